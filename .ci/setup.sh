@@ -1,0 +1,66 @@
+#!/bin/sh
+# Set-up steps of the Makefile, run from the repository's root: setup.sh environment | package
+set -eu
+
+venv=.venv
+extras=cpu,hdfs,test,dev,demo
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+
+say() { printf 'setup: %s\n' "$*"; }
+fail() { printf 'setup: error: %s\n' "$*" >&2; exit 1; }
+
+# Debian's packages $@: installed when root, else named with the command that installs them.
+debian() {
+    command -v apt-get >/dev/null || fail "please install what Debian calls: $*"
+    [ "$(id -u)" = 0 ] || fail "missing Debian packages; run: sudo apt-get install -y $*"
+    say "installing Debian packages: $*"
+    { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"; } \
+        >"$log" 2>&1 || { tail -n 5 "$log" >&2; fail "apt-get install $* failed"; }
+}
+
+suitable() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
+
+find_python() {
+    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
+        if suitable "$candidate"; then echo "$candidate"; return; fi
+    done
+    fail "Python 3.10 or newer is needed${PYTHON:+, and PYTHON=$PYTHON is not}"
+}
+
+# pip's own warnings stay in the log; its last words are shown when it fails.
+pip_install() {
+    "$venv/bin/python" -m pip install "$@" >"$log" 2>&1 || { tail -n 15 "$log" >&2; fail "pip install failed"; }
+}
+
+# A development environment may link ringfeed's folders into site-packages; pip would write and delete through the links.
+clear_stale() {
+    rm -rf build ./*.egg-info
+    find "$venv"/lib/python3*/site-packages/ringfeed -maxdepth 1 -type l -delete 2>/dev/null || true
+}
+
+environment() {
+    if ! { suitable "$venv/bin/python" && "$venv/bin/python" -m pip --version >/dev/null 2>&1; }; then
+        python=$(find_python)
+        "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+            debian "$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
+        say "making $venv with $("$python" --version)"
+        "$python" -m venv "$venv"
+    fi
+    say "installing ringfeed[$extras] into $venv (minutes, the first time)"
+    clear_stale
+    pip_install --upgrade 'setuptools>=77' 'wheel>=0.43'
+    pip_install --no-build-isolation ".[$extras]"
+    rm -rf build ./*.egg-info
+    "$venv/bin/ringfeed" install-horovod
+}
+
+package() {
+    say "installing the package"
+    clear_stale
+    pip_install --no-deps --no-build-isolation --force-reinstall .
+    rm -rf build ./*.egg-info
+}
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+"$1"

@@ -1,0 +1,42 @@
+# Every target does the set-up it needs. The first run takes minutes, the next ones seconds.
+
+BIN := .venv/bin
+STAMPS := .venv/.ringfeed
+LAYERS := sharding pipeline training tools
+# Folders too: their time changes when a file in them comes or goes.
+SOURCES := $(shell find $(LAYERS) -name __pycache__ -prune -o \( -type d -o -name '*.py' -o -name '*.html' -o -name py.typed \) -print)
+MODULES := $(LAYERS:%=ringfeed.%)
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: $(STAMPS)/package ## .venv with the package, TensorFlow and Horovod
+
+$(STAMPS)/environment: setup.cfg pyproject.toml .ci/setup.sh
+	@.ci/setup.sh environment
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/package: $(STAMPS)/environment $(SOURCES)
+	@.ci/setup.sh package
+	@touch $@
+
+demo: setup ## flights and digits: shards, profile, training on two ranks, one HTML page
+	@$(BIN)/python -m ringfeed.tools.demo
+
+lint: setup ## ruff, mypy (strict) and doctests
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy $(MODULES:%=-p %)
+	@$(BIN)/pytest -q --doctest-modules --pyargs $(MODULES)
+
+test: lint ## all that a contributor must pass: lint, then the tests
+	@$(BIN)/python -m tests.servers.install
+	@$(BIN)/pytest --timeout 900 $(PYTEST_ARGS)
+
+bench: setup ## the benchmarks, each a ratio from one run
+	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)

@@ -1,0 +1,170 @@
+"""Class-balanced resampling, planned from the index: which class sits where in each global batch, and which record
+of the window serves it. No sample is drawn and thrown away.
+
+How many seats a class gets in a batch is systematic sampling (Madow 1949): with cumulative targets W_c and a start u
+in [0, 1), class c gets floor(W_c + u) - floor(W_(c-1) + u), which is floor or ceiling of its target. Over an epoch
+the starts are the multiples of 1 / steps in a golden-ratio order, so by Hermite's identity each class's total is
+within one of its target too. Inside a batch the classes are dealt by (j + 1/2) / seats, the balanced word of an
+apportionment (compare Tijdeman's chairman assignment, 1980), so that each stream's piece is balanced as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..sharding.errors import ConfigError
+from ..sharding.keyed import derive_key, sort_by_noise
+from .order import coprime_stride
+
+__all__ = ["ClassSchedule", "draw_records", "target_weights"]
+
+Int64 = npt.NDArray[np.int64]
+_GOLDEN = 0.6180339887498949
+
+
+def target_weights(
+    balance: str | Mapping[Any, float], classes: Sequence[Any], class_counts: Sequence[int]
+) -> npt.NDArray[np.float64] | None:
+    """The share of each class in every batch, float64 [classes], or None for the natural mix.
+
+    Args:
+        balance: ``natural``, ``uniform`` (over the classes that have records), or a share by class value; classes
+            that are not named get none.
+        classes: values of the label.
+        class_counts: records of each in the split.
+
+    Raises:
+        ConfigError: an unknown word or class, shares that do not add up to 1, or a share for a class without records.
+    """
+    if balance == "natural":
+        return None
+    counts = np.asarray(class_counts)
+    if balance == "uniform":
+        if tuple(classes) == (None,):
+            raise ConfigError("the dataset has no label, so there are no classes to balance; use balance='natural'")
+        return (counts > 0) / np.count_nonzero(counts)
+    if isinstance(balance, str):
+        raise ConfigError(f"balance must be 'natural', 'uniform' or a share by class, got {balance!r}")
+    unknown = [value for value in balance if value not in classes]
+    if unknown:
+        raise ConfigError(f"there is no class {unknown[0]!r}; the classes are: {', '.join(map(repr, classes[:20]))}")
+    weights = np.array([float(balance.get(value, 0.0)) for value in classes])
+    if weights.min() < 0 or abs(weights.sum() - 1) > 1e-6:
+        raise ConfigError(f"the shares of balance must be positive and add up to 1, got {dict(balance)}")
+    for value, weight, count in zip(classes, weights, counts, strict=True):
+        if weight and not count:
+            raise ConfigError(f"balance asks for class {value!r}, which has no record in this split")
+    return weights / weights.sum()
+
+
+@dataclass(frozen=True)
+class ClassSchedule:
+    """The class of every seat of every global batch of an epoch.
+
+    Args:
+        weights: share of each class, float64 [classes], adding up to 1.
+        batch_size: of the global batch.
+        steps: in the epoch.
+        key: of the epoch.
+    """
+
+    weights: npt.NDArray[np.float64]
+    batch_size: int
+    steps: int
+    key: int
+    _ends: npt.NDArray[np.float64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        ends = np.cumsum(self.weights) * self.batch_size
+        nearest = np.round(ends)  # what is whole but for rounding is whole
+        ends = np.where(np.abs(ends - nearest) < 1e-6, nearest, ends)
+        object.__setattr__(self, "_ends", ends)
+
+    def seats(self, steps: Int64) -> Int64:
+        """Seats of each class in each of some global batches, int64 [len(steps), classes]."""
+        turn = (steps * coprime_stride(self.steps) + derive_key(self.key, "turn") % self.steps) % self.steps
+        start = (turn + 0.5) / self.steps
+        floors = np.floor(self._ends + start[:, None]).astype(np.int64)
+        return np.diff(floors, axis=1, prepend=0)
+
+    def classes_at(self, steps: Int64, positions: Int64) -> npt.NDArray[np.int32]:
+        """The class of a run of positions in each of some global batches.
+
+        Args:
+            steps: global batches, [n].
+            positions: in the batch, in ``[0, batch_size)``, [m].
+
+        Returns:
+            int32 [n, m].
+        """
+        rotations = np.floor(
+            ((steps * _GOLDEN + derive_key(self.key, "rotation") / 2**64) % 1.0) * self.batch_size
+        ).astype(np.int64)
+        places = (positions[None, :] + rotations[:, None]) % self.batch_size
+        counts, which = np.unique(self.seats(steps), axis=0, return_inverse=True)
+        words = np.stack([balanced_word(tuple(row)) for row in counts.tolist()])
+        return words[which.reshape(-1, 1), places]
+
+
+@lru_cache(maxsize=1024)
+def balanced_word(seats: tuple[int, ...]) -> npt.NDArray[np.int32]:
+    """A sequence that holds class c ``seats[c]`` times, each class spread evenly; int32 [sum(seats)].
+
+    >>> balanced_word((4, 2)).tolist()
+    [0, 1, 0, 0, 1, 0]
+    """
+    counts = np.asarray(seats, np.int64)
+    classes = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    turn = np.arange(len(classes)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return classes[np.argsort((turn + 0.5) / np.repeat(counts, counts), kind="stable")]
+
+
+def draw_records(wanted: npt.NDArray[np.int32], class_ids: npt.NDArray[np.int32], key: int) -> Int64:
+    """Which record of a window serves each sample: keyed permutations of the class's records, one after another.
+
+    So between any two records of a class, the numbers of times they are drawn differ by at most one.
+
+    Args:
+        wanted: class of each sample that the window serves, int32 [samples].
+        class_ids: class of each record of the window, int32 [records]; every class wanted is there.
+        key: of the window.
+
+    Returns:
+        int64 [samples].
+    """
+    members = _argsort(class_ids)
+    counts = np.bincount(class_ids, minlength=int(wanted.max(initial=0)) + 1)
+    firsts = np.cumsum(counts) - counts
+    order = _argsort(wanted)  # samples by class, each class in order of time
+    class_of = wanted[order].astype(np.int64)
+    draws = np.bincount(wanted, minlength=len(counts))
+    nth = np.arange(len(wanted)) - (np.cumsum(draws) - draws)[class_of]
+    rounds = -(-draws // np.maximum(counts, 1))  # permutations begun, by class
+    tables, table_starts = _permutations(counts, rounds, key)
+    picked = tables[table_starts[class_of] + nth]  # position among the class's records
+    result = np.empty(len(wanted), np.int64)
+    result[order] = members[firsts[class_of] + picked]
+    return result
+
+
+def _argsort(class_ids: npt.NDArray[np.int32]) -> Int64:
+    """A stable argsort: NumPy's is a radix sort, several times as fast, for 16 bits."""
+    few = class_ids.max(initial=0) < 1 << 15
+    return np.argsort(class_ids.astype(np.int16) if few else class_ids, kind="stable")
+
+
+def _permutations(counts: Int64, rounds: Int64, key: int) -> tuple[Int64, Int64]:
+    """For each class c, `rounds[c]` keyed permutations of ``[0, counts[c])`` in a row; and where each class starts."""
+    sizes = np.repeat(counts, rounds)  # one a permutation
+    permutation = np.repeat(np.arange(len(sizes)), sizes)
+    member = np.arange(len(permutation)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    seeds = np.arange(len(permutation), dtype=np.uint64) ^ np.uint64(derive_key(key, "draws"))
+    tables = member[sort_by_noise(seeds, len(permutation), permutation)]
+    lengths = counts * rounds
+    return tables, np.cumsum(lengths) - lengths

@@ -1,0 +1,270 @@
+"""The loader: a manifest in, `tf.data` batches out, in an order whose whole state is (seed, epoch, step)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..sharding.dataset import open_dataset
+from ..sharding.errors import ConfigError
+from ..sharding.manifest import Manifest
+from ..sharding.schema import Schema
+from ..sharding.storage import Storage
+from .balance import ClassSchedule, target_weights
+from .columns import EXAMPLES, Columns, concat_columns, take_columns
+from .counters import Counters, StageStats
+from .order import EpochOrder, Geometry, Remainder, default_streams
+from .plan import LoaderPlan, plan_epoch
+from .shards import ShardFetcher
+from .streams import CLASS_ID, WEIGHT, StreamReader
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+__all__ = ["Loader"]
+
+_CHUNK_BYTES = 4 << 20  # of one crossing into TensorFlow
+_CHUNK_STEPS = 32
+_PREFETCH = 4
+
+
+class Loader:
+    """Streams one split of a dataset, one rank's share of it, epoch by epoch.
+
+    The global batches depend on `seed`, the epoch and the step, and on the geometry (`batch_size`, `streams`,
+    `window_shards`, `balance`); never on `rank` and `world_size`.
+
+    Args:
+        url: of the dataset, or its `Storage`.
+        split: of the dataset.
+        batch_size: of the GLOBAL batch; `world_size` divides it.
+        balance: ``natural``: each record at most once an epoch. ``uniform``, or a share by class value: every batch
+            is within one of the target of each class, minority records come more than once.
+        seed: of the order.
+        rank: of this process, in ``[0, world_size)``.
+        world_size: processes that share each global batch.
+        remainder: ``drop`` the records that fill no global batch, or ``pad``: every record exactly once, and the
+            batches hold ``sample_weight``, 0 for padding.
+        fill: what stands for missing values, by feature. Floats need none: NaN.
+        streams: canonical streams, a divisor of `batch_size`; default: the largest up to 16.
+        window_shards: shard segments that a stream shuffles, and holds in memory, together.
+        fetch_threads: that fetch and open shards.
+
+    Raises:
+        ConfigError: an argument its rule forbids, a batch that the ranks cannot share, or missing values without
+            `fill`.
+        DatasetError: there is no dataset, or no such split.
+        StorageError: the store refuses.
+
+    Each element of `epoch` is ``{feature: tensor [batch_size / world_size, *shape]}``, and ``class_id``, the label's
+    position in `manifest.classes`, int32.
+    """
+
+    def __init__(
+        self,
+        url: str | Storage,
+        *,
+        split: str = "train",
+        batch_size: int,
+        balance: str | Mapping[Any, float] = "natural",
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        remainder: Remainder = "drop",
+        fill: Mapping[str, Any] | None = None,
+        streams: int | None = None,
+        window_shards: int = 1,
+        fetch_threads: int = 4,
+    ) -> None:
+        self._dataset = open_dataset(url)
+        self._split = split
+        self._shards = self._dataset.split_shards(split)
+        info = self.manifest.split(split)
+        self._geometry = Geometry(
+            records=info.records,
+            batch_size=batch_size,
+            streams=default_streams(batch_size, info.records) if streams is None else streams,
+            window_shards=window_shards,
+            remainder=remainder,
+        )
+        self._slices = self._geometry.rank_slices(rank, world_size)
+        self._world_size = world_size
+        self._weights = target_weights(balance, self.manifest.classes, info.class_counts)
+        if self._weights is not None and remainder == "pad":
+            raise ConfigError("remainder='pad' needs balance='natural': a balanced epoch repeats records, it has no rest")
+        self._seed = seed
+        self._fill = dict(fill or {})
+        _check_columns(self.manifest, split, self._fill)
+        self._fetch_threads = fetch_threads
+        self._counters = Counters()
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the dataset."""
+        return self._dataset.manifest
+
+    @property
+    def schema(self) -> Schema:
+        """Of the dataset."""
+        return self.manifest.schema
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch, the same on every rank."""
+        return self._geometry.steps
+
+    @property
+    def local_batch_size(self) -> int:
+        """Samples of this rank in each batch."""
+        return self._geometry.batch_size // self._world_size
+
+    def plan(self, epoch: int = 0) -> LoaderPlan:
+        """Steps, remainder, class mix, bytes per rank and missing classes of an epoch; no shard is opened."""
+        fetcher = self._fetcher()
+        try:
+            return plan_epoch(
+                self._order(epoch),
+                self._schedule(epoch),
+                self._shards,
+                self.manifest.classes,
+                self._world_size,
+                fetcher.class_ids,
+            )
+        finally:
+            fetcher.close()
+
+    def stats(self) -> dict[str, StageStats]:
+        """What each stage did since the loader was made."""
+        return self._counters.snapshot()
+
+    def epoch(self, epoch: int, start_step: int = 0) -> tf.data.Dataset:
+        """The batches of an epoch from a step on.
+
+        Args:
+            epoch: from 0; each has another order.
+            start_step: in ``[0, steps_per_epoch]``; what comes before is not read.
+
+        Raises:
+            ConfigError: there is no such step.
+        """
+        from .delivery import to_dataset  # TensorFlow is needed from here on
+
+        self._check_step(epoch, start_step)
+        return to_dataset(
+            lambda: self.chunks(epoch, start_step),
+            self.schema,
+            self._fill,
+            local_batch=self.local_batch_size,
+            undecoded=self._undecoded,
+            padded=self._geometry.remainder == "pad",
+            prefetch=_PREFETCH,
+        ).apply(_cardinality(self.steps_per_epoch - start_step))
+
+    def chunks(self, epoch: int, start_step: int = 0) -> Iterator[tuple[int, Columns]]:
+        """Runs of steps of an epoch, as NumPy and Arrow columns: what `epoch` is made of, without TensorFlow.
+
+        Yields:
+            The number of steps, and columns of ``steps * local_batch_size`` rows, step after step.
+        """
+        self._check_step(epoch, start_step)
+        order, schedule = self._order(epoch), self._schedule(epoch)
+        counts = np.array([shard.class_counts for shard in self._shards], np.int64)
+        fetcher = self._fetcher()
+        try:
+            readers = [
+                StreamReader(order, schedule, counts, fetcher, self._counters, part, start_step)
+                for part in self._slices
+            ]
+            per_chunk = self._chunk_steps()
+            for step in range(start_step, self.steps_per_epoch, per_chunk):
+                steps = min(per_chunk, self.steps_per_epoch - step)
+                columns = self._interleave([reader.take(step, steps) for reader in readers], steps)
+                asked = time.perf_counter()
+                yield steps, columns
+                waited = time.perf_counter() - asked
+                self._counters.add("deliver", items=steps * self.local_batch_size, wait=waited)
+        finally:
+            fetcher.close()
+
+    @property
+    def _undecoded(self) -> bool:
+        return self.manifest.shard_format == "tfrecord" and self.manifest.layout is None
+
+    def _check_step(self, epoch: int, start_step: int) -> None:
+        if epoch < 0 or not 0 <= start_step <= self.steps_per_epoch:
+            raise ConfigError(
+                f"an epoch has steps 0 to {self.steps_per_epoch}, got epoch {epoch}, start_step {start_step}"
+            )
+
+    def _order(self, epoch: int) -> EpochOrder:
+        return EpochOrder(self._geometry, [shard.records for shard in self._shards], self._seed, epoch)
+
+    def _schedule(self, epoch: int) -> ClassSchedule | None:
+        if self._weights is None:
+            return None
+        return ClassSchedule(
+            self._weights, self._geometry.batch_size, self._geometry.steps, self._order(epoch).key("classes")
+        )
+
+    def _fetcher(self) -> ShardFetcher:
+        return ShardFetcher(self._dataset, self._shards, self._fill, self._counters, self._fetch_threads)
+
+    def _chunk_steps(self) -> int:
+        """Steps that cross into TensorFlow at once: as many as fit `_CHUNK_BYTES`."""
+        if not self._undecoded and any(feature.elements is None for feature in self.schema.features):
+            return 1
+        record_bytes = max(sum(s.bytes for s in self._shards) // max(self._geometry.records, 1), 1)
+        return int(np.clip(_CHUNK_BYTES // (record_bytes * self.local_batch_size), 1, _CHUNK_STEPS))
+
+    def _interleave(self, parts: list[Columns], steps: int) -> Columns:
+        """The streams' samples, each step after step, as whole batches step after step."""
+        if len(parts) == 1:
+            return parts[0]
+        with self._counters.busy("gather"):
+            result: dict[str, Any] = {}
+            shaped = {name for name, values in parts[0].items() if isinstance(values, np.ndarray)}
+            for name in shaped:
+                pieces = [np.asarray(part[name]) for part in parts]
+                joined = np.concatenate([p.reshape(steps, -1, *p.shape[1:]) for p in pieces], axis=1)
+                result[name] = joined.reshape(-1, *joined.shape[2:])
+            rest = [{name: values for name, values in part.items() if name not in shaped} for part in parts]
+            if rest[0]:
+                result |= take_columns(concat_columns(rest), self._interleaved_rows(steps))
+            return result
+
+    def _interleaved_rows(self, steps: int) -> Any:
+        widths = [part.stop - part.start for part in self._slices]
+        firsts = np.cumsum([0, *widths[:-1]]) * steps
+        rows = [first + np.arange(steps * width).reshape(steps, width) for first, width in zip(firsts, widths, strict=True)]
+        return np.concatenate(rows, axis=1).reshape(-1)
+
+
+def _cardinality(steps: int) -> Any:
+    import tensorflow as tf
+
+    return tf.data.experimental.assert_cardinality(steps)
+
+
+def _check_columns(manifest: Manifest, split: str, fill: Mapping[str, Any]) -> None:
+    """Refuse what would fail in the midst of an epoch.
+
+    Raises:
+        ConfigError: says which column, and what to do.
+    """
+    for name in fill:
+        if name not in manifest.schema.names:
+            raise ConfigError(f"fill names {name!r}, which is no feature; they are: {', '.join(manifest.schema.names)}")
+    for name in (CLASS_ID, WEIGHT, EXAMPLES):
+        if name in manifest.schema.names:
+            raise ConfigError(f"a feature is called {name!r}, a name that the loader needs; rename it and build again")
+    for feature in manifest.schema.features:
+        statistics = manifest.split(split).statistics[feature.name]
+        needs_fill = not feature.dtype.startswith("float") and feature.elements is not None
+        if statistics.nulls and needs_fill and feature.name not in fill:
+            raise ConfigError(
+                f"feature {feature.name!r} has {statistics.nulls} missing values in split {split!r}; say what stands "
+                f"for them: Loader(..., fill={{{feature.name!r}: ...}})"
+            )

@@ -1,0 +1,133 @@
+"""Shards brought into memory: fetched whole, checked, opened; ahead of need, and shared by the streams of a process.
+
+A shard that nobody holds any more is let go at once, so memory is bounded by the windows that are open or ahead.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..sharding.dataset import Dataset, read_checked
+from ..sharding.errors import CorruptionError
+from ..sharding.formats.tfrecord import decompress
+from ..sharding.manifest import ShardInfo, checksum
+from .columns import Columns, open_parquet, open_tfrecord
+from .counters import Counters
+
+__all__ = ["OpenShard", "ShardFetcher"]
+
+
+@dataclass(frozen=True)
+class OpenShard:
+    """A shard in memory: its columns, and the class of each record, int32 [records]."""
+
+    columns: Columns
+    class_ids: npt.NDArray[np.int32]
+
+
+class ShardFetcher:
+    """Opens the shards of one split in background threads.
+
+    Args:
+        dataset: opened.
+        shards: of the split.
+        fill: see `Loader`.
+        counters: of the loader.
+        threads: that fetch and decode.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        shards: Sequence[ShardInfo],
+        fill: Mapping[str, Any],
+        counters: Counters,
+        threads: int,
+    ) -> None:
+        self._dataset = dataset
+        self._shards = shards
+        self._fill = fill
+        self._counters = counters
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ringfeed-fetch")
+        self._open: weakref.WeakValueDictionary[int, Future[OpenShard]] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def request(self, shard: int) -> Future[OpenShard]:
+        """Begin to open a shard, unless somebody holds it; keep the future as long as the shard is needed."""
+        with self._lock:
+            future = self._open.get(shard)
+            if future is None:
+                self._counters.add("fetch", queue=1)
+                future = self._pool.submit(self._fetch, shard)
+                self._open[shard] = future
+            return future
+
+    def wait(self, future: Future[OpenShard]) -> OpenShard:
+        """The shard, once it is open.
+
+        Raises:
+            CorruptionError: its bytes are not those that were written.
+            StorageError: the store refused.
+        """
+        if future.done():
+            return future.result()
+        with self._counters.waiting("fetch"):
+            return future.result()
+
+    def close(self) -> None:
+        """Begin nothing more, and let the threads end."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def class_ids(self, shard: int) -> npt.NDArray[np.int32]:
+        """The class of each record, from the index alone."""
+        info = self._shards[shard]
+        buffer = read_checked(self._dataset.storage, info.index_path, info.index_bytes, info.index_checksum)
+        return _read_index(buffer).column("class_id").to_numpy()
+
+    def _fetch(self, shard: int) -> OpenShard:
+        info = self._shards[shard]
+        data = self._read(info.path, info.bytes, info.checksum)
+        index = _read_index(self._read(info.index_path, info.index_bytes, info.index_checksum))
+        with self._counters.busy("open", items=1, size=data.size):
+            if index.num_rows != info.records:
+                raise CorruptionError(f"{info.index_path} has {index.num_rows} rows for {info.records} records")
+            class_ids = index.column("class_id").to_numpy()
+            columns = self._decode(data, index)
+        self._counters.add("fetch", queue=-1)
+        return OpenShard(columns=columns, class_ids=class_ids)
+
+    def _read(self, path: str, size: int, expected: str) -> pa.Buffer:
+        storage = self._dataset.storage
+        with self._counters.busy("fetch", items=1, size=size):
+            try:
+                data = storage.map(path)
+            except FileNotFoundError as error:
+                raise CorruptionError(f"{storage.locate(path)} is missing; see: shard-dataset verify") from error
+        with self._counters.busy("verify", items=1, size=size):
+            if data.size != size or checksum(data) != expected:
+                raise CorruptionError(
+                    f"{storage.locate(path)} is damaged ({data.size} of {size} bytes, or another checksum); "
+                    "find out where with: shard-dataset verify"
+                )
+        return data
+
+    def _decode(self, data: pa.Buffer, index: pa.RecordBatch) -> Columns:
+        manifest = self._dataset.manifest
+        if manifest.shard_format == "parquet":
+            return open_parquet(data, manifest.schema, self._fill)
+        if manifest.compression != "none":
+            data = pa.py_buffer(decompress(data.to_pybytes(), manifest.compression))
+        return open_tfrecord(data, index, manifest.schema, manifest.layout)
+
+
+def _read_index(data: pa.Buffer) -> pa.RecordBatch:
+    return pa.ipc.open_file(pa.BufferReader(data)).read_all().combine_chunks().to_batches()[0]

@@ -1,0 +1,163 @@
+"""One stream of an epoch at work: opens its windows one after the other and gathers the samples asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .balance import ClassSchedule, draw_records
+from .columns import Columns, concat_columns, slice_columns, take_columns
+from .counters import Counters
+from .order import EpochOrder, StreamSlice, Window
+from .shards import OpenShard, ShardFetcher
+
+__all__ = ["CLASS_ID", "WEIGHT", "StreamReader", "choose_donor"]
+
+CLASS_ID = "class_id"
+WEIGHT = "sample_weight"
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _OpenWindow:
+    """A window in memory: its records, and which of them each of its positions serves."""
+
+    window: Window
+    columns: Columns
+    picks: Int64
+
+
+class StreamReader:
+    """Serves a slice of each piece of one stream.
+
+    Args:
+        order: of the epoch.
+        schedule: of classes, or None for the natural mix.
+        class_counts: records of each class in each shard of the split, int64 [shards, classes].
+        fetcher: of the split's shards.
+        counters: of the loader.
+        stream_slice: which stream, and which samples of each piece.
+        start_step: the first step that will be asked for.
+    """
+
+    def __init__(
+        self,
+        order: EpochOrder,
+        schedule: ClassSchedule | None,
+        class_counts: Int64,
+        fetcher: ShardFetcher,
+        counters: Counters,
+        stream_slice: StreamSlice,
+        start_step: int,
+    ) -> None:
+        self._order = order
+        self._schedule = schedule
+        self._class_counts = class_counts
+        self._fetcher = fetcher
+        self._counters = counters
+        self._slice = stream_slice
+        self._windows = order.windows(stream_slice.stream)
+        self._stops = np.array([window.stop for window in self._windows], np.int64)
+        self._ahead: dict[int, list[Future[OpenShard]]] = {}
+        self._open: _OpenWindow | None = None
+        self._request(self._window_at(start_step * order.geometry.piece))
+
+    def take(self, first_step: int, steps: int) -> Columns:
+        """The samples of a run of steps, step after step; later runs only.
+
+        Returns:
+            Columns of ``steps * (slice.stop - slice.start)`` rows: the features, and `CLASS_ID`. With padding also
+            `WEIGHT`.
+        """
+        positions = self._positions(first_step, steps)
+        last = int(self._stops[-1]) - 1
+        parts = [self._gather(number, at) for number, at in self._by_window(np.minimum(positions, last))]
+        columns = concat_columns(parts)
+        if self._order.geometry.remainder == "pad":
+            columns[WEIGHT] = (positions <= last).astype(np.float32)
+        return columns
+
+    def _positions(self, first_step: int, steps: int) -> Int64:
+        piece = self._order.geometry.piece
+        starts = np.arange(first_step, first_step + steps, dtype=np.int64) * piece
+        return (starts[:, None] + np.arange(self._slice.start, self._slice.stop)).reshape(-1)
+
+    def _window_at(self, position: int) -> int:
+        return min(int(np.searchsorted(self._stops, position, side="right")), len(self._stops) - 1)
+
+    def _by_window(self, positions: Int64) -> Iterator[tuple[int, Int64]]:
+        """The windows that ascending positions fall in, and the positions in each."""
+        start = 0
+        while start < len(positions):
+            number = self._window_at(int(positions[start]))
+            stop = int(np.searchsorted(positions, self._stops[number]))
+            yield number, positions[start:stop]
+            start = stop
+
+    def _gather(self, number: int, positions: Int64) -> Columns:
+        if self._open is None or self._open.window.number != number:
+            self._open = None  # let go of the old window before the new one is taken in
+            self._open = self._open_window(number)
+        with self._counters.busy("gather", items=len(positions)):
+            return take_columns(self._open.columns, self._open.picks[positions - self._open.window.start])
+
+    def _request(self, number: int) -> None:
+        if number < len(self._windows) and number not in self._ahead:
+            self._ahead[number] = [self._fetcher.request(s.shard) for s in self._windows[number].segments]
+
+    def _open_window(self, number: int) -> _OpenWindow:
+        self._request(number)
+        self._request(number + 1)
+        window = self._windows[number]
+        shards = [self._fetcher.wait(future) for future in self._ahead[number]]
+        self._ahead = {key: futures for key, futures in self._ahead.items() if key > number}
+        with self._counters.busy("plan", items=window.records):
+            columns = concat_columns(
+                [
+                    slice_columns({**shard.columns, CLASS_ID: shard.class_ids}, segment.start, segment.stop)
+                    for shard, segment in zip(shards, window.segments, strict=True)
+                ]
+            )
+            if self._schedule is None:
+                return _OpenWindow(window, columns, self._order.permutation(window))
+            wanted = self._wanted(self._schedule, window)
+        present = np.unique(columns[CLASS_ID])
+        lacking = np.setdiff1d(wanted, present)
+        if lacking.size:
+            columns = concat_columns([columns, *(self._borrow(window, int(c)) for c in lacking)])
+        with self._counters.busy("plan"):
+            key = self._order.key("window", window.stream, window.number)
+            return _OpenWindow(window, columns, draw_records(wanted, np.asarray(columns[CLASS_ID]), key))
+
+    def _wanted(self, schedule: ClassSchedule, window: Window) -> npt.NDArray[np.int32]:
+        """The class of each position that the window serves."""
+        piece = self._order.geometry.piece
+        steps = np.arange(window.start // piece, -(-window.stop // piece), dtype=np.int64)
+        classes = schedule.classes_at(steps, window.stream * piece + np.arange(piece, dtype=np.int64)).reshape(-1)
+        first = int(steps[0]) * piece
+        return classes[window.start - first : window.stop - first]
+
+    def _borrow(self, window: Window, class_id: int) -> Columns:
+        """The records of a class that the window lacks, from another shard."""
+        shard = choose_donor(self._order, window, self._class_counts[:, class_id])
+        opened = self._fetcher.wait(self._fetcher.request(shard))
+        rows = np.flatnonzero(opened.class_ids == class_id)
+        return take_columns({**opened.columns, CLASS_ID: opened.class_ids}, rows)
+
+
+def choose_donor(order: EpochOrder, window: Window, records: Sequence[int] | Int64) -> int:
+    """The shard that lends a class to a window without it: the next on the tape, around its end, that has records.
+
+    Args:
+        order: of the epoch.
+        window: that lacks the class.
+        records: of the class in each shard of the split; not all are 0.
+    """
+    tape, _ = order.tape()
+    after = int(np.flatnonzero(tape == window.segments[-1].shard)[0]) + 1
+    around = np.concatenate([tape[after:], tape[:after]])
+    return int(around[np.flatnonzero(np.asarray(records)[around] > 0)[0]])

@@ -1,0 +1,145 @@
+"""Which split, shard and row each record goes to: exact balance as a pure function of four numbers.
+
+The records of class c are numbered by their ordinal in the source. A keyed permutation of the ordinals gives each a
+rank; ranges of ranks are the splits, so every split is stratified. Within a split the classes are laid end to end in
+one sequence, and position p of it goes to shard ``p mod S``, slot ``p div S``. So shards' record counts, and each
+class's counts per shard, differ by at most one. No table of records is ever held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import ConfigError
+from .keyed import derive_key, permute, shuffled
+
+__all__ = ["Assignment", "SplitLayout", "shards_per_split", "split_class_counts"]
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitLayout:
+    """One split: its name, its number of shards, and how many records of each class it holds."""
+
+    name: str
+    shards: int
+    class_counts: tuple[int, ...]
+
+    @property
+    def records(self) -> int:
+        """Records in the split."""
+        return sum(self.class_counts)
+
+    def shard_records(self, shard: int) -> int:
+        """Records in one of the split's shards."""
+        return (self.records - shard - 1) // self.shards + 1
+
+    def shard_class_counts(self, shard: int) -> Int64:
+        """Records of each class in one of the split's shards, int64 [classes]."""
+        ends = np.cumsum((0, *self.class_counts))
+        return np.diff((ends - shard - 1) // self.shards + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """The place of every record, for one seed.
+
+    Shards are numbered through all splits, in the order of `splits`.
+    """
+
+    seed: int
+    splits: tuple[SplitLayout, ...]
+
+    @property
+    def shards(self) -> int:
+        """Shards in all splits."""
+        return sum(split.shards for split in self.splits)
+
+    def shard(self, number: int) -> tuple[SplitLayout, int]:
+        """The split of a shard, and the shard's number within it."""
+        for split in self.splits:
+            if number < split.shards:
+                return split, number
+            number -= split.shards
+        raise ValueError(f"there are {self.shards} shards, none is number {self.shards + number}")
+
+    def locate(self, class_ids: npt.NDArray[np.int32], ordinals: Int64) -> tuple[Int64, Int64]:
+        """Shard and slot of each record.
+
+        Args:
+            class_ids: of each record, int32 [n].
+            ordinals: of each record among those of its class, in source order, int64 [n].
+
+        Returns:
+            Shard numbers through all splits, and slots in ``[0, shard_records)``, int64 [n] each. A slot is not yet
+            the row in the file: see `row_of_slot`.
+        """
+        shards, slots = np.empty(len(class_ids), np.int64), np.empty(len(class_ids), np.int64)
+        for class_id in np.unique(class_ids).tolist():
+            members = np.flatnonzero(class_ids == class_id)
+            shards[members], slots[members] = self._locate_class(class_id, ordinals[members])
+        return shards, slots
+
+    def _locate_class(self, class_id: int, ordinals: Int64) -> tuple[Int64, Int64]:
+        counts = np.array([split.class_counts[class_id] for split in self.splits], np.int64)
+        rank = permute(derive_key(self.seed, "class", class_id), int(counts.sum()), ordinals)
+        ends = np.cumsum(counts)
+        split = np.searchsorted(ends, rank, side="right")
+        before = np.array([sum(s.class_counts[:class_id]) for s in self.splits], np.int64)
+        position = rank - (ends - counts)[split] + before[split]
+        sizes = np.array([s.shards for s in self.splits], np.int64)
+        first_shard = np.cumsum(sizes) - sizes
+        return first_shard[split] + position % sizes[split], position // sizes[split]
+
+    def row_of_slot(self, shard: int) -> Int64:
+        """The row in the shard's file of each slot, int64 [shard_records]: a keyed shuffle."""
+        split, number = self.shard(shard)
+        return shuffled(derive_key(self.seed, "rows", split.name, number), split.shard_records(number))
+
+
+def split_class_counts(class_counts: Sequence[int], fractions: Mapping[str, Fraction]) -> dict[str, tuple[int, ...]]:
+    """How many records of each class each split gets: within one of its exact share, and at least one.
+
+    Args:
+        class_counts: records of each class, [classes].
+        fractions: share of each split; they add up to 1.
+
+    Returns:
+        For each split, [classes].
+    """
+    per_class = [_apportion(count, list(fractions.values())) for count in class_counts]
+    return {name: tuple(counts[i] for counts in per_class) for i, name in enumerate(fractions)}
+
+
+def _apportion(count: int, fractions: Sequence[Fraction]) -> list[int]:
+    """Largest remainders (Hamilton); an empty share is then given one record of the largest."""
+    shares = [fraction * count for fraction in fractions]
+    result = [int(share) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda i: (result[i] - shares[i], i))
+    for i in by_remainder[: count - sum(result)]:
+        result[i] += 1
+    for i, amount in enumerate(result):
+        if amount == 0 and count >= len(fractions):
+            result[result.index(max(result))] -= 1
+            result[i] = 1
+    return result
+
+
+def shards_per_split(records: Mapping[str, int], shards: int) -> dict[str, int]:
+    """Shards of each split, so that all shards have about the same size: `shards` for the largest split.
+
+    Raises:
+        ConfigError: there are more shards than records.
+    """
+    largest = max(records.values())
+    result = {name: max(1, round(shards * count / largest)) for name, count in records.items()}
+    for name, count in records.items():
+        if result[name] > count:
+            raise ConfigError(f"split {name!r} has {count} records, too few for {result[name]} shards; ask for fewer")
+    return result

@@ -1,0 +1,46 @@
+"""The errors of the package. Each also subclasses the builtin that a caller would expect to catch."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigError",
+    "CorruptionError",
+    "DatasetError",
+    "DestinationError",
+    "RingfeedError",
+    "SourceError",
+    "StorageError",
+    "TrainingError",
+]
+
+
+class RingfeedError(Exception):
+    """Base of every error a user can cause or meet; its text is one line that says what to do next."""
+
+
+class ConfigError(RingfeedError, ValueError):
+    """An option, a flag or a configuration key has a value that its rule forbids."""
+
+
+class SourceError(RingfeedError, ValueError):
+    """The data to be sharded cannot be read as what it claims to be."""
+
+
+class DestinationError(RingfeedError, OSError):
+    """A dataset cannot be written where it was asked to go."""
+
+
+class DatasetError(RingfeedError, ValueError):
+    """What was opened is no dataset, or one that this version cannot read."""
+
+
+class CorruptionError(RingfeedError, OSError):
+    """Bytes on storage are not the bytes that were written."""
+
+
+class StorageError(RingfeedError, OSError):
+    """The storage refused or failed: credentials, a missing bucket, a network that is down."""
+
+
+class TrainingError(RingfeedError, RuntimeError):
+    """Training cannot go on without breaking a promise it made."""

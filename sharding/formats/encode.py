@@ -1,0 +1,81 @@
+"""One shard's rows to the bytes of its file and of its index, for every format.
+
+The index is an Arrow IPC file with one row a record: `offset` and `length` in bytes in the (decompressed) TFRecord
+file, frame included, and `class_id`. A Parquet shard has only the last: Parquet has its own index.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..schema import Schema
+from .example import RecordLayout, encode_examples
+from .tfrecord import compress, frame_records
+
+__all__ = ["COMPRESSIONS", "SUFFIXES", "EncodedShard", "default_compression", "encode_shard"]
+
+SUFFIXES = {"tfrecord": "tfrecord", "parquet": "parquet"}
+COMPRESSIONS = {"tfrecord": ("none", "gzip", "zlib"), "parquet": ("none", "snappy", "zstd", "lz4", "gzip")}
+_ROW_GROUP_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedShard:
+    """The two files of a shard, still in memory."""
+
+    data: pa.Buffer
+    index: pa.Buffer
+
+
+def default_compression(shard_format: str) -> str:
+    """What the format's other writers do: TFRecord plain, Parquet snappy."""
+    return {"tfrecord": "none", "parquet": "snappy"}[shard_format]
+
+
+def encode_shard(
+    batch: pa.RecordBatch,
+    schema: Schema,
+    class_ids: npt.NDArray[np.int32],
+    *,
+    shard_format: str,
+    compression: str,
+    layout: RecordLayout | None,
+) -> EncodedShard:
+    """Encode the rows of one shard, in their order.
+
+    Args:
+        batch: all rows, of the schema's Arrow types.
+        schema: of the dataset.
+        class_ids: int32 [rows].
+        shard_format: ``tfrecord`` or ``parquet``.
+        compression: one of `COMPRESSIONS` for the format.
+        layout: of fixed-layout TFRecord datasets, else None.
+    """
+    if shard_format == "parquet":
+        return EncodedShard(data=_parquet(batch, compression), index=_ipc({"class_id": class_ids}))
+    framed = frame_records(encode_examples(batch, schema, layout))
+    data = framed.buffers()[2] or pa.py_buffer(b"")
+    offsets = np.frombuffer(framed.buffers()[1], np.int64)[: len(framed) + 1]
+    index = _ipc({"offset": offsets[:-1], "length": np.diff(offsets).astype(np.int32), "class_id": class_ids})
+    return EncodedShard(data=pa.py_buffer(compress(data, compression)), index=index)
+
+
+def _parquet(batch: pa.RecordBatch, compression: str) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        pa.Table.from_batches([batch]), sink, compression=compression, row_group_size=_ROW_GROUP_ROWS, version="2.6"
+    )
+    return sink.getvalue()
+
+
+def _ipc(columns: dict[str, npt.NDArray[np.integer]]) -> pa.Buffer:
+    batch = pa.record_batch({name: pa.array(values) for name, values in columns.items()})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()

@@ -1,0 +1,294 @@
+"""Arrow columns to serialised `tf.train.Example` messages, a whole batch at once, with no TensorFlow.
+
+Two ways, with the same meaning to any protobuf reader:
+
+* every feature of fixed shape and no null: all records have one `RecordLayout`, so columns are written into one
+  2-D byte array. Integers are varints padded with continuation bytes to the width of the widest.
+* anything else: minimal varints; the pieces of each record are joined by Arrow.
+
+The wire format is that of tensorflow/core/example/{example,feature}.proto. Not here: TFRecord framing, files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..schema import Feature, Schema
+
+__all__ = ["ColumnLayout", "RecordLayout", "encode_examples", "plan_layout", "varint_width"]
+
+Bytes2D = npt.NDArray[np.uint8]
+
+_LIST_TAG = {"bytes": 0x0A, "raw": 0x0A, "float": 0x12, "int64": 0x1A}  # the `kind` oneof of Feature
+_DELIMITED_1 = 0x0A  # field 1, length-delimited
+_DELIMITED_2 = 0x12  # field 2, length-delimited
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnLayout:
+    """Where a feature's values lie in each record of fixed layout.
+
+    Attributes:
+        name: the feature's.
+        offset: of the first value, in bytes from the start of the Example message.
+        item_bytes: of one element: the size of its dtype, or for integers the width of the padded varint.
+    """
+
+    name: str
+    offset: int
+    item_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordLayout:
+    """The layout that all records of a dataset share.
+
+    Attributes:
+        example_bytes: size of one Example message.
+        columns: one a feature, in the order of the schema.
+    """
+
+    example_bytes: int
+    columns: tuple[ColumnLayout, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `dataset.json`."""
+        columns = [{"name": c.name, "offset": c.offset, "item_bytes": c.item_bytes} for c in self.columns]
+        return {"example_bytes": self.example_bytes, "columns": columns}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> RecordLayout:
+        """The inverse of `to_json`."""
+        columns = tuple(ColumnLayout(**column) for column in value["columns"])
+        return cls(example_bytes=value["example_bytes"], columns=columns)
+
+
+def varint_width(low: int, high: int) -> int:
+    """Bytes of the widest varint among the int64 values in ``[low, high]`` (both included).
+
+    >>> varint_width(0, 127), varint_width(0, 128), varint_width(-1, 0)
+    (1, 2, 10)
+    """
+    return 10 if low < 0 else max(1, -(-int(high).bit_length() // 7))
+
+
+def plan_layout(schema: Schema, int_ranges: Mapping[str, tuple[int, int]]) -> RecordLayout | None:
+    """The fixed layout of records without nulls, or None where a feature's length varies.
+
+    Args:
+        schema: of the dataset.
+        int_ranges: the least and greatest value of each feature of kind int64, as int64.
+    """
+    return _assemble_template(schema, int_ranges)[1] if _all_fixed(schema) else None
+
+
+def encode_examples(batch: pa.RecordBatch, schema: Schema, layout: RecordLayout | None) -> pa.LargeBinaryArray:
+    """Encode each row as a `tf.train.Example`; a null becomes an absent feature.
+
+    Args:
+        batch: of the schema's Arrow types.
+        schema: of the dataset.
+        layout: as `plan_layout` gave it; then the batch holds no null and no integer that is wider. Or None.
+
+    Returns:
+        One message a row.
+    """
+    if layout is None:
+        return _encode_joined(batch, schema)
+    matrix = _encode_matrix(batch, schema, layout)
+    offsets = np.arange(len(matrix) + 1, dtype=np.int64) * layout.example_bytes
+    return _binary_array(offsets, matrix.reshape(-1))
+
+
+# --- records of one layout -------------------------------------------------------------------------------------
+
+
+def _all_fixed(schema: Schema) -> bool:
+    return all(f.elements is not None and f.example_kind != "bytes" for f in schema.features)
+
+
+def _item_bytes(feature: Feature, int_ranges: Mapping[str, tuple[int, int]]) -> int:
+    if feature.example_kind == "int64":
+        return varint_width(*int_ranges[feature.name])
+    return 4 if feature.example_kind == "float" else feature.primitive.bit_width // 8
+
+
+def _assemble_template(schema: Schema, int_ranges: Mapping[str, tuple[int, int]]) -> tuple[bytes, RecordLayout]:
+    entries, columns = b"", []
+    for feature in schema.features:
+        item_bytes = _item_bytes(feature, int_ranges)
+        values = bytes(item_bytes * (feature.elements or 0))
+        body = _delimited(_DELIMITED_1, values)  # packed floats and integers, and the one value of raw bytes
+        entries += _entry_head(feature, len(body)) + body
+        columns.append((feature.name, len(entries) - len(values), item_bytes))
+    head = bytes([_DELIMITED_1]) + _varint(len(entries))
+    layout = RecordLayout(
+        example_bytes=len(head) + len(entries),
+        columns=tuple(ColumnLayout(name=n, offset=len(head) + o, item_bytes=w) for n, o, w in columns),
+    )
+    return head + entries, layout
+
+
+def _encode_matrix(batch: pa.RecordBatch, schema: Schema, layout: RecordLayout) -> Bytes2D:
+    widths = {c.name: (0, (1 << (7 * c.item_bytes)) - 1) if c.item_bytes < 10 else (-1, 0) for c in layout.columns}
+    template, planned = _assemble_template(schema, widths)
+    if planned != layout:
+        raise ValueError(f"the layout is not one of this schema: expected {planned}, got {layout}")
+    matrix = np.tile(np.frombuffer(template, np.uint8), (batch.num_rows, 1))
+    for feature, column in zip(schema.features, layout.columns, strict=True):
+        values = _flat_numpy(batch.column(feature.name), feature).reshape(batch.num_rows, -1)
+        target = matrix[:, column.offset : column.offset + column.item_bytes * values.shape[1]]
+        if feature.example_kind == "int64":
+            target[...] = _padded_varints(values, column.item_bytes).reshape(target.shape)
+        else:
+            target[...] = np.ascontiguousarray(values).view(np.uint8).reshape(target.shape)
+    return matrix
+
+
+def _padded_varints(values: npt.NDArray[np.uint64], width: int) -> npt.NDArray[np.uint8]:
+    result = np.empty((*values.shape, width), np.uint8)
+    for position in range(width):
+        more = 0x80 if position < width - 1 else 0
+        result[..., position] = (values >> np.uint64(7 * position)).astype(np.uint8) & 0x7F | more
+    return result
+
+
+# --- records that differ ---------------------------------------------------------------------------------------
+
+
+def _encode_joined(batch: pa.RecordBatch, schema: Schema) -> pa.LargeBinaryArray:
+    pieces: list[pa.Array] = []
+    for feature in schema.features:
+        pieces += _entry_pieces(batch.column(feature.name), feature)
+    features = join_binary(pieces)
+    return join_binary([_prefixes(_lengths(features), lambda n: bytes([_DELIMITED_1]) + _varint(n)), features])
+
+
+def _entry_pieces(column: pa.Array, feature: Feature) -> list[pa.Array]:
+    body = _list_bodies(column, feature)
+    heads = _prefixes(_lengths(body), lambda n: _entry_head(feature, n))
+    if not column.null_count:
+        return [heads, body]
+    empty = pa.scalar(b"", pa.large_binary())
+    return [pa.compute.if_else(column.is_valid(), piece, empty) for piece in (heads, body)]
+
+
+def _list_bodies(column: pa.Array, feature: Feature) -> pa.Array:
+    """The serialised BytesList, FloatList or Int64List of each row."""
+    starts = _list_offsets(column, feature)
+    if feature.example_kind == "bytes":
+        elements = _flat_arrow(column, feature).cast(pa.large_binary())
+        framed = join_binary([_prefixes(_lengths(elements), lambda n: b"\x0a" + _varint(n)), elements])
+        return _binary_array(_offsets(framed)[starts], _data(framed))
+    values = _flat_numpy(column, feature)
+    if feature.example_kind == "int64":
+        packed, ends = _minimal_varints(values)
+        offsets = ends[starts]
+    else:
+        packed = np.ascontiguousarray(values).view(np.uint8)
+        offsets = starts * values.itemsize
+    payload = _binary_array(offsets, packed)
+    if feature.shape == (None,) and feature.example_kind != "raw":  # an empty list has no packed field at all
+        return join_binary([_prefixes(_lengths(payload), lambda n: b"\x0a" + _varint(n) if n else b""), payload])
+    return join_binary([_prefixes(_lengths(payload), lambda n: b"\x0a" + _varint(n)), payload])
+
+
+def _minimal_varints(values: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Varints without padding, and the offset at which each starts (one more than there are values)."""
+    widths = np.ones(len(values), np.int64)
+    for position in range(1, 10):
+        widths += values >= np.uint64(1 << (7 * position))
+    columns = np.arange(10)
+    matrix = _padded_varints(values, 10)
+    matrix[columns == widths[:, None] - 1] &= 0x7F
+    offsets = np.concatenate([[0], np.cumsum(widths)])
+    return matrix[columns < widths[:, None]], offsets
+
+
+def join_binary(pieces: Sequence[pa.Array]) -> pa.LargeBinaryArray:
+    """Concatenate large binary arrays element by element."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return pa.compute.binary_join_element_wise(*pieces, pa.scalar(b"", pa.large_binary()))
+
+
+def _prefixes(lengths: npt.NDArray[np.int64], make: Any) -> pa.LargeBinaryArray:
+    unique, inverse = np.unique(lengths, return_inverse=True)
+    return pa.array([make(int(n)) for n in unique], pa.large_binary()).take(pa.array(inverse))
+
+
+# --- shared by both --------------------------------------------------------------------------------------------
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _delimited(tag: int, payload: bytes) -> bytes:
+    return bytes([tag]) + _varint(len(payload)) + payload
+
+
+def _entry_head(feature: Feature, body_bytes: int) -> bytes:
+    """What stands before the serialised list in one entry of the feature map: the key, tags and lengths."""
+    key = _delimited(_DELIMITED_1, feature.name.encode())
+    kind = bytes([_LIST_TAG[feature.example_kind]]) + _varint(body_bytes)
+    value = bytes([_DELIMITED_2]) + _varint(len(kind) + body_bytes) + kind
+    return bytes([_DELIMITED_1]) + _varint(len(key) + len(value) + body_bytes) + key + value
+
+
+def _flat_arrow(column: pa.Array, feature: Feature) -> pa.Array:
+    """All elements of a column in one array; a null row gives none, or placeholders if its shape is fixed."""
+    if feature.shape == ():
+        return column
+    if feature.elements is None:
+        return column.values.slice(column.offsets[0].as_py(), column.offsets[-1].as_py() - column.offsets[0].as_py())
+    return column.values.slice(column.offset * feature.elements, len(column) * feature.elements)
+
+
+def _flat_numpy(column: pa.Array, feature: Feature) -> npt.NDArray[Any]:
+    """All elements as float32 (kind float), uint64 (the two's complement of kind int64) or their own dtype."""
+    flat = _flat_arrow(column, feature)
+    if flat.null_count:
+        flat = flat.fill_null(pa.scalar(0, pa.int8()).cast(flat.type))
+    if feature.dtype == "bool":
+        flat = flat.cast(pa.uint8())
+    values = flat.to_numpy(zero_copy_only=False)
+    if feature.example_kind == "int64":
+        return values.astype(np.int64 if feature.dtype.startswith("int") else np.uint64).view(np.uint64)
+    return values.astype(np.float32, copy=False) if feature.example_kind == "float" else values
+
+
+def _list_offsets(column: pa.Array, feature: Feature) -> npt.NDArray[np.int64]:
+    """The element at which each row starts, in the numbering of `_flat_arrow`; one more than there are rows."""
+    if feature.elements is None:
+        offsets = column.offsets.to_numpy().astype(np.int64)
+        return offsets - offsets[0]
+    return np.arange(len(column) + 1, dtype=np.int64) * feature.elements
+
+
+def _binary_array(offsets: npt.NDArray[np.int64], data: Any) -> pa.LargeBinaryArray:
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets, np.int64)), pa.py_buffer(data)]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
+
+
+def _offsets(array: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
+    return np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array) + 1]
+
+
+def _data(array: pa.LargeBinaryArray) -> pa.Buffer:
+    return array.buffers()[2] or pa.py_buffer(b"")
+
+
+def _lengths(array: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
+    return np.diff(_offsets(array))

@@ -1,0 +1,228 @@
+"""What a dataset says of itself: `dataset.json`, the commit record, and `shards.parquet`, one row a shard.
+
+Pure: bytes in, values out. `sharding/dataset.py` does the reading and the checking against storage.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from .errors import CorruptionError, DatasetError
+from .formats.example import RecordLayout
+from .schema import Schema
+from .statistics import FeatureStatistics
+
+__all__ = [
+    "MANIFEST_NAME",
+    "SHARDS_NAME",
+    "Manifest",
+    "ShardInfo",
+    "SplitInfo",
+    "checksum",
+    "decode_shards",
+    "encode_shards",
+]
+
+MANIFEST_NAME = "dataset.json"
+SHARDS_NAME = "shards.parquet"
+FORMAT_VERSION = (1, 0)
+
+
+def checksum(data: bytes | memoryview | pa.Buffer) -> str:
+    """The checksum of a file's bytes, with its algorithm: XXH3, 128 bits.
+
+    >>> checksum(b"ringfeed")
+    'xxh3-128:6ac48a5bd2b04d6e73bfd0b53f6d1f3c'
+    """
+    return "xxh3-128:" + xxhash.xxh3_128_hexdigest(data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardInfo:
+    """One shard: a data file and its index. Paths are relative to the dataset's root."""
+
+    split: str
+    path: str
+    bytes: int
+    records: int
+    checksum: str
+    class_counts: tuple[int, ...]
+    index_path: str
+    index_bytes: int
+    index_checksum: str
+
+    def __post_init__(self) -> None:
+        for path in (self.path, self.index_path):
+            parts = PurePosixPath(path).parts
+            if not parts or path.startswith("/") or ".." in parts or "\\" in path or "://" in path:
+                raise DatasetError(f"the path {path!r} in {SHARDS_NAME} leaves the dataset's root; it is not opened")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitInfo:
+    """One split: totals over its shards, and the statistics of its features by name."""
+
+    records: int
+    shards: int
+    class_counts: tuple[int, ...]
+    statistics: Mapping[str, FeatureStatistics] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """All of `dataset.json`.
+
+    Attributes:
+        shard_format: ``tfrecord`` or ``parquet``.
+        compression: of the shards: ``none``, ``gzip``, ...
+        schema: features and label.
+        classes: the values of the label, sorted; the index of one is its class id. Without a label, one: None.
+        splits: by name, in the order asked for.
+        layout: where each column lies in each TFRecord record, if all records share one layout.
+        seed: of the assignment.
+        source: where the data came from: ``url`` and ``fingerprint``.
+        options: what was asked of the build, as far as it shapes the bytes.
+        writer: name and version of the program that wrote it.
+        shards_checksum: of `shards.parquet`.
+        shards_bytes: its size.
+    """
+
+    shard_format: str
+    compression: str
+    schema: Schema
+    classes: tuple[Any, ...]
+    splits: Mapping[str, SplitInfo]
+    layout: RecordLayout | None
+    seed: int
+    source: Mapping[str, str]
+    options: Mapping[str, Any]
+    writer: str
+    shards_checksum: str
+    shards_bytes: int
+
+    @property
+    def records(self) -> int:
+        """Records in all splits."""
+        return sum(split.records for split in self.splits.values())
+
+    def split(self, name: str) -> SplitInfo:
+        """One split.
+
+        Raises:
+            DatasetError: there is none of this name.
+        """
+        if name not in self.splits:
+            raise DatasetError(f"there is no split {name!r}; the dataset has {', '.join(map(repr, self.splits))}")
+        return self.splits[name]
+
+    def encode(self) -> bytes:
+        """The bytes of `dataset.json`: canonical JSON whose last key is the checksum of all before it."""
+        value = {
+            "format_version": ".".join(map(str, FORMAT_VERSION)),
+            "shard_format": self.shard_format,
+            "compression": self.compression,
+            "features": self.schema.to_json(),
+            "classes": list(self.classes),
+            "splits": {name: asdict(split) for name, split in self.splits.items()},
+            "layout": self.layout and self.layout.to_json(),
+            "seed": self.seed,
+            "source": dict(self.source),
+            "options": dict(self.options),
+            "writer": self.writer,
+            "shards": {"path": SHARDS_NAME, "bytes": self.shards_bytes, "checksum": self.shards_checksum},
+        }
+        return _dump(value | {"checksum": checksum(_dump(value))})
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> Manifest:
+        """The inverse of `encode`.
+
+        Args:
+            data: the bytes of the file.
+            path: of the file, for errors.
+
+        Raises:
+            CorruptionError: a byte is not what was written.
+            DatasetError: a newer version wrote it.
+        """
+        try:
+            value = json.loads(data)
+            version = tuple(int(part) for part in value["format_version"].split("."))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptionError(f"{path} is damaged, or no ringfeed dataset: {error}") from error
+        if version[0] != FORMAT_VERSION[0]:
+            raise DatasetError(
+                f"{path} has format version {value['format_version']}, this ringfeed reads {FORMAT_VERSION[0]}.x; "
+                "upgrade with: pip install --upgrade ringfeed"
+            )
+        stored = value.pop("checksum", None)
+        if checksum(_dump(value)) != stored or _dump(value | {"checksum": stored}) != data:
+            raise CorruptionError(f"{path} is damaged: its checksum does not match its content")
+        return cls(
+            shard_format=value["shard_format"],
+            compression=value["compression"],
+            schema=Schema.from_json(value["features"]),
+            classes=tuple(value["classes"]),
+            splits={name: _split(split) for name, split in value["splits"].items()},
+            layout=value["layout"] and RecordLayout.from_json(value["layout"]),
+            seed=value["seed"],
+            source=value["source"],
+            options=value["options"],
+            writer=value["writer"],
+            shards_checksum=value["shards"]["checksum"],
+            shards_bytes=value["shards"]["bytes"],
+        )
+
+
+def _dump(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "surrogatepass")
+
+
+def _split(value: Mapping[str, Any]) -> SplitInfo:
+    return SplitInfo(
+        records=value["records"],
+        shards=value["shards"],
+        class_counts=tuple(value["class_counts"]),
+        statistics={name: FeatureStatistics.from_json(entry) for name, entry in value["statistics"].items()},
+    )
+
+
+_SHARDS_SCHEMA = pa.schema(
+    [
+        pa.field("split", pa.string(), nullable=False),
+        pa.field("path", pa.string(), nullable=False),
+        pa.field("bytes", pa.int64(), nullable=False),
+        pa.field("records", pa.int64(), nullable=False),
+        pa.field("checksum", pa.string(), nullable=False),
+        pa.field("class_counts", pa.list_(pa.int64()), nullable=False),
+        pa.field("index_path", pa.string(), nullable=False),
+        pa.field("index_bytes", pa.int64(), nullable=False),
+        pa.field("index_checksum", pa.string(), nullable=False),
+    ]
+)
+
+
+def encode_shards(shards: tuple[ShardInfo, ...]) -> bytes:
+    """The bytes of `shards.parquet`."""
+    table = pa.Table.from_pylist([asdict(shard) for shard in shards], schema=_SHARDS_SCHEMA)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", use_dictionary=["split"])
+    return sink.getvalue().to_pybytes()
+
+
+def decode_shards(data: bytes) -> tuple[ShardInfo, ...]:
+    """The inverse of `encode_shards`, for bytes whose checksum was right.
+
+    Raises:
+        DatasetError: a path leaves the dataset's root.
+    """
+    rows = pq.read_table(pa.BufferReader(data)).to_pylist()
+    return tuple(ShardInfo(**(row | {"class_counts": tuple(row["class_counts"])})) for row in rows)

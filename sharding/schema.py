@@ -1,0 +1,241 @@
+"""The schema of a dataset: its features, and how each is laid out in Arrow and in `tf.train.Example`.
+
+Not here: reading or writing any file.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .errors import SourceError
+
+__all__ = ["ExampleKind", "Feature", "Schema"]
+
+ExampleKind = Literal["int64", "float", "bytes", "raw"]
+
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
+_PRIMITIVES: dict[str, pa.DataType] = {
+    **{name: pa.type_for_alias(name) for name in _INTEGERS},
+    "float16": pa.float16(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+}
+_NAMES = {kind: name for name, kind in _PRIMITIVES.items()}
+_SYNONYMS = {
+    pa.large_string(): "string",
+    pa.string_view(): "string",
+    pa.large_binary(): "binary",
+    pa.binary_view(): "binary",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """One column of a dataset.
+
+    Attributes:
+        name: the column's name.
+        dtype: of one element: ``bool``, ``int8`` to ``uint64``, ``float16`` to ``float64``, ``string``, ``binary``.
+        shape: of one record's value: ``()`` a scalar, ``(28, 28)`` fixed, ``(None,)`` of variable length.
+        encoding: for ``binary`` features that hold a file of another format: ``image``. Else empty.
+        logical: the Arrow type that went in where it had to become an integer (``timestamp[us]``). Else empty.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...] = ()
+    encoding: str = ""
+    logical: str = ""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _PRIMITIVES:
+            raise ValueError(f"feature {self.name!r}: dtype must be one of {sorted(_PRIMITIVES)}, got {self.dtype!r}")
+        if None in self.shape and len(self.shape) != 1:
+            raise ValueError(f"feature {self.name!r}: a variable-length shape has one dimension, got {self.shape}")
+
+    @property
+    def fixed_shape(self) -> tuple[int, ...] | None:
+        """The shape, or None where the length varies from record to record."""
+        sizes = tuple(size for size in self.shape if size is not None)
+        return sizes if len(sizes) == len(self.shape) else None
+
+    @property
+    def elements(self) -> int | None:
+        """Elements per record, or None where that varies."""
+        return None if self.fixed_shape is None else prod(self.fixed_shape)
+
+    @property
+    def numeric(self) -> bool:
+        """Whether mean and standard deviation make sense."""
+        return self.dtype not in ("string", "binary")
+
+    @property
+    def primitive(self) -> pa.DataType:
+        """The Arrow type of one element."""
+        return _PRIMITIVES[self.dtype]
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """The column's Arrow type: tensors of fixed shape are flattened to one fixed-size list."""
+        if self.shape == ():
+            return self.primitive
+        if self.elements is None:
+            return pa.list_(self.primitive)
+        return pa.list_(self.primitive, self.elements)
+
+    @property
+    def example_kind(self) -> ExampleKind:
+        """Where the values lie in a `tf.train.Example`, so that no bit of them is lost.
+
+        ``raw`` is a bytes_list with one value: the elements in little-endian order. It holds what a float_list
+        (float32) would round, and uint8 tensors, which as varints would nearly double.
+        """
+        if self.dtype == "float64" or (self.dtype == "uint8" and self.shape != ()):
+            return "raw"
+        if self.dtype in ("float16", "float32"):
+            return "float"
+        return "int64" if self.dtype in _INTEGERS else "bytes"
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `dataset.json`."""
+        value: dict[str, Any] = {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
+        value["example"] = self.example_kind
+        return value | {key: text for key in ("encoding", "logical") if (text := getattr(self, key))}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Feature:
+        """The inverse of `to_json`."""
+        return cls(
+            name=value["name"],
+            dtype=value["dtype"],
+            shape=tuple(value["shape"]),
+            encoding=value.get("encoding", ""),
+            logical=value.get("logical", ""),
+        )
+
+    @classmethod
+    def from_arrow(cls, field: pa.Field) -> Feature:
+        """The feature that holds every value of an Arrow column exactly.
+
+        Raises:
+            SourceError: the column is nested in a way, or of a type, that has no such feature.
+        """
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        metadata = {k.decode(): v.decode() for k, v in (field.metadata or {}).items()}
+        shape: tuple[int | None, ...] = ()
+        if isinstance(kind, pa.FixedShapeTensorType):
+            shape, kind = tuple(kind.shape), kind.value_type
+        while pa.types.is_fixed_size_list(kind):
+            shape, kind = (*shape, kind.list_size), kind.value_type
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            shape, kind = (*shape, None), kind.value_type
+        declared = tuple(int(size) for size in metadata.get("shape", "").split(",") if size.isdecimal())
+        if None not in shape and prod(s for s in shape if s) == prod(declared) and len(declared) > len(shape):
+            shape = declared  # ours; another program's field of that name does not fit, or is taken at its word
+        logical = ""
+        if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
+            logical, kind = str(kind), (pa.int32() if kind.bit_width == 32 else pa.int64())
+        if pa.types.is_fixed_size_binary(kind):
+            kind = pa.binary()
+        dtype = _NAMES.get(kind) or _SYNONYMS.get(kind)
+        if dtype is None or (None in shape and len(shape) > 1) or 0 in shape:
+            raise SourceError(
+                f"column {field.name!r} has type {field.type}, which no feature can hold; "
+                "leave it out, or convert it to numbers, strings, bytes or lists of them first"
+            )
+        return cls(name=field.name, dtype=dtype, shape=shape, encoding=metadata.get("encoding", ""), logical=logical)
+
+    def conform(self, column: pa.Array) -> pa.Array:
+        """Bring a column that `from_arrow` accepted into `arrow_type`; no value changes.
+
+        Raises:
+            SourceError: a tensor within a tensor is missing.
+        """
+        if isinstance(column, pa.ExtensionArray):
+            column = column.storage
+        if pa.types.is_dictionary(column.type):
+            column = pc.cast(column, column.type.value_type)
+        while pa.types.is_fixed_size_list(column.type) and pa.types.is_fixed_size_list(column.type.value_type):
+            width = column.type.list_size * column.type.value_type.list_size
+            if column.null_count or column.flatten().null_count:
+                raise SourceError(f"column {self.name!r} holds nested lists with nulls; fill them, or drop the records")
+            column = pa.FixedSizeListArray.from_arrays(column.flatten().flatten(), width)
+        if self.logical:
+            column = column.view(self.primitive)
+        return column if column.type == self.arrow_type else pc.cast(column, self.arrow_type)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """The features of a dataset, in order, and which of them is the label (None: there is none)."""
+
+    features: tuple[Feature, ...]
+    label: str | None = None
+
+    def __post_init__(self) -> None:
+        names = [feature.name for feature in self.features]
+        if len(set(names)) != len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise SourceError(f"column names must differ, got {', '.join(map(repr, twice))} more than once")
+        if self.label is not None and self.label not in names:
+            close = difflib.get_close_matches(self.label, names, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+            raise SourceError(f"there is no label column {self.label!r}; {hint}The columns are: {listed}")
+
+    def __getitem__(self, name: str) -> Feature:
+        for feature in self.features:
+            if feature.name == name:
+                return feature
+        raise KeyError(name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the features, in order."""
+        return tuple(feature.name for feature in self.features)
+
+    @property
+    def arrow(self) -> pa.Schema:
+        """The Arrow schema of a record batch, with shapes and encodings as field metadata."""
+        return pa.schema([_field(feature, role="label" * (feature.name == self.label)) for feature in self.features])
+
+    @classmethod
+    def from_arrow(cls, schema: pa.Schema, label: str | None) -> Schema:
+        """The schema that holds every column of an Arrow schema exactly."""
+        names = {field.name for field in schema}
+        if label is not None and label not in names:  # said before any column's type is found wanting
+            cls(features=tuple(Feature(name=name, dtype="binary") for name in schema.names), label=label)
+        return cls(features=tuple(Feature.from_arrow(field) for field in schema), label=label)
+
+    def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Bring a batch with (at least) the schema's columns into exactly the schema's Arrow types."""
+        columns = [feature.conform(batch.column(feature.name)) for feature in self.features]
+        return pa.RecordBatch.from_arrays(columns, schema=self.arrow)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """As it stands in `dataset.json`."""
+        return [
+            feature.to_json() | ({"role": "label"} if feature.name == self.label else {}) for feature in self.features
+        ]
+
+    @classmethod
+    def from_json(cls, values: Sequence[Mapping[str, Any]]) -> Schema:
+        """The inverse of `to_json`."""
+        labels = [value["name"] for value in values if value.get("role") == "label"]
+        return cls(features=tuple(map(Feature.from_json, values)), label=labels[0] if labels else None)
+
+
+def _field(feature: Feature, *, role: str) -> pa.Field:
+    metadata = {"role": role, "encoding": feature.encoding, "logical": feature.logical}
+    if len(feature.shape) > 1:
+        metadata["shape"] = ",".join(map(str, feature.shape))
+    return pa.field(feature.name, feature.arrow_type, metadata={k: v for k, v in metadata.items() if v} or None)

@@ -1,0 +1,6 @@
+"""Readers of the datasets people have, one format a module, behind one protocol."""
+
+from .base import Part, Source
+from .detect import KINDS, open_source
+
+__all__ = ["KINDS", "Part", "Source", "open_source"]

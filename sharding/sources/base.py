@@ -1,0 +1,207 @@
+"""What a source is to the build, and how its files are found and opened."""
+
+from __future__ import annotations
+
+import difflib
+import lzma
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from gzip import BadGzipFile
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import fsspec
+import pyarrow as pa
+
+from ..errors import RingfeedError, SourceError, StorageError
+from ..keyed import derive_key
+from ..schema import Schema
+from ..storage import Storage
+
+__all__ = [
+    "Part", "Source", "SourceFile", "fingerprint_files", "has_pattern", "list_files", "open_file", "read_files",
+    "translate_errors",
+]  # fmt: skip
+
+BATCH_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFile:
+    """A file of a source: its URL, and what the store says of its content without opening it."""
+
+    url: str
+    bytes: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A piece of a source that one task reads.
+
+    Attributes:
+        path: of the file, as fsspec opens it; or of the first of several.
+        pieces: what of it: row groups, or the files themselves. Its meaning is the source's own.
+        first_record: number of its first record in the file, for errors.
+    """
+
+    path: str
+    pieces: tuple[Any, ...] = ()
+    first_record: int = 0
+
+
+class Source(Protocol):
+    """A dataset to be sharded. Its order of records is fixed, and it can be sent to another process.
+
+    Drafts are what a source reads in its first passes: the label, and as much of the rest as is cheap. `complete`
+    makes records of them, when the shard that they go to is assembled; images are read only then.
+    """
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+
+    @property
+    def schema(self) -> Schema:
+        """Of the completed records."""
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """In order; they depend on the source alone, never on the number of workers."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the names, sizes and versions of its files."""
+
+    def labels(self, part: Part) -> Iterator[pa.Array]:
+        """The label of each record of a part, as few bytes read as the format allows; nulls if there is no label."""
+
+    def drafts(self, part: Part) -> Iterator[pa.RecordBatch]:
+        """The records of a part, incomplete as they may be, with the label among the columns."""
+
+    def sample(self, part: Part, records: int) -> pa.RecordBatch:
+        """Up to so many drafts from the start of a part, as few bytes read as the format allows."""
+
+    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
+        """The records themselves, in the schema's Arrow types, in the order of the drafts."""
+
+
+def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
+    """The files of a path, folder or glob that end in one of `suffixes`, sorted by name.
+
+    A path that names one file is taken whatever its ending is. Files and folders whose names start with ``.`` or
+    ``_`` are passed over, as other readers of data folders do.
+
+    Raises:
+        SourceError: there is nothing there.
+    """
+    try:
+        fs, path = fsspec.url_to_fs(url)
+        root = path.rstrip("/")
+        if has_pattern(path) and not fs.exists(path):
+            found = [info for info in fs.glob(path, detail=True).values() if info["type"] == "file"]
+        elif fs.isfile(path):
+            return [_file(fs, fs.info(path))]
+        else:
+            found = [info for info in fs.find(root, detail=True).values() if info["type"] == "file"]
+            found = [i for i in found if not any(p[0] in "._" for p in i["name"][len(root) :].split("/") if p)]
+            if not found and not fs.exists(path):
+                raise FileNotFoundError(path)
+    except FileNotFoundError as error:
+        raise SourceError(f"there is nothing at {url}; {_did_you_mean(url)}check the path") from error
+    except Exception as error:
+        raise _storage_error(url, error) from error
+    matching = [info for info in found if info["name"].lower().endswith(tuple(suffixes))]
+    return sorted((_file(fs, info) for info in matching), key=lambda file: file.url)
+
+
+def has_pattern(url: str) -> bool:
+    """Whether a URL may be a glob."""
+    return any(letter in url for letter in "*?[")
+
+
+def _file(fs: fsspec.AbstractFileSystem, info: dict[str, Any]) -> SourceFile:
+    version = next((info[key] for key in ("ETag", "mtime", "modification_time", "LastModified") if info.get(key)), "")
+    return SourceFile(
+        url=str(fs.unstrip_protocol(info["name"])), bytes=int(info.get("size") or 0), version=str(version)
+    )
+
+
+def _did_you_mean(url: str) -> str:
+    path = Storage(url).local_path
+    if path is None or not path.parent.is_dir():
+        return ""
+    names = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)
+    return f"did you mean {path.parent / names[0]}? Else " if names else ""
+
+
+@contextmanager
+def open_file(path: str) -> Iterator[IO[bytes]]:
+    """Open a file for reading from its start; .gz, .bz2, .xz and .zst are decompressed.
+
+    Raises:
+        StorageError: the store refuses, then or while the body reads.
+        SourceError: the compressed data is damaged.
+        FileNotFoundError: it is not there.
+    """
+    try:
+        with fsspec.open(path, "rb", compression="infer") as file:
+            yield file
+    except (RingfeedError, FileNotFoundError, pa.ArrowException):
+        raise
+    except (EOFError, zlib.error, lzma.LZMAError, BadGzipFile) as error:
+        raise translate_errors(path, error, "the compressed file is damaged or cut short") from error
+    except Exception as error:
+        if not _of_the_store(error):
+            raise
+        raise _storage_error(path, error) from error
+
+
+def _of_the_store(error: Exception) -> bool:
+    """Whether a client of a store raised it: many of their errors are no OSError. Arrow's for bad data carry no errno."""
+    if isinstance(error, OSError):
+        return error.errno is not None or type(error) is not OSError
+    return isinstance(error, RuntimeError) or type(error).__module__.partition(".")[0] in ("botocore", "aiohttp")
+
+
+def read_files(paths: Sequence[str]) -> list[bytes]:
+    """The contents of many files, fetched side by side where they are not local.
+
+    Raises:
+        StorageError: the store refuses.
+        SourceError: one is not there any more.
+    """
+    storages = [Storage(path).local_path for path in paths]
+    try:
+        if all(storages):
+            return [Path(str(path)).read_bytes() for path in storages]
+        fs, _ = fsspec.url_to_fs(paths[0])
+        names = [fs._strip_protocol(path) for path in paths]
+        contents: list[bytes] = fs.cat_ranges(names, None, None, on_error="raise")  # `cat` takes names for patterns
+        return contents
+    except FileNotFoundError as error:
+        raise SourceError(f"a file went missing while the source was read: {' '.join(str(error).split())}") from error
+    except Exception as error:
+        raise _storage_error(paths[0], error) from error
+
+
+def _storage_error(url: str, error: Exception) -> Exception:
+    try:
+        with Storage(url).errors("read", ""):
+            raise error
+    except StorageError as translated:
+        return translated
+    raise AssertionError("unreachable: the error was raised")
+
+
+def fingerprint_files(files: Sequence[SourceFile]) -> str:
+    """A hash of the files' names, sizes and, where the store knows them, versions or times of change."""
+    facts = [fact for file in files for fact in (file.url.rpartition("/")[2], file.bytes, file.version)]
+    return f"{derive_key(*facts):016x}"
+
+
+def translate_errors(path: str, error: Exception, remedy: str) -> SourceError:
+    """One line for what a format's reader raised."""
+    return SourceError(f"{path}: {' '.join(str(error).split())[:300]}; {remedy}")

@@ -1,0 +1,109 @@
+"""Fixtures for all tests: the stores, the real servers behind them, the command line as a user runs it."""
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from tests.servers.hdfs import HdfsServer, hdfs
+from tests.servers.seaweedfs import S3Server, seaweedfs
+from tests.servers.sharing import shared
+from tests.servers.store import Store
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def servers_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the servers' data: one for all workers of pytest-xdist, whose own lie in it."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def s3_server(servers_root: Path) -> Iterator[S3Server]:
+    """A SeaweedFS, started for the first test that needs it and shared with the other workers."""
+    with shared("s3", servers_root, seaweedfs) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_bucket(s3_server: S3Server) -> str:
+    """An empty bucket of this worker's own."""
+    name = f"tests-{uuid.uuid4().hex}"
+    s3_server.make_bucket(name)
+    return name
+
+
+@pytest.fixture(scope="session")
+def hdfs_server(servers_root: Path) -> Iterator[HdfsServer]:
+    """An HDFS, shared with the other workers: a test that kills a DataNode starts its own ``hdfs(tmp_path)``."""
+
+    @contextmanager
+    def start(directory: Path) -> Iterator[HdfsServer]:
+        with hdfs(directory) as processes:
+            yield processes.server
+
+    with shared("hdfs", servers_root, start) as server:
+        yield server
+
+
+@pytest.fixture
+def s3_env(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """The environment in which ``s3://`` URLs open with no options, in force in this process for one test."""
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in s3_server.env.items():
+        monkeypatch.setenv(name, value)
+    filesystem = fsspec.get_filesystem_class("s3")
+    filesystem.clear_instance_cache()  # its key is the options, not the environment
+    yield s3_server.env
+    filesystem.clear_instance_cache()
+
+
+@pytest.fixture(params=["local", "s3", "hdfs"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """Each store in turn, with an empty directory of this test's own."""
+    if request.param == "s3":
+        server: S3Server = request.getfixturevalue("s3_server")
+        env = request.getfixturevalue("s3_env")
+        url = f"s3://{request.getfixturevalue('s3_bucket')}/{uuid.uuid4().hex}"
+        return Store(name="s3", url=url, env=env, storage_options=server.storage_options)
+    if request.param == "hdfs":
+        root: HdfsServer = request.getfixturevalue("hdfs_server")
+        url = f"{root.url}/tests/{uuid.uuid4().hex}"
+    else:
+        url = str(tmp_path / "store")
+    fs, path = fsspec.core.url_to_fs(url)
+    fs.makedirs(path)
+    return Store(name=request.param, url=url)
+
+
+@pytest.fixture
+def cli() -> Cli:
+    """Run an installed command, as text with no standard input: ``cli("shard-dataset", "build", ...)``."""
+
+    def run(
+        program: str,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        check: bool = False,
+        timeout_seconds: float = 300,
+    ) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [str(Path(sys.executable).with_name(program)), *args],
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=check,
+            timeout=timeout_seconds,
+        )
+
+    return run

@@ -1,0 +1,90 @@
+"""Class balance, as pure arithmetic."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfeed.pipeline.balance import ClassSchedule, balanced_word, draw_records, target_weights
+from ringfeed.sharding import ConfigError
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> ClassSchedule:
+    raw = np.array(draw(st.lists(st.integers(0, 50), min_size=1, max_size=12).filter(any)), float)
+    return ClassSchedule(raw / raw.sum(), draw(st.integers(1, 200)), draw(st.integers(1, 80)), draw(st.integers(0, 9)))
+
+
+@given(schedules())
+def test_every_batch_and_every_epoch_is_within_one_of_the_target(schedule: ClassSchedule) -> None:
+    seats = schedule.seats(np.arange(schedule.steps))
+    target = schedule.weights * schedule.batch_size
+    assert (seats.sum(axis=1) == schedule.batch_size).all()
+    assert np.abs(seats - target).max() < 1 + 1e-6
+    assert np.abs(seats.sum(axis=0) - target * schedule.steps).max() < 1 + 1e-6
+    assert (seats[:, schedule.weights == 0] == 0).all()
+
+
+@given(schedules())
+def test_the_positions_of_a_batch_hold_its_seats(schedule: ClassSchedule) -> None:
+    steps = np.arange(schedule.steps)
+    classes = schedule.classes_at(steps, np.arange(schedule.batch_size))
+    counted = np.stack([np.bincount(row, minlength=len(schedule.weights)) for row in classes])
+    np.testing.assert_array_equal(counted, schedule.seats(steps))
+
+
+@given(schedules(), st.data())
+def test_a_part_of_the_steps_and_positions_is_a_part_of_the_whole(schedule: ClassSchedule, data: st.DataObject) -> None:
+    step = data.draw(st.integers(0, schedule.steps - 1))
+    place = data.draw(st.integers(0, schedule.batch_size - 1))
+    whole = schedule.classes_at(np.arange(schedule.steps), np.arange(schedule.batch_size))
+    assert schedule.classes_at(np.array([step]), np.array([place])) == whole[step, place]
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any), st.data())
+def test_any_stretch_of_a_balanced_word_is_balanced(seats: list[int], data: st.DataObject) -> None:
+    word = balanced_word(tuple(seats))
+    start = data.draw(st.integers(0, len(word)))
+    stop = data.draw(st.integers(start, len(word)))
+    counted = np.bincount(word[start:stop], minlength=len(seats))
+    expected = np.array(seats) / sum(seats) * (stop - start)
+    assert np.abs(counted - expected).max() < 2 + len(seats) / 2  # of order one, where a shuffle has order sqrt(n)
+
+
+@given(st.lists(st.integers(0, 4), min_size=5, max_size=60), st.lists(st.integers(0, 4), max_size=200), st.integers(0, 9))
+def test_draws_serve_the_wanted_class_and_repeat_records_evenly(held: list[int], asked: list[int], key: int) -> None:
+    class_ids = np.array(held, np.int32)
+    wanted = np.array([c for c in asked if c in held], np.int32)
+    drawn = draw_records(wanted, class_ids, key)
+    np.testing.assert_array_equal(class_ids[drawn], wanted)
+    times = np.bincount(drawn, minlength=len(class_ids))
+    for value in set(held):
+        assert np.ptp(times[class_ids == value]) <= 1
+
+
+def test_draws_pass_through_a_class_in_another_order_each_time() -> None:
+    drawn = draw_records(np.zeros(300, np.int32), np.zeros(100, np.int32), key=1).reshape(3, 100)
+    assert all(sorted(row) == list(range(100)) for row in drawn.tolist())
+    assert len({tuple(row) for row in drawn.tolist()}) == 3
+
+
+def test_target_weights() -> None:
+    classes = ("a", "b", "c")
+    assert target_weights("natural", classes, (1, 2, 3)) is None
+    np.testing.assert_allclose(target_weights("uniform", classes, (1, 0, 3)), [0.5, 0, 0.5])
+    np.testing.assert_allclose(target_weights({"a": 0.25, "c": 0.75}, classes, (1, 2, 3)), [0.25, 0, 0.75])
+
+
+@pytest.mark.parametrize(
+    ("balance", "message"),
+    [
+        ("even", "balance must be 'natural', 'uniform' or a share by class, got 'even'"),
+        ({"d": 1.0}, "there is no class 'd'; the classes are: 'a', 'b'"),
+        ({"a": 0.5}, "must be positive and add up to 1"),
+        ({"a": 1.5, "b": -0.5}, "must be positive and add up to 1"),
+        ({"a": 0.5, "b": 0.5}, "asks for class 'b', which has no record"),
+    ],
+)
+def test_an_impossible_balance_is_refused(balance: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        target_weights(balance, ("a", "b"), (1, 0))  # type: ignore[arg-type]

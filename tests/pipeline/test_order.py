@@ -1,0 +1,118 @@
+"""The order of samples, as pure arithmetic."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfeed.pipeline.order import EpochOrder, Geometry, coprime_stride, default_streams
+from ringfeed.sharding import ConfigError
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> EpochOrder:
+    streams = draw(st.integers(1, 6))
+    piece = draw(st.integers(1, 8))
+    shards = draw(st.lists(st.integers(1, 60), min_size=1, max_size=12))
+    remainder = draw(st.sampled_from(["drop", "pad"]))
+    least = streams * piece if remainder == "drop" else streams
+    if sum(shards) < least:
+        shards.append(least)
+    geometry = Geometry(
+        records=sum(shards),
+        batch_size=streams * piece,
+        streams=streams,
+        window_shards=draw(st.integers(1, 3)),
+        remainder=remainder,
+    )
+    return EpochOrder(geometry, shards, seed=draw(st.integers(0, 99)), epoch=draw(st.integers(0, 5)))
+
+
+@given(orders())
+def test_windows_cover_each_record_at_most_once_and_all_but_the_remainder(order: EpochOrder) -> None:
+    seen = [
+        (segment.shard, row)
+        for stream in range(order.geometry.streams)
+        for window in order.windows(stream)
+        for segment in window.segments
+        for row in range(segment.start, segment.stop)
+    ]
+    assert len(seen) == len(set(seen)) == order.geometry.records - order.geometry.dropped
+    assert all(0 <= row < order.shard_records[shard] for shard, row in seen)
+
+
+@given(orders())
+def test_windows_of_a_stream_follow_each_other_without_a_gap(order: EpochOrder) -> None:
+    for stream in range(order.geometry.streams):
+        windows = order.windows(stream)
+        starts = [window.start for window in windows]
+        assert starts == [0, *(window.stop for window in windows[:-1])]
+        start, stop = order.geometry.stream_range(stream)
+        assert windows[-1].stop == stop - start
+        for window in windows:
+            assert sum(s.stop - s.start for s in window.segments) == window.records
+            assert len(window.segments) <= order.geometry.window_shards
+            np.testing.assert_array_equal(np.sort(order.permutation(window)), np.arange(window.records))
+
+
+@given(orders())
+def test_steps_serve_every_stream_position(order: EpochOrder) -> None:
+    geometry = order.geometry
+    longest = max(stop - start for start, stop in map(geometry.stream_range, range(geometry.streams)))
+    assert longest <= geometry.steps * geometry.piece
+    if geometry.remainder == "drop":
+        assert geometry.dropped < geometry.batch_size
+    assert geometry.steps * geometry.batch_size == geometry.records - geometry.dropped + geometry.padded
+
+
+@given(st.integers(1, 5), st.integers(1, 12), st.integers(1, 12))
+def test_ranks_share_each_global_batch_in_contiguous_slices(streams: int, piece: int, world_size: int) -> None:
+    geometry = Geometry(records=10_000, batch_size=streams * piece * world_size, streams=streams)
+    positions = [
+        part.stream * geometry.piece + place
+        for rank in range(world_size)
+        for part in geometry.rank_slices(rank, world_size)
+        for place in range(part.start, part.stop)
+    ]
+    assert positions == list(range(geometry.batch_size))
+
+
+def test_each_epoch_has_another_order() -> None:
+    geometry = Geometry(records=100, batch_size=10, streams=2)
+    orders = [EpochOrder(geometry, [10] * 10, seed=1, epoch=epoch) for epoch in range(3)]
+    tapes = {tuple(order.tape()[0]) for order in orders}
+    permutations = {tuple(order.permutation(order.windows(0)[0])) for order in orders}
+    assert len(tapes) == len(permutations) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"streams": 3}, "streams must divide the global batch of 10, got 3"),
+        ({"remainder": "wrap"}, "remainder must be 'drop' or 'pad', got 'wrap'"),
+        ({"records": 9}, "9 records, fewer than one global batch of 10"),
+        ({"records": 1, "remainder": "pad"}, "1 records, fewer than its 2 streams"),
+    ],
+)
+def test_an_impossible_geometry_is_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Geometry(**{"records": 100, "batch_size": 10, "streams": 2, **arguments})  # type: ignore[arg-type]
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused_with_a_batch_that_they_can() -> None:
+    geometry = Geometry(records=5000, batch_size=1024, streams=16)
+    with pytest.raises(ConfigError, match="1024 cannot be shared by 3 ranks; use a multiple of 3, such as 1023"):
+        geometry.rank_slices(0, 3)
+
+
+@given(st.integers(1, 5000))
+def test_a_coprime_stride_visits_everything(size: int) -> None:
+    assert len({step * coprime_stride(size) % size for step in range(size)}) == size
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000))
+def test_default_streams_divide_the_batch(batch_size: int, records: int) -> None:
+    streams = default_streams(batch_size, records)
+    assert batch_size % streams == 0
+    assert 1 <= streams <= min(16, records)

@@ -1,0 +1,152 @@
+"""What is installed is what the tree holds, and a layer imports only the ones before it."""
+
+import ast
+import configparser
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from importlib.util import resolve_name
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LAYERS = ("sharding", "pipeline", "training", "tools")
+MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    """`ringfeed.tools.cli` for tools/cli.py, `ringfeed.tools` for tools/__init__.py."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(("ringfeed", *(parts[:-1] if parts[-1] == "__init__" else parts)))
+
+
+def imports(source: str, module: str, *, is_package: bool) -> Iterator[str]:
+    """Every name a module imports, absolute, wherever it stands: `from a import b` gives `a.b`."""
+    package = module if is_package else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = resolve_name("." * node.level + (node.module or ""), package)
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            names = [argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant)]
+            yield from (resolve_name(str(name), package) for name in names)
+
+
+def layer_faults(source: str, module: str, *, is_package: bool = False) -> list[str]:
+    """The imports that reach a later layer, or a folder by a name that it does not have once installed."""
+    own = LAYERS.index(module.split(".")[1])
+    later = tuple(f"ringfeed.{layer}" for layer in LAYERS[own + 1 :])
+    return [
+        name
+        for name in imports(source, module, is_package=is_package)
+        if name.split(".")[0] in LAYERS or ".".join(name.split(".")[:2]) in later
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("from ..pipeline import Loader", "ringfeed.pipeline.Loader"),
+        ("from .. import training", "ringfeed.training"),
+        ("import ringfeed.tools.cli", "ringfeed.tools.cli"),
+        ("from ringfeed import tools", "ringfeed.tools"),
+        ("def f():\n    from ...tools import cli", "ringfeed.tools.cli"),
+        ("import training", "training"),
+        ('importlib.import_module("ringfeed.training.lars")', "ringfeed.training.lars"),
+        ('import_module("..tools.cli", __package__)', "ringfeed.tools.cli"),
+    ],
+)
+def test_the_layer_check_sees_every_form_of_import(line: str, fault: str) -> None:
+    depth = ".formats.tfrecord" if "..." in line else ".build"
+    assert layer_faults(line, f"ringfeed.sharding{depth}") == [fault]
+
+
+def test_the_layer_check_lets_earlier_layers_and_others_through() -> None:
+    source = "from ..sharding.errors import RingfeedError\nfrom . import plan\nimport toolsmith, ringfeed.sharding"
+    assert layer_faults(source, "ringfeed.pipeline", is_package=True) == []
+    assert layer_faults(source, "ringfeed.pipeline.loader") == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_a_layer_imports_only_the_ones_before_it(path: Path) -> None:
+    is_package = path.name == "__init__.py"
+    assert layer_faults(path.read_text(), module_name(path), is_package=is_package) == []
+
+
+def test_only_training_distributed_imports_horovod() -> None:
+    importers = {
+        module_name(path)
+        for path in MODULES
+        for name in imports(path.read_text(), module_name(path), is_package=path.name == "__init__.py")
+        if name.split(".")[0] == "horovod"
+    }
+    assert importers == {"ringfeed.training.distributed"}
+
+
+def configured() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+def test_setup_cfg_lists_every_package_of_the_tree() -> None:
+    options = configured()["options"]
+    assert sorted(options["packages"].split()) == sorted({module_name(path.parent / "__init__.py") for path in MODULES})
+    package_dir = dict(line.split(" = ") for line in options["package_dir"].strip().splitlines())
+    assert package_dir == {f"ringfeed.{layer}": layer for layer in LAYERS}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_layer_ships_its_type_information(layer: str) -> None:
+    assert (ROOT / layer / "py.typed").exists()
+    assert (Path(importlib.import_module(f"ringfeed.{layer}").__file__ or "").parent / "py.typed").exists()
+
+
+def test_every_package_of_the_tree_has_an_init_that_declares_its_public_names() -> None:
+    packages = {path.parent for path in MODULES}
+    for package in sorted(packages):
+        tree = ast.parse((package / "__init__.py").read_text())
+        assert ast.get_docstring(tree), package
+        targets = [
+            target
+            for node in tree.body
+            if isinstance(node, (ast.Assign, ast.AnnAssign))
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        ]
+        assert "__all__" in [target.id for target in targets if isinstance(target, ast.Name)], package
+
+
+def test_public_names_exist() -> None:
+    for name in configured()["options"]["packages"].split():
+        module = importlib.import_module(name)
+        assert not [public for public in module.__all__ if not hasattr(module, public)], name
+
+
+def test_the_import_name_is_a_namespace() -> None:
+    assert not (ROOT / "__init__.py").exists()
+    assert getattr(importlib.import_module("ringfeed"), "__file__", None) is None
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level modules in a fresh interpreter after a statement."""
+    script = f"{statement}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("module", ["ringfeed.sharding", "ringfeed.tools.cli", "ringfeed.tools.shard_dataset"])
+def test_a_bare_data_host_needs_neither_tensorflow_nor_horovod(module: str) -> None:
+    loaded = loaded_by(f"import {module}")
+    assert "ringfeed" in loaded
+    assert not loaded & {"tensorflow", "keras", "horovod", "jax", "matplotlib", "jinja2"}
+
+
+def test_the_commands_lead_to_functions() -> None:
+    scripts = {script.name: script for script in metadata.entry_points(group="console_scripts")}
+    assert callable(scripts["ringfeed"].load())
+    assert callable(scripts["shard-dataset"].load())

@@ -1,0 +1,114 @@
+"""Checkpoints: whole or invisible, verified byte by byte, and never more than asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ringfeed.sharding.errors import CorruptionError
+from ringfeed.training.checkpoint import Checkpoint, CheckpointStore, decode, encode
+
+ARRAYS = {
+    "model/0000/kernel": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "optimizer/0000/iteration": np.array(7, np.int64),
+    "seed": np.array([1, 2**32 - 1], np.uint32),
+    "empty": np.zeros((0, 3), np.float16),
+    "flag": np.array([True, False]),
+}
+
+
+def _checkpoint(step: int) -> Checkpoint:
+    return Checkpoint(step=step, arrays={"w": np.full(3, step, np.float64)}, state={"epoch": step // 10})
+
+
+def test_every_array_comes_back_bit_by_bit() -> None:
+    again = decode(encode(Checkpoint(step=12, arrays=ARRAYS, state={"history": [1.5, None, "ä"]})))
+    assert again.step == 12
+    assert again.state == {"history": [1.5, None, "ä"]}
+    assert list(again.arrays) == list(ARRAYS)
+    for name, array in ARRAYS.items():
+        assert again.arrays[name].dtype == array.dtype
+        np.testing.assert_array_equal(again.arrays[name], array)
+
+
+def test_the_bytes_follow_the_safetensors_layout() -> None:
+    """Read here by hand, from the description at huggingface.co/docs/safetensors, not with the code under test."""
+    data = encode(Checkpoint(step=1, arrays={"w": np.array([1.0, 2.0], np.float32)}))
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    assert header["w"] == {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    assert all(isinstance(value, str) for value in header["__metadata__"].values())
+    assert data[8 + length :] == bytes.fromhex("0000803f00000040")
+
+
+def test_a_dtype_without_a_code_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"array 'z': dtype must be one of .* got complex64"):
+        encode(Checkpoint(step=0, arrays={"z": np.zeros(1, np.complex64)}))
+
+
+@pytest.mark.parametrize("keep", [1, 2, 5])
+def test_keeps_the_newest_and_reads_the_last(tmp_path: Path, keep: int) -> None:
+    store = CheckpointStore(str(tmp_path / "run"), keep=keep)
+    assert store.newest() is None
+    for step in (5, 10, 15, 200):
+        store.save(_checkpoint(step))
+    assert [int(name[5:15]) for name in store.names()] == [5, 10, 15, 200][-keep:]
+    newest = store.newest()
+    assert newest is not None
+    assert newest.step == 200
+    assert newest.state == {"epoch": 20}
+
+
+def test_saving_the_same_step_again_keeps_it() -> None:
+    store = CheckpointStore("memory://ringfeed-test-checkpoint", keep=1)
+    store.save(_checkpoint(5))
+    store.save(_checkpoint(5))
+    newest = store.newest()
+    assert newest is not None
+    assert newest.step == 5
+
+
+@pytest.mark.parametrize("damage", ["flip first", "flip last", "cut", "append", "empty"])
+def test_any_damage_is_an_error_that_names_the_file(tmp_path: Path, damage: str) -> None:
+    store = CheckpointStore(str(tmp_path), keep=3)
+    store.save(_checkpoint(5))
+    path = Path(store.save(_checkpoint(10)))
+    data = path.read_bytes()
+    changed = {
+        "flip first": bytes([data[0] ^ 1]) + data[1:],
+        "flip last": data[:-1] + bytes([data[-1] ^ 128]),
+        "cut": data[:-1],
+        "append": data + b"\0",
+        "empty": b"",
+    }[damage]
+    path.write_bytes(changed)
+    with pytest.raises(CorruptionError, match=path.name):
+        store.newest()
+
+
+def test_on_request_the_one_before_is_taken_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = CheckpointStore(str(tmp_path), on_damage="previous")
+    first = Path(store.save(_checkpoint(5)))
+    second = Path(store.save(_checkpoint(10)))
+    second.write_bytes(b"")
+    newest = store.newest()
+    assert newest is not None
+    assert newest.step == 5
+    assert second.name in caplog.text
+    first.write_bytes(b"")
+    with pytest.raises(CorruptionError):
+        store.newest()
+
+
+def test_drafts_and_foreign_files_are_invisible(tmp_path: Path) -> None:
+    store = CheckpointStore(str(tmp_path))
+    path = Path(store.save(_checkpoint(5)))
+    (tmp_path / f".{path.name}.ab12.part").write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "step-0000000099.safetensors").write_bytes(b"not ours")
+    newest = store.newest()
+    assert newest is not None
+    assert newest.step == 5

@@ -1,0 +1,128 @@
+"""The configuration: every wrong key, type and value is one line that names it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.config import TrainConfig
+from ringfeed.training.config_file import (
+    all_keys,
+    changed_keys,
+    describe_keys,
+    load_config,
+    parse_config,
+    to_tree,
+)
+
+MINIMAL: dict[str, Any] = {"data": {"url": "x"}}
+
+
+def _file(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_reads_a_file_with_overrides_on_top(tmp_path: Path) -> None:
+    path = _file(tmp_path, "data: {url: s3://b/d, batch_size: 64}\noptimizer:\n  learning_rate: 1e-3\n")
+    config = load_config(path, ["data.batch_size=128", "model.hidden=[8, 4]", "data.balance={late: 0.3, on time: 0.7}"])
+    assert config.data.batch_size == 128
+    assert config.model.hidden == (8, 4)
+    assert config.optimizer.learning_rate == 1e-3
+    assert config.data.balance == {"late": 0.3, "on time": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        (
+            {"data": {"url": "x", "batchsize": 1}},
+            "a.yaml: unknown key 'data.batchsize'; did you mean 'data.batch_size'?",
+        ),
+        ({**MINIMAL, "batch_size": 1}, "a.yaml: unknown key 'batch_size'; did you mean 'data.batch_size'?"),
+        ({**MINIMAL, "optimzer": {}}, "a.yaml: unknown key 'optimzer'; did you mean 'optimizer'?"),
+        ({**MINIMAL, "qqqq": 1}, "a.yaml: unknown key 'qqqq'; the keys are listed by: ringfeed train --help"),
+        ({}, "a.yaml: data.url is missing"),
+        ({"data": "x"}, "a.yaml: data must be a group of keys, got 'x'"),
+        ({**MINIMAL, "epochs": "three"}, "a.yaml: epochs must be an integer, got 'three'"),
+        ({**MINIMAL, "epochs": True}, "a.yaml: epochs must be an integer, got True"),
+        ({**MINIMAL, "deterministic": 1}, "a.yaml: deterministic must be true or false, got 1"),
+        ({**MINIMAL, "model": {"hidden": 3}}, "a.yaml: model.hidden must be a list of integers, got 3"),
+        ({**MINIMAL, "model": {"hidden": [3, "x"]}}, "a.yaml: model.hidden must be a list of integers, got [3, 'x']"),
+        ({"data": {"url": "x", "eval_split": 3}}, "a.yaml: data.eval_split must be text or null, got 3"),
+        ({"data": {"url": "x", "batch_size": 0}}, "a.yaml: data.batch_size must be at least 1, got 0"),
+        ({**MINIMAL, "precision": "fp16"}, "a.yaml: precision must be one of float32, float16, bfloat16, got 'fp16'"),
+        (
+            {**MINIMAL, "schedule": {"warmup_epochs": 1}},
+            "a.yaml: schedule.warmup_epochs must be below epochs (1), got 1.0",
+        ),
+        (
+            {**MINIMAL, "schedule": {"decay": "step"}},
+            "a.yaml: schedule.boundaries must be given for step decay, got []",
+        ),
+        (
+            {**MINIMAL, "model": {"name": "mlp"}},
+            "a.yaml: model.name must be tabular, convnet, or module:function, got 'mlp'",
+        ),
+    ],
+)
+def test_says_what_is_wrong_in_one_line(tree: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(tree, "a.yaml")
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data: {url: x", "is not valid YAML"),
+        ("- 1\n- 2\n", "must hold keys and values, got a list"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = _file(tmp_path, text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(path)
+    assert path in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_bad_overrides_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*none\.yaml: No such file"):
+        load_config(str(tmp_path / "none.yaml"))
+    path = _file(tmp_path, "data: {url: x}")
+    for override, message in [
+        ("epochs", "key=value"),
+        ("epochs=[", "not valid YAML"),
+        ("data.url.x=1", "url is a value"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            load_config(path, [override])
+
+
+def test_survives_a_round_trip_through_json() -> None:
+    config = parse_config({**MINIMAL, "model": {"hidden": [3]}, "epochs": 2}, "a")
+    assert parse_config(json.loads(json.dumps(to_tree(config))), "b") == config
+
+
+def test_changed_keys_names_what_steers_the_weights_and_nothing_else() -> None:
+    before = json.loads(json.dumps(to_tree(parse_config({"data": {"url": "x", "balance": {1: 0.5, 0: 0.5}}}, "a"))))
+    moved = parse_config(
+        {"data": {"url": "y", "balance": {1: 0.5, 0: 0.5}}, "checkpoint": {"keep": 9}, "output": {"log_every": 1}}, "a"
+    )
+    assert changed_keys(moved, before) == []
+    other = parse_config({"data": {"url": "x"}, "model": {"hidden": [1]}, "seed": 3}, "a")
+    assert changed_keys(other, before) == ["data.balance", "model.hidden", "seed"]
+
+
+def test_help_lists_every_key_with_a_text() -> None:
+    text = describe_keys()
+    for name, spec in all_keys():
+        assert f"  {name} " in text
+        assert spec.metadata["help"]
+    assert isinstance(parse_config(MINIMAL, "a"), TrainConfig)

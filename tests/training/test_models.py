@@ -1,0 +1,171 @@
+"""The built-in networks, image preprocessing, optimizers and schedules that a configuration asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.manifest import Manifest, SplitInfo
+from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.statistics import FeatureStatistics
+from ringfeed.training.config_file import parse_config
+from ringfeed.training.images import decode_image, image_preprocess, image_shape
+from ringfeed.training.lars import LARS
+from ringfeed.training.models import build_model
+from ringfeed.training.optimizers import build_optimizer, build_schedule
+
+FEATURES = (
+    Feature(name="x", dtype="float32"),
+    Feature(name="carrier", dtype="string"),
+    Feature(name="picture", dtype="binary", encoding="image"),
+    Feature(name="digit", dtype="uint8", shape=(4, 6)),
+    Feature(name="y", dtype="int64"),
+)
+KNOWN = FeatureStatistics(count=9, mean=0.0, std=1.0, min=0, max=9)
+STATISTICS = {f.name: KNOWN for f in FEATURES} | {"carrier": FeatureStatistics(count=9, vocabulary=("a", "b"))}
+
+
+def _manifest(classes: tuple[Any, ...] = (0, 1, 2), label: str | None = "y") -> Manifest:
+    split = SplitInfo(records=9, shards=1, class_counts=(3,) * len(classes), statistics=STATISTICS)
+    return Manifest(
+        shard_format="tfrecord",
+        compression="none",
+        schema=Schema(features=FEATURES, label=label),
+        classes=classes,
+        splits={"train": split},
+        layout=None,
+        seed=0,
+        source={},
+        options={},
+        writer="",
+        shards_checksum="",
+        shards_bytes=0,
+    )
+
+
+def _config(include: list[str], **groups: Any) -> Any:
+    return parse_config({"data": {"url": "x", "include": include}, **groups}, "test")
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer", "none"])
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+def test_the_tabular_network_ends_in_float32_logits(norm: str, precision: str) -> None:
+    config = _config(["x", "carrier"], model={"norm": norm, "hidden": [4], "dropout": 0.1}, precision=precision)
+    built = build_model(_manifest(), config)
+    element = {"x": tf.zeros(5), "carrier": tf.constant(["a", "b", "", "a", "z"]), "class_id": tf.zeros(5, tf.int32)}
+    logits = built.network(built.preprocess(element)[0], training=True)
+    assert logits.shape == (5, 3)
+    assert logits.dtype == tf.float32
+    assert {v.dtype for v in built.network.trainable_variables} == {"float32"}
+
+
+def _png(height: int, width: int, channels: int = 1) -> bytes:
+    pixels = np.arange(height * width * channels, dtype=np.uint8).reshape(height, width, channels)
+    data: bytes = tf.io.encode_png(pixels).numpy()
+    return data
+
+
+def test_the_convnet_takes_encoded_images_and_tensors() -> None:
+    encoded = _config(["picture"], model={"name": "convnet", "filters": [4, 8], "image_shape": [4, 6, 1]})
+    built = build_model(_manifest(), encoded)
+    element = {"picture": tf.constant([_png(4, 6), _png(8, 12)]), "class_id": tf.constant([0, 1])}
+    images, _, _ = built.preprocess(element)
+    assert images.shape == (2, 4, 6, 1)
+    np.testing.assert_allclose(images[0, :, :, 0], np.arange(24).reshape(4, 6) / 255, rtol=1e-6)
+    assert built.network(images).shape == (2, 3)
+    built = build_model(_manifest(), _config(["digit"], model={"name": "convnet", "filters": [4, 4, 4, 4]}))
+    element = {"digit": tf.fill((3, 4, 6), tf.constant(255, tf.uint8)), "class_id": tf.constant([0, 1, 2])}
+    images, _, _ = built.preprocess(element)
+    np.testing.assert_array_equal(images, np.ones((3, 4, 6, 1)))
+    assert built.network(images).shape == (3, 3)
+
+
+def test_a_jpeg_is_resized_and_a_truncated_png_is_an_error() -> None:
+    decode = tf.function(decode_image((5, 5, 3)))
+    jpeg = tf.io.encode_jpeg(tf.fill((20, 10, 3), tf.constant(128, tf.uint8)))
+    np.testing.assert_allclose(decode(jpeg), np.full((5, 5, 3), 128.0), atol=2)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        decode(tf.constant(_png(9, 9)[:-20]))
+
+
+def test_image_columns_that_do_not_fit_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"give model\.image_shape"):
+        build_model(_manifest(), _config(["picture"], model={"name": "convnet"}))
+    with pytest.raises(ConfigError, match="one image column, the dataset has 'picture', 'digit'"):
+        build_model(_manifest(), _config(["picture", "digit"], model={"name": "convnet"}))
+    with pytest.raises(ConfigError, match=r"holds tensors of shape \(4, 6\), not \[6, 4, 1\]"):
+        image_preprocess(FEATURES[3], image_shape(FEATURES[3], (6, 4, 1)))
+
+
+def test_without_classes_there_is_nothing_to_train() -> None:
+    for manifest in (_manifest(classes=(None,), label=None), _manifest(classes=(1,))):
+        with pytest.raises(ConfigError, match="training needs a label with at least two classes"):
+            build_model(manifest, _config(["x"]))
+
+
+def test_a_function_of_the_user_builds_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_networks.py").write_text(
+        "import keras\n"
+        "def linear(manifest, config):\n"
+        "    x = keras.Input((), name='x')\n"
+        "    return keras.Model({'x': x}, keras.layers.Dense(len(manifest.classes))(keras.ops.expand_dims(x, 1)))\n"
+        "def nothing(manifest, config):\n"
+        "    return 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    built = build_model(_manifest(), _config(["x"], model={"name": "my_networks:linear"}))
+    inputs, _, _ = built.preprocess({"x": tf.ones(2), "class_id": tf.zeros(2, tf.int32)})
+    assert built.network(inputs).shape == (2, 3)
+    for name, message in [
+        ("my_networks:nothing", "must return a keras.Model, got int"),
+        ("my_networks:absent", "cannot import my_networks:absent"),
+        ("no_such_module_here:f", "cannot import no_such_module_here:f"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            build_model(_manifest(), _config(["x"], model={"name": name}))
+
+
+def test_the_schedule_scales_linearly_and_counts_in_epochs() -> None:
+    config = parse_config(
+        {
+            "data": {"url": "x", "batch_size": 1024},
+            "optimizer": {"learning_rate": 0.1, "base_batch_size": 256},
+            "schedule": {"warmup_epochs": 0.5, "end_factor": 0.01},
+            "epochs": 3,
+        },
+        "test",
+    )
+    schedule = build_schedule(config, steps_per_epoch=100)
+    np.testing.assert_allclose([schedule(t) for t in (0, 25, 50, 300)], [0.0, 0.2, 0.4, 0.004], rtol=1e-9)
+    short = parse_config({"data": {"url": "x"}, "schedule": {"warmup_epochs": 0.9}}, "test")
+    with pytest.raises(ConfigError, match=r"schedule: warmup_steps must be .* \(1 steps per epoch\)"):
+        build_schedule(short, steps_per_epoch=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("lars", LARS), ("sgd", keras.optimizers.SGD), ("adam", keras.optimizers.Adam), ("adamw", keras.optimizers.AdamW)],
+)
+def test_weight_decay_spares_biases_under_every_optimizer(name: str, kind: type[Any]) -> None:
+    decay = 0.0 if name == "adam" else 0.5
+    config = parse_config(
+        {
+            "data": {"url": "x"},
+            "optimizer": {"name": name, "learning_rate": 0.1, "weight_decay": decay},
+            "schedule": {"decay": "constant"},
+        },
+        "test",
+    )
+    kernel, bias = keras.Variable(np.ones((2, 2), np.float32)), keras.Variable(np.ones(2, np.float32))
+    optimizer = build_optimizer(config.optimizer, build_schedule(config, 10), [kernel, bias])
+    assert isinstance(optimizer, kind)
+    optimizer.apply([tf.zeros((2, 2)), tf.zeros(2)])
+    np.testing.assert_array_equal(bias.numpy(), [1.0, 1.0])
+    assert (kernel.numpy() < 1).all() == (name != "adam")

@@ -1,0 +1,170 @@
+"""`ringfeed train` as users run it: real processes, real datasets, alone and on a real ring."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Train = Callable[..., tuple[int, str]]
+WriteConfig = Callable[..., Path]
+Metrics = Callable[[], dict[str, Any]]
+
+
+def _wait_for(checkpoints: Path, pattern: str, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not list(checkpoints.glob(pattern)):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_learns_and_writes_metrics_and_a_model(
+    tmp_path: Path, write_config: WriteConfig, train: Train, metrics: Metrics
+) -> None:
+    model = tmp_path / "out" / "model.keras"
+    status, output = train(write_config(output={"model": str(model)}, precision="bfloat16"))
+    assert status == 0, output
+    result = metrics()
+    assert result["final"]["samples"] == 1000
+    assert result["final"]["auc"] > 0.85
+    losses = [entry["loss"] for entry in result["history"]["steps"]]
+    assert losses[-1] < losses[0]
+    assert [entry["step"] for entry in result["history"]["steps"]] == [20, 40, 50, 60, 80, 100]
+    assert model.stat().st_size > 0
+    assert "Traceback" not in output
+    assert not [line for line in output.splitlines() if not line.startswith("epoch ")], output
+
+
+def test_killed_anywhere_and_started_again_ends_bit_identical(
+    tmp_path: Path, write_config: WriteConfig, start: Any, train: Train, metrics: Metrics
+) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    config = write_config(
+        checkpoint={"url": str(checkpoints), "every_steps": 7, "keep": 2}, data={"balance": "uniform"}, epochs=3
+    )
+    for pattern in ("step-0000000014-*", "step-0000000077-*"):  # in the first epoch, and in the second
+        process = start(config)
+        _wait_for(checkpoints, pattern, process)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate(timeout=30)
+    status, output = train(config)
+    assert status == 0, output
+    killed = metrics()
+    assert killed["resumed_from_step"] >= 77
+    assert len(list(checkpoints.glob("*.safetensors"))) == 2
+
+    status, output = train(config, f"checkpoint.url={tmp_path / 'others'}")
+    assert status == 0, output
+    whole = metrics()
+    assert whole["weights_digest"] == killed["weights_digest"]
+    assert whole["final"] == killed["final"]
+    history = [[(e["step"], e["loss"]) for e in m["history"]["steps"]] for m in (killed, whole)]
+    assert history[0][-1] == history[1][-1]
+
+    status, output = train(config)  # a finished run has nothing left to do, and says the same
+    assert status == 0, output
+    assert metrics()["weights_digest"] == killed["weights_digest"]
+    status, output = train(config, f"checkpoint.url={tmp_path / 'third'}", "seed=1")
+    assert metrics()["weights_digest"] != killed["weights_digest"]
+
+
+def test_goes_on_with_another_number_of_ranks(
+    tmp_path: Path, write_config: WriteConfig, train: Train, metrics: Metrics
+) -> None:
+    pytest.importorskip("horovod", reason="Horovod is built by: make setup")
+    config = write_config(checkpoint={"url": str(tmp_path / "checkpoints")})
+    status, output = train(config, "max_steps=30", ranks=2)
+    assert status == 0, output
+    first = metrics()
+    assert (first["ranks"], first["total_steps"]) == (2, 30)
+    status, output = train(config)
+    assert status == 0, output
+    second = metrics()
+    assert (second["ranks"], second["resumed_from_step"]) == (1, 30)
+    assert second["history"]["steps"][-1]["step"] == 100
+    assert second["final"]["samples"] == 1000
+    assert second["final"]["auc"] > 0.85
+
+
+def test_a_small_convnet_learns_pictures(
+    tmp_path: Path, pictures: str, write_config: WriteConfig, train: Train, metrics: Metrics
+) -> None:
+    status, output = train(
+        write_config(
+            data={"url": pictures, "batch_size": 40, "categorical": []},
+            model={"name": "convnet", "filters": [8, 8], "hidden": [16], "image_shape": [8, 8, 1], "dropout": 0.0},
+            optimizer={"name": "sgd", "learning_rate": 0.05},
+            epochs=6,
+        )
+    )
+    assert status == 0, output
+    assert metrics()["final"]["accuracy"] > 0.97
+    assert metrics()["final"]["auc"] is None
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.batchsize=3", "unknown key 'data.batchsize'; did you mean 'data.batch_size'?"),
+        ("data.url=/no/such/place", "there is no dataset at /no/such/place"),
+        ("data.exclude=[dealy]", "data.exclude: the dataset has no column 'dealy'; did you mean 'delay'?"),
+        ("data.train_split=trian", "there is no split 'trian'"),
+        ("data.batch_size=100000", "batch_size"),
+        ("data.balance={late: 0.5, never: 0.5}", "never"),
+        ("model.name=no_module:f", "cannot import no_module:f"),
+    ],
+)
+def test_a_mistake_is_one_line(override: str, message: str, write_config: WriteConfig, train: Train) -> None:
+    status, output = train(write_config(), override)
+    assert status == 1
+    assert output.startswith("ringfeed train: error: ")
+    assert message in output
+    assert output.count("\n") == 1, output
+
+
+def test_gradients_that_are_not_finite_are_an_error(write_config: WriteConfig, train: Train) -> None:
+    status, output = train(write_config(optimizer={"name": "sgd", "learning_rate": 1e30}, model={"norm": "none"}))
+    assert status == 1
+    last = output.splitlines()[-1]
+    assert last.startswith("ringfeed train: error: the gradients of step ")
+    assert "not finite in float32" in last
+
+
+def test_a_checkpoint_of_another_run_is_not_gone_on_from(
+    tmp_path: Path, write_config: WriteConfig, train: Train
+) -> None:
+    config = write_config(checkpoint={"url": str(tmp_path / "checkpoints")}, max_steps=3)
+    assert train(config)[0] == 0
+    status, output = train(config, "model.hidden=[4]", "optimizer.momentum=0.5")
+    assert status == 1
+    assert "are of a run with other model.hidden, optimizer.momentum" in output
+    status, output = train(config, "checkpoint.resume=false")
+    assert status == 1
+    assert "checkpoint.resume is false, but" in output
+
+
+def test_a_batch_that_the_ranks_cannot_share_is_said_once(write_config: WriteConfig, train: Train) -> None:
+    pytest.importorskip("horovod", reason="Horovod is built by: make setup")
+    status, output = train(write_config(data={"batch_size": 61}), ranks=2)
+    assert status != 0
+    assert output.count("ringfeed train: error: ") == 1
+    assert "data.batch_size=61 cannot be shared evenly by 2 ranks; use a multiple of 2, such as 60" in output
+
+
+def test_help_teaches_and_needs_no_tensorflow() -> None:
+    code = (
+        "import sys\nfrom ringfeed.training.train import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "assert not {'tensorflow', 'keras', 'horovod'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "horovodrun -np 2 --gloo ringfeed train --config" in done.stdout
+    assert "optimizer.trust_coefficient" in done.stdout

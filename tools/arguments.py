@@ -1,0 +1,60 @@
+"""Words of a command line to values: sizes and splits. Pure; an error says the rule and the value."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+__all__ = ["parse_bytes", "parse_splits"]
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS |= {_letter: 1024**_power, f"{_letter}IB": 1024**_power, f"{_letter}B": 1000**_power}
+
+
+def parse_bytes(text: str) -> int:
+    """A size in bytes: ``KiB``, ``MiB``, ``GiB`` (and K, M, G) are powers of 1024, ``KB``, ``MB``, ``GB`` of 1000.
+
+    Raises:
+        ValueError: it is no size, or less than one byte.
+
+    >>> parse_bytes("256MiB"), parse_bytes("1GB"), parse_bytes("1.5 KiB"), parse_bytes("4096")
+    (268435456, 1000000000, 1536, 4096)
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
+    if match is None or match.group(2).upper() not in _UNITS:
+        raise ValueError(f"a size is a number with a unit, such as 256MiB or 1GB, got {text!r}")
+    size = int(Fraction(match.group(1)) * _UNITS[match.group(2).upper()])
+    if size < 1:
+        raise ValueError(f"a size must be at least one byte, got {text!r}")
+    return size
+
+
+def parse_splits(text: str) -> dict[str, Fraction]:
+    """The share of each split, exactly as written.
+
+    Raises:
+        ValueError: a part is not NAME=SHARE, a name is there twice, or the shares are not positive or do not add up
+            to 1.
+
+    >>> parse_splits("train=0.9,test=0.1")
+    {'train': Fraction(9, 10), 'test': Fraction(1, 10)}
+    >>> parse_splits("a=1/3,b=2/3")["b"]
+    Fraction(2, 3)
+    """
+    splits: dict[str, Fraction] = {}
+    for part in text.split(","):
+        name, equals, share = (word.strip() for word in part.partition("="))
+        if not name or not equals:
+            raise ValueError(f"splits are NAME=SHARE,..., such as train=0.9,test=0.1, got {part!r}")
+        if not re.fullmatch(r"[0-9]+/[0-9]*[1-9][0-9]*|[0-9]*\.?[0-9]+", share):
+            raise ValueError(f"the share of split {name!r} must be a decimal such as 0.9, got {share!r}")
+        if name in splits:
+            raise ValueError(f"each split is named once, got {name!r} twice in {text!r}")
+        splits[name] = Fraction(share)
+        if splits[name] <= 0:
+            raise ValueError(f"the share of split {name!r} must be more than 0, got {share}")
+    total = sum(splits.values())
+    if total != 1:
+        raise ValueError(f"the shares of the splits must add up to 1, got {text!r}, which adds up to {float(total):g}")
+    return splits

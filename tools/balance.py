@@ -1,0 +1,138 @@
+"""How balanced a dataset is, planned or written: per split and class, the least and most of any shard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..sharding import BuildPlan, Dataset
+from .console import align, human_bytes
+
+__all__ = ["SplitBalance", "balance_json", "balance_of_dataset", "balance_of_plan", "balance_text"]
+
+Int64 = npt.NDArray[np.int64]
+_CLASSES_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitBalance:
+    """One split.
+
+    Attributes:
+        name: of the split.
+        shard_records: records of each shard, int64 [shards].
+        shard_bytes: size of each shard's data file, int64 [shards]; estimated where it is not yet written.
+        shard_class_counts: records of each class in each shard, int64 [shards, classes].
+    """
+
+    name: str
+    shard_records: Int64
+    shard_bytes: Int64
+    shard_class_counts: Int64
+
+
+def balance_of_dataset(dataset: Dataset) -> list[SplitBalance]:
+    """As the manifest says it is; the writer counted it from the records that it wrote."""
+    result = []
+    for name in dataset.manifest.splits:
+        shards = dataset.split_shards(name)
+        result.append(
+            SplitBalance(
+                name=name,
+                shard_records=np.array([shard.records for shard in shards], np.int64),
+                shard_bytes=np.array([shard.bytes for shard in shards], np.int64),
+                shard_class_counts=np.array([shard.class_counts for shard in shards], np.int64),
+            )
+        )
+    return result
+
+
+def balance_of_plan(plan: BuildPlan) -> list[SplitBalance]:
+    """As it will be, with estimated sizes."""
+    result = []
+    for split in plan.assignment.splits:
+        records = np.array([split.shard_records(shard) for shard in range(split.shards)], np.int64)
+        result.append(
+            SplitBalance(
+                name=split.name,
+                shard_records=records,
+                shard_bytes=np.rint(records * plan.record_bytes).astype(np.int64),
+                shard_class_counts=np.stack([split.shard_class_counts(shard) for shard in range(split.shards)]),
+            )
+        )
+    return result
+
+
+def balance_json(splits: Sequence[SplitBalance], classes: Sequence[Any]) -> dict[str, Any]:
+    """For `--json`: by split, totals and [least, most] of any shard."""
+    return {
+        split.name: {
+            "records": int(split.shard_records.sum()),
+            "shards": len(split.shard_records),
+            "bytes": int(split.shard_bytes.sum()),
+            "records_per_shard": _range(split.shard_records),
+            "bytes_per_shard": _range(split.shard_bytes),
+            "classes": [
+                {"class": value, "records": int(counts.sum()), "per_shard": _range(counts)}
+                for value, counts in zip(classes, split.shard_class_counts.T, strict=True)
+            ],
+        }
+        for split in splits
+    }
+
+
+def balance_text(splits: Sequence[SplitBalance], classes: Sequence[Any], *, estimated: bool = False) -> list[str]:
+    """For people: a table of the splits and one of the classes."""
+    about = "~" if estimated else ""
+    rows = [
+        [
+            split.name,
+            f"{split.shard_records.sum():,}",
+            f"{len(split.shard_records):,}",
+            _span(split.shard_records),
+            about + human_bytes(int(split.shard_bytes.sum())),
+            about + human_bytes(float(split.shard_bytes.mean())),
+        ]
+        for split in splits
+    ]
+    lines = align(["split", "records", "shards", "records/shard", "bytes", "bytes/shard"], rows)
+    if list(classes) == [None]:
+        return lines
+    header = ["class", "share", *(word for split in splits for word in (split.name, f"{split.name}/shard"))]
+    counts = np.stack([split.shard_class_counts.sum(axis=0) for split in splits])  # [splits, classes]
+    shares = counts.sum(axis=0) / counts.sum()
+    order = np.argsort(-shares, kind="stable")
+    rows = [
+        [
+            str(classes[i]) if classes[i] != "" else "''",
+            f"{shares[i]:.2%}",
+            *(
+                w
+                for s, total in zip(splits, counts[:, i], strict=True)
+                for w in (f"{total:,}", _span(s.shard_class_counts[:, i]))
+            ),
+        ]
+        for i in (
+            order if len(order) <= _CLASSES_SHOWN else [*order[: _CLASSES_SHOWN // 2], *order[-_CLASSES_SHOWN // 2 :]]
+        )
+    ]
+    lines += ["", *align(header, rows)]
+    if len(order) > _CLASSES_SHOWN:
+        lines.append(f"... the {_CLASSES_SHOWN // 2} largest and smallest of {len(order):,} classes")
+    spread = max(int(np.ptp(split.shard_class_counts, axis=0).max()) for split in splits)
+    uneven = max(int(np.ptp(split.shard_records)) for split in splits)
+    lines.append(f"largest difference between two shards of a split: {uneven} in records, {spread} in any class")
+    return lines
+
+
+def _range(values: Int64) -> list[int]:
+    return [int(values.min()), int(values.max())]
+
+
+def _span(values: Int64) -> str:
+    low, high = _range(values)
+    return f"{low:,}" if low == high else f"{low:,}..{high:,}"

@@ -1,0 +1,117 @@
+"""`ringfeed`: the command whose subcommands live in the modules listed in `COMMANDS`.
+
+A module offers `add_parser(subparsers)`, which adds the subcommand of that name, and `run(args)`, which
+returns the exit status. Only the chosen subcommand's module is imported: none pays for another's imports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Protocol, cast
+
+from ..sharding.errors import RingfeedError
+from .probe import version_of
+
+__all__ = ["main"]
+
+COMMANDS = {
+    "train": ("train", "train a model, alone or as one rank of horovodrun"),
+    "profile": ("profile", "measure the loader stage by stage and say what holds it back"),
+    "doctor": ("doctor", "report versions, collectives, GPUs and clients, and how to get what is missing"),
+    "install-horovod": (
+        "horovod_build",
+        "build and install Horovod for the TensorFlow that is installed here",
+    ),
+}
+
+# The top-level module that an import missed -> the extra that has it.
+EXTRAS = {
+    "tensorflow": "cpu", "keras": "cpu", "yaml": "cpu", "psutil": "cpu", "cloudpickle": "cpu",
+    "matplotlib": "report", "jinja2": "report", "hdfs_native": "hdfs",
+}  # fmt: skip
+
+_EPILOG = """\
+examples:
+  ringfeed doctor
+  ringfeed install-horovod
+  ringfeed profile s3://bucket/flights --split train --batch-size 1024
+  horovodrun -np 2 --gloo ringfeed train --config flights.yaml --set epochs=3
+
+Exit status: 0 all is well, 1 an error (one line on stderr), 2 wrong usage, 130 interrupted.
+Datasets are built, inspected and verified by `shard-dataset`.
+"""
+
+
+class Subcommand(Protocol):
+    """What a module in `COMMANDS` offers."""
+
+    def add_parser(self, subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+        """Add the subcommand."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Run it and return the exit status."""
+
+
+def load(command: str) -> Subcommand:
+    """Import the module of a subcommand."""
+    return cast(Subcommand, import_module(f".{COMMANDS[command][0]}", __package__))
+
+
+def build_parser(chosen: str | None) -> argparse.ArgumentParser:
+    """The parser of `ringfeed`: complete for the chosen subcommand, a line of help for the others."""
+    parser = argparse.ArgumentParser(
+        prog="ringfeed",
+        description="Balanced shards in, batches out, models trained on a ring.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"ringfeed {version_of('ringfeed') or '(not installed)'}"
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (_, help_line) in COMMANDS.items():
+        if name == chosen:
+            load(name).add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=help_line)
+    return parser
+
+
+def chosen_command(argv: Sequence[str]) -> str | None:
+    """The subcommand in a command line, or None where none (or an unknown one) is given.
+
+    >>> chosen_command(["doctor", "--json"])
+    'doctor'
+    >>> chosen_command(["--help"]) is None
+    True
+    """
+    first = next((word for word in argv if not word.startswith("-")), None)
+    return first if first in COMMANDS else None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `ringfeed` and return its exit status; an error a user can mend is one line on stderr."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        chosen = chosen_command(arguments)
+        args = build_parser(chosen).parse_args(arguments)
+        return load(args.command).run(args)
+    except RingfeedError as error:
+        print(f"ringfeed: error: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        print(f"ringfeed: error: this needs {error.name}: pip install 'ringfeed[{extra}]'", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("ringfeed: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""How the commands speak to people: sizes and rates in words, aligned tables, progress on standard error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import monotonic
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+__all__ = ["StageReport", "align", "human_bytes", "human_seconds", "one_line", "stage_progress"]
+
+# stage, tasks done, tasks in all, records done
+StageReport = Callable[[str, int, int, int], None]
+
+_PLAIN_SECONDS = 10.0  # between two lines where there is no terminal
+
+
+def human_bytes(size: float) -> str:
+    """A size in the largest binary unit that leaves at least one before the point.
+
+    >>> human_bytes(999), human_bytes(1536), human_bytes(268435456)
+    ('999 B', '1.5 KiB', '256.0 MiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+
+
+def human_seconds(seconds: float) -> str:
+    """A duration.
+
+    >>> human_seconds(0.25), human_seconds(75), human_seconds(7322)
+    ('0.2 s', '1 min 15 s', '2 h 02 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def one_line(text: object) -> str:
+    """Any text on one line, with nothing that a terminal would obey.
+
+    >>> one_line("a\\n  b\\x1b[31m")
+    'a b?[31m'
+    """
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(str(text).split()))
+
+
+def align(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """A table as lines: the first `left` columns flush left, the others flush right.
+
+    >>> align(["split", "records"], [["train", "90"], ["test", "1,000"]])
+    ['split  records', 'train       90', 'test     1,000']
+    """
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    return [
+        "  ".join(
+            c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (header, *rows)
+    ]
+
+
+@contextmanager
+def stage_progress(labels: Mapping[str, str], *, silent: bool = False) -> Iterator[StageReport]:
+    """Show the stages of a job on standard error: bars on a terminal, else a line now and then.
+
+    Args:
+        labels: what to call each stage.
+        silent: show nothing.
+
+    Yields:
+        What to call with (stage, tasks done, tasks in all, records done).
+    """
+    if silent:
+        yield lambda stage, done, total, records: None
+    elif sys.stderr.isatty():
+        with _bars() as progress:
+            yield _bar_report(progress, labels)
+    else:
+        yield _line_report(labels)
+
+
+def _bars() -> Progress:
+    return Progress(
+        TextColumn("{task.description:<12}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        console=Console(stderr=True),
+    )
+
+
+def _bar_report(progress: Progress, labels: Mapping[str, str]) -> StageReport:
+    bars: dict[str, TaskID] = {}
+    starts: dict[str, float] = {}
+
+    def report(stage: str, done: int, total: int, records: int) -> None:
+        if stage not in bars:
+            bars[stage] = progress.add_task(labels.get(stage, stage), total=total, rate="")
+            starts[stage] = monotonic()
+        progress.update(bars[stage], completed=done, total=total, rate=_rate(records, monotonic() - starts[stage]))
+
+    return report
+
+
+def _line_report(labels: Mapping[str, str]) -> StageReport:
+    starts: dict[str, float] = {}
+    last = monotonic()
+
+    def report(stage: str, done: int, total: int, records: int) -> None:
+        nonlocal last
+        now = monotonic()
+        started = starts.setdefault(stage, now)
+        if done == total or now - last >= _PLAIN_SECONDS:
+            last = now
+            rate = _rate(records, now - started)
+            print(f"{labels.get(stage, stage)}: {done} of {total}{', ' if rate else ''}{rate}", file=sys.stderr)
+
+    return report
+
+
+def _rate(records: int, seconds: float) -> str:
+    return f"{records / seconds:,.0f} records/s" if records and seconds > 0 else ""

@@ -1,0 +1,171 @@
+"""What `shard-dataset inspect` shows: contents, balance, origin, statistics, and how to parse it with plain TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..sharding import Dataset, Feature, FeatureStatistics, Manifest
+from .balance import balance_json, balance_of_dataset, balance_text
+from .console import align, human_bytes, one_line
+
+__all__ = ["feature_spec", "inspection_json", "inspection_text", "reading_example"]
+
+_SPEC_DTYPES = {"int64": "tf.int64", "float": "tf.float32", "bytes": "tf.string", "raw": "tf.string"}
+_VOCABULARY_SHOWN = 6
+
+
+def inspection_json(dataset: Dataset) -> dict[str, Any]:
+    """All of it, for programs."""
+    manifest = dataset.manifest
+    nullable = _nullable(manifest)
+    return {
+        "url": dataset.storage.locate(),
+        "format": manifest.shard_format,
+        "compression": manifest.compression,
+        "records": manifest.records,
+        "bytes": sum(shard.bytes for shard in dataset.shards),
+        "fixed_layout": manifest.layout is not None,
+        "seed": manifest.seed,
+        "writer": manifest.writer,
+        "source": dict(manifest.source),
+        "options": dict(manifest.options),
+        "label": manifest.schema.label,
+        "classes": list(manifest.classes),
+        "features": [
+            feature.to_json()
+            | {
+                "spec": feature_spec(feature, nullable=feature.name in nullable),
+                "statistics": {
+                    name: _statistics_json(split.statistics[feature.name]) for name, split in manifest.splits.items()
+                },
+            }
+            for feature in manifest.schema.features
+        ],
+        "splits": balance_json(balance_of_dataset(dataset), manifest.classes),
+        "reading": reading_example(dataset),
+    }
+
+
+def inspection_text(dataset: Dataset) -> str:
+    """The same, for people."""
+    manifest = dataset.manifest
+    data_bytes = sum(shard.bytes for shard in dataset.shards)
+    layout = f", fixed layout of {manifest.layout.example_bytes} bytes" if manifest.layout else ""
+    codec = "" if manifest.compression == "none" else f" ({manifest.compression})"
+    lines = [
+        f"{dataset.storage.locate()}",
+        f"  holds    {manifest.records:,} records in {len(dataset.shards):,} shards of {manifest.shard_format}{codec}, "
+        f"{human_bytes(data_bytes)}{layout}",
+        f"  from     {manifest.source.get('url', 'unknown')} (fingerprint {manifest.source.get('fingerprint', 'unknown')})",
+        f"  written  by {manifest.writer}, seed {manifest.seed}",
+        f"  label    {manifest.schema.label if manifest.schema.label is not None else '(none)'}",
+        "",
+        *balance_text(balance_of_dataset(dataset), manifest.classes),
+        "",
+        *_feature_table(manifest),
+        "",
+        "To read it without ringfeed:",
+        "",
+        *("  " + line if line else "" for line in reading_example(dataset).splitlines()),
+    ]
+    return "\n".join(lines)
+
+
+def feature_spec(feature: Feature, *, nullable: bool) -> str:
+    """What `tf.io.parse_example` needs to parse the feature, as Python source.
+
+    >>> feature_spec(Feature(name="x", dtype="float32", shape=(32,)), nullable=False)
+    'tf.io.FixedLenFeature([32], tf.float32)'
+    """
+    dtype = _SPEC_DTYPES[feature.example_kind]
+    if feature.example_kind == "raw":
+        return f"tf.io.{'VarLenFeature(' if nullable else 'FixedLenFeature([], '}{dtype})"
+    if nullable:
+        return f"tf.io.VarLenFeature({dtype})"
+    if feature.fixed_shape is None:
+        return f"tf.io.RaggedFeature({dtype})"
+    return f"tf.io.FixedLenFeature({list(feature.fixed_shape)}, {dtype})"
+
+
+def reading_example(dataset: Dataset) -> str:
+    """A few lines of Python that read the first split with other people's tools alone."""
+    manifest = dataset.manifest
+    split = next(iter(manifest.splits))
+    root = dataset.storage.locate()
+    if manifest.shard_format == "parquet":
+        files = [f"{root}/{shard.path}" for shard in dataset.split_shards(split)][:1]
+        return f"import pyarrow.parquet as pq\n\ntable = pq.read_table({files[0]!r})  # one shard of split {split!r}"
+    nullable = _nullable(manifest)
+    compression = "" if manifest.compression == "none" else f", compression_type={manifest.compression.upper()!r}"
+    lines = ["import tensorflow as tf", "", "spec = {"]
+    lines += [f"    {f.name!r}: {feature_spec(f, nullable=f.name in nullable)}," for f in manifest.schema.features]
+    lines += [
+        "}",
+        f"files = tf.io.gfile.glob({f'{root}/{split}-*.tfrecord'!r})",
+        f"records = tf.data.TFRecordDataset(files{compression}).batch(1024)",
+        "dataset = records.map(lambda batch: tf.io.parse_example(batch, spec))",
+    ]
+    lines += [note for feature in manifest.schema.features if (note := _decoding_note(feature))]
+    return "\n".join(lines)
+
+
+def _decoding_note(feature: Feature) -> str:
+    """What is left to do after parsing."""
+    if feature.encoding == "image":
+        return f"# {feature.name!r} holds image files: tf.io.decode_image(value)"
+    if feature.example_kind == "raw":
+        shape = [-1, *(feature.fixed_shape or (-1,))]
+        return f"# {feature.name!r}: tf.reshape(tf.io.decode_raw(value, tf.{feature.dtype}), {shape})"
+    if feature.logical:
+        return f"# {feature.name!r} is a {feature.logical} stored as {feature.dtype}"
+    stored = {"int64": "int64", "float": "float32", "bytes": feature.dtype}[feature.example_kind]
+    return (
+        "" if feature.dtype == stored else f"# {feature.name!r} was {feature.dtype}: tf.cast(value, tf.{feature.dtype})"
+    )
+
+
+def _nullable(manifest: Manifest) -> set[str]:
+    return {
+        name for split in manifest.splits.values() for name, statistics in split.statistics.items() if statistics.nulls
+    }
+
+
+def _feature_table(manifest: Manifest) -> list[str]:
+    split = next(iter(manifest.splits))
+    rows = []
+    for feature in manifest.schema.features:
+        statistics = manifest.splits[split].statistics[feature.name]
+        role = "label" if feature.name == manifest.schema.label else feature.encoding or feature.logical
+        shape = "x".join("?" if size is None else str(size) for size in feature.shape) or "-"
+        rows.append([one_line(feature.name), feature.dtype, shape, role, _statistics_words(statistics)])
+    return align(["feature", "dtype", "shape", "role", f"in split {split!r}"], rows, left=5)
+
+
+def _statistics_words(statistics: FeatureStatistics) -> str:
+    words = []
+    if statistics.min is not None and statistics.max is not None:
+        words.append(f"{statistics.min:.6g} to {statistics.max:.6g}")
+    if statistics.mean is not None and statistics.std is not None:
+        words.append(f"mean {statistics.mean:.6g}, std {statistics.std:.6g}")
+    if statistics.vocabulary is not None:
+        shown = ", ".join(map(one_line, statistics.vocabulary[:_VOCABULARY_SHOWN]))
+        more = ", ..." if len(statistics.vocabulary) > _VOCABULARY_SHOWN else ""
+        words.append(f"{len(statistics.vocabulary):,} values: {shown}{more}")
+    words += [f"{statistics.nulls:,} without a value"] if statistics.nulls else []
+    words += [f"{statistics.nonfinite:,} NaN or infinite"] if statistics.nonfinite else []
+    return "; ".join(words)
+
+
+def _statistics_json(statistics: FeatureStatistics) -> dict[str, Any]:
+    vocabulary: Sequence[str] | None = statistics.vocabulary
+    return {
+        "count": statistics.count,
+        "nulls": statistics.nulls,
+        "nonfinite": statistics.nonfinite,
+        "mean": statistics.mean,
+        "std": statistics.std,
+        "min": statistics.min,
+        "max": statistics.max,
+        "vocabulary": None if vocabulary is None else list(vocabulary),
+    }

@@ -1,0 +1,307 @@
+"""`ringfeed profile`: measure the loader stage by stage, name what holds it back, and the knob that helps.
+
+`profile()` is for notebooks: its result shows itself as a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import Any
+
+from ..pipeline import Loader, StageStats
+from ..sharding.errors import ConfigError
+from .console import align, human_bytes, stage_progress
+
+__all__ = ["Profile", "StageProfile", "add_parser", "profile", "run"]
+
+_KNOBS = {
+    "fetch": "the storage is the limit: raise fetch_threads, bring the data nearer, or compress the shards",
+    "verify": "checksums are the limit: the shards come from memory; more ranks per host share the work",
+    "open": "decoding whole shards is the limit: drop columns you do not use, or more ranks per host",
+    "plan": "planning windows is the limit: a larger window_shards plans less often, fewer classes plan faster",
+    "gather": "gathering samples is the limit: smaller records or more ranks per host",
+    "deliver": "TensorFlow takes batches as fast as it can: a larger batch_size, or a lighter map after the loader",
+    "parse": "tf.io.parse_example is the limit: records of one layout (no nulls, strings or lists) or Parquet need none",
+}
+_WAITING = 0.3  # of the time: from here on, the loader is held back by what it waits for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageProfile:
+    """One stage: what passed through it, and for how long it worked and waited.
+
+    Attributes:
+        name: ``fetch``, ``verify``, ``open``, ``plan``, ``gather`` or ``deliver``.
+        items: shards (the first three) or samples.
+        bytes: that passed, where the stage counts them.
+        busy_seconds: over all threads.
+        wait_seconds: for other stages; in ``deliver``, until the next chunk was asked for.
+        share: busy seconds / seconds of the whole measurement.
+    """
+
+    name: str
+    items: int
+    bytes: int
+    busy_seconds: float
+    wait_seconds: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A measurement of the loader.
+
+    Attributes:
+        first_batch_seconds: from asking for an epoch to its first batch.
+        seconds: from the first to the last batch, at full speed, with nothing done to them.
+        bytes_per_second: of decoded tensors.
+        bottleneck: the stage that holds the loader back.
+        knob: what to do about it.
+    """
+
+    url: str
+    split: str
+    batch_size: int
+    balance: Any
+    world_size: int
+    steps: int
+    samples: int
+    seconds: float
+    first_batch_seconds: float
+    samples_per_second: float
+    bytes_per_second: float
+    stages: tuple[StageProfile, ...]
+    bottleneck: str
+    knob: str
+
+    def _rows(self) -> list[list[str]]:
+        return [
+            [
+                stage.name,
+                f"{stage.items:,}",
+                human_bytes(stage.bytes) if stage.bytes else "",
+                f"{stage.busy_seconds:.3f}",
+                f"{stage.wait_seconds:.3f}",
+                f"{stage.share:.0%}",
+            ]
+            for stage in self.stages
+        ]
+
+    def __str__(self) -> str:
+        lines = align(_HEADER, self._rows())
+        return "\n".join([self._headline(), "", *lines, "", f"bottleneck: {self.bottleneck}: {self.knob}"])
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{escape(name)}</th>" for name in _HEADER)
+        rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self._rows())
+        return (
+            f"<p>{escape(self._headline())}</p><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+            f"<p><b>bottleneck: {escape(self.bottleneck)}</b>: {escape(self.knob)}</p>"
+        )
+
+    def _headline(self) -> str:
+        return (
+            f"{self.url}: {self.samples_per_second:,.0f} samples/s, {human_bytes(self.bytes_per_second)}/s decoded, "
+            f"first batch after {self.first_batch_seconds:.2f} s ({self.steps} batches of {self.batch_size}, "
+            f"split {self.split}, balance {self.balance})"
+        )
+
+
+_HEADER = ("stage", "items", "bytes", "busy s", "wait s", "busy")
+
+
+def profile(
+    url: str,
+    *,
+    split: str = "train",
+    batch_size: int = 1024,
+    balance: str | Mapping[Any, float] = "natural",
+    steps: int | None = None,
+    seed: int = 0,
+    fill: Mapping[str, Any] | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    progress: bool = False,
+) -> Profile:
+    """Read an epoch, or some steps of it, as fast as the loader gives it.
+
+    Args:
+        url: of the dataset.
+        split, batch_size, balance, seed, fill, rank, world_size: as for `Loader`.
+        steps: how many; default: one epoch. More than an epoch goes on with the next ones.
+        progress: show a bar on standard error.
+
+    Raises:
+        RingfeedError: the dataset cannot be read so.
+    """
+    if steps is not None and steps < 2:
+        raise ConfigError(f"a profile needs at least 2 steps, got {steps}")
+    loader = Loader(
+        url, split=split, batch_size=batch_size, balance=balance, seed=seed, fill=fill, rank=rank, world_size=world_size
+    )
+    total = max(steps or loader.steps_per_epoch, 2)
+    seconds, first_batch_seconds, decoded_bytes = _drain(loader, total, progress)
+    stages = _stages(loader.stats(), seconds + first_batch_seconds)
+    bottleneck = name_bottleneck(stages, parses=loader.manifest.layout is None, form=loader.manifest.shard_format)
+    samples = total * loader.local_batch_size
+    return Profile(
+        url=url,
+        split=split,
+        batch_size=batch_size,
+        balance=balance,
+        world_size=world_size,
+        steps=total,
+        samples=samples,
+        seconds=seconds,
+        first_batch_seconds=first_batch_seconds,
+        samples_per_second=(samples - loader.local_batch_size) / seconds,
+        bytes_per_second=decoded_bytes / seconds,
+        stages=stages,
+        bottleneck=bottleneck,
+        knob=_KNOBS[bottleneck],
+    )
+
+
+def _drain(loader: Loader, total: int, progress: bool) -> tuple[float, float, int]:
+    """Seconds after the first batch, seconds until it, and bytes of all batches after it."""
+    start = first = time.perf_counter()
+    done = epoch = decoded_bytes = 0
+    with stage_progress({"read": "read"}, silent=not progress) as report:
+        while done < total:
+            for batch in loader.epoch(epoch).take(total - done):
+                done += 1
+                if done == 1:
+                    first = time.perf_counter()
+                    continue
+                decoded_bytes += sum(_tensor_bytes(values) for values in batch.values())
+                if done % 64 == 0 or done == total:
+                    report("read", done, total, done * loader.local_batch_size)
+            epoch += 1
+    return time.perf_counter() - first, first - start, decoded_bytes
+
+
+def _tensor_bytes(values: Any) -> int:
+    """Of fixed-size elements; those of strings are not looked at: it would cost more than reading them."""
+    flat = getattr(values, "flat_values", values)
+    return int(flat.shape.num_elements() or 0) * int(flat.dtype.size)
+
+
+def _stages(stats: Mapping[str, StageStats], seconds: float) -> tuple[StageProfile, ...]:
+    return tuple(
+        StageProfile(
+            name=name,
+            items=entry.items,
+            bytes=entry.bytes,
+            busy_seconds=entry.busy_seconds,
+            wait_seconds=entry.wait_seconds,
+            share=entry.busy_seconds / seconds,
+        )
+        for name, entry in stats.items()
+    )
+
+
+def name_bottleneck(stages: tuple[StageProfile, ...], *, parses: bool, form: str) -> str:
+    """The stage that holds the loader back.
+
+    Where the loader waits for shards, it is the busiest of the stages that bring them; where it mostly waits to be
+    asked for more, what comes after it; else the busier of its own two.
+
+    Args:
+        stages: as measured.
+        parses: whether the records have no common layout.
+        form: of the shards.
+    """
+    by_name = {stage.name: stage for stage in stages}
+    planning, gathering = by_name["plan"], by_name["gather"]
+    whole = planning.busy_seconds + gathering.busy_seconds
+    starved, idle = by_name["fetch"].wait_seconds, by_name["deliver"].wait_seconds
+    everything = max(whole + starved + idle, 1e-9)
+    if idle / everything > max(_WAITING, starved / everything):
+        return "parse" if parses and form == "tfrecord" else "deliver"
+    if starved / everything > _WAITING:
+        return max(("fetch", "verify", "open"), key=lambda name: by_name[name].busy_seconds)
+    return "plan" if planning.busy_seconds > gathering.busy_seconds else "gather"
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `ringfeed profile`."""
+    parser = subparsers.add_parser(
+        "profile",
+        help="measure the loader stage by stage and say what holds it back",
+        description="Read a dataset as training would, as fast as possible, and say which stage holds it back.",
+        epilog="examples:\n  ringfeed profile data/flights\n"
+        "  ringfeed profile s3://bucket/flights --split train --batch-size 4096 --balance uniform --json\n"
+        "  ringfeed profile data/flights --fill tail=unknown --rank 0 --world-size 8",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("url", help="of the dataset: local, s3://, hdfs://, whatever fsspec opens")
+    parser.add_argument("--split", default="train", help="which split (default: train)")
+    parser.add_argument("--batch-size", type=int, default=1024, metavar="N", help="GLOBAL batch (default: 1024)")
+    parser.add_argument(
+        "--balance",
+        default="natural",
+        metavar="HOW",
+        help="natural, uniform, or JSON shares by class (default: natural)",
+    )
+    parser.add_argument("--steps", type=int, metavar="N", help="batches to read (default: one epoch)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the order (default: 0)")
+    parser.add_argument(
+        "--fill", action="append", default=[], metavar="FEATURE=VALUE", help="what stands for missing values"
+    )
+    parser.add_argument("--rank", type=int, default=0, metavar="R", help="measure the share of this rank (default: 0)")
+    parser.add_argument("--world-size", type=int, default=1, metavar="N", help="of so many ranks (default: 1)")
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `ringfeed profile`."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    result = profile(
+        args.url,
+        split=args.split,
+        batch_size=args.batch_size,
+        balance=_parse_balance(args.balance),
+        steps=args.steps,
+        seed=args.seed,
+        fill=dict(map(_parse_fill, args.fill)),
+        rank=args.rank,
+        world_size=args.world_size,
+        progress=not args.json,
+    )
+    print(json.dumps(asdict(result), indent=2) if args.json else result)
+    return 0
+
+
+def _parse_balance(text: str) -> str | dict[Any, float]:
+    if not text.startswith("{"):
+        return text
+    try:
+        shares = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(
+            f'--balance takes a word or JSON such as \'{{"late": 0.5, "on time": 0.5}}\': {error}'
+        ) from error
+    return {_plain(key): float(value) for key, value in shares.items()}
+
+
+def _parse_fill(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--fill takes FEATURE=VALUE, got {text!r}")
+    return name, _plain(value)
+
+
+def _plain(text: str) -> Any:
+    """A number where the text is one: JSON has no keys but strings."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

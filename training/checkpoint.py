@@ -1,0 +1,159 @@
+"""Checkpoints: one file each, committed by one atomic write, on any storage that fsspec opens.
+
+A checkpoint is a safetensors file (8 bytes of header length, a JSON header, raw little-endian tensors), so other tools
+open it; nothing in it is executed when it is read. Its name is `step-<step>-<xxh3-128 of its bytes>.safetensors`: the
+name appears only with the whole file, and says what every byte must hash to.
+Which tensors go in is `snapshot.py`'s matter.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from ..sharding.errors import CorruptionError
+from ..sharding.storage import Storage
+
+_NAME = re.compile(r"step-(\d{10})-([0-9a-f]{32})\.safetensors")
+_CODES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+_DTYPES = {code: name for name, code in _CODES.items()}
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """The state of a run after a step.
+
+    Args:
+        step: steps done since the run began.
+        arrays: tensors by name.
+        state: what else is needed, as JSON can hold it.
+    """
+
+    step: int
+    arrays: Mapping[str, npt.NDArray[Any]]
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+
+def encode(checkpoint: Checkpoint) -> bytes:
+    """The checkpoint as the bytes of a safetensors file.
+
+    Raises:
+        ValueError: an array has a dtype that safetensors has no code for here.
+    """
+    header: dict[str, Any] = {
+        "__metadata__": {"step": str(checkpoint.step), "state": json.dumps(checkpoint.state, sort_keys=True)}
+    }
+    parts, offset = [], 0
+    for name, array in checkpoint.arrays.items():
+        if array.dtype.name not in _CODES:
+            raise ValueError(f"array {name!r}: dtype must be one of {', '.join(_CODES)}, got {array.dtype.name}")
+        data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        offsets = [offset, offset + len(data)]
+        header[name] = {"dtype": _CODES[array.dtype.name], "shape": list(array.shape), "data_offsets": offsets}
+        parts.append(data)
+        offset += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+
+
+def decode(data: bytes) -> Checkpoint:
+    """The checkpoint in the bytes of a file that `encode` made; they must have been verified before.
+
+    >>> again = decode(encode(Checkpoint(step=3, arrays={"w": np.arange(4.0)}, state={"epoch": 1})))
+    >>> again.step, again.arrays["w"].tolist(), again.state
+    (3, [0.0, 1.0, 2.0, 3.0], {'epoch': 1})
+    """
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    metadata = header.pop("__metadata__")
+    arrays = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        dtype = np.dtype(_DTYPES[entry["dtype"]]).newbyteorder("<")
+        arrays[name] = np.frombuffer(data[start + begin : start + end], dtype).reshape(entry["shape"])
+    return Checkpoint(step=int(metadata["step"]), arrays=arrays, state=json.loads(metadata["state"]))
+
+
+class CheckpointStore:
+    """The checkpoints of one run in one folder. Only one process, rank 0, may use it.
+
+    Args:
+        url: the folder.
+        keep: how many of the newest stay after a save.
+        on_damage: what `newest` does about a damaged file: "error" raises; "previous" warns and takes the one before.
+
+    Raises:
+        StorageError: from any method, when the storage refuses.
+    """
+
+    def __init__(self, url: str, *, keep: int = 3, on_damage: str = "error") -> None:
+        self._storage = Storage(url)
+        self._keep = keep
+        self._on_damage = on_damage
+
+    def names(self) -> list[str]:
+        """The files of all checkpoints, oldest first."""
+        return sorted(name for name in self._storage.list() if _NAME.fullmatch(name))
+
+    def save(self, checkpoint: Checkpoint) -> str:
+        """Commit a checkpoint, then remove all but the newest `keep`; returns the URL of its file."""
+        data = encode(checkpoint)
+        name = f"step-{checkpoint.step:010d}-{xxhash.xxh3_128_hexdigest(data)}.safetensors"
+        self._storage.write(name, data)
+        for old in [other for other in self.names() if other != name][: -self._keep + 1 or None]:
+            self._storage.remove(old)
+        return self._storage.locate(name)
+
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint, its bytes verified, or None where there is none.
+
+        Raises:
+            CorruptionError: it is damaged; under "previous": all are.
+        """
+        names = self.names()
+        return self._newest_of(names) if names else None
+
+    def _newest_of(self, names: list[str]) -> Checkpoint:
+        try:
+            return self._read(names[-1])
+        except CorruptionError as error:
+            if self._on_damage == "error" or len(names) == 1:
+                raise
+            log.warning("%s; trying the one before", error)
+        return self._newest_of(names[:-1])
+
+    def _read(self, name: str) -> Checkpoint:
+        data = self._storage.read(name)
+        match = _NAME.fullmatch(name)
+        assert match is not None
+        found = xxhash.xxh3_128_hexdigest(data)
+        if found != match.group(2):
+            raise CorruptionError(
+                f"checkpoint {self._storage.locate(name)} is damaged: its {len(data)} bytes hash to {found}; "
+                "remove it, or set checkpoint.on_damage=previous, to go on from the one before"
+            )
+        return decode(data)

@@ -1,0 +1,215 @@
+"""What a training run can be told: one frozen tree of options, each checked where it is made.
+
+Reading it from YAML and the command line is in `config_file.py`; nothing here opens a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..sharding.errors import ConfigError
+
+DECAYS = ("cosine", "polynomial", "step", "constant")
+OPTIMIZERS = ("lars", "sgd", "adam", "adamw")
+PRECISIONS = ("float32", "float16", "bfloat16")
+NORMS = ("batch", "layer", "none")
+DAMAGE_POLICIES = ("error", "previous")
+
+
+def _key(default: Any, text: str) -> Any:
+    """A field with the line that `--help` prints for it."""
+    return field(default=default, metadata={"help": text})
+
+
+def _require(holds: bool, key: str, rule: str, value: object) -> None:
+    if not holds:
+        raise ConfigError(f"{key} must be {rule}, got {value!r}")
+
+
+def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
+    _require(value in allowed, key, f"one of {', '.join(allowed)}", value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """Which samples, in which batches, with which features."""
+
+    url: str = field(metadata={"help": "dataset that shard-dataset wrote: a path, s3://..., hdfs://..."})
+    train_split: str = _key("train", "split to train on")
+    eval_split: str | None = _key("test", "split to evaluate on; null: no evaluation")
+    batch_size: int = _key(1024, "samples per step over all ranks together (the global batch)")
+    balance: str | Mapping[Any, float] = _key("natural", "natural, uniform, or {class: weight}")
+    include: tuple[str, ...] | None = _key(None, "the only columns to use as features; null: all but the label")
+    exclude: tuple[str, ...] = _key((), "columns not to use as features")
+    categorical: tuple[str, ...] = _key((), "integer columns that are codes: embedded, not standardised")
+
+    def __post_init__(self) -> None:
+        _require(bool(self.url), "data.url", "a path or URL", self.url)
+        _require(self.batch_size >= 1, "data.batch_size", "at least 1", self.batch_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which network."""
+
+    name: str = _key("tabular", "tabular, convnet, or module:function, called with (manifest, config)")
+    hidden: tuple[int, ...] = _key((256, 128), "units of the hidden layers (tabular: all; convnet: before the output)")
+    norm: str = _key("batch", f"normalisation: {', '.join(NORMS)}")
+    dropout: float = _key(0.0, "fraction of hidden units dropped in training, in [0, 1)")
+    embedding_dim: int | None = _key(None, "width of embeddings; null: 1.6 * categories ** 0.56, at most 32")
+    filters: tuple[int, ...] = _key((32, 64), "convnet: filters of each block; each block halves the image")
+    image_shape: tuple[int, ...] | None = _key(None, "convnet: [height, width, channels] to decode images to")
+    options: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "free keys for module:function"})
+
+    def __post_init__(self) -> None:
+        known = self.name in ("tabular", "convnet") or self.name.count(":") == 1
+        _require(known, "model.name", "tabular, convnet, or module:function", self.name)
+        _one_of("model.norm", self.norm, NORMS)
+        _require(0 <= self.dropout < 1, "model.dropout", "in [0, 1)", self.dropout)
+        _require(all(units >= 1 for units in self.hidden), "model.hidden", "a list of integers from 1", self.hidden)
+        filters_hold = bool(self.filters) and all(n >= 1 for n in self.filters)
+        _require(filters_hold, "model.filters", "a non-empty list of integers from 1", self.filters)
+        if self.embedding_dim is not None:
+            _require(self.embedding_dim >= 1, "model.embedding_dim", "at least 1", self.embedding_dim)
+        if self.image_shape is not None:
+            shape_holds = len(self.image_shape) == 3 and min(self.image_shape) >= 1 and self.image_shape[2] in (1, 3)
+            _require(shape_holds, "model.image_shape", "[height, width, 1 or 3]", list(self.image_shape))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """How gradients become steps."""
+
+    name: str = _key("lars", f"one of {', '.join(OPTIMIZERS)}")
+    learning_rate: float = _key(1.0, "peak learning rate; at base_batch_size, if that is given")
+    base_batch_size: int | None = _key(None, "linear scaling: the peak is learning_rate * batch_size / base_batch_size")
+    weight_decay: float = _key(0.0, "lars: added to the gradient; sgd, adamw: decoupled")
+    momentum: float = _key(0.9, "lars, sgd")
+    nesterov: bool = _key(False, "lars, sgd")
+    trust_coefficient: float = _key(0.001, "lars: eta of arXiv 1708.03888")
+    eps: float | None = _key(None, "added to the denominator; null: 0 for lars, 1e-7 for adam and adamw")
+    beta_1: float = _key(0.9, "adam, adamw")
+    beta_2: float = _key(0.999, "adam, adamw")
+    exclude: tuple[str, ...] | None = _key(
+        None, "patterns of variable paths without decay and trust ratio; null: biases and normalisation parameters"
+    )
+    clip_norm: float | None = _key(None, "largest global norm of the gradients; null: no clipping")
+
+    def __post_init__(self) -> None:
+        _one_of("optimizer.name", self.name, OPTIMIZERS)
+        _require(self.learning_rate > 0, "optimizer.learning_rate", "above 0", self.learning_rate)
+        _require(self.weight_decay >= 0, "optimizer.weight_decay", "at least 0", self.weight_decay)
+        no_decay = self.name != "adam" or self.weight_decay == 0
+        _require(no_decay, "optimizer.weight_decay", "0 for adam (adamw has it)", self.weight_decay)
+        _require(0 <= self.momentum < 1, "optimizer.momentum", "in [0, 1)", self.momentum)
+        _require(self.trust_coefficient > 0, "optimizer.trust_coefficient", "above 0", self.trust_coefficient)
+        for name in ("beta_1", "beta_2"):
+            _require(0 <= getattr(self, name) < 1, f"optimizer.{name}", "in [0, 1)", getattr(self, name))
+        if self.eps is not None:
+            _require(self.eps >= 0, "optimizer.eps", "at least 0", self.eps)
+        if self.base_batch_size is not None:
+            _require(self.base_batch_size >= 1, "optimizer.base_batch_size", "at least 1", self.base_batch_size)
+        if self.clip_norm is not None:
+            _require(self.clip_norm > 0, "optimizer.clip_norm", "above 0", self.clip_norm)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleConfig:
+    """How the learning rate moves over the run."""
+
+    decay: str = _key("cosine", f"after the warm-up: one of {', '.join(DECAYS)}")
+    warmup_epochs: float = _key(0.0, "epochs of linear warm-up, fractions allowed")
+    init_factor: float = _key(0.0, "learning rate at step 0 of the warm-up, as a fraction of the peak")
+    end_factor: float = _key(0.0, "learning rate at the end, as a fraction of the peak (cosine, polynomial)")
+    power: float = _key(2.0, "exponent of the polynomial")
+    boundaries: tuple[float, ...] = _key((), "step decay: epochs at which the rate falls")
+    factor: float = _key(0.1, "step decay: what it is multiplied by there")
+
+    def __post_init__(self) -> None:
+        _one_of("schedule.decay", self.decay, DECAYS)
+        _require(self.warmup_epochs >= 0, "schedule.warmup_epochs", "at least 0", self.warmup_epochs)
+        for name in ("init_factor", "end_factor", "factor"):
+            _require(getattr(self, name) >= 0, f"schedule.{name}", "at least 0", getattr(self, name))
+        _require(self.power > 0, "schedule.power", "above 0", self.power)
+        rising = list(self.boundaries) == sorted(set(self.boundaries)) and all(b > 0 for b in self.boundaries)
+        _require(rising, "schedule.boundaries", "rising epochs above 0", list(self.boundaries))
+        has_boundaries = self.decay != "step" or bool(self.boundaries)
+        _require(has_boundaries, "schedule.boundaries", "given for step decay", list(self.boundaries))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossScaleConfig:
+    """The dynamic loss scale of float16."""
+
+    initial: float = _key(2.0**15, "first scale; halved at an overflow")
+    growth_interval: int = _key(2000, "steps without an overflow before it doubles")
+
+    def __post_init__(self) -> None:
+        _require(self.initial >= 1, "loss_scale.initial", "at least 1", self.initial)
+        _require(self.growth_interval >= 1, "loss_scale.growth_interval", "at least 1", self.growth_interval)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """Where a run can be killed and go on."""
+
+    url: str | None = _key(None, "folder of the run's checkpoints: a path, s3://..., hdfs://...; null: none")
+    every_steps: int | None = _key(None, "steps between checkpoints, besides the one at each epoch's end")
+    keep: int = _key(3, "how many of the newest to keep")
+    resume: bool = _key(True, "go on from the newest; false: the folder must hold none")
+    on_damage: str = _key("error", "when the newest is damaged: error, or previous (with a warning)")
+
+    def __post_init__(self) -> None:
+        _require(self.keep >= 1, "checkpoint.keep", "at least 1", self.keep)
+        _one_of("checkpoint.on_damage", self.on_damage, DAMAGE_POLICIES)
+        if self.every_steps is not None:
+            _require(self.every_steps >= 1, "checkpoint.every_steps", "at least 1", self.every_steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputConfig:
+    """What a run leaves behind."""
+
+    metrics: str | None = _key(None, "JSON file of the losses, rates, throughput and evaluations (path or URL)")
+    model: str | None = _key(None, "file of the trained model, ending in .keras (path or URL)")
+    log_every: int = _key(50, "steps between entries of the log and of the metrics")
+
+    def __post_init__(self) -> None:
+        _require(self.log_every >= 1, "output.log_every", "at least 1", self.log_every)
+        named = self.model is None or self.model.endswith(".keras")
+        _require(named, "output.model", "a path that ends in .keras", self.model)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """A whole run.
+
+    Raises:
+        ConfigError: a value its rule forbids; the message names key, rule and value.
+    """
+
+    data: DataConfig
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+    precision: str = _key("float32", f"what layers compute in: one of {', '.join(PRECISIONS)}")
+    epochs: int = _key(1, "passes over the training split")
+    max_steps: int | None = _key(None, "stop after this many steps; null: after all epochs")
+    eval_every_epochs: int = _key(1, "epochs between evaluations; the last epoch is always evaluated")
+    seed: int = _key(0, "of the weights, the order of the samples and dropout")
+    deterministic: bool = _key(True, "the same weights, bit by bit, from the same run on the same machine")
+
+    def __post_init__(self) -> None:
+        _one_of("precision", self.precision, PRECISIONS)
+        _require(self.epochs >= 1, "epochs", "at least 1", self.epochs)
+        _require(self.eval_every_epochs >= 1, "eval_every_epochs", "at least 1", self.eval_every_epochs)
+        _require(0 <= self.seed < 2**31, "seed", "in [0, 2**31)", self.seed)
+        if self.max_steps is not None:
+            _require(self.max_steps >= 1, "max_steps", "at least 1", self.max_steps)
+        too_long = self.schedule.warmup_epochs >= self.epochs
+        _require(not too_long, "schedule.warmup_epochs", f"below epochs ({self.epochs})", self.schedule.warmup_epochs)

@@ -1,0 +1,100 @@
+"""Image columns as model inputs: encoded PNG or JPEG bytes, or uint8 tensors, to float32 in [0, 1].
+
+Decoding is part of the tf.data pipeline; augmentation is not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from ..sharding.errors import ConfigError
+from ..sharding.manifest import Manifest
+from ..sharding.schema import Feature
+from .config import DataConfig
+from .preprocess import Element, Inputs, Preprocess, feature_columns, label_and_weight
+
+Shape = tuple[int, int, int]
+
+
+def image_column(manifest: Manifest, data: DataConfig) -> Feature:
+    """The one column that holds images.
+
+    Raises:
+        ConfigError: there is none, or more than one is left in.
+    """
+    found = [f for f in feature_columns(manifest, data) if _is_encoded(f) or _is_tensor(f)]
+    if len(found) != 1:
+        listed = ", ".join(repr(f.name) for f in found) or "none"
+        raise ConfigError(f"the convnet takes one image column, the dataset has {listed}; choose with data.include")
+    return found[0]
+
+
+def _is_encoded(feature: Feature) -> bool:
+    return feature.dtype == "binary" and feature.shape == ()
+
+
+def _is_tensor(feature: Feature) -> bool:
+    return feature.dtype == "uint8" and feature.elements is not None and len(feature.shape) in (2, 3)
+
+
+def image_shape(feature: Feature, wanted: tuple[int, ...] | None) -> Shape:
+    """Height, width and channels that images are brought to.
+
+    Args:
+        feature: the image column.
+        wanted: `model.image_shape`; without it a tensor column keeps its own.
+
+    Raises:
+        ConfigError: encoded images, and no shape is given.
+    """
+    if wanted is not None:
+        return wanted[0], wanted[1], wanted[2]
+    if feature.fixed_shape is None or not feature.fixed_shape:
+        raise ConfigError(
+            f"images of column {feature.name!r} are encoded and may differ in size: give model.image_shape, "
+            "such as [32, 32, 3]"
+        )
+    height, width, *channels = feature.fixed_shape
+    return height, width, channels[0] if channels else 1
+
+
+def decode_image(shape: Shape) -> Callable[[Any], Any]:
+    """A function from one encoded image (string scalar) to float32 [height, width, channels] in [0, 255].
+
+    An image of another size is resized with antialiased bilinear filtering.
+    """
+    height, width, channels = shape
+
+    def decode(data: Any) -> Any:
+        image = tf.io.decode_image(data, channels=channels, expand_animations=False)
+        fits = tf.reduce_all(tf.equal(tf.shape(image)[:2], [height, width]))
+        image = tf.cast(image, tf.float32)
+        image = tf.cond(fits, lambda: image, lambda: tf.image.resize(image, [height, width], antialias=True))
+        return tf.ensure_shape(image, shape)
+
+    return decode
+
+
+def image_preprocess(feature: Feature, shape: Shape) -> Preprocess:
+    """A function from a loader's element to `(images, class_id, weight)`; images are float32 [batch, *shape] in [0, 1].
+
+    Raises:
+        ConfigError: a tensor column cannot be brought to the shape without resampling.
+    """
+    if _is_tensor(feature) and image_shape(feature, None) != shape:
+        raise ConfigError(f"column {feature.name!r} holds tensors of shape {feature.shape}, not {list(shape)}")
+    decode = decode_image(shape)
+
+    def preprocess(element: Element) -> tuple[Inputs, Any, Any]:
+        values = element[feature.name]
+        if _is_encoded(feature):
+            signature = tf.TensorSpec(shape, tf.float32)
+            images = tf.map_fn(decode, tf.reshape(values, [-1]), fn_output_signature=signature)
+        else:
+            images = tf.cast(tf.reshape(values, [-1, *shape]), tf.float32)
+        return images / 255.0, *label_and_weight(element)
+
+    return preprocess

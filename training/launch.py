@@ -1,0 +1,54 @@
+"""What the launcher of a process said about its place among the ranks, read from the environment.
+
+Imports nothing heavy: a wrong configuration is refused before TensorFlow is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """A process's place: `rank` in [0, size), and how many ranks its host has."""
+
+    rank: int
+    size: int
+    local_size: int
+
+
+# Rank, world size and local size, as launchers set them for each process they start.
+_LAUNCHERS = (
+    ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE"),  # horovodrun with Gloo
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # Open MPI
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),  # MVAPICH
+)
+_SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "")  # set for any job step, so it counts only with several tasks
+
+
+def world_from_environment(environ: Mapping[str, str]) -> World | None:
+    """What a launcher said about this process, or None when none started it as a rank.
+
+    >>> world_from_environment({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_SIZE": "2"})
+    World(rank=1, size=4, local_size=2)
+    >>> world_from_environment({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}) is None
+    True
+    """
+    for rank, size, local_size in _LAUNCHERS:
+        if rank in environ or size in environ:
+            return World(
+                rank=_integer(environ, rank, 0),
+                size=_integer(environ, size, 1),
+                local_size=_integer(environ, local_size, 1),
+            )
+    rank, size, _ = _SLURM
+    if _integer(environ, size, 1) > 1:
+        return World(rank=_integer(environ, rank, 0), size=_integer(environ, size, 1), local_size=1)
+    return None
+
+
+def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, "")
+    return int(text) if text.isdigit() else default

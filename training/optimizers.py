@@ -1,0 +1,72 @@
+"""The optimizer and the learning rate that a configuration asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from ..sharding.errors import ConfigError
+from .config import OptimizerConfig, TrainConfig
+from .lars import LARS, is_adapted
+from .schedules import WarmUpDecay, scaled_learning_rate
+
+
+def build_schedule(config: TrainConfig, steps_per_epoch: int) -> WarmUpDecay:
+    """The learning rate of a run, over all its epochs (`max_steps` stops a run, it does not shorten its schedule).
+
+    Raises:
+        ConfigError: the warm-up or a boundary does not fit into the run.
+    """
+    optimizer, schedule = config.optimizer, config.schedule
+    base = optimizer.base_batch_size or config.data.batch_size
+    peak = scaled_learning_rate(optimizer.learning_rate, config.data.batch_size, base)
+    try:
+        return WarmUpDecay(
+            peak_value=peak,
+            warmup_steps=round(schedule.warmup_epochs * steps_per_epoch),
+            total_steps=config.epochs * steps_per_epoch,
+            decay=schedule.decay,
+            init_value=peak * schedule.init_factor,
+            end_value=peak * schedule.end_factor,
+            power=schedule.power,
+            scales=[(round(epoch * steps_per_epoch), schedule.factor) for epoch in schedule.boundaries],
+        )
+    except ValueError as error:
+        raise ConfigError(f"schedule: {error} ({steps_per_epoch} steps per epoch)") from error
+
+
+def build_optimizer(config: OptimizerConfig, schedule: WarmUpDecay, variables: Sequence[Any]) -> Any:
+    """A built Keras optimizer for the variables.
+
+    Those that `optimizer.exclude` names (by default: biases and normalisation parameters) get no weight decay, and
+    under LARS no trust ratio.
+    """
+    optimizer = _new(config, schedule)
+    if not isinstance(optimizer, LARS):
+        optimizer.exclude_from_weight_decay(
+            var_list=[v for v in variables if not is_adapted(v.path, v.shape, config.exclude)]
+        )
+    optimizer.build(variables)
+    return optimizer
+
+
+def _new(config: OptimizerConfig, schedule: WarmUpDecay) -> Any:
+    if config.name == "lars":
+        return LARS(
+            learning_rate=schedule,
+            weight_decay=config.weight_decay,
+            trust_coefficient=config.trust_coefficient,
+            eps=config.eps or 0.0,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            exclude=config.exclude,
+        )
+    decay = config.weight_decay or None
+    if config.name == "sgd":
+        return keras.optimizers.SGD(schedule, config.momentum, config.nesterov, weight_decay=decay)
+    eps = 1e-7 if config.eps is None else config.eps
+    if config.name == "adam":
+        return keras.optimizers.Adam(schedule, config.beta_1, config.beta_2, eps)
+    return keras.optimizers.AdamW(schedule, config.weight_decay, config.beta_1, config.beta_2, eps)

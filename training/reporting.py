@@ -1,0 +1,129 @@
+"""What a run tells while it trains: a progress bar or plain lines, and the metrics file.
+
+Only rank 0 reports; every rank's warnings are logged with its number.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..sharding.storage import Storage
+
+METRICS_FORMAT = "ringfeed-metrics-1"
+
+log = logging.getLogger(__name__)
+
+
+def configure_logging(rank: int) -> None:
+    """Log to standard error: everything from rank 0, warnings and errors, with the rank, from the others."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
+    logger = logging.getLogger("ringfeed")
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    logger.propagate = False
+
+
+class Reporter:
+    """Shows a run's progress and collects its history.
+
+    Args:
+        is_chief: whether this is rank 0; the others collect and show nothing.
+        total_steps: of the whole run.
+        done_steps: before this process began.
+    """
+
+    def __init__(self, *, is_chief: bool, total_steps: int, done_steps: int) -> None:
+        self._is_chief = is_chief
+        self._total = total_steps
+        self.steps: list[dict[str, Any]] = []
+        self.evaluations: list[dict[str, Any]] = []
+        self._bar: Progress | None = None
+        if is_chief and sys.stderr.isatty():
+            columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+            self._bar = Progress(*columns, console=Console(stderr=True))
+            self._task = self._bar.add_task("", total=total_steps, completed=done_steps)
+            self._bar.start()
+
+    def close(self) -> None:
+        """Take the progress bar off the screen."""
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+
+    def advance(self, step: int) -> None:
+        """Move the bar to a step."""
+        if self._bar:
+            self._bar.update(self._task, completed=step)
+
+    def add_steps(self, entry: dict[str, Any]) -> None:
+        """Take in the entry of some steps: see `METRICS` in `trainer.py` for its keys."""
+        if not self._is_chief:
+            return
+        self.steps.append(entry)
+        text = (
+            f"epoch {entry['epoch']}  step {entry['step']}/{self._total}  loss {entry['loss']:.4f}  "
+            f"lr {entry['learning_rate']:.3g}  {entry['samples_per_second']:,.0f} samples/s  "
+            f"input wait {entry['input_wait_fraction']:.0%}"
+        )
+        if self._bar:
+            self._bar.update(self._task, description=text)
+        else:
+            log.info(text)
+
+    def add_evaluation(self, entry: dict[str, Any]) -> None:
+        """Take in an evaluation."""
+        if not self._is_chief:
+            return
+        self.evaluations.append(entry)
+        auc = "" if entry["auc"] is None else f"  AUC {entry['auc']:.4f}"
+        log.info(
+            "epoch %d  evaluated %s samples: loss %.4f  accuracy %.4f  balanced accuracy %.4f%s",
+            entry["epoch"],
+            f"{entry['samples']:,}",
+            entry["loss"],
+            entry["accuracy"],
+            entry["balanced_accuracy"],
+            auc,
+        )
+
+    def history(self) -> dict[str, Any]:
+        """All entries so far, as JSON can hold them."""
+        return {"steps": self.steps, "evaluations": self.evaluations}
+
+    def restore(self, history: Mapping[str, Any]) -> None:
+        """Begin with the entries of the run's earlier processes."""
+        if self._is_chief:
+            self.steps = list(history["steps"])
+            self.evaluations = list(history["evaluations"])
+
+
+def write_file(url: str, data: bytes) -> None:
+    """Write a file at a path or URL, whole or not at all.
+
+    Raises:
+        StorageError: the storage refuses.
+    """
+    folder, separator, name = url.rpartition("/")
+    Storage(folder or (separator or ".")).write(name, data)
+
+
+def encode_metrics(metrics: Mapping[str, Any]) -> bytes:
+    """The metrics file: JSON, in which a number that is not finite is null."""
+    return (json.dumps(_finite(metrics), indent=1) + "\n").encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(entry) for key, entry in value.items()}
+    return [_finite(entry) for entry in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,152 @@
+"""What a checkpoint of a run holds, and putting it back, on any number of ranks.
+
+Tensors: the network's weights and the states of its random generators, the optimizer's variables, the loss scale.
+JSON: where the loader stands (seed, epoch, step), the configuration, the dataset's checksum, and the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..sharding.errors import TrainingError
+from .checkpoint import Checkpoint
+from .config import TrainConfig
+from .config_file import changed_keys, to_tree
+from .precision import LossScale
+
+_RANK_STRIDE = 0x9E3779B1  # odd, so that all ranks below 2**31 get different seeds (2**32 / golden ratio)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Where a run stands.
+
+    Attributes:
+        step: steps done since the run began.
+        epoch: the epoch that is under way, or comes next.
+        epoch_step: steps done in it.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    epoch_step: int = 0
+
+    def advanced(self, steps_per_epoch: int) -> Position:
+        """One step on.
+
+        >>> Position(step=9, epoch=1, epoch_step=4).advanced(5)
+        Position(step=10, epoch=2, epoch_step=0)
+        """
+        inner = self.epoch_step + 1
+        if inner == steps_per_epoch:
+            return Position(step=self.step + 1, epoch=self.epoch + 1)
+        return Position(step=self.step + 1, epoch=self.epoch, epoch_step=inner)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What changes while a run trains."""
+
+    network: Any
+    optimizer: Any
+    scale: LossScale
+
+    def variables(self) -> dict[str, Any]:
+        """All of it by a name that is the same in each process of each run: kind, place, path."""
+        groups = {
+            "model": list(self.network.weights),
+            "random": seed_variables(self.network),
+            "optimizer": list(self.optimizer.variables),
+            "loss_scale": self.scale.variables,
+        }
+        return {
+            f"{kind}/{index:04d}/{getattr(variable, 'path', variable.name)}": variable
+            for kind, variables in groups.items()
+            for index, variable in enumerate(variables)
+        }
+
+
+def seed_variables(network: Any) -> list[Any]:
+    """The states of the network's random generators (dropout): integer [2], a key and a counter."""
+    weights = {id(variable) for variable in network.weights}
+    return [v for v in network.variables if id(v) not in weights and v.shape == (2,) and "int" in str(v.dtype)]
+
+
+def give_rank_its_seeds(network: Any, rank: int) -> None:
+    """Turn the generators of rank 0, which all ranks hold after a broadcast, into this rank's own.
+
+    Otherwise all ranks would drop the same units of their samples. Rank 0 keeps its own: what its checkpoint holds.
+    """
+    for variable in seed_variables(network):
+        key, counter = np.asarray(tf.convert_to_tensor(variable)).astype(np.int64)
+        own = (int(key) + rank * _RANK_STRIDE) % 2**31 if rank else int(key)
+        variable.assign(np.array([own, counter]))
+
+
+def capture(
+    parts: Parts, position: Position, config: TrainConfig, dataset: str, history: Mapping[str, Any]
+) -> Checkpoint:
+    """The checkpoint of a run.
+
+    Args:
+        parts: its variables, on rank 0.
+        position: where it stands.
+        config: its configuration.
+        dataset: the checksum of the dataset's shards.
+        history: what was reported so far, as JSON can hold it.
+    """
+    arrays = {name: np.asarray(tf.convert_to_tensor(v)) for name, v in parts.variables().items()}
+    state = {
+        "position": asdict(position),
+        "loader": {"seed": config.seed, "epoch": position.epoch, "step": position.epoch_step},
+        "config": to_tree(config),
+        "dataset": dataset,
+        "history": dict(history),
+    }
+    return Checkpoint(step=position.step, arrays=arrays, state=state)
+
+
+def check_resumable(state: Mapping[str, Any], config: TrainConfig, dataset: str) -> None:
+    """Refuse to go on from a checkpoint of another run.
+
+    Raises:
+        TrainingError: a key that steers the weights, or the dataset, is another one.
+    """
+    changed = changed_keys(config, state["config"])
+    if state["dataset"] != dataset:
+        changed.append("the dataset's shards")
+    if changed:
+        raise TrainingError(
+            f"the checkpoints in {config.checkpoint.url} are of a run with other {', '.join(changed)}: "
+            "undo the change, or give another checkpoint.url"
+        )
+
+
+def restore(parts: Parts, arrays: Mapping[str, Any]) -> None:
+    """Assign a checkpoint's arrays to the run's variables.
+
+    Variables are matched by kind and place, since Keras numbers its layers anew in each process.
+
+    Raises:
+        TrainingError: their number, shapes or dtypes are others.
+    """
+    mine = list(parts.variables().items())
+    if [_slot(name) for name, _ in mine] != [_slot(name) for name in arrays]:
+        raise TrainingError(f"the checkpoint holds {len(arrays)} variables, this model and optimizer have {len(mine)}")
+    for (name, variable), array in zip(mine, arrays.values(), strict=True):
+        if tuple(variable.shape) != array.shape or tf.as_dtype(variable.dtype) != tf.as_dtype(array.dtype):
+            raise TrainingError(
+                f"the checkpoint's {name} is {array.dtype} of shape {array.shape}, the model's is "
+                f"{tf.as_dtype(variable.dtype).name} of shape {tuple(variable.shape)}"
+            )
+    for (_, variable), array in zip(mine, arrays.values(), strict=True):
+        variable.assign(array)
+
+
+def _slot(name: str) -> Sequence[str]:
+    return name.split("/", 2)[:2]

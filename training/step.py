@@ -1,0 +1,126 @@
+"""One compiled training step, as small functions over a plain `tf.GradientTape`.
+
+The order is fixed: scale the loss -> backward -> all-reduce -> unscale -> finite check -> clip -> apply. Clipping
+before the reduction or the unscaling would clip other numbers on each rank (horovod#1692, #1347).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from .distributed import Ring
+from .precision import LossScale, all_finite
+
+Tensor = Any
+TrainStep = Callable[[Any, Tensor, Tensor], "StepMetrics"]
+
+
+class StepMetrics(NamedTuple):
+    """Scalars of one step, the same on all ranks.
+
+    Attributes:
+        loss: float32, the mean over the global batch, before the update.
+        is_finite: bool; False: the step was skipped.
+        gradient_norm: float32, global norm before clipping.
+    """
+
+    loss: Tensor
+    is_finite: Tensor
+    gradient_norm: Tensor
+
+
+def cross_entropy(logits: Tensor, class_id: Tensor) -> Tensor:
+    """Per-sample cross entropy, float32 [batch], of logits [batch, classes] and class ids, int32 [batch].
+
+    >>> round(float(cross_entropy(tf.constant([[0.0, 0.0]]), tf.constant([1]))[0]), 6)  # log 2
+    0.693147
+    """
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(class_id, tf.cast(logits, tf.float32))
+
+
+def batch_loss(network: Any, inputs: Any, class_id: Tensor, weight: Tensor) -> Tensor:
+    """The training loss of a local batch: the weighted sum over its samples / their number, plus the network's own.
+
+    Local batches have one size, so the mean of this over ranks is that of the global batch.
+    """
+    losses = cross_entropy(network(inputs, training=True), class_id)
+    loss = tf.reduce_mean(losses * weight)
+    own = [tf.cast(tf.reduce_sum(extra), tf.float32) for extra in network.losses]
+    return tf.add_n([loss, *own])
+
+
+def backward(
+    network: Any, variables: Sequence[Any], scale: LossScale, inputs: Any, class_id: Tensor, weight: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """The local loss, and the gradients of the scaled loss (zeros for variables it does not depend on)."""
+    with tf.GradientTape() as tape:
+        loss = batch_loss(network, inputs, class_id, weight)
+        scaled = scale.scaled(loss)
+    return loss, tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+
+def reduce_gradients(ring: Ring, loss: Tensor, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """The means over ranks of loss and gradients, and whether all ranks had finite gradients.
+
+    The agreement costs no collective of its own: each rank's 1 or 0 travels with the gradients, and its mean is 1 only
+    if all are. (A sum of finite numbers may still overflow; the caller looks at the result too, which all ranks share.)
+
+    Returns:
+        `(loss, agreed, gradients)`.
+    """
+    finite = tf.cast(all_finite(gradients), tf.float32)
+    mean_loss, mean_finite, *reduced = ring.allreduce_mean([loss, finite, *gradients])
+    return mean_loss, tf.equal(mean_finite, 1.0), reduced
+
+
+def clip_by_global_norm(gradients: Sequence[Tensor], clip_norm: float | None) -> tuple[list[Tensor], Tensor]:
+    """Gradients scaled down together to a global norm of at most `clip_norm`, and their norm before.
+
+    Pascanu et al., arXiv 1211.5063, Algorithm 1.
+    """
+    norm = tf.linalg.global_norm(gradients)
+    if clip_norm is None:
+        return list(gradients), norm
+    clipped, _ = tf.clip_by_global_norm(gradients, clip_norm, use_norm=norm)
+    return clipped, norm
+
+
+def make_train_step(network: Any, optimizer: Any, ring: Ring, scale: LossScale, clip_norm: float | None) -> TrainStep:
+    """Compile the step of a network whose optimizer is built.
+
+    Returns:
+        A function of `(inputs, class_id, weight)` of the local batch; every rank must call it equally often.
+    """
+    variables = [variable.value for variable in network.trainable_variables]
+
+    def apply(gradients: Sequence[Tensor]) -> Tensor:
+        optimizer.apply(gradients)
+        return tf.constant(True)
+
+    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    def train_step(inputs: Any, class_id: Tensor, weight: Tensor) -> StepMetrics:
+        local_loss, scaled = backward(network, variables, scale, inputs, class_id, weight)
+        loss, agreed, reduced = reduce_gradients(ring, local_loss, scaled)
+        gradients = scale.unscaled(reduced)
+        is_finite = tf.logical_and(agreed, all_finite(gradients))
+        gradients, norm = clip_by_global_norm(gradients, clip_norm)
+        tf.cond(is_finite, lambda: apply(gradients), lambda: tf.constant(False))
+        scale.update(is_finite)
+        return StepMetrics(loss, is_finite, norm)
+
+    step: TrainStep = train_step
+    return step
+
+
+def make_predict_step(network: Any) -> Callable[[Any], Tensor]:
+    """Compile inference: inputs of a batch to logits, float32 [batch, classes]."""
+
+    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    def predict(inputs: Any) -> Tensor:
+        return tf.cast(network(inputs, training=False), tf.float32)
+
+    step: Callable[[Any], Tensor] = predict
+    return step

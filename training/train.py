@@ -1,0 +1,164 @@
+"""Entry point: `ringfeed train`, `python -m ringfeed.training.train`. Parses arguments and turns errors into lines.
+
+TensorFlow is imported only when there is a valid configuration to train.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ..sharding.errors import RingfeedError
+from .config_file import describe_keys, load_config
+from .launch import world_from_environment
+
+DESCRIPTION = "Train a model on a dataset that shard-dataset wrote, alone or as one rank of a Horovod ring."
+
+EPILOG = """\
+example:
+  shard-dataset build flights.parquet /data/flights --label late --split train=0.9,test=0.1
+  cat > flights.yaml <<END
+  data: {url: /data/flights, batch_size: 2048, balance: uniform}
+  model: {name: tabular, hidden: [256, 128]}
+  optimizer: {name: lars, learning_rate: 0.5, base_batch_size: 256, weight_decay: 1e-4}
+  schedule: {decay: cosine, warmup_epochs: 1}
+  precision: bfloat16
+  epochs: 5
+  checkpoint: {url: /data/run-1, every_steps: 200}
+  output: {metrics: /data/run-1.json}
+  END
+  horovodrun -np 2 --gloo ringfeed train --config flights.yaml --set epochs=3
+
+A run that was killed goes on from its last checkpoint when it is started again.
+
+keys of the configuration (also of --set) [default]:
+"""
+
+_RAISED_INSIDE_TENSORFLOW = re.compile(r"ringfeed\.sharding\.errors\.\w+: (.+)")
+_OTHER_RANK_FAILED = "Horovod has been shut down"
+_NOISE = re.compile(r"(I\d{4} |WARNING: All log messages before absl|To enable the following instructions)")
+_YIELD_SECONDS = 1.5  # horovodrun ended the other ranks within 0.1 s of the first exit; ranks share most errors
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments, its example and its list of keys."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = DESCRIPTION
+    parser.epilog = EPILOG + describe_keys()
+    parser.add_argument("--config", required=True, metavar="FILE.yaml", help="configuration of the run")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="override a key of the configuration, such as optimizer.learning_rate=0.5; may be repeated",
+    )
+    parser.add_argument("--json", action="store_true", help="print the metrics as JSON on standard output (rank 0)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the command line and train; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="ringfeed train")
+    add_arguments(parser)
+    return run(parser.parse_args(argv))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train; returns the exit status. One of several ranks leaves the process at an error: see `_leave`."""
+    try:
+        _train(args)
+    except KeyboardInterrupt:
+        return _leave("interrupted", 130)
+    except RingfeedError as error:
+        return _leave(str(error), 1)
+    except Exception as error:
+        text = _inner_message(error)
+        if text is None:
+            traceback.print_exc()
+            text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return _leave(text, 1)
+    return 0
+
+
+def _train(args: argparse.Namespace) -> None:
+    config = load_config(args.config, args.overrides)
+    with quiet_tensorflow():
+        from .distributed import connect
+        from .reporting import configure_logging, encode_metrics
+        from .trainer import train
+
+        ring = connect()
+    configure_logging(ring.rank)
+    metrics = train(config, ring)
+    if args.json and ring.rank == 0:
+        sys.stdout.write(encode_metrics(metrics).decode())
+        sys.stdout.flush()
+
+
+def _inner_message(error: Exception) -> str | None:
+    """The one line in an error that came through TensorFlow, if it is one of ours or of another rank's failure."""
+    found = _RAISED_INSIDE_TENSORFLOW.search(str(error))
+    if found:
+        return found.group(1).strip()
+    return "stopped, because another rank failed" if _OTHER_RANK_FAILED in str(error) else None
+
+
+def _leave(message: str, status: int) -> int:
+    """Print one line, and end a rank at once.
+
+    A rank that failed must not wait in Horovod's shutdown for ranks that wait for it in a collective. Errors that all
+    ranks share are printed once: the ranks above 0 wait for a moment, in which the launcher ends them.
+    """
+    world = world_from_environment(os.environ)
+    if world and world.rank:
+        time.sleep(_YIELD_SECONDS)
+    where = f"rank {world.rank}: " if world and world.rank else ""
+    sys.stderr.write(f"ringfeed train: error: {where}{message}\n")
+    sys.stderr.flush()
+    if world and world.size > 1:
+        sys.stdout.flush()
+        os._exit(status)
+    return status
+
+
+@contextmanager
+def quiet_tensorflow() -> Iterator[None]:
+    """Hold back what TensorFlow's C++ code says while it is imported, unless it is a warning or worse.
+
+    TensorFlow 2.21 writes two information lines before it reads TF_CPP_MIN_LOG_LEVEL. A user who sets that variable
+    sees everything.
+    """
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        yield
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            held.seek(0)
+            _replay(held)
+
+
+def _replay(held: Any) -> None:
+    lines = held.read().decode(errors="replace").splitlines(keepends=True)
+    sys.stderr.write("".join(line for line in lines if not _NOISE.match(line)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,343 @@
+"""The training loop: from a configuration to a trained model, checkpoints and metrics, on all ranks of a ring.
+
+connect -> loaders -> model -> broadcast or resume -> steps and evaluations -> check that all ranks agree -> outputs
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ..pipeline import Loader
+from ..sharding.dataset import open_dataset
+from ..sharding.errors import ConfigError, TrainingError
+from .checkpoint import CheckpointStore
+from .config import TrainConfig
+from .config_file import to_tree
+from .distributed import Ring, assert_same_weights
+from .evaluate import average_statistics, evaluate
+from .models import BuiltModel, build_model
+from .optimizers import build_optimizer, build_schedule
+from .precision import LossScale, ScaleRule
+from .preprocess import fill_values
+from .reporting import METRICS_FORMAT, Reporter, encode_metrics, write_file
+from .schedules import WarmUpDecay
+from .snapshot import Parts, Position, capture, check_resumable, give_rank_its_seeds, restore
+from .step import StepMetrics, make_predict_step, make_train_step
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Window:
+    """Steps since the last report: their metrics stay on the device until they are read together."""
+
+    metrics: list[StepMetrics] = field(default_factory=list)
+    wait_seconds: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
+    timed_steps: int = 0
+
+
+def prepare_process(config: TrainConfig) -> None:
+    """Seed Keras and make TensorFlow deterministic. Call it before anything is built.
+
+    The global generators only give initial weights and the keys of dropout; the order of samples does not use them.
+    """
+    keras.utils.set_random_seed(config.seed)
+    if config.deterministic:
+        tf.config.experimental.enable_op_determinism()
+
+
+def open_loader(config: TrainConfig, ring: Ring, *, split: str, training: bool) -> Any:
+    """The loader of a split for this rank: in training without the remainder, in evaluation each sample once.
+
+    Raises:
+        ConfigError: the ranks cannot share the batch evenly.
+    """
+    batch_size = config.data.batch_size
+    if batch_size % ring.size:
+        lower = batch_size - batch_size % ring.size
+        raise ConfigError(
+            f"data.batch_size={batch_size} cannot be shared evenly by {ring.size} ranks; "
+            f"use a multiple of {ring.size}, such as {lower or ring.size}"
+        )
+    return Loader(
+        config.data.url,
+        split=split,
+        batch_size=batch_size,
+        balance=config.data.balance if training else "natural",
+        seed=config.seed,
+        rank=ring.rank,
+        world_size=ring.size,
+        remainder="drop" if training else "pad",
+        fill=fill_values(open_dataset(config.data.url).manifest, config.data),
+    )
+
+
+class Trainer:
+    """One run on one rank.
+
+    Args:
+        config: what to do.
+        ring: the ranks; all of them construct a trainer with the same configuration.
+
+    Raises:
+        RingfeedError: the dataset, the model or a checkpoint is not what the configuration says.
+    """
+
+    def __init__(self, config: TrainConfig, ring: Ring) -> None:
+        self.config, self.ring = config, ring
+        prepare_process(config)
+        self.loader = open_loader(config, ring, split=config.data.train_split, training=True)
+        self.steps_per_epoch: int = self.loader.steps_per_epoch
+        if self.steps_per_epoch < 1:
+            raise ConfigError(
+                f"split {config.data.train_split!r} is smaller than data.batch_size={config.data.batch_size}"
+            )
+        self.eval_loader = None
+        if config.data.eval_split is not None:
+            self.eval_loader = open_loader(config, ring, split=config.data.eval_split, training=False)
+        self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or 2**62)
+        self.model: BuiltModel = build_model(self.loader.manifest, config)
+        self.schedule: WarmUpDecay = build_schedule(config, self.steps_per_epoch)
+        self.parts = self._parts()
+        self.train_step = make_train_step(
+            self.parts.network, self.parts.optimizer, ring, self.parts.scale, config.optimizer.clip_norm
+        )
+        self.predict = make_predict_step(self.parts.network)
+        self.position = Position()
+        self.resumed_from: int | None = None
+        self.skipped_steps = 0
+        history = self._resume()
+        self.reporter = Reporter(is_chief=ring.rank == 0, total_steps=self.total_steps, done_steps=self.position.step)
+        if history:
+            self.reporter.restore(history)
+        self._window = _Window()
+
+    def _parts(self) -> Parts:
+        network, config = self.model.network, self.config
+        rule = ScaleRule(initial=config.loss_scale.initial, growth_interval=config.loss_scale.growth_interval)
+        return Parts(
+            network=network,
+            optimizer=build_optimizer(config.optimizer, self.schedule, network.trainable_variables),
+            scale=LossScale.for_precision(config.precision, rule),
+        )
+
+    # -- start ---------------------------------------------------------------------------------------------------
+
+    def _resume(self) -> dict[str, Any] | None:
+        """Take the newest checkpoint, which only rank 0 reads, or the initial weights of rank 0."""
+        state = self._read_newest() if self.ring.rank == 0 else None
+        state = self.ring.allgather_object(state)[0]
+        self.ring.broadcast(list(self.parts.variables().values()))
+        give_rank_its_seeds(self.parts.network, self.ring.rank)
+        if state is None:
+            return None
+        self.position = Position(**state["position"])
+        self.resumed_from = self.position.step
+        self.skipped_steps = state["history"].get("skipped_steps", 0)
+        if self.ring.rank == 0:
+            log.info("going on from the checkpoint of step %d", self.position.step)
+        history: dict[str, Any] = state["history"]
+        return history
+
+    def _read_newest(self) -> dict[str, Any] | None:
+        store = self._store()
+        if store is None:
+            return None
+        if not self.config.checkpoint.resume:
+            if store.names():
+                raise ConfigError(
+                    f"checkpoint.resume is false, but {self.config.checkpoint.url} holds checkpoints; "
+                    "remove them, or give another checkpoint.url"
+                )
+            return None
+        newest = store.newest()
+        if newest is None:
+            return None
+        check_resumable(newest.state, self.config, self.loader.manifest.shards_checksum)
+        restore(self.parts, newest.arrays)
+        return dict(newest.state)
+
+    def _store(self) -> CheckpointStore | None:
+        options = self.config.checkpoint
+        if options.url is None:
+            return None
+        return CheckpointStore(options.url, keep=options.keep, on_damage=options.on_damage)
+
+    # -- loop ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end and return the metrics, the same keys on every rank (histories on rank 0 only)."""
+        started = time.perf_counter()
+        first_step = self.position.step
+        try:
+            while self.position.step < self.total_steps:
+                self._run_epoch()
+        finally:
+            self.reporter.close()
+        return self._finish(time.perf_counter() - started, self.position.step - first_step)
+
+    def _run_epoch(self) -> None:
+        epoch = self.position.epoch
+        batches = iter(self._batches(self.loader, epoch, self.position.epoch_step))
+        self._window = _Window()
+        while self.position.epoch == epoch and self.position.step < self.total_steps:
+            self._one_step(batches)
+            if self.position.epoch != epoch or self.position.step == self.total_steps:
+                break
+            if self.position.step % self.config.output.log_every == 0:
+                self._report(epoch)
+            every = self.config.checkpoint.every_steps
+            if every and self.position.step % every == 0:
+                self._report(epoch)
+                self._save()
+        self._report(epoch)
+        average_statistics(self.ring, self.parts.network)
+        self._evaluate(epoch)
+        self._save()
+
+    def _batches(self, loader: Any, epoch: int, start_step: int) -> Any:
+        """Preprocessed batches, read ahead.
+
+        Under op determinism tf.data runs any map after a generator on one thread, and prints an error when asked for
+        more. A batch's images are still decoded in parallel, by `tf.map_fn`.
+        """
+        workers = None if self.config.deterministic else tf.data.AUTOTUNE
+        dataset = loader.epoch(epoch, start_step=start_step).map(self.model.preprocess, num_parallel_calls=workers)
+        return dataset.prefetch(tf.data.AUTOTUNE)
+
+    def _one_step(self, batches: Iterator[Any]) -> None:
+        window = self._window
+        asked = time.perf_counter()
+        try:
+            inputs, class_id, weight = next(batches)
+        except StopIteration:
+            raise TrainingError(
+                f"the loader ended at step {self.position.epoch_step} of epoch {self.position.epoch}, "
+                f"{self.steps_per_epoch} were promised"
+            ) from None
+        window.wait_seconds += time.perf_counter() - asked
+        window.metrics.append(self.train_step(inputs, class_id, weight))
+        window.timed_steps += 1
+        if self.position.step == (self.resumed_from or 0):  # the step that compiled: no throughput
+            window.metrics[-1].loss.numpy()
+            window.started, window.wait_seconds, window.timed_steps = time.perf_counter(), 0.0, 0
+        self.position = self.position.advanced(self.steps_per_epoch)
+        self.reporter.advance(self.position.step)
+
+    def _report(self, epoch: int) -> None:
+        """Read the window's metrics, look for trouble, and pass an entry on."""
+        window, self._window = self._window, _Window()
+        if not window.metrics:
+            return
+        losses = [float(m.loss) for m in window.metrics]
+        finite = [bool(m.is_finite) for m in window.metrics]
+        seconds = time.perf_counter() - window.started
+        self._window.started = time.perf_counter()
+        self._look_for_overflow(finite)
+        counted = [loss for loss, ok in zip(losses, finite, strict=True) if ok]
+        rate_step = int(self.parts.optimizer.iterations.numpy()) - 1
+        self.reporter.add_steps(
+            {
+                "step": self.position.step,
+                "epoch": epoch,
+                "steps": len(losses),
+                "loss": sum(counted) / len(counted) if counted else float("nan"),
+                "learning_rate": float(self.schedule(max(rate_step, 0))),
+                "gradient_norm": float(window.metrics[-1].gradient_norm),
+                "loss_scale": float(self.parts.scale.scale),
+                "skipped_steps": self.skipped_steps,
+                "seconds": seconds,
+                "samples_per_second": window.timed_steps * self.config.data.batch_size / max(seconds, 1e-9),
+                "input_wait_seconds": window.wait_seconds,
+                "input_wait_fraction": min(1.0, window.wait_seconds / max(seconds, 1e-9)),
+            }
+        )
+
+    def _look_for_overflow(self, finite: list[bool]) -> None:
+        """Count skipped steps. Where no loss scale can mend them, they are an error."""
+        skipped = finite.count(False)
+        if not skipped:
+            return
+        self.skipped_steps += skipped
+        scale = self.parts.scale
+        if scale.rule is None or float(scale.scale) <= scale.rule.smallest:
+            first = self.position.step - len(finite) + finite.index(False)
+            raise TrainingError(
+                f"the gradients of step {first} are not finite in {self.config.precision}: "
+                "lower optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"
+            )
+
+    # -- evaluation, checkpoints, end ------------------------------------------------------------------------------
+
+    def _evaluate(self, epoch: int) -> None:
+        ended = self.position.step == self.total_steps
+        due = self.position.epoch != epoch and self.position.epoch % self.config.eval_every_epochs == 0
+        if self.eval_loader is None or not (ended or due):
+            return
+        names = [str(name) for name in self.loader.manifest.classes]
+        result = evaluate(self.ring, self.predict, self._batches(self.eval_loader, 0, 0), names)
+        self.reporter.add_evaluation({"epoch": epoch, "step": self.position.step, **result.to_json()})
+
+    def _save(self) -> None:
+        """Commit a checkpoint of what all ranks agree on."""
+        store = self._store()
+        if store is None:
+            return
+        average_statistics(self.ring, self.parts.network)
+        assert_same_weights(self.ring, self.parts.network.weights)
+        if self.ring.rank == 0:
+            history = self.reporter.history() | {"skipped_steps": self.skipped_steps}
+            store.save(capture(self.parts, self.position, self.config, self.loader.manifest.shards_checksum, history))
+        self.ring.barrier()
+
+    def _finish(self, seconds: float, steps: int) -> dict[str, Any]:
+        digest = assert_same_weights(self.ring, self.parts.network.weights)
+        metrics = {
+            "format": METRICS_FORMAT,
+            "config": to_tree(self.config),
+            "ranks": self.ring.size,
+            "classes": [str(name) for name in self.loader.manifest.classes],
+            "parameters": self.parts.network.count_params(),
+            "steps_per_epoch": self.steps_per_epoch,
+            "total_steps": self.total_steps,
+            "resumed_from_step": self.resumed_from,
+            "skipped_steps": self.skipped_steps,
+            "train_seconds": seconds,
+            "train_samples": steps * self.config.data.batch_size,
+            "weights_digest": digest,
+            "history": self.reporter.history(),
+            "final": self.reporter.evaluations[-1] if self.reporter.evaluations else None,
+        }
+        if self.ring.rank == 0:
+            self._write_outputs(metrics)
+        self.ring.barrier()
+        return metrics
+
+    def _write_outputs(self, metrics: dict[str, Any]) -> None:
+        output = self.config.output
+        if output.model is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "model.keras"
+                self.parts.network.save(path)
+                write_file(output.model, path.read_bytes())
+        if output.metrics is not None:
+            write_file(output.metrics, encode_metrics(metrics))
+
+
+def train(config: TrainConfig, ring: Ring) -> dict[str, Any]:
+    """Train as a configuration says, on this rank of a ring; returns the metrics (see `docs/`).
+
+    Raises:
+        RingfeedError: one line that says what is wrong.
+    """
+    return Trainer(config, ring).run()
