@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,7 @@ __all__ = ["Loader"]
 _CHUNK_BYTES = 4 << 20  # of one crossing into TensorFlow
 _CHUNK_STEPS = 32
 _PREFETCH = 4
+_PLAN_THREADS = 2
 
 
 class Loader:
@@ -173,9 +175,10 @@ class Loader:
         order, schedule = self._order(epoch), self._schedule(epoch)
         counts = np.array([shard.class_counts for shard in self._shards], np.int64)
         fetcher = self._fetcher()
+        planner = ThreadPoolExecutor(_PLAN_THREADS, thread_name_prefix="ringfeed-plan")
         try:
             readers = [
-                StreamReader(order, schedule, counts, fetcher, self._counters, part, start_step)
+                StreamReader(order, schedule, counts, fetcher, planner, self._counters, part, start_step)
                 for part in self._slices
             ]
             per_chunk = self._chunk_steps()
@@ -187,6 +190,7 @@ class Loader:
                 waited = time.perf_counter() - asked
                 self._counters.add("deliver", items=steps * self.local_batch_size, wait=waited)
         finally:
+            planner.shutdown(wait=False, cancel_futures=True)
             fetcher.close()
 
     @property

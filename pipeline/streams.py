@@ -1,9 +1,11 @@
-"""One stream of an epoch at work: opens its windows one after the other and gathers the samples asked for."""
+"""One stream of an epoch at work: its windows are opened and planned in background threads, one ahead of need; the
+samples asked for are gathered from them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +41,7 @@ class StreamReader:
         schedule: of classes, or None for the natural mix.
         class_counts: records of each class in each shard of the split, int64 [shards, classes].
         fetcher: of the split's shards.
+        planner: threads that wait for shards and plan windows; others than the fetcher's.
         counters: of the loader.
         stream_slice: which stream, and which samples of each piece.
         start_step: the first step that will be asked for.
@@ -50,6 +53,7 @@ class StreamReader:
         schedule: ClassSchedule | None,
         class_counts: Int64,
         fetcher: ShardFetcher,
+        planner: Executor,
         counters: Counters,
         stream_slice: StreamSlice,
         start_step: int,
@@ -58,11 +62,12 @@ class StreamReader:
         self._schedule = schedule
         self._class_counts = class_counts
         self._fetcher = fetcher
+        self._planner = planner
         self._counters = counters
         self._slice = stream_slice
         self._windows = order.windows(stream_slice.stream)
         self._stops = np.array([window.stop for window in self._windows], np.int64)
-        self._ahead: dict[int, list[Future[OpenShard]]] = {}
+        self._ahead: dict[int, Future[_OpenWindow]] = {}
         self._open: _OpenWindow | None = None
         self._request(self._window_at(start_step * order.geometry.piece))
 
@@ -101,32 +106,36 @@ class StreamReader:
     def _gather(self, number: int, positions: Int64) -> Columns:
         if self._open is None or self._open.window.number != number:
             self._open = None  # let go of the old window before the new one is taken in
-            self._open = self._open_window(number)
+            self._request(number)
+            self._request(number + 1)
+            self._open = self._wait(self._ahead.pop(number))
         with self._counters.busy("gather", items=len(positions)):
             return take_columns(self._open.columns, self._open.picks[positions - self._open.window.start])
 
     def _request(self, number: int) -> None:
         if number < len(self._windows) and number not in self._ahead:
-            self._ahead[number] = [self._fetcher.request(s.shard) for s in self._windows[number].segments]
+            shards = [self._fetcher.request(segment.shard) for segment in self._windows[number].segments]
+            self._ahead[number] = self._planner.submit(self._open_window, self._windows[number], shards)
 
-    def _open_window(self, number: int) -> _OpenWindow:
-        self._request(number)
-        self._request(number + 1)
-        window = self._windows[number]
-        shards = [self._fetcher.wait(future) for future in self._ahead[number]]
-        self._ahead = {key: futures for key, futures in self._ahead.items() if key > number}
+    def _wait(self, future: Future[_OpenWindow]) -> _OpenWindow:
+        if future.done():
+            return future.result()
+        with self._counters.waiting("gather"):
+            return future.result()
+
+    def _open_window(self, window: Window, shards: Sequence[Future[OpenShard]]) -> _OpenWindow:
+        opened = [self._fetcher.wait(future) for future in shards]
         with self._counters.busy("plan", items=window.records):
             columns = concat_columns(
                 [
                     slice_columns({**shard.columns, CLASS_ID: shard.class_ids}, segment.start, segment.stop)
-                    for shard, segment in zip(shards, window.segments, strict=True)
+                    for shard, segment in zip(opened, window.segments, strict=True)
                 ]
             )
             if self._schedule is None:
                 return _OpenWindow(window, columns, self._order.permutation(window))
             wanted = self._wanted(self._schedule, window)
-        present = np.unique(columns[CLASS_ID])
-        lacking = np.setdiff1d(wanted, present)
+            lacking = np.setdiff1d(wanted, np.asarray(columns[CLASS_ID]))
         if lacking.size:
             columns = concat_columns([columns, *(self._borrow(window, int(c)) for c in lacking)])
         with self._counters.busy("plan"):

@@ -81,17 +81,21 @@ class Assignment:
             the row in the file: see `row_of_slot`.
         """
         shards, slots = np.empty(len(class_ids), np.int64), np.empty(len(class_ids), np.int64)
-        for class_id in np.unique(class_ids).tolist():
-            members = np.flatnonzero(class_ids == class_id)
-            shards[members], slots[members] = self._locate_class(class_id, ordinals[members])
+        counts = np.array([split.class_counts for split in self.splits], np.int64)  # [splits, classes]
+        before = np.cumsum(counts, axis=1) - counts
+        order = np.argsort(class_ids, kind="stable")
+        present, starts = np.unique(class_ids[order], return_index=True)
+        for class_id, start, stop in zip(present.tolist(), starts, [*starts[1:], len(order)], strict=False):
+            members = order[start:stop]
+            key = derive_key(self.seed, "class", class_id)
+            rank = permute(key, int(counts[:, class_id].sum()), ordinals[members])
+            shards[members], slots[members] = self._deal(rank, counts[:, class_id], before[:, class_id])
         return shards, slots
 
-    def _locate_class(self, class_id: int, ordinals: Int64) -> tuple[Int64, Int64]:
-        counts = np.array([split.class_counts[class_id] for split in self.splits], np.int64)
-        rank = permute(derive_key(self.seed, "class", class_id), int(counts.sum()), ordinals)
+    def _deal(self, rank: Int64, counts: Int64, before: Int64) -> tuple[Int64, Int64]:
+        """Shard and slot by the rank in a class, which has `counts` records in the splits, after `before` of others."""
         ends = np.cumsum(counts)
         split = np.searchsorted(ends, rank, side="right")
-        before = np.array([sum(s.class_counts[:class_id]) for s in self.splits], np.int64)
         position = rank - (ends - counts)[split] + before[split]
         sizes = np.array([s.shards for s in self.splits], np.int64)
         first_shard = np.cumsum(sizes) - sizes
@@ -104,28 +108,43 @@ class Assignment:
 
 
 def split_class_counts(class_counts: Sequence[int], fractions: Mapping[str, Fraction]) -> dict[str, tuple[int, ...]]:
-    """How many records of each class each split gets: within one of its exact share, and at least one.
+    """How many records of each class each split gets: its exact share, rounded up or down, and at least one.
+
+    The seats that rounding down leaves in a class go to the splits that are furthest behind over the classes before
+    it, so that the rounding does not add up: with two splits, the totals too are within one of their shares (but for
+    classes that are too small to give each split a record otherwise).
 
     Args:
         class_counts: records of each class, [classes].
         fractions: share of each split; they add up to 1.
 
     Returns:
-        For each split, [classes].
+        For each split, [classes]. Zero only where a class has fewer records than there are splits.
+
+    >>> split_class_counts([14, 14, 14, 14], {"train": Fraction(9, 10), "test": Fraction(1, 10)})
+    {'train': (13, 12, 13, 12), 'test': (1, 2, 1, 2)}
     """
-    per_class = [_apportion(count, list(fractions.values())) for count in class_counts]
-    return {name: tuple(counts[i] for counts in per_class) for i, name in enumerate(fractions)}
+    behind = [Fraction(0)] * len(fractions)
+    columns = []
+    for count in class_counts:
+        shares = [fraction * count for fraction in fractions.values()]
+        given = [int(share) for share in shares]
+        behind = [b + share - seats for b, share, seats in zip(behind, shares, given, strict=True)]
+        candidates = sorted(
+            (i for i in range(len(shares)) if shares[i] > given[i]), key=lambda i: (-behind[i], given[i] - shares[i], i)
+        )
+        for i in candidates[: count - sum(given)]:
+            given[i] += 1
+            behind[i] -= 1
+        columns.append(_none_empty(given))
+    return {name: tuple(column[i] for column in columns) for i, name in enumerate(fractions)}
 
 
-def _apportion(count: int, fractions: Sequence[Fraction]) -> list[int]:
-    """Largest remainders (Hamilton); an empty share is then given one record of the largest."""
-    shares = [fraction * count for fraction in fractions]
-    result = [int(share) for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda i: (result[i] - shares[i], i))
-    for i in by_remainder[: count - sum(result)]:
-        result[i] += 1
-    for i, amount in enumerate(result):
-        if amount == 0 and count >= len(fractions):
+def _none_empty(given: Sequence[int]) -> list[int]:
+    """Move single records from the largest share to the empty ones, if there are enough to go round."""
+    result = list(given)
+    for i, amount in enumerate(given):
+        if amount == 0 and sum(given) >= len(given):
             result[result.index(max(result))] -= 1
             result[i] = 1
     return result

@@ -15,7 +15,7 @@ from .formats.tfrecord import decompress, iterate_records
 from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardInfo, checksum, decode_shards
 from .storage import Storage
 
-__all__ = ["Dataset", "Damage", "open_dataset", "read_checked", "read_records", "verify"]
+__all__ = ["Damage", "Dataset", "open_dataset", "read_checked", "read_records", "verify"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

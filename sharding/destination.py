@@ -1,4 +1,4 @@
-"""The folder a dataset is built in: refused if anything lies there, cleared if the build fails, committed at the end."""
+"""The folder a dataset is built in: refused if anything lies there, cleared if the build fails, committed last."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ class Draft:
             self._replace()
         elif self.destination.exists(MANIFEST_NAME):
             raise DestinationError(f"{self.destination.locate()} was filled by another build in the meantime")
+        self.destination.sync()
         self.destination.write(MANIFEST_NAME, manifest.encode())
+        self.destination.sync()
 
     def _replace(self) -> None:
         try:

@@ -82,8 +82,9 @@ def _feistel(key: int, size: int, values: npt.NDArray[np.uint64]) -> npt.NDArray
 
 def _add(half: npt.NDArray[np.uint64], noise: npt.NDArray[np.uint64], modulus: int) -> npt.NDArray[np.uint64]:
     """(half + a number in [0, modulus) drawn from the upper bits of noise) mod modulus; modulus < 2**32."""
-    total = half + ((noise >> np.uint64(32)) * np.uint64(modulus) >> np.uint64(32))
-    return total - np.uint64(modulus) * (total >= np.uint64(modulus)).astype(np.uint64)
+    total: npt.NDArray[np.uint64] = half + ((noise >> np.uint64(32)) * np.uint64(modulus) >> np.uint64(32))
+    total -= np.uint64(modulus) * (total >= np.uint64(modulus)).astype(np.uint64)
+    return total
 
 
 def shuffled(key: int, size: int) -> npt.NDArray[np.int64]:

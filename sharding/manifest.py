@@ -215,7 +215,8 @@ def encode_shards(shards: tuple[ShardInfo, ...]) -> bytes:
     table = pa.Table.from_pylist([asdict(shard) for shard in shards], schema=_SHARDS_SCHEMA)
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", use_dictionary=["split"])
-    return sink.getvalue().to_pybytes()
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
 def decode_shards(data: bytes) -> tuple[ShardInfo, ...]:

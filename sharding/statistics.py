@@ -84,7 +84,7 @@ def _block_moments(block: npt.NDArray[Any]) -> FeatureStatistics:
     with np.errstate(over="ignore", invalid="ignore"):
         mean = float(values.mean())
         values -= mean
-        std = sqrt(float(np.dot(values, values)) / len(values))
+        std = sqrt(float(np.square(values, out=values).mean()))
     return FeatureStatistics(
         count=len(values), nonfinite=nonfinite, mean=_finite(mean), std=_finite(std), min=low, max=high
     )

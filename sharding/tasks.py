@@ -133,7 +133,7 @@ def partition_part(
             order = np.argsort(shards, kind="stable")
             present, starts = np.unique(shards[order], return_index=True)
             tagged = tagged.take(pa.array(order))
-            for start, stop in zip(starts, [*starts[1:], len(order)], strict=True):
+            for start, stop in zip(starts, [*starts[1:], len(order)], strict=False):
                 writer.write_batch(tagged.slice(start, stop - start))
             shards_of_batches.append(present)
             has_nulls = has_nulls or any(column.null_count for column in batch.columns)
@@ -164,7 +164,8 @@ def _class_ids(batch: pa.RecordBatch, label: str | None, classes: pa.Array) -> n
     ids = pc.index_in(batch.column(label), value_set=classes)
     if ids.null_count:
         raise SourceError("the source changed while it was read: a label appeared that the first pass did not see")
-    return ids.to_numpy().astype(np.int32, copy=False)
+    result: npt.NDArray[np.int32] = ids.to_numpy().astype(np.int32, copy=False)
+    return result
 
 
 def _take_ordinals(class_ids: npt.NDArray[np.int32], next_ordinals: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -232,8 +233,7 @@ def assemble_shard(
         layout=target.layout,
     )
     path, index_path = shard_names(target.assignment, shard, target.shard_format)
-    target.storage.write(path, encoded.data)
-    target.storage.write(index_path, encoded.index)
+    target.storage.write_all({path: encoded.data, index_path: encoded.index})
     info = ShardInfo(
         split=split.name,
         path=path,

@@ -1,4 +1,4 @@
-"""What `shard-dataset inspect` shows: contents, balance, origin, statistics, and how to parse it with plain TensorFlow."""
+"""What `shard-dataset inspect` shows: contents, balance, origin, statistics, and how to read it without ringfeed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def inspection_text(dataset: Dataset) -> str:
         f"{dataset.storage.locate()}",
         f"  holds    {manifest.records:,} records in {len(dataset.shards):,} shards of {manifest.shard_format}{codec}, "
         f"{human_bytes(data_bytes)}{layout}",
-        f"  from     {manifest.source.get('url', 'unknown')} (fingerprint {manifest.source.get('fingerprint', 'unknown')})",
+        f"  from     {manifest.source.get('url', 'unknown')} "
+        f"(fingerprint {manifest.source.get('fingerprint', 'unknown')})",
         f"  written  by {manifest.writer}, seed {manifest.seed}",
         f"  label    {manifest.schema.label if manifest.schema.label is not None else '(none)'}",
         "",
@@ -106,17 +107,23 @@ def reading_example(dataset: Dataset) -> str:
         f"records = tf.data.TFRecordDataset(files{compression}).batch(1024)",
         "dataset = records.map(lambda batch: tf.io.parse_example(batch, spec))",
     ]
-    lines += [note for feature in manifest.schema.features if (note := _decoding_note(feature))]
+    lines += [
+        note
+        for feature in manifest.schema.features
+        if (note := _decoding_note(feature, nullable=feature.name in nullable))
+    ]
     return "\n".join(lines)
 
 
-def _decoding_note(feature: Feature) -> str:
+def _decoding_note(feature: Feature, *, nullable: bool) -> str:
     """What is left to do after parsing."""
     if feature.encoding == "image":
         return f"# {feature.name!r} holds image files: tf.io.decode_image(value)"
     if feature.example_kind == "raw":
-        shape = [-1, *(feature.fixed_shape or (-1,))]
-        return f"# {feature.name!r}: tf.reshape(tf.io.decode_raw(value, tf.{feature.dtype}), {shape})"
+        decode = f"tf.io.decode_raw(value, tf.{feature.dtype})"
+        if feature.fixed_shape is None or nullable:
+            return f"# {feature.name!r}: {decode}, one record at a time, for lengths differ"
+        return f"# {feature.name!r}: tf.reshape({decode}, {[-1, *feature.fixed_shape]})"
     if feature.logical:
         return f"# {feature.name!r} is a {feature.logical} stored as {feature.dtype}"
     stored = {"int64": "int64", "float": "float32", "bytes": feature.dtype}[feature.example_kind]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from html import escape
 from typing import Any
 
 from ..pipeline import Loader, StageStats
+from ..pipeline.quiet import quiet_tensorflow
 from ..sharding.errors import ConfigError
 from .console import align, human_bytes, stage_progress
 
@@ -170,11 +170,12 @@ def profile(
 
 def _drain(loader: Loader, total: int, progress: bool) -> tuple[float, float, int]:
     """Seconds after the first batch, seconds until it, and bytes of all batches after it."""
+    dataset = loader.epoch(0).take(total)  # TensorFlow is imported here, before the clock starts
     start = first = time.perf_counter()
     done = epoch = decoded_bytes = 0
     with stage_progress({"read": "read"}, silent=not progress) as report:
         while done < total:
-            for batch in loader.epoch(epoch).take(total - done):
+            for batch in dataset:
                 done += 1
                 if done == 1:
                     first = time.perf_counter()
@@ -183,6 +184,7 @@ def _drain(loader: Loader, total: int, progress: bool) -> tuple[float, float, in
                 if done % 64 == 0 or done == total:
                     report("read", done, total, done * loader.local_batch_size)
             epoch += 1
+            dataset = loader.epoch(epoch).take(total - done)
     return time.perf_counter() - first, first - start, decoded_bytes
 
 
@@ -261,7 +263,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run `ringfeed profile`."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    with quiet_tensorflow():
+        import tensorflow  # noqa: F401
     result = profile(
         args.url,
         split=args.split,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
+from threading import current_thread, main_thread
 from time import perf_counter
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
@@ -312,7 +313,7 @@ def _plan_text(options: BuildOptions, plan: BuildPlan) -> list[str]:
         *align(["feature", "dtype", "shape", "role"], rows, left=4),
         "",
         *balance_text(balance_of_plan(plan), plan.classes, estimated=True),
-        f"would write shards of {options.shard_format}{codec} to {options.destination}; nothing was written (--dry-run)",
+        f"would write {options.shard_format}{codec} to {options.destination}; nothing was written (--dry-run)",
     ]
 
 
@@ -382,6 +383,9 @@ def _tidy_on_sigterm() -> Iterator[None]:
     def stop(signum: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(_TERMINATED)
 
+    if current_thread() is not main_thread():  # the only one that may set handlers
+        yield
+        return
     previous = signal.signal(signal.SIGTERM, stop)
     try:
         yield

@@ -65,7 +65,7 @@ class Reporter:
             self._bar.update(self._task, completed=step)
 
     def add_steps(self, entry: dict[str, Any]) -> None:
-        """Take in the entry of some steps: see `METRICS` in `trainer.py` for its keys."""
+        """Take in the entry of some steps, as `Trainer` makes it."""
         if not self._is_chief:
             return
         self.steps.append(entry)
@@ -85,15 +85,14 @@ class Reporter:
             return
         self.evaluations.append(entry)
         auc = "" if entry["auc"] is None else f"  AUC {entry['auc']:.4f}"
-        log.info(
-            "epoch %d  evaluated %s samples: loss %.4f  accuracy %.4f  balanced accuracy %.4f%s",
-            entry["epoch"],
-            f"{entry['samples']:,}",
-            entry["loss"],
-            entry["accuracy"],
-            entry["balanced_accuracy"],
-            auc,
+        text = (
+            f"epoch {entry['epoch']}  evaluated {entry['samples']:,} samples: loss {entry['loss']:.4f}  "
+            f"accuracy {entry['accuracy']:.4f}  balanced accuracy {entry['balanced_accuracy']:.4f}{auc}"
         )
+        if self._bar:
+            self._bar.console.print(text, highlight=False)
+        else:
+            log.info(text)
 
     def history(self) -> dict[str, Any]:
         """All entries so far, as JSON can hold them."""

@@ -107,6 +107,7 @@ class Trainer:
             self.eval_loader = open_loader(config, ring, split=config.data.eval_split, training=False)
         self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or 2**62)
         self.model: BuiltModel = build_model(self.loader.manifest, config)
+        self._preprocess = tf.function(self.model.preprocess)  # traced once, not at each epoch
         self.schedule: WarmUpDecay = build_schedule(config, self.steps_per_epoch)
         self.parts = self._parts()
         self.train_step = make_train_step(
@@ -212,7 +213,7 @@ class Trainer:
         more. A batch's images are still decoded in parallel, by `tf.map_fn`.
         """
         workers = None if self.config.deterministic else tf.data.AUTOTUNE
-        dataset = loader.epoch(epoch, start_step=start_step).map(self.model.preprocess, num_parallel_calls=workers)
+        dataset = loader.epoch(epoch, start_step=start_step).map(self._preprocess, num_parallel_calls=workers)
         return dataset.prefetch(tf.data.AUTOTUNE)
 
     def _one_step(self, batches: Iterator[Any]) -> None:

@@ -263,7 +263,7 @@ def _flat_numpy(column: pa.Array, feature: Feature) -> npt.NDArray[Any]:
         flat = flat.fill_null(pa.scalar(0, pa.int8()).cast(flat.type))
     if feature.dtype == "bool":
         flat = flat.cast(pa.uint8())
-    values = flat.to_numpy(zero_copy_only=False)
+    values: npt.NDArray[Any] = flat.to_numpy(zero_copy_only=False)
     if feature.example_kind == "int64":
         return values.astype(np.int64 if feature.dtype.startswith("int") else np.uint64).view(np.uint64)
     return values.astype(np.float32, copy=False) if feature.example_kind == "float" else values
@@ -272,8 +272,9 @@ def _flat_numpy(column: pa.Array, feature: Feature) -> npt.NDArray[Any]:
 def _list_offsets(column: pa.Array, feature: Feature) -> npt.NDArray[np.int64]:
     """The element at which each row starts, in the numbering of `_flat_arrow`; one more than there are rows."""
     if feature.elements is None:
-        offsets = column.offsets.to_numpy().astype(np.int64)
-        return offsets - offsets[0]
+        offsets: npt.NDArray[np.int64] = column.offsets.to_numpy().astype(np.int64)
+        offsets -= offsets[0]
+        return offsets
     return np.arange(len(column) + 1, dtype=np.int64) * feature.elements
 
 

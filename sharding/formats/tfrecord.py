@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterator
+from itertools import pairwise
 
 import google_crc32c
 import numpy as np
@@ -41,7 +42,7 @@ def frame_records(messages: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
     crc = google_crc32c.value
     bounds = offsets.tolist()
     payload_crcs = np.fromiter(
-        (crc(data[start:end]) for start, end in zip(bounds[:-1], bounds[1:], strict=True)), np.uint32, len(lengths)
+        (crc(data[start:end]) for start, end in pairwise(bounds)), np.uint32, len(lengths)
     )
     unique, inverse = np.unique(lengths, return_inverse=True)
     length_crcs = np.array([crc(int(n).to_bytes(8, "little")) for n in unique], np.uint32)

@@ -160,7 +160,7 @@ def open_file(path: str) -> Iterator[IO[bytes]]:
 
 
 def _of_the_store(error: Exception) -> bool:
-    """Whether a client of a store raised it: many of their errors are no OSError. Arrow's for bad data carry no errno."""
+    """Whether a client of a store raised it; many of theirs are no OSError. Arrow's, for bad data, have no errno."""
     if isinstance(error, OSError):
         return error.errno is not None or type(error) is not OSError
     return isinstance(error, RuntimeError) or type(error).__module__.partition(".")[0] in ("botocore", "aiohttp")

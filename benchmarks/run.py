@@ -1,0 +1,53 @@
+"""The benchmarks: each prints a ratio against a rival or a limit, both measured in the same run, in turn.
+
+    make bench                     all of them
+    make bench BENCH_ARGS=read     one
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from ringfeed.pipeline.quiet import quiet_tensorflow
+
+with quiet_tensorflow():
+    import tensorflow  # noqa: F401
+
+import reading
+import writing
+from tables import write_source
+
+BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]]] = {
+    "write": writing.run,
+    "read": reading.run,
+}
+
+
+def main() -> int:
+    """Run the benchmarks named, or all, and print a line for each ratio."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS], metavar="NAME", help=", ".join(BENCHMARKS))
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each (default: 5)")
+    args = parser.parse_args()
+    packages = ("tensorflow-cpu", "pyarrow", "numpy")
+    print(f"{date.today()}, {os.cpu_count()} cores, " + ", ".join(f"{name} {version(name)}" for name in packages))
+    with tempfile.TemporaryDirectory(prefix="ringfeed-bench-") as folder:
+        write_source(Path(folder) / "source.parquet")
+        for name in args.names or BENCHMARKS:
+            for label, ratios, goal in BENCHMARKS[name](Path(folder), args.rounds):
+                low, median, high = min(ratios), statistics.median(ratios), max(ratios)
+                print(f"{name}: {label}: {median:.2f} x (of {len(ratios)}: {low:.2f} to {high:.2f}; goal {goal:g})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Sources of many kinds, and what is in them."""
+
+import csv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import settings
+
+from ringfeed.sharding import BuildOptions, Dataset, build, open_dataset
+
+settings.register_profile("ringfeed", deadline=None, max_examples=60)  # the cores are shared: times mean nothing
+settings.load_profile("ringfeed")
+
+
+@pytest.fixture
+def table() -> pa.Table:
+    """600 records of every type, with a label of three unequal classes and a unique `id`."""
+    return make_table(600)
+
+
+def make_table(rows: int) -> pa.Table:
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(rows, 4)).astype(np.float32)
+    return pa.table(
+        {
+            "id": pa.array(np.arange(rows)),
+            "vector": pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), 4),
+            "small": pa.array(rng.integers(-100, 100, rows).astype(np.int8)),
+            "price": pa.array(rng.normal(size=rows)),
+            "flag": pa.array(rng.random(rows) < 0.5),
+            "label": pa.array(rng.choice(["a", "b", "c"], rows, p=[0.7, 0.25, 0.05])),
+        }
+    )
+
+
+@pytest.fixture
+def parquet(tmp_path: Path, table: pa.Table) -> str:
+    """The table as a Parquet file of several row groups."""
+    path = tmp_path / "source.parquet"
+    pq.write_table(table, path, row_group_size=100)
+    return str(path)
+
+
+@pytest.fixture
+def write_csv(tmp_path: Path) -> Callable[..., str]:
+    """Write rows to a CSV file; returns its path."""
+
+    def write(*rows: list[Any], name: str = "source.csv") -> str:
+        with (tmp_path / name).open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(rows)
+        return str(tmp_path / name)
+
+    return write
+
+
+def built(source: str, destination: str | Path, **options: Any) -> Dataset:
+    """Build in this process and open what was built."""
+    build(BuildOptions(source=source, destination=str(destination), **options))
+    return open_dataset(str(destination))
+
+
+@pytest.fixture
+def files_of() -> Callable[[Path], dict[str, bytes]]:
+    """All files of a folder and their contents."""
+
+    def read(folder: Path) -> dict[str, bytes]:
+        return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+    return read
+
+
+@pytest.fixture
+def nothing_left(tmp_path: Path) -> Iterator[Path]:
+    """A destination that does not exist, nor the folder it lies in, before the test and after."""
+    destination = tmp_path / "new" / "dataset"
+    yield destination
+    assert not destination.parent.exists()

@@ -1,0 +1,129 @@
+"""The planner's promises, for any classes, splits and shards."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfeed.sharding.assign import Assignment, SplitLayout, shards_per_split, split_class_counts
+from ringfeed.sharding.errors import ConfigError
+
+
+@st.composite
+def assignments(draw: st.DrawFn) -> Assignment:
+    classes = draw(st.integers(1, 6))
+    splits = []
+    for name in draw(st.sampled_from([["train"], ["train", "test"], ["a", "b", "c"]])):
+        counts = draw(st.lists(st.integers(1, 400), min_size=classes, max_size=classes))
+        splits.append(SplitLayout(name=name, shards=draw(st.integers(1, sum(counts))), class_counts=tuple(counts)))
+    return Assignment(seed=draw(st.integers(0, 9)), splits=tuple(splits))
+
+
+def every_record(assignment: Assignment) -> tuple[np.ndarray, np.ndarray]:
+    """Class ids and ordinals of all records, in an interleaved order."""
+    totals = np.sum([split.class_counts for split in assignment.splits], axis=0)
+    class_ids = np.concatenate([np.full(total, c) for c, total in enumerate(totals)]).astype(np.int32)
+    ordinals = np.concatenate([np.arange(total) for total in totals])
+    order = np.random.default_rng(0).permutation(len(class_ids))
+    return class_ids[order], ordinals[order]
+
+
+@given(assignments())
+def test_every_record_has_a_place_of_its_own_and_every_place_a_record(assignment: Assignment) -> None:
+    class_ids, ordinals = every_record(assignment)
+    shards, slots = assignment.locate(class_ids, ordinals)
+    taken = set(zip(shards.tolist(), slots.tolist(), strict=True))
+    places = {
+        (shard, slot)
+        for shard in range(assignment.shards)
+        for slot in range(assignment.shard(shard)[0].shard_records(assignment.shard(shard)[1]))
+    }
+    assert len(taken) == len(class_ids)
+    assert taken == places
+
+
+@given(assignments())
+def test_shards_and_classes_in_shards_differ_by_at_most_one(assignment: Assignment) -> None:
+    class_ids, ordinals = every_record(assignment)
+    shards, _ = assignment.locate(class_ids, ordinals)
+    classes = len(assignment.splits[0].class_counts)
+    found = np.zeros((assignment.shards, classes), np.int64)
+    np.add.at(found, (shards, class_ids), 1)
+    first = 0
+    for split in assignment.splits:
+        mine = found[first : first + split.shards]
+        first += split.shards
+        assert np.ptp(mine, axis=0).max() <= 1
+        assert np.ptp(mine.sum(axis=1)) <= 1
+        assert tuple(mine.sum(axis=0).tolist()) == split.class_counts
+        planned = np.stack([split.shard_class_counts(shard) for shard in range(split.shards)])
+        assert np.array_equal(mine, planned)
+        assert mine.sum(axis=1).tolist() == [split.shard_records(shard) for shard in range(split.shards)]
+
+
+@given(assignments(), st.data())
+def test_places_do_not_depend_on_how_the_records_are_batched(assignment: Assignment, data: st.DataObject) -> None:
+    class_ids, ordinals = every_record(assignment)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(class_ids)), max_size=4)))
+    whole = np.stack(assignment.locate(class_ids, ordinals))
+    pieces = zip(np.split(class_ids, cuts), np.split(ordinals, cuts), strict=True)
+    assert np.array_equal(whole, np.concatenate([np.stack(assignment.locate(*piece)) for piece in pieces], axis=1))
+
+
+@given(assignments())
+def test_rows_of_a_shard_are_a_permutation_of_its_slots(assignment: Assignment) -> None:
+    for shard in range(min(assignment.shards, 5)):
+        split, number = assignment.shard(shard)
+        assert sorted(assignment.row_of_slot(shard).tolist()) == list(range(split.shard_records(number)))
+
+
+def test_another_seed_is_another_assignment() -> None:
+    split = SplitLayout(name="train", shards=10, class_counts=(1000,))
+    args = (np.zeros(1000, np.int32), np.arange(1000))
+    a, b = (Assignment(seed=seed, splits=(split,)).locate(*args)[0] for seed in (0, 1))
+    assert np.mean(a == b) < 0.2
+
+
+def test_the_number_of_a_shard_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="none is number 2"):
+        Assignment(seed=0, splits=(SplitLayout(name="a", shards=2, class_counts=(2,)),)).shard(2)
+
+
+fractions_of_one = st.lists(st.integers(1, 20), min_size=1, max_size=4).map(
+    lambda weights: {f"s{i}": Fraction(weight, sum(weights)) for i, weight in enumerate(weights)}
+)
+
+
+@given(counts=st.lists(st.integers(1, 10**6), min_size=1, max_size=20), fractions=fractions_of_one)
+def test_each_class_is_split_within_one_of_its_share(counts: list[int], fractions: dict[str, Fraction]) -> None:
+    splits = split_class_counts(counts, fractions)
+    for c, count in enumerate(counts):
+        given_ = [splits[name][c] for name in fractions]
+        assert sum(given_) == count
+        if count < len(fractions):
+            continue
+        assert min(given_) >= 1
+        if min(share * count for share in fractions.values()) >= 1:
+            assert all(abs(n - share * count) < 1 for n, share in zip(given_, fractions.values(), strict=True))
+
+
+@given(counts=st.lists(st.integers(50, 10**6), min_size=1, max_size=50), percent=st.integers(2, 98))
+def test_rounding_does_not_add_up_over_the_classes(counts: list[int], percent: int) -> None:
+    share = Fraction(percent, 100)
+    splits = split_class_counts(counts, {"a": share, "b": 1 - share})
+    assert abs(sum(splits["a"]) - share * sum(counts)) < 1
+
+
+def test_a_class_smaller_than_the_splits_leaves_some_empty() -> None:
+    assert split_class_counts([1], {"a": Fraction(1, 2), "b": Fraction(1, 2)}) == {"a": (1,), "b": (0,)}
+
+
+def test_shards_of_all_splits_are_about_of_one_size() -> None:
+    assert shards_per_split({"train": 900, "test": 100, "tiny": 1}, 9) == {"train": 9, "test": 1, "tiny": 1}
+
+
+def test_more_shards_than_records_are_refused() -> None:
+    with pytest.raises(ConfigError, match="'train' has 3 records, too few for 4 shards"):
+        shards_per_split({"train": 3}, 4)

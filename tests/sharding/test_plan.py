@@ -1,0 +1,92 @@
+"""Options and the plan that follows from counts."""
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from ringfeed.sharding import BuildOptions, ConfigError, Feature, Schema, SourceError
+from ringfeed.sharding.plan import DEFAULT_SHARDS, check_label, plan_assignment, sort_classes
+
+
+def options(**changes: Any) -> BuildOptions:
+    return BuildOptions(**{"source": "a", "destination": "b", **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shard_format": "csv"}, "format must be one of tfrecord, parquet, got 'csv'"),
+        ({"compression": "zstd"}, "compression of tfrecord must be one of none, gzip, zlib, got 'zstd'"),
+        ({"shards": 0}, "shards must be at least 1, got 0"),
+        ({"shard_bytes": 0}, "shard size must be at least 1, got 0"),
+        ({"workers": 0}, "workers must be at least 1, got 0"),
+        ({"shards": 1, "shard_bytes": 1}, "--shards or --shard-size, not both"),
+        ({"splits": {"a": Fraction(1, 2)}}, "positive and add up to 1, got a=0.5"),
+        ({"splits": {"a": Fraction(2), "b": Fraction(-1)}}, "positive and add up to 1"),
+        ({"splits": {"../a": Fraction(1)}}, "ASCII letters, digits and _, got '../a'"),
+        ({"splits": {}}, "add up to 1"),
+    ],
+)
+def test_an_option_that_its_rule_forbids_names_rule_and_value(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        options(**changes)
+
+
+def test_classes_are_sorted_and_none_comes_first() -> None:
+    assert sort_classes({"b": 2, "a": 3, "": 2}, "x", 2) == ["", "a", "b"]
+    assert sort_classes({10: 2, 9: 2}, "x", 2) == [9, 10]
+    assert sort_classes({None: 5}, "x", 2) == [None]
+
+
+def test_a_class_with_too_few_records_is_refused_by_name() -> None:
+    with pytest.raises(SourceError, match=r"class 'b' has 1 record, fewer than 2 \(and 1 more classes\)"):
+        sort_classes({"a": 5, "b": 1, "c": 1}, "x", 2)
+    assert sort_classes({"a": 5, "b": 1}, "x", 1) == ["a", "b"]
+
+
+@pytest.mark.parametrize("counts", [{}, {"a": 0}])
+def test_no_records_are_refused(counts: dict[str, int]) -> None:
+    with pytest.raises(SourceError, match="x holds no records"):
+        sort_classes(counts, "x", 2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("float32", ()), ("float64", ()), ("binary", ()), ("int64", (2,)), ("string", (None,))]
+)
+def test_a_label_that_makes_no_classes_is_refused(dtype: str, shape: tuple[int | None, ...]) -> None:
+    schema = Schema(features=(Feature(name="y", dtype=dtype, shape=shape),), label="y")
+    with pytest.raises(SourceError, match=f"'y' holds .*{dtype}.* leave out --label"):
+        check_label(schema)
+
+
+@pytest.mark.parametrize("dtype", ["string", "bool", "int8", "uint64"])
+def test_labels_that_make_classes_pass(dtype: str) -> None:
+    check_label(Schema(features=(Feature(name="y", dtype=dtype),), label="y"))
+
+
+def test_by_default_there_are_at_least_sixteen_shards_and_no_more_than_records() -> None:
+    assert plan_assignment(options(), [None], [1000], 10).shards == DEFAULT_SHARDS
+    assert plan_assignment(options(), [None], [3], 10).shards == 3
+
+
+def test_a_small_split_does_not_take_shards_from_a_large_one() -> None:
+    splits = {"train": Fraction(999, 1000), "test": Fraction(1, 1000)}
+    plan = plan_assignment(options(splits=splits), [None], [1000], 10)
+    assert [split.shards for split in plan.splits] == [DEFAULT_SHARDS, 1]
+
+
+def test_the_shard_size_decides_the_number() -> None:
+    assert plan_assignment(options(shard_bytes=1000), [None], [1000], 10).shards == 10
+    assert plan_assignment(options(shard_bytes=1 << 20), [None], [1000], 10).shards == 1
+
+
+def test_shards_that_would_not_fit_in_memory_are_refused() -> None:
+    with pytest.raises(ConfigError, match="at most 1024 MiB.*2 would have about 4768 MiB"):
+        plan_assignment(options(shards=2), [None], [1_000_000], 10_000)
+
+
+def test_a_class_that_cannot_be_in_every_split_is_refused_by_name() -> None:
+    splits = {name: Fraction(1, 3) for name in "abc"}
+    with pytest.raises(SourceError, match="class 'rare' has 2 records, too few for one in each of 3 splits"):
+        plan_assignment(options(splits=splits), ["common", "rare"], [100, 2], 10)

@@ -1,0 +1,100 @@
+"""Arrow schemas to features and back."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ringfeed.sharding import Feature, Schema, SourceError
+
+
+def feature_of(kind: pa.DataType) -> Feature:
+    return Feature.from_arrow(pa.field("x", kind))
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "shape", "example"),
+    [
+        (pa.bool_(), "bool", (), "int64"),
+        (pa.uint64(), "uint64", (), "int64"),
+        (pa.uint8(), "uint8", (), "int64"),
+        (pa.float16(), "float16", (), "float"),
+        (pa.float64(), "float64", (), "raw"),
+        (pa.large_string(), "string", (), "bytes"),
+        (pa.dictionary(pa.int32(), pa.string()), "string", (), "bytes"),
+        (pa.binary(16), "binary", (), "bytes"),
+        (pa.timestamp("us"), "int64", (), "int64"),
+        (pa.date32(), "int32", (), "int64"),
+        (pa.list_(pa.int32()), "int32", (None,), "int64"),
+        (pa.list_(pa.float32(), 8), "float32", (8,), "float"),
+        (pa.list_(pa.list_(pa.uint8(), 3), 2), "uint8", (2, 3), "raw"),
+        (pa.fixed_shape_tensor(pa.int16(), (4, 5)), "int16", (4, 5), "int64"),
+    ],
+)
+def test_a_type_has_its_feature(kind: pa.DataType, dtype: str, shape: tuple[Any, ...], example: str) -> None:
+    feature = feature_of(kind)
+    assert (feature.dtype, feature.shape, feature.example_kind) == (dtype, shape, example)
+    assert Feature.from_json(feature.to_json()) == feature
+    schema = Schema(features=(feature,))
+    assert Schema.from_arrow(schema.arrow, None).features[0].shape == shape  # shapes survive our own Parquet files
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.decimal128(5, 2),
+        pa.struct([("a", pa.int32())]),
+        pa.list_(pa.list_(pa.int32())),
+        pa.null(),
+        pa.map_(pa.string(), pa.int32()),
+        pa.list_(pa.int32(), 0),
+    ],
+)
+def test_a_type_without_a_feature_is_refused_by_the_columns_name(kind: pa.DataType) -> None:
+    with pytest.raises(SourceError, match="column 'x' has type .* no feature can hold"):
+        feature_of(kind)
+
+
+def test_a_shape_in_the_metadata_of_others_is_not_believed() -> None:
+    field = pa.field("x", pa.list_(pa.int32(), 6), metadata={"shape": "(2, 4)"})
+    assert Feature.from_arrow(field).shape == (6,)
+    assert Feature.from_arrow(field.with_metadata({"shape": "2,4"})).shape == (6,)
+    assert Feature.from_arrow(field.with_metadata({"shape": "2,3"})).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pa.array(["a", None, "b"]).dictionary_encode(), ["a", None, "b"]),
+        (pa.array([1, None], pa.timestamp("s")), [1, None]),
+        (pa.array([[[1, 2]], [[3, 4]]], pa.list_(pa.list_(pa.int32(), 2), 1)), [[1, 2], [3, 4]]),
+        (pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(8).reshape(2, 2, 2)), [[0, 1, 2, 3], [4, 5, 6, 7]]),
+    ],
+)
+def test_columns_conform_without_losing_a_value(column: pa.Array, expected: list[Any]) -> None:
+    feature = feature_of(column.type)
+    conformed = feature.conform(column)
+    assert conformed.type == feature.arrow_type
+    assert conformed.to_pylist() == expected
+
+
+def test_nulls_within_nested_tensors_are_refused() -> None:
+    column = pa.array([[[1, 2], None]], pa.list_(pa.list_(pa.int32(), 2), 2))
+    with pytest.raises(SourceError, match="'x' holds nested lists with nulls"):
+        feature_of(column.type).conform(column)
+
+
+def test_an_unknown_label_names_a_close_column() -> None:
+    with pytest.raises(SourceError, match="no label column 'lable'; did you mean 'label'.*: x, label"):
+        Schema.from_arrow(pa.schema([("x", pa.decimal128(3, 1)), ("label", pa.string())]), "lable")
+
+
+def test_columns_of_one_name_are_refused() -> None:
+    with pytest.raises(SourceError, match="must differ, got 'x' more than once"):
+        Schema.from_arrow(pa.schema([("x", pa.int32()), ("x", pa.int64())]), None)
+
+
+def test_json_keeps_the_label() -> None:
+    schema = Schema(features=(Feature(name="x", dtype="int8"), Feature(name="ü ,", dtype="string")), label="ü ,")
+    assert Schema.from_json(schema.to_json()) == schema

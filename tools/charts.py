@@ -1,0 +1,211 @@
+"""The report's charts, drawn by matplotlib as SVG to be put inside a page.
+
+A chart's colours are CSS variables of the page, so they follow its light or dark scheme; its text stays text; and it
+has a title and a description for those who cannot see it. Sizes suit a column of about 440 pixels. The palette is
+that of Okabe and Ito, which colour-blind readers can tell apart; series differ in line style or hatching too.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+__all__ = ["Curve", "curves", "grouped_bars", "heatmap", "log_bars", "stacked_bars"]
+
+# Stand-ins that matplotlib can draw with -> what the page puts there.
+_COLOURS = {
+    "#010203": "var(--ink)", "#020304": "var(--muted)", "#030405": "var(--line)",
+    "#040506": "var(--series-1)", "#050607": "var(--series-2)", "#060708": "var(--page)",
+}  # fmt: skip
+_INK, _MUTED, _LINE, _FIRST, _SECOND, _PAGE = _COLOURS
+_SERIES = (_FIRST, _SECOND)
+_STYLES = ("-", (0, (4, 1.5)))
+_HATCHES = (None, "////")
+_WIDTH_INCHES = 4.8
+# Light to dark, with a fixed ink on each cell, so the page's scheme does not matter.
+_HEAT = LinearSegmentedColormap.from_list("heat", ["#f3f7fb", "#9ecae1", "#0072b2", "#003f66"])
+_DARK_CELL = 0.55
+
+_SETTINGS: dict[str, Any] = {
+    "svg.fonttype": "none", "font.size": 9.5, "axes.titlesize": 10.5, "axes.edgecolor": _LINE, "axes.linewidth": 0.8,
+    "axes.labelcolor": _MUTED, "xtick.color": _LINE, "ytick.color": _LINE, "xtick.labelcolor": _MUTED,
+    "ytick.labelcolor": _MUTED, "text.color": _INK, "axes.spines.top": False, "axes.spines.right": False,
+    "grid.color": _LINE, "grid.linewidth": 0.6, "legend.frameon": False, "legend.fontsize": 9.5,
+    "hatch.color": _PAGE, "hatch.linewidth": 0.7,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One line: `label`, and its points."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+def curves(lines: Sequence[Curve], *, title: str, description: str, x_label: str, y_label: str) -> str:
+    """Lines over a common axis, such as losses over steps."""
+    with _drawing(title, description, height_inches=2.7) as (axes, result):
+        for index, line in enumerate(lines):
+            axes.plot(line.x, line.y, color=_SERIES[index], linestyle=_STYLES[index], linewidth=1.8, label=line.label)
+        axes.set(xlabel=x_label, ylabel=y_label)
+        axes.set_xlim(left=0)
+        axes.grid(axis="y")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        if len(lines) > 1:
+            axes.legend(loc="best")
+    return result[0]
+
+
+def stacked_bars(
+    parts: Mapping[str, Sequence[float]], names: Sequence[str], *, title: str, description: str, y_label: str
+) -> str:
+    """One bar for each name, made of the parts from below."""
+    with _drawing(title, description, height_inches=2.9) as (axes, result):
+        below = np.zeros(len(names))
+        for index, (label, values) in enumerate(parts.items()):
+            axes.bar(
+                range(len(names)), values, 0.78, bottom=below, label=label,
+                color=_SERIES[index], hatch=_HATCHES[index], edgecolor=_PAGE, linewidth=0,
+            )  # fmt: skip
+            below += np.asarray(values, float)
+        axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 6 else 0)
+        axes.tick_params(axis="x", length=0)
+        axes.set_ylabel(y_label)
+        axes.set_ylim(0, below.max() * 1.22)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.legend(loc="upper center", ncols=2)
+    return result[0]
+
+
+def grouped_bars(
+    parts: Mapping[str, Sequence[float]], names: Sequence[str], *, title: str, description: str, x_label: str
+) -> str:
+    """Fractions in [0, 1], a bar of each part for each name, with the values in percent at their ends."""
+    with _drawing(title, description, height_inches=0.62 * len(names) + 0.75) as (axes, result):
+        for index, (label, values) in enumerate(parts.items()):
+            places = np.arange(len(names)) + (index - 0.5) * 0.36
+            bars = axes.barh(
+                places, values, 0.33, color=_SERIES[index], hatch=_HATCHES[index], edgecolor=_PAGE, linewidth=0,
+                label=label,
+            )  # fmt: skip
+            axes.bar_label(bars, [f"{value:.1%}" for value in values], padding=3)
+        axes.set_yticks(range(len(names)), names)
+        axes.invert_yaxis()
+        axes.tick_params(axis="y", length=0, labelcolor=_INK)
+        axes.set_xlim(0, 1.14)
+        axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100"])
+        axes.set_xlabel(x_label)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1), ncols=2)
+    return result[0]
+
+
+def log_bars(
+    parts: Mapping[str, Mapping[str, float]], names: Sequence[str], *, title: str, description: str, x_label: str
+) -> str:
+    """Rates over orders of magnitude: a bar of each part for each name; a name that a part lacks has none."""
+    with _drawing(title, description, height_inches=0.5 * len(names) + 1.0) as (axes, result):
+        least = min(value for values in parts.values() for value in values.values())
+        most = max(value for values in parts.values() for value in values.values())
+        axes.set_xscale("log")
+        axes.set_xlim(10 ** np.floor(np.log10(least / 3)), most * 12)
+        for index, (label, values) in enumerate(parts.items()):
+            shown = [name for name in names if name in values]
+            places = np.array([names.index(name) for name in shown]) + (index - 0.5) * 0.36
+            bars = axes.barh(
+                places, [values[name] for name in shown], 0.33, color=_SERIES[index], hatch=_HATCHES[index],
+                edgecolor=_PAGE, linewidth=0, label=label,
+            )  # fmt: skip
+            axes.bar_label(bars, [_short(values[name]) for name in shown], padding=3)
+        axes.set_yticks(range(len(names)), names)
+        axes.invert_yaxis()
+        axes.tick_params(axis="y", length=0, labelcolor=_INK)
+        axes.tick_params(axis="x", which="minor", length=0)
+        axes.xaxis.set_major_formatter(lambda value, _: _short(value))
+        axes.set_xlabel(x_label)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=2)
+    return result[0]
+
+
+def heatmap(
+    cells: npt.NDArray[Any], rows: Sequence[str], columns: Sequence[str], *,
+    title: str, description: str, x_label: str, y_label: str,
+) -> str:  # fmt: skip
+    """Counts as a table of shaded cells with their numbers."""
+    with _drawing(title, description, height_inches=0.27 * len(rows) + 0.75) as (axes, result):
+        top = max(float(cells.max()), 1.0)
+        for (row, column), value in np.ndenumerate(cells):
+            share = float(value) / top
+            colour = mpl.colors.to_hex(_HEAT(share))
+            axes.add_patch(mpl.patches.Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=colour, edgecolor=_PAGE))
+            ink = "#ffffff" if share > _DARK_CELL else "#1c2733" if value else "#8a97a5"
+            axes.text(column, row, f"{value:,}", ha="center", va="center", color=ink, fontsize=9)
+        axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5), xlabel=x_label, ylabel=y_label)
+        axes.set_xticks(range(len(columns)), columns)
+        axes.set_yticks(range(len(rows)), rows)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+    return result[0]
+
+
+@contextmanager
+def _drawing(title: str, description: str, *, height_inches: float) -> Iterator[tuple[Axes, list[str]]]:
+    """Axes to draw on; at the end, the list holds the chart."""
+    result: list[str] = []
+    settings = _SETTINGS | {"svg.hashsalt": title + description}  # ids of two charts on one page must differ
+    with mpl.rc_context(settings):
+        figure = Figure(figsize=(_WIDTH_INCHES, height_inches), layout="constrained")
+        figure.patch.set_visible(False)
+        axes = figure.add_subplot()
+        axes.patch.set_visible(False)
+        axes.set_axisbelow(True)
+        yield axes, result
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    result.append(_for_page(file.getvalue(), title, description))
+
+
+def _for_page(svg: str, title: str, description: str) -> str:
+    """The `<svg>` element alone, with the page's colours and font, a title and a description.
+
+    >>> _for_page('<?xml?><svg xmlns="x" width="9pt" height="9pt" viewBox="0 0 9 9"><g id="a"/></svg>', "T", "D & d")
+    '<svg viewBox="0 0 9 9" role="img" aria-label="T. D &amp; d"><title>T</title><desc>D &amp; d</desc><g/></svg>'
+    """
+    svg = svg[svg.index("<svg") :].strip()
+    view = re.search(r'viewBox="[^"]*"', svg)
+    opening = f'<svg {view.group() if view else ""} role="img" aria-label="{escape(f"{title}. {description}")}">'
+    opening += f"<title>{escape(title)}</title><desc>{escape(description)}</desc>"
+    body = svg[svg.index(">") + 1 :]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r'<g id="[^"]*"', "<g", body)  # names such as axes_1, which every chart would have
+    body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.DOTALL)
+    body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", body)
+    body = body.replace("xlink:href", "href")
+    for stand_in, colour in _COLOURS.items():
+        body = body.replace(stand_in, colour)
+    return opening + body
+
+
+def _short(value: float) -> str:
+    """A number in few letters.
+
+    >>> _short(549_075), _short(1_267_508), _short(6_923), _short(12)
+    ('549 k', '1.27 M', '6.92 k', '12')
+    """
+    for limit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if value >= limit:
+            return f"{value / limit:.3g}{suffix}"
+    return f"{value:.3g}"
