@@ -50,9 +50,7 @@ def _tuned(files: list[str]) -> tf.data.Dataset:
     return (
         tf.data.Dataset.from_tensor_slices(files)
         .shuffle(len(files))
-        .interleave(
-            tf.data.TFRecordDataset, cycle_length=16, num_parallel_calls=tf.data.AUTOTUNE, deterministic=False
-        )
+        .interleave(tf.data.TFRecordDataset, cycle_length=16, num_parallel_calls=tf.data.AUTOTUNE, deterministic=False)
         .shuffle(10_000)
         .batch(BATCH, drop_remainder=True)
         .map(lambda examples: tf.io.parse_example(examples, spec), num_parallel_calls=tf.data.AUTOTUNE)

@@ -1,7 +1,7 @@
 """The benchmarks: each prints a ratio against a rival or a limit, both measured in the same run, in turn.
 
-    make bench                     all of them
-    make bench BENCH_ARGS=read     one
+make bench                     all of them
+make bench BENCH_ARGS=read     one
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
-from datetime import date
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -38,8 +38,8 @@ def main() -> int:
     parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS], metavar="NAME", help=", ".join(BENCHMARKS))
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each (default: 5)")
     args = parser.parse_args()
-    packages = ("tensorflow-cpu", "pyarrow", "numpy")
-    print(f"{date.today()}, {os.cpu_count()} cores, " + ", ".join(f"{name} {version(name)}" for name in packages))
+    versions = ", ".join(f"{name} {version(name)}" for name in ("tensorflow-cpu", "pyarrow", "numpy"))
+    print(f"{datetime.now().astimezone():%Y-%m-%d}, {os.cpu_count()} cores, {versions}")
     with tempfile.TemporaryDirectory(prefix="ringfeed-bench-") as folder:
         write_source(Path(folder) / "source.parquet")
         for name in args.names or BENCHMARKS:

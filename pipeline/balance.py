@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..sharding.errors import ConfigError
-from ..sharding.keyed import derive_key, sort_by_noise
+from ..sharding.keyed import derive_key, mix64
 from .order import coprime_stride
 
 __all__ = ["ClassSchedule", "draw_records", "target_weights"]
@@ -48,7 +48,7 @@ def target_weights(
     if balance == "uniform":
         if tuple(classes) == (None,):
             raise ConfigError("the dataset has no label, so there are no classes to balance; use balance='natural'")
-        return (counts > 0) / np.count_nonzero(counts)
+        return np.asarray((counts > 0) / np.count_nonzero(counts), np.float64)
     if isinstance(balance, str):
         raise ConfigError(f"balance must be 'natural', 'uniform' or a share by class, got {balance!r}")
     unknown = [value for value in balance if value not in classes]
@@ -60,7 +60,7 @@ def target_weights(
     for value, weight, count in zip(classes, weights, counts, strict=True):
         if weight and not count:
             raise ConfigError(f"balance asks for class {value!r}, which has no record in this split")
-    return weights / weights.sum()
+    return np.asarray(weights / weights.sum(), np.float64)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ class ClassSchedule:
         places = (positions[None, :] + rotations[:, None]) % self.batch_size
         counts, which = np.unique(self.seats(steps), axis=0, return_inverse=True)
         words = np.stack([balanced_word(tuple(row)) for row in counts.tolist()])
-        return words[which.reshape(-1, 1), places]
+        result: npt.NDArray[np.int32] = words[which.reshape(-1, 1), places]
+        return result
 
 
 @lru_cache(maxsize=1024)
@@ -125,31 +126,33 @@ def balanced_word(seats: tuple[int, ...]) -> npt.NDArray[np.int32]:
     return classes[np.argsort((turn + 0.5) / np.repeat(counts, counts), kind="stable")]
 
 
-def draw_records(wanted: npt.NDArray[np.int32], class_ids: npt.NDArray[np.int32], key: int) -> Int64:
-    """Which record of a window serves each sample: keyed permutations of the class's records, one after another.
+def draw_records(wanted: npt.NDArray[np.int32], class_ids: npt.NDArray[np.int32], order: Int64, key: int) -> Int64:
+    """Which record of a window serves each sample: pass after pass over the class's records, each in another order.
 
-    So between any two records of a class, the numbers of times they are drawn differ by at most one.
+    Between any two records of a class, the numbers of times they are drawn differ by at most one. The first pass of a
+    class takes its records in `order`; pass k takes them in that order under a keyed affine map ``a * i + b mod m``.
 
     Args:
         wanted: class of each sample that the window serves, int32 [samples].
         class_ids: class of each record of the window, int32 [records]; every class wanted is there.
+        order: a random permutation of the records, int64 [records].
         key: of the window.
 
     Returns:
         int64 [samples].
     """
-    members = _argsort(class_ids)
+    members = order[_argsort(class_ids[order])]  # records class by class, each class in random order
     counts = np.bincount(class_ids, minlength=int(wanted.max(initial=0)) + 1)
     firsts = np.cumsum(counts) - counts
-    order = _argsort(wanted)  # samples by class, each class in order of time
-    class_of = wanted[order].astype(np.int64)
+    by_class = _argsort(wanted)  # samples class by class, each class in order of time
     draws = np.bincount(wanted, minlength=len(counts))
-    nth = np.arange(len(wanted)) - (np.cumsum(draws) - draws)[class_of]
-    rounds = -(-draws // np.maximum(counts, 1))  # permutations begun, by class
-    tables, table_starts = _permutations(counts, rounds, key)
-    picked = tables[table_starts[class_of] + nth]  # position among the class's records
+    nth = np.arange(len(wanted)) - np.repeat(np.cumsum(draws) - draws, draws)
+    count = np.repeat(counts, draws)
+    passes = nth // np.maximum(count, 1)
+    a, b, first_pass = _affine_maps(counts, -(-draws // np.maximum(counts, 1)), key)
+    which = passes + np.repeat(first_pass, draws)
     result = np.empty(len(wanted), np.int64)
-    result[order] = members[firsts[class_of] + picked]
+    result[by_class] = members[np.repeat(firsts, draws) + (a[which] * (nth - passes * count) + b[which]) % count]
     return result
 
 
@@ -159,12 +162,20 @@ def _argsort(class_ids: npt.NDArray[np.int32]) -> Int64:
     return np.argsort(class_ids.astype(np.int16) if few else class_ids, kind="stable")
 
 
-def _permutations(counts: Int64, rounds: Int64, key: int) -> tuple[Int64, Int64]:
-    """For each class c, `rounds[c]` keyed permutations of ``[0, counts[c])`` in a row; and where each class starts."""
-    sizes = np.repeat(counts, rounds)  # one a permutation
-    permutation = np.repeat(np.arange(len(sizes)), sizes)
-    member = np.arange(len(permutation)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    seeds = np.arange(len(permutation), dtype=np.uint64) ^ np.uint64(derive_key(key, "draws"))
-    tables = member[sort_by_noise(seeds, len(permutation), permutation)]
-    lengths = counts * rounds
-    return tables, np.cumsum(lengths) - lengths
+def _affine_maps(counts: Int64, passes: Int64, key: int) -> tuple[Int64, Int64, Int64]:
+    """For each pass of each class of m records, a and b with ``i -> a * i + b mod m`` one-to-one.
+
+    Returns:
+        a and b, int64 [passes in all] each, with a = 1 and b = 0 in each first pass; and where each class's passes
+        start, int64 [classes].
+    """
+    first_pass = np.cumsum(passes) - passes
+    size = np.repeat(counts, passes)
+    later = np.arange(len(size)) != np.repeat(first_pass, passes)
+    noise = mix64(np.arange(2 * len(size), dtype=np.uint64) ^ np.uint64(derive_key(key, "passes"))).reshape(2, -1)
+    a, b = np.where(later, noise % np.maximum(size, 1).astype(np.uint64), [[1], [0]]).astype(np.int64)
+    shared = np.gcd(a, size) != 1
+    while shared.any():
+        a[shared] = (a[shared] + 1) % size[shared]
+        shared = np.gcd(a, size) != 1
+    return a, b, first_pass

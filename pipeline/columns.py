@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import prod
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +21,23 @@ from ..sharding.formats.example import RecordLayout
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.schema import Feature, Schema
 
-__all__ = ["EXAMPLES", "Column", "Columns", "concat_columns", "open_parquet", "open_tfrecord", "slice_columns", "take_columns"]
+__all__ = [
+    "EXAMPLES",
+    "Column",
+    "Columns",
+    "concat_columns",
+    "empty_aligned",
+    "open_parquet",
+    "open_tfrecord",
+    "slice_columns",
+    "take_columns",
+]
 
+_ALIGNMENT = 64
 EXAMPLES = "\0examples"  # the column of framed, undecoded records
 
-Column = npt.NDArray[Any] | pa.Array
-Columns = Mapping[str, Column]
+Column: TypeAlias = npt.NDArray[Any] | Any  # the rest are Arrow arrays, which carry no type information
+Columns: TypeAlias = Mapping[str, Column]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +58,7 @@ def open_tfrecord(data: pa.Buffer, index: pa.RecordBatch, schema: Schema, layout
         schema: of the dataset.
         layout: of its records; if None, they stay undecoded in the column `EXAMPLES`.
     """
-    frames = _Frames(
-        data=data, offsets=index.column("offset").to_numpy(), lengths=index.column("length").to_numpy()
-    )
+    frames = _Frames(data=data, offsets=index.column("offset").to_numpy(), lengths=index.column("length").to_numpy())
     if layout is None:
         return {EXAMPLES: _frame_array(frames)}
     frame_bytes = HEADER_BYTES + layout.example_bytes + FOOTER_BYTES
@@ -141,6 +151,14 @@ def concat_columns(parts: Sequence[Columns]) -> dict[str, Column]:
         arrays = [part[name] for part in parts]
         result[name] = np.concatenate(arrays) if isinstance(first, np.ndarray) else pa.concat_arrays(arrays)
     return result
+
+
+def empty_aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """An array that TensorFlow takes over without a copy: its buffers begin at multiples of 64 bytes."""
+    size = prod(shape) * np.dtype(dtype).itemsize
+    buffer = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -buffer.ctypes.data % _ALIGNMENT
+    return buffer[start : start + size].view(dtype).reshape(shape)
 
 
 def slice_columns(columns: Columns, start: int, stop: int) -> dict[str, Column]:

@@ -1,4 +1,4 @@
-"""From gathered columns to `tf.data`: chunks of several steps cross from Python at once, and are cut up in TensorFlow."""
+"""From gathered columns to `tf.data`: chunks of several steps cross from Python at once, to be cut up in TensorFlow."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def _join_binary(values: pa.Array) -> tuple[bytes, npt.NDArray[np.int64]]:
 def _to_numpy(values: pa.Array) -> npt.NDArray[Any]:
     if pa.types.is_fixed_size_list(values.type):
         values = pc.list_flatten(values)
-    return values.to_numpy(zero_copy_only=False)
+    return np.asarray(values.to_numpy(zero_copy_only=False))
 
 
 def _cut_examples(chunk: Batch, local_batch: int) -> Batch:

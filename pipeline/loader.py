@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..sharding.dataset import open_dataset
 from ..sharding.errors import ConfigError
@@ -15,7 +16,7 @@ from ..sharding.manifest import Manifest
 from ..sharding.schema import Schema
 from ..sharding.storage import Storage
 from .balance import ClassSchedule, target_weights
-from .columns import EXAMPLES, Columns, concat_columns, take_columns
+from .columns import EXAMPLES, Columns, concat_columns, empty_aligned, take_columns
 from .counters import Counters, StageStats
 from .order import EpochOrder, Geometry, Remainder, default_streams
 from .plan import LoaderPlan, plan_epoch
@@ -96,7 +97,7 @@ class Loader:
         self._world_size = world_size
         self._weights = target_weights(balance, self.manifest.classes, info.class_counts)
         if self._weights is not None and remainder == "pad":
-            raise ConfigError("remainder='pad' needs balance='natural': a balanced epoch repeats records, it has no rest")
+            raise ConfigError("remainder='pad' needs balance='natural': a balanced epoch has no rest to pad")
         self._seed = seed
         self._fill = dict(fill or {})
         _check_columns(self.manifest, split, self._fill)
@@ -231,8 +232,9 @@ class Loader:
             result: dict[str, Any] = {}
             shaped = {name for name, values in parts[0].items() if isinstance(values, np.ndarray)}
             for name in shaped:
-                pieces = [np.asarray(part[name]) for part in parts]
-                joined = np.concatenate([p.reshape(steps, -1, *p.shape[1:]) for p in pieces], axis=1)
+                pieces: list[npt.NDArray[Any]] = [part[name] for part in parts]
+                joined = empty_aligned((steps, self.local_batch_size, *pieces[0].shape[1:]), pieces[0].dtype)
+                np.concatenate([p.reshape(steps, -1, *p.shape[1:]) for p in pieces], axis=1, out=joined)
                 result[name] = joined.reshape(-1, *joined.shape[2:])
             rest = [{name: values for name, values in part.items() if name not in shaped} for part in parts]
             if rest[0]:
@@ -242,7 +244,9 @@ class Loader:
     def _interleaved_rows(self, steps: int) -> Any:
         widths = [part.stop - part.start for part in self._slices]
         firsts = np.cumsum([0, *widths[:-1]]) * steps
-        rows = [first + np.arange(steps * width).reshape(steps, width) for first, width in zip(firsts, widths, strict=True)]
+        rows = [
+            first + np.arange(steps * width).reshape(steps, width) for first, width in zip(firsts, widths, strict=True)
+        ]
         return np.concatenate(rows, axis=1).reshape(-1)
 
 

@@ -113,9 +113,7 @@ class Geometry:
         slices = []
         for stream in range(start // self.piece, -(-stop // self.piece)):
             first = stream * self.piece
-            slices.append(
-                StreamSlice(stream=stream, start=max(start - first, 0), stop=min(stop - first, self.piece))
-            )
+            slices.append(StreamSlice(stream=stream, start=max(start - first, 0), stop=min(stop - first, self.piece)))
         return tuple(slices)
 
 

@@ -20,12 +20,11 @@ def quiet_tensorflow() -> Iterator[None]:
     """Hold back what TensorFlow's C++ code says while it is imported, unless it is a warning or worse.
 
     TensorFlow 2.21 writes two information lines before it reads TF_CPP_MIN_LOG_LEVEL. A user who sets that variable
-    sees everything.
+    to 0 sees everything.
     """
-    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+    if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") == "0":
         yield
         return
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as held:

@@ -91,7 +91,7 @@ class ShardFetcher:
         """The class of each record, from the index alone."""
         info = self._shards[shard]
         buffer = read_checked(self._dataset.storage, info.index_path, info.index_bytes, info.index_checksum)
-        return _read_index(buffer).column("class_id").to_numpy()
+        return np.asarray(_read_index(buffer).column("class_id").to_numpy())
 
     def _fetch(self, shard: int) -> OpenShard:
         info = self._shards[shard]

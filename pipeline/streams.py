@@ -132,15 +132,18 @@ class StreamReader:
                     for shard, segment in zip(opened, window.segments, strict=True)
                 ]
             )
+            order = self._order.permutation(window)
             if self._schedule is None:
-                return _OpenWindow(window, columns, self._order.permutation(window))
+                return _OpenWindow(window, columns, order)
             wanted = self._wanted(self._schedule, window)
             lacking = np.setdiff1d(wanted, np.asarray(columns[CLASS_ID]))
         if lacking.size:
             columns = concat_columns([columns, *(self._borrow(window, int(c)) for c in lacking)])
         with self._counters.busy("plan"):
+            class_ids: npt.NDArray[np.int32] = np.asarray(columns[CLASS_ID])
+            order = np.concatenate([order, np.arange(len(order), len(class_ids))])
             key = self._order.key("window", window.stream, window.number)
-            return _OpenWindow(window, columns, draw_records(wanted, np.asarray(columns[CLASS_ID]), key))
+            return _OpenWindow(window, columns, draw_records(wanted, class_ids, order, key))
 
     def _wanted(self, schedule: ClassSchedule, window: Window) -> npt.NDArray[np.int32]:
         """The class of each position that the window serves."""

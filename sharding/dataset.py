@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -13,6 +14,7 @@ from .errors import CorruptionError, DatasetError, RingfeedError
 from .formats.decode import decode_example
 from .formats.tfrecord import decompress, iterate_records
 from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardInfo, checksum, decode_shards
+from .schema import Schema
 from .storage import Storage
 
 __all__ = ["Damage", "Dataset", "open_dataset", "read_checked", "read_records", "verify"]
@@ -150,10 +152,20 @@ def read_records(dataset: Dataset, split: str, limit: int) -> Iterator[dict[str,
                 return
 
 
+def _shaped(record: dict[str, Any], schema: Schema) -> dict[str, Any]:
+    """A record of a Parquet shard, where tensors are flat, with its tensors as nested lists."""
+    for feature in schema.features:
+        if feature.fixed_shape and record[feature.name] is not None:
+            values = np.empty(len(record[feature.name]), object)
+            values[:] = record[feature.name]
+            record[feature.name] = values.reshape(feature.fixed_shape).tolist()
+    return record
+
+
 def _shard_records(manifest: Manifest, data: pa.Buffer, path: str) -> Iterator[dict[str, Any]]:
     if manifest.shard_format == "parquet":
         for batch in pq.ParquetFile(pa.BufferReader(data)).iter_batches(1024):
-            yield from batch.to_pylist()
+            yield from (_shaped(record, manifest.schema) for record in batch.to_pylist())
         return
     for _, message in iterate_records(decompress(data.to_pybytes(), manifest.compression), path):
         yield decode_example(message, manifest.schema)

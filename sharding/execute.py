@@ -24,13 +24,21 @@ def local_executor(workers: int) -> Iterator[Executor | None]:
         yield None
         return
     spawn = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks, held as they may be
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_ignore_interrupts) as pool:
+    with ProcessPoolExecutor(workers, mp_context=spawn) as pool:
         yield pool
 
 
-def _ignore_interrupts() -> None:
-    """Ctrl-C reaches every process of the terminal; the parent alone answers, by cancelling the tasks."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back for the body, and for ever from the processes that it starts, which inherit the mask.
+
+    Ctrl-C reaches every process of a terminal's job; the parent alone is to answer, by cancelling the tasks.
+    """
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 def run_tasks(
@@ -57,7 +65,8 @@ def run_tasks(
         return results
     futures: list[Future[T]] = []
     try:
-        futures += (pool.submit(function, *arguments) for function, arguments in jobs)
+        with _interrupts_held():  # it is here that a pool starts its processes
+            futures += (pool.submit(function, *arguments) for function, arguments in jobs)
         for done, future in enumerate(as_completed(futures), start=1):
             report(done, future.result())
     except BaseException as error:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-__all__ = ["derive_key", "mix64", "permute", "shuffled", "sort_by_noise"]
+__all__ = ["derive_key", "mix64", "permute", "shuffled"]
 
 _ROUNDS = 4
 _TABLE_SIZE = 4096  # below it a Feistel network has too few states to mix well, and a table costs nothing
@@ -92,18 +92,8 @@ def shuffled(key: int, size: int) -> npt.NDArray[np.int64]:
 
     Sorts noise with the number in the lowest bits: no two values tie, so any sorting algorithm gives the same order.
     """
-    return sort_by_noise(np.arange(size, dtype=np.uint64) ^ np.uint64(derive_key(key)), size)
-
-
-def sort_by_noise(
-    seeds: npt.NDArray[np.uint64], size: int, groups: npt.NDArray[np.integer] | None = None
-) -> npt.NDArray[np.int64]:
-    """The numbers ``arange(size)`` in the order of the scrambled `seeds`, group after group if there are any."""
     low = np.uint64(max(size - 1, 1).bit_length())
-    noise = mix64(seeds)
-    if groups is not None and size:
-        high = np.uint64(int(groups.max()).bit_length())
-        noise = groups.astype(np.uint64) << (np.uint64(64) - high) | noise >> high if high else noise
-    keys = noise >> low << low | np.arange(size, dtype=np.uint64)
-    keys.sort()
-    return (keys & ((np.uint64(1) << low) - np.uint64(1))).astype(np.int64)
+    numbers = np.arange(size, dtype=np.uint64)
+    noise = mix64(numbers ^ np.uint64(derive_key(key))) >> low << low | numbers
+    noise.sort()
+    return (noise & ((np.uint64(1) << low) - np.uint64(1))).astype(np.int64)

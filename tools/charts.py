@@ -102,7 +102,7 @@ def grouped_bars(
                 places, values, 0.33, color=_SERIES[index], hatch=_HATCHES[index], edgecolor=_PAGE, linewidth=0,
                 label=label,
             )  # fmt: skip
-            axes.bar_label(bars, [f"{value:.1%}" for value in values], padding=3)
+            axes.bar_label(bars, [f"{100 * value:.1f} %" for value in values], padding=3)
         axes.set_yticks(range(len(names)), names)
         axes.invert_yaxis()
         axes.tick_params(axis="y", length=0, labelcolor=_INK)
@@ -142,11 +142,11 @@ def log_bars(
 
 def heatmap(
     cells: npt.NDArray[Any], rows: Sequence[str], columns: Sequence[str], *,
-    title: str, description: str, x_label: str, y_label: str,
+    title: str, description: str, x_label: str, y_label: str, darkest: float | None = None,
 ) -> str:  # fmt: skip
-    """Counts as a table of shaded cells with their numbers."""
+    """Counts as a table of shaded cells with their numbers; `darkest` is the count of the darkest shade."""
     with _drawing(title, description, height_inches=0.27 * len(rows) + 0.75) as (axes, result):
-        top = max(float(cells.max()), 1.0)
+        top = darkest or max(float(cells.max()), 1.0)
         for (row, column), value in np.ndenumerate(cells):
             share = float(value) / top
             colour = mpl.colors.to_hex(_HEAT(share))
@@ -192,7 +192,8 @@ def _for_page(svg: str, title: str, description: str) -> str:
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'<g id="[^"]*"', "<g", body)  # names such as axes_1, which every chart would have
     body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.DOTALL)
-    body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", body)
+    body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
+    body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, flags=re.DOTALL)  # would hold for the whole page
     body = body.replace("xlink:href", "href")
     for stand_in, colour in _COLOURS.items():
         body = body.replace(stand_in, colour)

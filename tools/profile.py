@@ -27,9 +27,9 @@ _KNOBS = {
     "plan": "planning windows is the limit: a larger window_shards plans less often, fewer classes plan faster",
     "gather": "gathering samples is the limit: smaller records or more ranks per host",
     "deliver": "TensorFlow takes batches as fast as it can: a larger batch_size, or a lighter map after the loader",
-    "parse": "tf.io.parse_example is the limit: records of one layout (no nulls, strings or lists) or Parquet need none",
+    "parse": "tf.io.parse_example is the limit: records of one layout (no nulls, strings, lists) and Parquet need none",
 }
-_WAITING = 0.3  # of the time: from here on, the loader is held back by what it waits for
+_STARVED = 0.5  # waiting for windows, as a share of gathering: from here on, what brings the windows is the limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,8 @@ def profile(
     total = max(steps or loader.steps_per_epoch, 2)
     seconds, first_batch_seconds, decoded_bytes = _drain(loader, total, progress)
     stages = _stages(loader.stats(), seconds + first_batch_seconds)
-    bottleneck = name_bottleneck(stages, parses=loader.manifest.layout is None, form=loader.manifest.shard_format)
+    parses = loader.manifest.shard_format == "tfrecord" and loader.manifest.layout is None
+    bottleneck = name_bottleneck(stages, parses=parses)
     samples = total * loader.local_batch_size
     return Profile(
         url=url,
@@ -208,27 +209,25 @@ def _stages(stats: Mapping[str, StageStats], seconds: float) -> tuple[StageProfi
     )
 
 
-def name_bottleneck(stages: tuple[StageProfile, ...], *, parses: bool, form: str) -> str:
+def name_bottleneck(stages: tuple[StageProfile, ...], *, parses: bool) -> str:
     """The stage that holds the loader back.
 
-    Where the loader waits for shards, it is the busiest of the stages that bring them; where it mostly waits to be
-    asked for more, what comes after it; else the busier of its own two.
+    The consumer's thread gathers, waits for windows (``gather`` waits) or waits to be asked (``deliver`` waits).
+    Where it mostly waits for windows, the busiest of the stages that bring them is to blame; where it mostly waits to
+    be asked, what comes after it.
 
     Args:
         stages: as measured.
-        parses: whether the records have no common layout.
-        form: of the shards.
+        parses: whether TensorFlow parses each record after delivery.
     """
     by_name = {stage.name: stage for stage in stages}
-    planning, gathering = by_name["plan"], by_name["gather"]
-    whole = planning.busy_seconds + gathering.busy_seconds
-    starved, idle = by_name["fetch"].wait_seconds, by_name["deliver"].wait_seconds
-    everything = max(whole + starved + idle, 1e-9)
-    if idle / everything > max(_WAITING, starved / everything):
-        return "parse" if parses and form == "tfrecord" else "deliver"
-    if starved / everything > _WAITING:
-        return max(("fetch", "verify", "open"), key=lambda name: by_name[name].busy_seconds)
-    return "plan" if planning.busy_seconds > gathering.busy_seconds else "gather"
+    gathering, starved = by_name["gather"].busy_seconds, by_name["gather"].wait_seconds
+    idle = by_name["deliver"].wait_seconds
+    if idle > max(starved, gathering):
+        return "parse" if parses else "deliver"
+    if starved > gathering * _STARVED:
+        return max(("fetch", "verify", "open", "plan"), key=lambda name: by_name[name].busy_seconds)
+    return "gather"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -263,16 +262,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run `ringfeed profile`."""
+    balance, fill = _parse_balance(args.balance), dict(map(_parse_fill, args.fill))
     with quiet_tensorflow():
         import tensorflow  # noqa: F401
     result = profile(
         args.url,
         split=args.split,
         batch_size=args.batch_size,
-        balance=_parse_balance(args.balance),
+        balance=balance,
         steps=args.steps,
         seed=args.seed,
-        fill=dict(map(_parse_fill, args.fill)),
+        fill=fill,
         rank=args.rank,
         world_size=args.world_size,
         progress=not args.json,

@@ -16,18 +16,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..pipeline import Loader
-from ..sharding.dataset import open_dataset
 from ..sharding.errors import ConfigError, TrainingError
 from .checkpoint import CheckpointStore
 from .config import TrainConfig
 from .config_file import to_tree
 from .distributed import Ring, assert_same_weights
 from .evaluate import average_statistics, evaluate
+from .inputs import open_loader, preprocessed
 from .models import BuiltModel, build_model
 from .optimizers import build_optimizer, build_schedule
 from .precision import LossScale, ScaleRule
-from .preprocess import fill_values
 from .reporting import METRICS_FORMAT, Reporter, encode_metrics, write_file
 from .schedules import WarmUpDecay
 from .snapshot import Parts, Position, capture, check_resumable, give_rank_its_seeds, restore
@@ -54,32 +52,6 @@ def prepare_process(config: TrainConfig) -> None:
     keras.utils.set_random_seed(config.seed)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
-
-
-def open_loader(config: TrainConfig, ring: Ring, *, split: str, training: bool) -> Any:
-    """The loader of a split for this rank: in training without the remainder, in evaluation each sample once.
-
-    Raises:
-        ConfigError: the ranks cannot share the batch evenly.
-    """
-    batch_size = config.data.batch_size
-    if batch_size % ring.size:
-        lower = batch_size - batch_size % ring.size
-        raise ConfigError(
-            f"data.batch_size={batch_size} cannot be shared evenly by {ring.size} ranks; "
-            f"use a multiple of {ring.size}, such as {lower or ring.size}"
-        )
-    return Loader(
-        config.data.url,
-        split=split,
-        batch_size=batch_size,
-        balance=config.data.balance if training else "natural",
-        seed=config.seed,
-        rank=ring.rank,
-        world_size=ring.size,
-        remainder="drop" if training else "pad",
-        fill=fill_values(open_dataset(config.data.url).manifest, config.data),
-    )
 
 
 class Trainer:
@@ -201,20 +173,16 @@ class Trainer:
             if every and self.position.step % every == 0:
                 self._report(epoch)
                 self._save()
+        if self.position.epoch != epoch and next(batches, None) is not None:
+            raise TrainingError(f"the loader goes on after step {self.steps_per_epoch}, the last it promised")
         self._report(epoch)
         average_statistics(self.ring, self.parts.network)
         self._evaluate(epoch)
         self._save()
 
     def _batches(self, loader: Any, epoch: int, start_step: int) -> Any:
-        """Preprocessed batches, read ahead.
-
-        Under op determinism tf.data runs any map after a generator on one thread, and prints an error when asked for
-        more. A batch's images are still decoded in parallel, by `tf.map_fn`.
-        """
-        workers = None if self.config.deterministic else tf.data.AUTOTUNE
-        dataset = loader.epoch(epoch, start_step=start_step).map(self._preprocess, num_parallel_calls=workers)
-        return dataset.prefetch(tf.data.AUTOTUNE)
+        dataset = loader.epoch(epoch, start_step=start_step)
+        return preprocessed(dataset, self._preprocess, deterministic=self.config.deterministic)
 
     def _one_step(self, batches: Iterator[Any]) -> None:
         window = self._window

@@ -59,8 +59,8 @@ def encode_shard(
     if shard_format == "parquet":
         return EncodedShard(data=_parquet(batch, compression), index=_ipc({"class_id": class_ids}))
     framed = frame_records(encode_examples(batch, schema, layout))
-    data = framed.buffers()[2] or pa.py_buffer(b"")
     offsets = np.frombuffer(framed.buffers()[1], np.int64)[: len(framed) + 1]
+    data = (framed.buffers()[2] or pa.py_buffer(b"")).slice(0, int(offsets[-1]))
     index = _ipc({"offset": offsets[:-1], "length": np.diff(offsets).astype(np.int32), "class_id": class_ids})
     return EncodedShard(data=pa.py_buffer(compress(data, compression)), index=index)
 

@@ -38,12 +38,12 @@ def frame_records(messages: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
     offsets = np.frombuffer(messages.buffers()[1], np.int64)[messages.offset : messages.offset + len(messages) + 1]
     data = (messages.buffers()[2] or pa.py_buffer(b"")).slice(offsets[0], offsets[-1] - offsets[0]).to_pybytes()
     offsets = offsets - offsets[0]
+    if not len(messages):
+        return _rows(np.empty((0, HEADER_BYTES + FOOTER_BYTES), np.uint8))
     lengths = np.diff(offsets)
     crc = google_crc32c.value
     bounds = offsets.tolist()
-    payload_crcs = np.fromiter(
-        (crc(data[start:end]) for start, end in pairwise(bounds)), np.uint32, len(lengths)
-    )
+    payload_crcs = np.fromiter((crc(data[start:end]) for start, end in pairwise(bounds)), np.uint32, len(lengths))
     unique, inverse = np.unique(lengths, return_inverse=True)
     length_crcs = np.array([crc(int(n).to_bytes(8, "little")) for n in unique], np.uint32)
     headers = np.empty((len(lengths), HEADER_BYTES), np.uint8)

@@ -102,6 +102,7 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
         root = path.rstrip("/")
         if has_pattern(path) and not fs.exists(path):
             found = [info for info in fs.glob(path, detail=True).values() if info["type"] == "file"]
+            found = [info for info in found if info["name"].rpartition("/")[2][0] not in "._"]
         elif fs.isfile(path):
             return [_file(fs, fs.info(path))]
         else:

@@ -130,14 +130,17 @@ def _scan(path: str, types: dict[str, pa.DataType]) -> pa.Schema:
     try:
         for batch in _parse(path, pa.schema(list(types.items())), None):
             schema = batch.schema
+        names = [] if schema is None else schema.names
+    except UnicodeDecodeError as error:  # of a column's name
+        raise _not_utf8(path) from error
     except pa.ArrowInvalid as error:
         raise _explain(path, error, types, schema) from error
     if schema is None:
         raise SourceError(f"{path}: the file is empty; a CSV needs a header and at least one line")
-    if len(schema) == 1 and (separator := next((s for s in ";\t|" if s in schema.names[0]), "")):
+    if len(names) == 1 and (separator := next((s for s in ";\t|" if s in names[0]), "")):
         raise SourceError(f"{path}: the fields seem to be separated by {separator!r}; write the file with commas")
-    if len(set(schema.names)) < len(schema.names):
-        twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
         raise SourceError(f"{path}: column names must differ, got {', '.join(map(repr, twice))} more than once")
     for field in schema:
         if field.type == pa.binary():  # what Arrow makes of text that is not UTF-8
@@ -156,7 +159,9 @@ class _Widen(Exception):
 
 def _explain(path: str, error: pa.ArrowInvalid, types: dict[str, pa.DataType], schema: pa.Schema | None) -> Exception:
     text = str(error)
-    if "UTF8" in text or "UTF-8" in text:
+    with open_file(path) as file:
+        utf16 = file.read(2) in (b"\xff\xfe", b"\xfe\xff")
+    if utf16 or "UTF8" in text or "UTF-8" in text:
         return _not_utf8(path)
     match = re.search(r"In CSV column #(\d+): CSV conversion error to (\w+)", text)
     if match is None:

@@ -44,13 +44,13 @@ class IdxSource:
         Raises:
             SourceError: a file has no partner, is no IDX file, or the two differ in length.
         """
-        found = list_files(url, SUFFIXES)
-        images = [file.url for file in found if "images" in file.url.rpartition("/")[2]]
+        found = [file.url for file in list_files(url, SUFFIXES)]
+        images = [path for path in found if "images" in path.rpartition("/")[2]]
         if not images:
             raise SourceError(f"there is no IDX file of images (such as train-images-idx3-ubyte.gz) at {url}")
         parts = tuple(Part(path=path, pieces=(_labels_of(path),)) for path in images)
         kinds = {_check_pair(part) for part in parts}
-        labels = [file for part in parts for file in list_files(part.pieces[0], SUFFIXES)]
+        files = [file for part in parts for path in (part.path, *part.pieces) for file in list_files(path, SUFFIXES)]
         if len(kinds) > 1:
             raise SourceError(f"the IDX files at {url} hold images of different types or shapes: {sorted(kinds)}")
         (dtype, shape, label_dtype) = kinds.pop()
@@ -62,7 +62,7 @@ class IdxSource:
             url=url,
             schema=Schema(features=features, label=label or "label"),
             parts=parts,
-            fingerprint=fingerprint_files([*found, *labels]),
+            fingerprint=fingerprint_files(files),
         )
 
     def labels(self, part: Part) -> Iterator[pa.Array]:

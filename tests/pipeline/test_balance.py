@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ringfeed.pipeline.balance import ClassSchedule, balanced_word, draw_records, target_weights
 from ringfeed.sharding import ConfigError
+from ringfeed.sharding.keyed import shuffled
 
 
 @st.composite
@@ -51,11 +52,14 @@ def test_any_stretch_of_a_balanced_word_is_balanced(seats: list[int], data: st.D
     assert np.abs(counted - expected).max() < 2 + len(seats) / 2  # of order one, where a shuffle has order sqrt(n)
 
 
-@given(st.lists(st.integers(0, 4), min_size=5, max_size=60), st.lists(st.integers(0, 4), max_size=200), st.integers(0, 9))
+class_lists = st.lists(st.integers(0, 4), min_size=5, max_size=200)
+
+
+@given(class_lists, class_lists, st.integers(0, 9))
 def test_draws_serve_the_wanted_class_and_repeat_records_evenly(held: list[int], asked: list[int], key: int) -> None:
     class_ids = np.array(held, np.int32)
     wanted = np.array([c for c in asked if c in held], np.int32)
-    drawn = draw_records(wanted, class_ids, key)
+    drawn = draw_records(wanted, class_ids, shuffled(key, len(class_ids)), key)
     np.testing.assert_array_equal(class_ids[drawn], wanted)
     times = np.bincount(drawn, minlength=len(class_ids))
     for value in set(held):
@@ -63,7 +67,7 @@ def test_draws_serve_the_wanted_class_and_repeat_records_evenly(held: list[int],
 
 
 def test_draws_pass_through_a_class_in_another_order_each_time() -> None:
-    drawn = draw_records(np.zeros(300, np.int32), np.zeros(100, np.int32), key=1).reshape(3, 100)
+    drawn = draw_records(np.zeros(300, np.int32), np.zeros(100, np.int32), shuffled(1, 100), key=1).reshape(3, 100)
     assert all(sorted(row) == list(range(100)) for row in drawn.tolist())
     assert len({tuple(row) for row in drawn.tolist()}) == 3
 

@@ -137,8 +137,10 @@ def golden_case() -> tuple[Schema, pa.RecordBatch]:
     return schema, pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
 
 
-# tf.train.Example(...).SerializeToString(deterministic=True) of the values in golden_case, TensorFlow 2.21.0, 2026-11-21
-GOLDEN = bytes.fromhex("0a4c0a110a0161120c120a0a080000003f000000c00a130a0162120e1a0c0a0af9ffffffffffffffff010a0e0a016312090a070a056772c3bc6e0a120a0164120d1a0b0a0901ac02808080808020")
+# tf.train.Example(...).SerializeToString(deterministic=True) for golden_case; TensorFlow 2.21.0, 2026-11-21
+GOLDEN = bytes.fromhex(
+    "0a4c0a110a0161120c120a0a080000003f000000c00a130a0162120e1a0c0a0af9ffffffffffffffff010a0e0a016312090a070a056772c3bc6e0a120a0164120d1a0b0a0901ac02808080808020"
+)
 
 
 def test_bytes_are_those_that_tensorflow_writes() -> None:
@@ -205,9 +207,7 @@ class TestAgainstTensorFlow:
 
     def test_messages_parse_one_by_one_too(self, tf: Any) -> None:
         schema = Schema(features=(Feature(name="x", dtype="int64"), Feature(name="y", dtype="uint8")))
-        batch = pa.RecordBatch.from_arrays(
-            [pa.array([5, 10**12]), pa.array([200, 3], pa.uint8())], schema=schema.arrow
-        )
+        batch = pa.RecordBatch.from_arrays([pa.array([5, 10**12]), pa.array([200, 3], pa.uint8())], schema=schema.arrow)
         messages = encode_examples(batch, schema, layout_of(schema, batch)).to_pylist()
         assert len(set(map(len, messages))) == 1
         spec = {"x": tf.io.FixedLenFeature([], tf.int64), "y": tf.io.FixedLenFeature([], tf.int64)}

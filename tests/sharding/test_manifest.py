@@ -76,7 +76,9 @@ def test_every_truncation_is_found(length: int) -> None:
         Manifest.decode(ENCODED[:length], "x")
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{}", b'{"format_version": 1}', b"\xff", b'{"format_version": "a"}'])
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"null", b"{}", b'{"format_version": 1}', b"\xff", b'{"format_version": "a"}']
+)
 def test_what_is_no_manifest_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptionError, match="x is damaged, or no ringfeed dataset"):
         Manifest.decode(data, "x")

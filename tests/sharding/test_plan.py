@@ -82,7 +82,7 @@ def test_the_shard_size_decides_the_number() -> None:
 
 
 def test_shards_that_would_not_fit_in_memory_are_refused() -> None:
-    with pytest.raises(ConfigError, match="at most 1024 MiB.*2 would have about 4768 MiB"):
+    with pytest.raises(ConfigError, match=r"at most 1024 MiB.*2 would have about 4768 MiB"):
         plan_assignment(options(shards=2), [None], [1_000_000], 10_000)
 
 

@@ -52,7 +52,7 @@ def test_a_type_has_its_feature(kind: pa.DataType, dtype: str, shape: tuple[Any,
     ],
 )
 def test_a_type_without_a_feature_is_refused_by_the_columns_name(kind: pa.DataType) -> None:
-    with pytest.raises(SourceError, match="column 'x' has type .* no feature can hold"):
+    with pytest.raises(SourceError, match=r"column 'x' has type .* no feature can hold"):
         feature_of(kind)
 
 
@@ -86,7 +86,7 @@ def test_nulls_within_nested_tensors_are_refused() -> None:
 
 
 def test_an_unknown_label_names_a_close_column() -> None:
-    with pytest.raises(SourceError, match="no label column 'lable'; did you mean 'label'.*: x, label"):
+    with pytest.raises(SourceError, match=r"no label column 'lable'; did you mean 'label'.*: x, label"):
         Schema.from_arrow(pa.schema([("x", pa.decimal128(3, 1)), ("label", pa.string())]), "lable")
 
 

@@ -84,7 +84,7 @@ class TestS3:
     def test_a_reader_s_write_is_refused(self, s3_server: S3Server, s3_bucket: str) -> None:
         storage = Storage(f"s3://{s3_bucket}/x", s3_server.as_reader().storage_options)
         storage.check_writable()
-        with pytest.raises(StorageError, match="cannot write .* permission denied"):
+        with pytest.raises(StorageError, match=r"cannot write .* permission denied"):
             storage.write("a", b"")
 
 
@@ -105,7 +105,7 @@ class TestLocal:
 
 
 def test_a_name_node_that_is_down_is_told_at_once() -> None:
-    with pytest.raises(StorageError, match="cannot reach hdfs://127.0.0.1:1/x: ConnectionRefusedError"):
+    with pytest.raises(StorageError, match=r"cannot reach hdfs://127.0.0.1:1/x: ConnectionRefusedError"):
         Storage("hdfs://127.0.0.1:1/x").check_reachable()
 
 

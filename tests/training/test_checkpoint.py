@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from ringfeed.sharding.errors import CorruptionError
 from ringfeed.training.checkpoint import Checkpoint, CheckpointStore, decode, encode
 
-ARRAYS = {
+ARRAYS: dict[str, np.ndarray[Any, Any]] = {
     "model/0000/kernel": np.arange(6, dtype=np.float32).reshape(2, 3),
     "optimizer/0000/iteration": np.array(7, np.int64),
     "seed": np.array([1, 2**32 - 1], np.uint32),

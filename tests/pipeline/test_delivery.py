@@ -1,0 +1,140 @@
+"""Every kind of feature comes out of the loader, and out of plain TensorFlow, with exactly the values that went in."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+from ringfeed.pipeline import Loader
+from ringfeed.pipeline.delivery import feature_spec, parse_batch
+from ringfeed.sharding import BuildOptions, ConfigError, build, open_dataset
+
+RECORDS = 60
+
+
+def make_table() -> pa.Table:
+    """All dtypes, fixed and variable shapes, with values that rounding would change."""
+    n = np.arange(RECORDS)
+    image = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(RECORDS * 6) % 256, pa.uint8()), 3)
+    return pa.table(
+        {
+            "id": pa.array(n),
+            "flag": pa.array(n % 3 == 0),
+            "small": pa.array(n - 30, pa.int8()),
+            "large": pa.array([2**64 - 1 - int(i) for i in n], pa.uint64()),
+            "half": pa.array((n / 4).astype(np.float16)),
+            "single": pa.array(n / 3, pa.float32()),
+            "double": pa.array(n / 3, pa.float64()),
+            "matrix": pa.FixedSizeListArray.from_arrays(image, 2),
+            "label": pa.array(n % 2),
+        }
+    )
+
+
+def make_variable_table() -> pa.Table:
+    """The same, and what makes records differ in length."""
+    n = range(RECORDS)
+    table = make_table().append_column("text", pa.array([f"é{'x' * (i % 5)}" for i in n]))
+    table = table.append_column("raw", pa.array([bytes([i]) * (i % 4) for i in n], pa.binary()))
+    table = table.append_column("ints", pa.array([list(range(-2, i % 5)) for i in n], pa.list_(pa.int16())))
+    return table.append_column("doubles", pa.array([[0.1] * (i % 3) for i in n], pa.list_(pa.float64())))
+
+
+def load(table: pa.Table, folder: Path, shard_format: str, **options: Any) -> tuple[Loader, dict[int, dict[str, Any]]]:
+    """Build, read one epoch, and return each record by its id."""
+    pq.write_table(table, folder / "source.parquet")
+    url = str(folder / "shards")
+    build(
+        BuildOptions(
+            source=str(folder / "source.parquet"), destination=url, label="label", shards=3, shard_format=shard_format
+        )
+    )
+    loader = Loader(url, batch_size=12, **options)
+    records = {}
+    for batch in loader.epoch(0):
+        for row, key in enumerate(batch["id"].numpy().tolist()):
+            records[key] = {name: values[row].numpy() for name, values in batch.items()}
+    return loader, records
+
+
+def expected(table: pa.Table, name: str, row: int) -> Any:
+    value = table.column(name)[row].as_py()
+    return value.encode() if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+@pytest.mark.parametrize("variable", [False, True])
+def test_all_kinds_of_features_keep_their_values_and_dtypes(tmp_path: Path, shard_format: str, variable: bool) -> None:
+    table = make_variable_table() if variable else make_table()
+    loader, records = load(table, tmp_path, shard_format)
+    assert (loader.manifest.layout is not None) == (shard_format == "tfrecord" and not variable)
+    assert sorted(records) == list(range(RECORDS))
+    for key, record in records.items():
+        for feature in loader.schema.features:
+            value = record[feature.name]
+            np.testing.assert_array_equal(value, expected(table, feature.name, key), err_msg=feature.name)
+            if feature.numeric:
+                assert value.dtype == np.dtype(feature.dtype), feature.name
+        assert record["matrix"].shape == (2, 3)
+        assert record["class_id"] == record["label"]
+
+
+def test_shards_open_with_plain_tensorflow(tmp_path: Path) -> None:
+    table = make_variable_table()
+    loader, _ = load(table, tmp_path, "tfrecord")
+    files = [str(tmp_path / "shards" / shard.path) for shard in open_dataset(str(tmp_path / "shards")).shards]
+    examples = next(iter(tf.data.TFRecordDataset(files).batch(RECORDS)))
+    parsed = parse_batch(examples, loader.schema)
+    plain = tf.io.parse_example(examples, feature_spec(loader.schema))
+    assert plain["id"].dtype == tf.int64
+    for row, key in enumerate(parsed["id"].numpy().tolist()):
+        for name in loader.schema.names:
+            np.testing.assert_array_equal(parsed[name][row].numpy(), expected(table, name, key), err_msg=name)
+
+
+@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+def test_missing_values_are_nan_or_what_fill_says(tmp_path: Path, shard_format: str) -> None:
+    def holed(values: list[Any]) -> list[Any]:
+        return [None if i % 7 == 0 else value for i, value in enumerate(values)]
+
+    n = range(RECORDS)
+    table = pa.table(
+        {
+            "id": pa.array(n),
+            "number": pa.array(holed([i / 3 for i in n]), pa.float64()),
+            "vector": pa.array(holed([[i / 3, 1.0] for i in n]), pa.list_(pa.float32(), 2)),
+            "count": pa.array(holed(list(n)), pa.int32()),
+            "word": pa.array(holed([str(i) for i in n])),
+            "label": pa.array([i % 2 for i in n]),
+        }
+    )
+    fill = {"count": -1, "word": "?"}
+    _, records = load(table, tmp_path, shard_format, fill=fill)
+    for key, record in records.items():
+        if key % 7:
+            assert record["count"] == key
+            assert record["word"] == str(key).encode()
+            assert record["number"] == key / 3
+            np.testing.assert_array_equal(record["vector"], np.array([key / 3, 1.0], np.float32))
+        else:
+            assert record["count"] == -1
+            assert record["word"] == b"?"
+            assert np.isnan(record["number"])
+            assert np.isnan(record["vector"]).all()
+    with pytest.raises(ConfigError, match="feature 'count' has 9 missing values in split 'train'; say what stands"):
+        Loader(str(tmp_path / "shards"), batch_size=12)
+
+
+def test_a_compressed_tfrecord_loads_like_a_plain_one(tmp_path: Path) -> None:
+    pq.write_table(make_table(), tmp_path / "source.parquet")
+    batches = {}
+    for compression in ("none", "gzip"):
+        url = str(tmp_path / compression)
+        source = str(tmp_path / "source.parquet")
+        build(BuildOptions(source=source, destination=url, label="label", shards=2, compression=compression))
+        batches[compression] = [batch["double"].numpy().tolist() for batch in Loader(url, batch_size=6).epoch(0)]
+    assert batches["none"] == batches["gzip"]

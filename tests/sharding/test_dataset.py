@@ -1,0 +1,119 @@
+"""Opening, verifying and looking into datasets."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfeed.sharding import CorruptionError, DatasetError, RingfeedError, open_dataset, read_records, verify
+from tests.sharding.conftest import built, make_table
+
+
+@pytest.fixture(scope="module", params=["tfrecord", "parquet"])
+def pristine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pristine")
+    pq.write_table(make_table(60), folder / "x.parquet")
+    built(
+        str(folder / "x.parquet"),
+        folder / "out",
+        label="label",
+        shards=2,
+        shard_format=request.param,
+        min_class_records=1,
+    )
+    return folder / "out"
+
+
+def found_damage(root: Path) -> set[str]:
+    """Names of the files that `verify` finds damaged."""
+    try:
+        return {damage.path for damage in verify(str(root))}
+    except RingfeedError as error:
+        return {name for name in ("dataset.json", "shards.parquet") if str(root / name) in str(error)} or {str(root)}
+
+
+@given(data=st.data())
+def test_every_flipped_byte_is_found_and_its_file_named(
+    pristine: Path, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = data.draw(st.sampled_from(sorted(pristine.iterdir())), label="file")
+    position = data.draw(st.integers(0, file.stat().st_size - 1), label="position")
+    original = file.read_bytes()
+    damaged = bytearray(original)
+    damaged[position] ^= data.draw(st.integers(1, 255), label="flip")
+    try:
+        file.write_bytes(damaged)
+        assert found_damage(pristine) == {file.name}
+    finally:
+        file.write_bytes(original)
+
+
+@given(data=st.data())
+def test_every_truncation_and_addition_is_found(pristine: Path, data: st.DataObject) -> None:
+    file = data.draw(st.sampled_from(sorted(pristine.iterdir())), label="file")
+    original = file.read_bytes()
+    change = data.draw(st.integers(-len(original), 3).filter(bool), label="change")
+    try:
+        file.write_bytes(original[:change] if change < 0 else original + bytes(change))
+        assert found_damage(pristine) == {file.name}
+    finally:
+        file.write_bytes(original)
+
+
+def test_every_missing_file_is_found(pristine: Path, tmp_path: Path) -> None:
+    for file in sorted(pristine.iterdir()):
+        root = tmp_path / file.name
+        shutil.copytree(pristine, root)
+        (root / file.name).unlink()
+        assert found_damage(root) == ({str(root)} if file.name == "dataset.json" else {file.name})
+
+
+def test_swapped_files_are_found(pristine: Path, tmp_path: Path) -> None:
+    root = tmp_path / "x"
+    shutil.copytree(pristine, root)
+    a, b = sorted(root.glob("train-*-of-00002.[tp]*"))
+    a.rename(root / "t")
+    b.rename(a)
+    (root / "t").rename(b)
+    assert found_damage(root) == {a.name, b.name}
+
+
+def test_all_is_well_with_a_dataset_that_was_moved(pristine: Path, tmp_path: Path) -> None:
+    shutil.copytree(pristine, tmp_path / "moved")
+    seen: list[tuple[int, int]] = []
+    assert verify(str(tmp_path / "moved"), lambda done, total: seen.append((done, total))) == []
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_records_come_from_checked_shards_up_to_the_limit(pristine: Path, tmp_path: Path) -> None:
+    dataset = open_dataset(str(pristine))
+    assert len(list(read_records(dataset, "train", 45))) == 45
+    assert len(list(read_records(dataset, "train", 1000))) == 60
+    assert list(read_records(dataset, "train", 0)) == []
+    with pytest.raises(DatasetError, match="no split 'nope'"):
+        list(read_records(dataset, "nope", 1))
+    shutil.copytree(pristine, tmp_path / "x")
+    shard = next((tmp_path / "x").glob("train-00000*.[tp]*"))
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(CorruptionError, match="is damaged: its checksum does not match"):
+        list(read_records(open_dataset(str(tmp_path / "x")), "train", 1))
+
+
+@pytest.mark.parametrize("url", ["{}/missing", "{}"])
+def test_what_is_no_dataset_does_not_open(tmp_path: Path, url: str) -> None:
+    with pytest.raises(DatasetError, match=r"there is no dataset at .*: it has no dataset\.json"):
+        open_dataset(url.format(tmp_path))
+
+
+def test_an_unfinished_build_does_not_open(pristine: Path, tmp_path: Path) -> None:
+    root: Any = tmp_path / "x"
+    shutil.copytree(pristine, root)
+    (root / "dataset.json").unlink()
+    with pytest.raises(DatasetError, match="a build has not finished"):
+        open_dataset(str(root))

@@ -1,0 +1,106 @@
+"""Folders of images, on every store."""
+
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ringfeed.sharding import SourceError
+from ringfeed.sharding.sources import Source, open_source
+from tests.servers.store import Store
+
+
+def image(seed: int, form: str = "PNG", width: int = 9) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (7, width, 3), np.uint8)
+    out = BytesIO()
+    Image.fromarray(pixels).save(out, form)
+    return out.getvalue()
+
+
+def completed(source: Source) -> list[dict[str, Any]]:
+    return [row for part in source.parts for batch in source.drafts(part) for row in source.complete(batch).to_pylist()]
+
+
+def test_images_come_as_they_are_with_their_folder_s_name(store: Store) -> None:
+    files = {"cat/1.png": image(1), "cat/2.jpg": image(2, "JPEG"), "dog [x]/a*b?.png": image(3, width=5)}
+    if store.name == "hdfs":
+        files = {name.replace("*", "+").replace("?", "!"): data for name, data in files.items()}
+    for name, data in {**files, "cat/.hidden.png": b"", "_tmp/x.png": b"", "cat/notes.txt": b""}.items():
+        store.write_bytes(name, data)
+    source = open_source(store.url, None)
+    rows = completed(source)
+    assert {row["path"]: row["image"] for row in rows} == files
+    assert [row["label"] for row in rows] == ["cat", "cat", "dog [x]"]
+    assert [(row["height"], row["width"]) for row in rows] == [(7, 9), (7, 9), (7, 5)]
+    assert [value for batch in source.labels(source.parts[0]) for value in batch.to_pylist()] == [
+        "cat",
+        "cat",
+        "dog [x]",
+    ]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda: image(1)[:-30],
+        lambda: image(1)[:20],
+        lambda: image(2, "JPEG")[:-40],
+        lambda: image(3, "BMP")[:-40],
+        lambda: b"",
+        lambda: b"not an image",
+        lambda: image(1).replace(b"IDAT", b"IDAX"),
+    ],
+)
+def test_a_damaged_image_is_named(tmp_path: Any, damage: Callable[[], bytes]) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.png").write_bytes(image(1))
+    (tmp_path / "cat" / "2.png").write_bytes(damage())
+    with pytest.raises(SourceError, match=r"cat/2\.png: the image is damaged or cut short"):
+        completed(open_source(str(tmp_path), None))
+
+
+def test_an_image_outside_a_class_folder_is_refused(tmp_path: Any) -> None:
+    (tmp_path / "1.png").write_bytes(image(1))
+    with pytest.raises(SourceError, match=r"1\.png lies in no class folder; expected .*/CLASS/1\.png"):
+        open_source(str(tmp_path), None)
+
+
+@pytest.mark.parametrize("url", ["{}/cat/1.png", "{}/*/1.png"])
+def test_what_is_no_folder_is_refused(tmp_path: Any, url: str) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.png").write_bytes(image(1))
+    with pytest.raises(SourceError, match="is no folder; name the one that holds the class folders"):
+        open_source(url.format(tmp_path), None)
+
+
+def test_an_image_that_goes_missing_is_named(tmp_path: Any) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.png").write_bytes(image(1))
+    source = open_source(str(tmp_path), None)
+    (tmp_path / "cat" / "1.png").unlink()
+    with pytest.raises(SourceError, match=r"went missing .*1\.png"):
+        completed(source)
+
+
+def test_a_label_that_is_the_name_of_another_feature_is_refused(tmp_path: Any) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.png").write_bytes(image(1))
+    with pytest.raises(SourceError, match="'path' more than once"):
+        open_source(str(tmp_path), "path")
+
+
+def test_files_of_several_kinds_are_not_guessed_at(tmp_path: Any) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.png").write_bytes(image(1))
+    (tmp_path / "labels.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(SourceError, match=r"files of several kinds \(csv, images\); say which with --source-kind"):
+        open_source(str(tmp_path), None)
+    assert len(completed(open_source(str(tmp_path), None, "images"))) == 1
+
+
+def test_an_empty_folder_holds_no_records(tmp_path: Any) -> None:
+    with pytest.raises(SourceError, match="holds no records"):
+        open_source(str(tmp_path), "x")

@@ -1,0 +1,95 @@
+"""`ringfeed profile`: what it measures, and the bottleneck it names."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ringfeed.sharding import BuildOptions, ConfigError, build
+from ringfeed.tools.profile import StageProfile, name_bottleneck, profile
+
+STAGES = ("fetch", "verify", "open", "plan", "gather", "deliver")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder: Path = tmp_path_factory.mktemp("profile")
+    pq.write_table(
+        pa.table({"x": [float(i) for i in range(200)], "y": [i % 2 for i in range(200)]}), folder / "s.parquet"
+    )
+    build(BuildOptions(source=str(folder / "s.parquet"), destination=str(folder / "d"), label="y", shards=2))
+    return str(folder / "d")
+
+
+def stages(**seconds: tuple[float, float]) -> tuple[StageProfile, ...]:
+    made = []
+    for name in STAGES:
+        busy, wait = seconds.get(name, (0.0, 0.0))
+        made.append(StageProfile(name=name, items=1, bytes=0, busy_seconds=busy, wait_seconds=wait, share=busy))
+    return tuple(made)
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected"),
+    [
+        (stages(fetch=(9.0, 0.0), open=(1.0, 0.0), gather=(0.5, 4.0)), "fetch"),
+        (stages(fetch=(0.1, 0.0), open=(3.0, 0.0), gather=(0.5, 4.0)), "open"),
+        (stages(verify=(5.0, 0.0), gather=(0.5, 4.0)), "verify"),
+        (stages(plan=(5.0, 0.0), gather=(0.5, 4.0)), "plan"),
+        (stages(gather=(3.0, 0.1), fetch=(1.0, 0.0)), "gather"),
+        (stages(gather=(1.0, 0.1), deliver=(0.0, 5.0)), "deliver"),
+    ],
+)
+def test_the_bottleneck_is_the_stage_that_the_others_wait_for(
+    measured: tuple[StageProfile, ...], expected: str
+) -> None:
+    assert name_bottleneck(measured, parses=False) == expected
+
+
+def test_where_records_are_parsed_in_tensorflow_that_is_what_delivery_waits_for() -> None:
+    assert name_bottleneck(stages(gather=(1.0, 0.1), deliver=(0.0, 5.0)), parses=True) == "parse"
+
+
+def test_a_profile_counts_what_was_read(dataset: str) -> None:
+    result = profile(dataset, batch_size=20, balance="uniform", steps=12)  # ten steps are an epoch
+    assert (result.steps, result.samples) == (12, 240)
+    by_name = {stage.name: stage for stage in result.stages}
+    assert tuple(by_name) == STAGES
+    assert by_name["gather"].items >= 240
+    assert by_name["verify"].bytes > 200 * 8
+    assert result.bottleneck in result.knob or result.knob
+    assert result.bottleneck in str(result)
+    assert f"<b>bottleneck: {result.bottleneck}</b>" in result._repr_html_()
+
+
+def test_a_profile_of_one_step_is_refused(dataset: str) -> None:
+    with pytest.raises(ConfigError, match="at least 2 steps, got 1"):
+        profile(dataset, batch_size=20, steps=1)
+
+
+def test_the_command_prints_one_json_document(dataset: str, cli: Callable[..., object]) -> None:
+    done = cli("ringfeed", "profile", dataset, "--batch-size", "20", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["samples"] == 200
+    assert [stage["name"] for stage in document["stages"]] == list(STAGES)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--split", "val"], "there is no split 'val'; the dataset has 'train'"),
+        (["--balance", "{nonsense"], "--balance takes a word or JSON"),
+        (["--fill", "x"], "--fill takes FEATURE=VALUE, got 'x'"),
+        (["--world-size", "3"], "cannot be shared by 3 ranks"),
+    ],
+)
+def test_a_mistake_is_one_line(dataset: str, cli: Callable[..., object], options: list[str], message: str) -> None:
+    done = cli("ringfeed", "profile", dataset, "--batch-size", "20", *options)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1

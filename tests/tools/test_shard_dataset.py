@@ -1,0 +1,490 @@
+"""`shard-dataset` as a user runs it: a process, its output, its exit status, and what it leaves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from ringfeed.tools.arguments import parse_bytes, parse_splits
+from ringfeed.tools.shard_dataset import main
+from ringfeed.tools.shard_dataset_args import build_parser
+from tests.conftest import Cli
+from tests.servers.hdfs import HdfsServer
+from tests.servers.seaweedfs import S3Server
+
+ROWS = 400
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    path = tmp_path / "flights.csv"
+    lines = [f"{i},{'AA' if i % 3 else 'ü'},{i / 8},{'late' if i % 10 == 0 else 'on time'}" for i in range(ROWS)]
+    path.write_text("\n".join(["id,carrier,hours,status", *lines]) + "\n")
+    return str(path)
+
+
+@pytest.fixture
+def dataset(source: str, tmp_path: Path) -> Path:
+    out = tmp_path / "shards"
+    assert (
+        main(
+            ["build", source, str(out), "--label", "status", "--split", "train=0.9,test=0.1", "--shards", "3", "--json"]
+        )
+        == 0
+    )
+    return out
+
+
+class TestBuild:
+    def test_tells_the_balance_it_reached(self, cli: Cli, source: str, tmp_path: Path) -> None:
+        done = cli(
+            "shard-dataset",
+            "build",
+            source,
+            f"{tmp_path}/out",
+            "--label",
+            "status",
+            "--split",
+            "train=0.9,test=0.1",
+            "--shards",
+            "3",
+        )
+        assert done.returncode == 0, done.stderr
+        lines = [line.split() for line in done.stdout.splitlines()]
+        assert lines[1][:4] == ["train", "360", "3", "120"]
+        assert lines[2][:4] == ["test", "40", "1", "40"]
+        assert ["late", "10.00%", "36", "12", "4", "4"] in lines
+        assert "largest difference between two shards of a split: 0 in records, 0 in any class" in done.stdout
+        assert "wrote 400 records" in done.stdout
+        assert "write shards: 4 of 4" in done.stderr
+        assert "\x1b" not in done.stderr + done.stdout
+
+    def test_json_is_one_document_and_nothing_else(self, cli: Cli, source: str, tmp_path: Path) -> None:
+        done = cli("shard-dataset", "build", source, f"{tmp_path}/out", "--label", "status", "--shards", "7", "--json")
+        document = json.loads(done.stdout)
+        assert (document["records"], document["splits"]["train"]["records_per_shard"]) == (400, [57, 58])
+        assert {c["class"]: c["per_shard"] for c in document["splits"]["train"]["classes"]} == {
+            "late": [5, 6],
+            "on time": [51, 52],
+        }
+        assert done.stderr == ""
+
+    @pytest.mark.parametrize("flags", [[], ["--json"]])
+    def test_a_dry_run_writes_nothing(
+        self, capsys: pytest.CaptureFixture[str], source: str, tmp_path: Path, flags: list[str]
+    ) -> None:
+        args = [
+            "build",
+            source,
+            f"{tmp_path}/new/out",
+            "--label",
+            "status",
+            "--split",
+            "a=0.5,b=0.5",
+            "--dry-run",
+            *flags,
+        ]
+        assert main(args) == 0
+        out = capsys.readouterr().out
+        if flags:
+            document = json.loads(out)
+            assert document["splits"]["b"]["records"] == 200
+            assert document["features"][3] == {
+                "name": "status",
+                "dtype": "string",
+                "shape": [],
+                "example": "bytes",
+                "role": "label",
+            }
+        else:
+            assert "nothing was written" in out
+            assert "hours    float64" in out
+        assert not (tmp_path / "new").exists()
+
+    def test_works_without_tensorflow(self, source: str, tmp_path: Path) -> None:
+        code = f"""
+import sys
+sys.modules["tensorflow"] = sys.modules["horovod"] = None
+from ringfeed.tools.shard_dataset import main
+assert main(["build", {source!r}, {str(tmp_path / "o")!r}, "--label", "status", "--workers", "1"]) == 0
+assert main(["verify", {str(tmp_path / "o")!r}]) == main(["inspect", {str(tmp_path / "o")!r}]) == 0
+"""
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+    @pytest.mark.parametrize(("sig", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    def test_a_signal_leaves_nothing_and_no_trace(self, tmp_path: Path, sig: int, status: int) -> None:
+        rows = 300_000
+        pq.write_table(pa.table({"x": range(rows), "y": ["a", "b"] * (rows // 2)}), tmp_path / "x.parquet")
+        out = tmp_path / "new" / "out"
+        command = [Path(sys.executable).with_name("shard-dataset"), "build", tmp_path / "x.parquet", out]
+        process = subprocess.Popen(
+            [*map(str, command), "--label", "y", "--shards", "3000", "--workers", "2"],
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        deadline = time.monotonic() + 60
+        while not (out.exists() and len(list(out.iterdir())) > 5):
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.02)
+        if sig == signal.SIGINT:
+            os.killpg(process.pid, sig)  # a terminal sends it to every process of the job
+        else:
+            process.send_signal(sig)
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == status
+        assert "Traceback" not in stderr
+        assert not (tmp_path / "new").exists()
+
+
+class TestInspect:
+    def test_says_what_it_holds_and_how_to_read_it(self, capsys: pytest.CaptureFixture[str], dataset: Path) -> None:
+        capsys.readouterr()
+        assert main(["inspect", str(dataset)]) == 0
+        out = capsys.readouterr().out
+        for words in ("400 records in 4 shards of tfrecord", "flights.csv", "seed 0", "2 values: AA, ü", "late"):
+            assert words in out
+        assert "'carrier': tf.io.FixedLenFeature([], tf.string)," in out
+
+    def test_json_holds_the_same(self, capsys: pytest.CaptureFixture[str], dataset: Path) -> None:
+        capsys.readouterr()
+        assert main(["inspect", str(dataset), "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["classes"] == ["late", "on time"]
+        assert document["features"][0]["statistics"]["train"]["count"] == 360
+        assert document["source"]["url"].endswith("flights.csv")
+
+    def test_the_code_it_shows_runs_and_reads_the_values(
+        self, capsys: pytest.CaptureFixture[str], dataset: Path
+    ) -> None:
+        pytest.importorskip("tensorflow")
+        capsys.readouterr()
+        main(["inspect", str(dataset), "--json"])
+        names: dict[str, Any] = {}
+        exec(json.loads(capsys.readouterr().out)["reading"], names)
+        import tensorflow as tf
+
+        batches = list(names["dataset"])
+        ids = [int(i) for batch in batches for i in batch["id"]]
+        hours = [float(tf.io.decode_raw(h, tf.float64)[0]) for batch in batches for h in batch["hours"]]
+        assert len(ids) == 360
+        assert hours == [i / 8 for i in ids]
+
+
+class TestVerify:
+    def test_exit_status_is_zero_only_if_all_is_well(self, cli: Cli, dataset: Path) -> None:
+        done = cli("shard-dataset", "verify", str(dataset))
+        assert (done.returncode, done.stdout) == (0, f"all 8 files of {dataset} are as they were written\n")
+        shard = dataset / "train-00001-of-00003.tfrecord"
+        data = bytearray(shard.read_bytes())
+        data[100] ^= 1
+        shard.write_bytes(data)
+        (dataset / "test-00000-of-00001.index.arrow").unlink()
+        done = cli("shard-dataset", "verify", str(dataset))
+        assert done.returncode == 1
+        assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
+            "train-00001-of-00003.tfrecord",
+            "test-00000-of-00001.index.arrow",
+        ]
+        assert done.stderr.splitlines()[-1] == "shard-dataset: error: 2 of 8 files are damaged or missing"
+        done = cli("shard-dataset", "verify", str(dataset), "--json")
+        assert done.returncode == 1
+        document = json.loads(done.stdout)
+        assert (document["ok"], document["files"], len(document["damages"])) == (False, 8, 2)
+
+    def test_a_damaged_manifest_is_named(self, cli: Cli, dataset: Path) -> None:
+        manifest = dataset / "dataset.json"
+        manifest.write_bytes(manifest.read_bytes().replace(b"late", b"lame"))
+        done = cli("shard-dataset", "verify", str(dataset), "--json")
+        assert done.returncode == 1
+        assert json.loads(done.stdout)["ok"] is False
+        assert_one_line(done, r"dataset.json is damaged")
+
+
+class TestCat:
+    def test_prints_records_as_lines_of_json(self, capsys: pytest.CaptureFixture[str], dataset: Path) -> None:
+        capsys.readouterr()
+        assert main(["cat", str(dataset), "--split", "test", "--limit", "40"]) == 0
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert len(rows) == 40
+        assert all(row["hours"] == row["id"] / 8 for row in rows)
+
+    def test_bytes_are_shortened_and_odd_floats_are_json(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        columns = {"b": [b"\x89PNG" * 50, None], "f": [float("nan"), float("-inf")]}
+        pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+        main(["build", str(tmp_path / "x.parquet"), str(tmp_path / "o"), "--shards", "1", "--json"])
+        capsys.readouterr()
+        main(["cat", str(tmp_path / "o")])
+        rows = sorted((json.loads(line) for line in capsys.readouterr().out.splitlines()), key=lambda row: row["f"])
+        assert rows == [
+            {"b": None, "f": "-inf"},
+            {"b": {"bytes": 200, "head": "iVBOR4lQTkeJUE5HiVBOR4lQTkeJUE5H..."}, "f": "nan"},
+        ]
+
+    def test_a_reader_that_has_enough_is_no_error(self, dataset: Path) -> None:
+        program = Path(sys.executable).with_name("shard-dataset")
+        done = subprocess.run(
+            f"{program} cat {dataset} --limit 360 | head -1", shell=True, capture_output=True, text=True
+        )
+        assert done.stderr == ""
+        assert len(done.stdout.splitlines()) == 1
+
+
+def assert_one_line(done: "subprocess.CompletedProcess[str]", *words: str) -> None:
+    """The error is one line that holds the words; before it may stand lines of progress."""
+    errors = [line for line in done.stderr.splitlines() if not line.startswith(("count labels:", "read records:"))]
+    assert done.returncode == 1, done
+    assert len(errors) == 1, done.stderr
+    assert errors[0].startswith("shard-dataset: error: ")
+    for word in words:
+        assert word in errors[0]
+
+
+Spoil = Callable[[Path], str]
+
+
+def empty_folder(folder: Path) -> str:
+    (folder / "empty").mkdir()
+    return str(folder / "empty")
+
+
+def text_file(content: bytes) -> Spoil:
+    def spoil(folder: Path) -> str:
+        (folder / "x.csv").write_bytes(content)
+        return str(folder / "x.csv")
+
+    return spoil
+
+
+def empty_parquet(folder: Path) -> str:
+    pq.write_table(pa.table({"status": pa.array([], pa.string())}), folder / "x.parquet")
+    return str(folder / "x.parquet")
+
+
+def truncated_png(folder: Path) -> str:
+    out = BytesIO()
+    Image.new("RGB", (64, 64), (1, 2, 3)).save(out, "PNG")
+    for i in range(6):
+        (folder / "images" / f"c{i % 2}").mkdir(parents=True, exist_ok=True)
+        data = out.getvalue()
+        (folder / "images" / f"c{i % 2}" / f"{i}.png").write_bytes(data[:-20] if i == 5 else data)
+    return str(folder / "images")
+
+
+ERRORS: list[tuple[str, Spoil, list[str]]] = [
+    ("missing source", lambda folder: str(folder / "flihgts.csv"), ["there is nothing at", "check the path"]),
+    ("near miss", lambda folder: str(folder / "flight.csv"), ["did you mean", "flights.csv"]),
+    ("empty folder", empty_folder, ["holds no records"]),
+    ("empty csv", text_file(b""), ["the file is empty"]),
+    ("header only", text_file(b"status,b\n"), ["the file is empty"]),
+    ("no rows", empty_parquet, ["holds no records"]),
+    ("single record", text_file(b"status\na\na\nb\n"), ["class 'b' has 1 record", "--min-class-records 1"]),
+    ("not utf-8", text_file(b"status\n\xe9t\xe9\n"), ["line 2, byte 1 is not UTF-8", "iconv"]),
+    ("truncated png", truncated_png, ["5.png: the image is damaged or cut short"]),
+    ("unknown label", text_file(b"statsu,b\na,1\na,2\n"), ["no label column 'status'", "did you mean 'statsu'"]),
+]
+
+
+@pytest.mark.parametrize(("spoil", "words"), [case[1:] for case in ERRORS], ids=[case[0] for case in ERRORS])
+def test_a_bad_source_is_one_line_and_leaves_nothing(
+    cli: Cli, source: str, tmp_path: Path, spoil: Spoil, words: list[str]
+) -> None:
+    spoiled = spoil(tmp_path)
+    done = cli(
+        "shard-dataset", "build", spoiled, f"{tmp_path}/new/out", "--label", "status", "--shards", "1", "--workers", "1"
+    )
+    assert_one_line(done, *words)
+    assert not (tmp_path / "new").exists()
+
+
+class TestDestinations:
+    def test_wrong_credentials(self, cli: Cli, source: str, s3_server: S3Server, s3_bucket: str) -> None:
+        url = f"s3://{s3_bucket}/stranger"
+        done = cli(
+            "shard-dataset",
+            "build",
+            source,
+            url,
+            "--label",
+            "status",
+            "--workers",
+            "1",
+            env=s3_server.as_stranger().env,
+        )
+        assert_one_line(done, "permission denied", "AWS_ACCESS_KEY_ID")
+        assert nothing_at(url, s3_server)
+
+    def test_a_missing_bucket(self, cli: Cli, source: str, s3_server: S3Server) -> None:
+        done = cli(
+            "shard-dataset",
+            "build",
+            source,
+            "s3://no-such-bucket/x",
+            "--label",
+            "status",
+            "--workers",
+            "1",
+            env=s3_server.env,
+        )
+        assert_one_line(done, "s3://no-such-bucket/x", "the bucket does not exist")
+        done = cli("shard-dataset", "inspect", "s3://no-such-bucket/x", env=s3_server.env)
+        assert_one_line(done, "s3://no-such-bucket/x")
+
+    def test_a_read_only_bucket(self, cli: Cli, source: str, s3_server: S3Server, s3_bucket: str) -> None:
+        url = f"s3://{s3_bucket}/reader"
+        done = cli(
+            "shard-dataset", "build", source, url, "--label", "status", "--workers", "1", env=s3_server.as_reader().env
+        )
+        assert_one_line(done, "cannot write", "permission denied")
+        assert nothing_at(url, s3_server)
+
+    def test_a_read_only_hdfs_folder(self, cli: Cli, source: str, hdfs_server: HdfsServer) -> None:
+        url = f"{hdfs_server.url}/of-another/new"
+        done = cli(
+            "shard-dataset",
+            "build",
+            source,
+            url,
+            "--label",
+            "status",
+            "--workers",
+            "1",
+            env={"HADOOP_USER_NAME": "mallory"},
+        )
+        assert_one_line(done, "permission denied", "HADOOP_USER_NAME")
+
+    def test_a_name_node_that_is_down(self, cli: Cli, source: str) -> None:
+        done = cli("shard-dataset", "build", source, "hdfs://127.0.0.1:1/x", "--label", "status", timeout_seconds=30)
+        assert_one_line(done, "cannot reach hdfs://127.0.0.1:1/x")
+
+    def test_a_read_only_folder(self, cli: Cli, source: str, tmp_path: Path) -> None:
+        folder = "/proc" if os.geteuid() == 0 else str(tmp_path / "mine")  # root writes anywhere but there
+        if os.geteuid():
+            (tmp_path / "mine").mkdir(mode=0o500)
+        done = cli("shard-dataset", "build", source, f"{folder}/new/out", "--label", "status", "--workers", "1")
+        assert_one_line(done, f"cannot write {folder}/new/out")
+        assert not Path(folder, "new").exists()
+
+    def test_a_file_or_a_folder_with_other_things(self, cli: Cli, source: str, tmp_path: Path) -> None:
+        done = cli("shard-dataset", "build", source, source, "--label", "status", "--workers", "1")
+        assert_one_line(done, "is the source itself")
+        done = cli("shard-dataset", "build", source, str(tmp_path), "--label", "status", "--workers", "1")
+        assert_one_line(done, "lies inside the destination")
+        (tmp_path / "full").mkdir()
+        (tmp_path / "full" / "thesis.txt").write_text("mine")
+        done = cli("shard-dataset", "build", source, str(tmp_path / "full"), "--label", "status", "--workers", "1")
+        assert_one_line(done, "is not empty and holds no dataset (there is 'thesis.txt')")
+        assert os.listdir(tmp_path / "full") == ["thesis.txt"]
+
+    def test_an_existing_dataset_is_kept_unless_told(self, cli: Cli, source: str, dataset: Path) -> None:
+        before = {path.name: path.read_bytes() for path in dataset.iterdir()}
+        done = cli("shard-dataset", "build", source, str(dataset), "--label", "status", "--workers", "1")
+        assert_one_line(done, "already holds a dataset", "--overwrite")
+        assert {path.name: path.read_bytes() for path in dataset.iterdir()} == before
+        done = cli("shard-dataset", "build", source, str(dataset), "--label", "status", "--shards", "1", "--overwrite")
+        assert done.returncode == 0
+        assert len(list(dataset.iterdir())) == 4
+
+    def test_a_newer_dataset(self, cli: Cli, dataset: Path) -> None:
+        manifest = dataset / "dataset.json"
+        manifest.write_text(manifest.read_text().replace('"format_version": "1.0"', '"format_version": "2.0"'))
+        for command in ("inspect", "verify", "cat"):
+            assert_one_line(cli("shard-dataset", command, str(dataset)), "format version 2.0", "upgrade")
+
+
+def nothing_at(url: str, server: S3Server) -> bool:
+    import fsspec
+
+    fs = fsspec.filesystem("s3", **server.storage_options, use_listings_cache=False)
+    return not [info for info in fs.find(url, detail=True).values() if info["type"] == "file"]
+
+
+class TestUsage:
+    @pytest.mark.parametrize(
+        ("args", "message"),
+        [
+            ([], "required: COMMAND"),
+            (["build", "a"], "required: DST"),
+            (["build", "a", "b", "--split", "a=0.5"], "must add up to 1, got 'a=0.5', which adds up to 0.5"),
+            (
+                ["build", "a", "b", "--shard-size", "many"],
+                "a size is a number with a unit, such as 256MiB or 1GB, got 'many'",
+            ),
+            (["build", "a", "b", "--shards", "0"], "must be a whole number of at least 1, got '0'"),
+            (["build", "a", "b", "--shards", "1", "--shard-size", "1MB"], "not allowed with argument --shards"),
+            (["build", "a", "b", "--format", "csv"], "invalid choice: 'csv'"),
+        ],
+    )
+    def test_wrong_usage_is_exit_status_two(
+        self, capsys: pytest.CaptureFixture[str], args: list[str], message: str
+    ) -> None:
+        with pytest.raises(SystemExit) as stop:
+            main(args)
+        assert stop.value.code == 2
+        assert message in capsys.readouterr().err
+
+    @pytest.mark.parametrize("command", [[], ["build"], ["inspect"], ["verify"], ["cat"]])
+    def test_help_shows_examples_and_exit_statuses(
+        self, capsys: pytest.CaptureFixture[str], command: list[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as stop:
+            main([*command, "--help"])
+        out = capsys.readouterr().out
+        assert stop.value.code == 0
+        assert "examples:\n" in out
+        assert "130  interrupted" in out
+        assert f"shard-dataset {command[0] if command else 'build'} " in out
+
+    def test_the_flags_are_those_of_the_issue(self) -> None:
+        words = ["build", "a", "b", "--label", "c", "--shard-size", "256MiB", "--split", "train=0.9,test=0.1"]
+        args = build_parser().parse_args(words)
+        assert vars(args) == vars(args) | {
+            "src": "a", "dst": "b", "label": "c", "format": "tfrecord", "shards": None, "shard_size": 256 << 20,
+            "split": {"train": Fraction(9, 10), "test": Fraction(1, 10)}, "seed": 0, "compression": None,
+            "overwrite": False, "dry_run": False, "json": False, "source_kind": "auto", "min_class_records": 2,
+        }  # fmt: skip
+
+    def test_debug_shows_where(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="there is nothing at"):
+            main(["build", str(tmp_path / "x"), str(tmp_path / "y"), "--debug"])
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1", 1), ("1B", 1), ("2k", 2048), ("256MiB", 2**28), ("1.5GiB", 3 * 2**29), ("1GB", 10**9), ("1 tb", 10**12)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "1XB", "1e6", "0", "0.1", "nan", "1MiB2"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=f"got {text!r}"):
+        parse_bytes(text)
+
+
+def test_shares_are_exact() -> None:
+    assert parse_splits("a=0.1,b=0.2,c=0.7") == {"a": Fraction(1, 10), "b": Fraction(1, 5), "c": Fraction(7, 10)}
+    assert list(parse_splits(" test = 1/3 , train=2/3")) == ["test", "train"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a", "a=", "=1", "a=1,", "a=0.5,a=0.5", "a=1.5,b=-0.5", "a=1,b=0", "a=0.33,b=0.66", "a=1/0", "a=nan", "a=1e0"],
+)
+def test_what_are_no_splits_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="split"):
+        parse_splits(text)
