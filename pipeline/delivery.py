@@ -119,9 +119,8 @@ def to_dataset(
     ragged = [f for f in schema.features if f.elements is None and not undecoded]
     if undecoded:
         dataset = dataset.map(lambda chunk: _cut_examples(chunk, local_batch)).unbatch()
-        dataset = dataset.map(
-            lambda batch: parse_batch(batch.pop(EXAMPLES), schema, fill) | batch, num_parallel_calls=tf.data.AUTOTUNE
-        )
+        # One batch at a time: parse_example itself uses all threads, and deterministic runs forbid parallel maps here.
+        dataset = dataset.map(lambda batch: parse_batch(batch.pop(EXAMPLES), schema, fill) | batch)
     elif ragged:  # chunks of one step
         dataset = dataset.map(lambda chunk: _join_ragged(chunk, ragged))
     else:

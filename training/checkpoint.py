@@ -18,26 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import xxhash
+from safetensors.numpy import load, save
 
 from ..sharding.errors import CorruptionError
 from ..sharding.storage import Storage
 
 _NAME = re.compile(r"step-(\d{10})-([0-9a-f]{32})\.safetensors")
-_CODES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-_DTYPES = {code: name for name, code in _CODES.items()}
 
 log = logging.getLogger(__name__)
 
@@ -58,26 +44,14 @@ class Checkpoint:
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
-    """The checkpoint as the bytes of a safetensors file.
-
-    Raises:
-        ValueError: an array has a dtype that safetensors has no code for here.
-    """
-    header: dict[str, Any] = {
-        "__metadata__": {"step": str(checkpoint.step), "state": json.dumps(checkpoint.state, sort_keys=True)}
+    """The checkpoint as the bytes of a safetensors file, which also holds the order of the arrays."""
+    metadata = {
+        "step": str(checkpoint.step),
+        "state": json.dumps(checkpoint.state, sort_keys=True),
+        "order": json.dumps(list(checkpoint.arrays)),
     }
-    parts, offset = [], 0
-    for name, array in checkpoint.arrays.items():
-        if array.dtype.name not in _CODES:
-            raise ValueError(f"array {name!r}: dtype must be one of {', '.join(_CODES)}, got {array.dtype.name}")
-        data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-        offsets = [offset, offset + len(data)]
-        header[name] = {"dtype": _CODES[array.dtype.name], "shape": list(array.shape), "data_offsets": offsets}
-        parts.append(data)
-        offset += len(data)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+    arrays = {name: np.ascontiguousarray(array) for name, array in checkpoint.arrays.items()}
+    return bytes(save(arrays, metadata))
 
 
 def decode(data: bytes) -> Checkpoint:
@@ -87,14 +61,9 @@ def decode(data: bytes) -> Checkpoint:
     >>> again.step, again.arrays["w"].tolist(), again.state
     (3, [0.0, 1.0, 2.0, 3.0], {'epoch': 1})
     """
-    start = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:start])
-    metadata = header.pop("__metadata__")
-    arrays = {}
-    for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        dtype = np.dtype(_DTYPES[entry["dtype"]]).newbyteorder("<")
-        arrays[name] = np.frombuffer(data[start + begin : start + end], dtype).reshape(entry["shape"])
+    metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    found = load(data)
+    arrays = {name: found[name] for name in json.loads(metadata["order"])}
     return Checkpoint(step=int(metadata["step"]), arrays=arrays, state=json.loads(metadata["state"]))
 
 

@@ -9,13 +9,11 @@ import argparse
 import os
 import re
 import sys
-import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
+from ..pipeline.quiet import quiet_tensorflow
 from ..sharding.errors import RingfeedError
 from .config_file import describe_keys, load_config
 from .launch import world_from_environment
@@ -44,7 +42,6 @@ keys of the configuration (also of --set) [default]:
 
 _RAISED_INSIDE_TENSORFLOW = re.compile(r"ringfeed\.sharding\.errors\.\w+: (.+)")
 _OTHER_RANK_FAILED = "Horovod has been shut down"
-_NOISE = re.compile(r"(I\d{4} |WARNING: All log messages before absl|To enable the following instructions)")
 _YIELD_SECONDS = 1.5  # horovodrun ended the other ranks within 0.1 s of the first exit; ranks share most errors
 
 
@@ -128,36 +125,6 @@ def _leave(message: str, status: int) -> int:
         sys.stdout.flush()
         os._exit(status)
     return status
-
-
-@contextmanager
-def quiet_tensorflow() -> Iterator[None]:
-    """Hold back what TensorFlow's C++ code says while it is imported, unless it is a warning or worse.
-
-    TensorFlow 2.21 writes two information lines before it reads TF_CPP_MIN_LOG_LEVEL. A user who sets that variable
-    sees everything.
-    """
-    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
-        yield
-        return
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)
-            held.seek(0)
-            _replay(held)
-
-
-def _replay(held: Any) -> None:
-    lines = held.read().decode(errors="replace").splitlines(keepends=True)
-    sys.stderr.write("".join(line for line in lines if not _NOISE.match(line)))
 
 
 if __name__ == "__main__":

@@ -93,6 +93,17 @@ def test_the_index_names_each_record_s_class(parquet: str, tmp_path: Path) -> No
     assert [dataset.manifest.classes[i] for i in ids] == [row["label"] for row in read_records(dataset, "train", 600)]
 
 
+def test_records_of_a_shard_are_shuffled(parquet: str, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        built(parquet, tmp_path / str(seed), label="label", shards=1, seed=seed)
+    labels = [
+        [row["label"] for row in read_records(open_dataset(str(tmp_path / name)), "train", 600)] for name in ("0", "1")
+    ]
+    runs = 1 + sum(a != b for a, b in zip(labels[0], labels[0][1:], strict=False))
+    assert runs > 150  # of three classes in order it would be 3; in random order, about 270
+    assert labels[0] != labels[1]
+
+
 def test_workers_change_no_byte(parquet: str, tmp_path: Path, files_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for workers, shard_format in [(1, "tfrecord"), (2, "tfrecord"), (1, "parquet"), (2, "parquet")]:
         options = {"splits": SPLITS, "shards": 5, "workers": workers, "shard_format": shard_format}
@@ -318,6 +329,16 @@ def test_a_failed_swap_leaves_no_half_dataset(parquet: str, tmp_path: Path, monk
     with pytest.raises(RingfeedError, match="planted"):
         built(parquet, tmp_path / "out", label="label", shards=2, overwrite=True)
     assert [p for p in (tmp_path / "out").rglob("*") if p.is_file()] == []
+
+
+def test_a_dataset_that_another_build_committed_meanwhile_is_an_error(parquet: str, tmp_path: Path) -> None:
+    def intrude(progress: Progress) -> None:
+        if progress.stage == "write" and progress.done == 1:
+            (tmp_path / "out" / "dataset.json").write_text("{}")
+
+    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), label="label", shards=2)
+    with pytest.raises(DestinationError, match="was filled by another build in the meantime"):
+        build(options, report=intrude)
 
 
 def test_what_a_killed_build_left_is_cleared(parquet: str, tmp_path: Path, files_of: Any) -> None:

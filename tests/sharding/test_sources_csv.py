@@ -60,6 +60,14 @@ def test_a_late_value_widens_bools_and_dates_to_text(
     assert list(records(source)[-1].values()) == [late] * 3
 
 
+def test_line_breaks_within_values_survive_the_edges_of_blocks(
+    write_csv: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 64)
+    rows = [[i, f"{i}\n" * (i % 9)] for i in range(200)]
+    assert [list(row.values()) for row in records(open_source(write_csv(["i", "s"], *rows), None))] == rows
+
+
 def test_types_hold_over_all_files(write_csv: Write, tmp_path: Path) -> None:
     write_csv(["x"], [1], name="a.csv")
     write_csv(["x"], [1.5], name="b.csv")

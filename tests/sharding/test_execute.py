@@ -1,0 +1,51 @@
+"""Running tasks: order, reports, and what an error waits for."""
+
+import time
+from concurrent.futures import Executor, ThreadPoolExecutor
+
+import pytest
+
+from ringfeed.sharding.execute import local_executor, run_tasks
+
+
+def double(number: int) -> int:
+    time.sleep(0.02 * (5 - number))
+    return 2 * number
+
+
+def fail() -> int:
+    raise ValueError("planted")
+
+
+@pytest.mark.parametrize("pool", [None, ThreadPoolExecutor(3)])
+def test_results_come_in_the_order_of_the_jobs(pool: Executor | None) -> None:
+    seen: list[tuple[int, int | None]] = []
+    results = run_tasks(pool, [(double, (i,)) for i in range(5)], lambda done, result: seen.append((done, result)))
+    assert results == [0, 2, 4, 6, 8]
+    assert [done for done, _ in seen] == [0, 1, 2, 3, 4, 5]
+    assert seen[0] == (0, None)
+    assert sorted(result for _, result in seen[1:] if result is not None) == results
+
+
+def test_an_error_is_raised_when_nothing_runs_any_more_and_what_waits_is_cancelled() -> None:
+    finished = []
+
+    def slow(number: int) -> int:
+        time.sleep(0.3)
+        finished.append(number)
+        return number
+
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [(slow, (0,)), (fail, ()), *((slow, (i,)) for i in range(1, 10))]
+        with pytest.raises(ValueError, match="planted"):
+            run_tasks(pool, jobs, lambda done, result: None)
+        at_the_error = list(finished)
+        time.sleep(0.5)
+    assert 0 in at_the_error
+    assert finished == at_the_error
+    assert len(finished) < 4
+
+
+def test_one_worker_is_this_process() -> None:
+    with local_executor(1) as pool:
+        assert pool is None
