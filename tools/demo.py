@@ -41,7 +41,7 @@ DIGITS_ACCURACY = 0.97  # what the demo promises; less is a failure
 _SPLITS = "train=0.8,test=0.2"
 _BATCHES = {"flights": 2048, "digits": 64}
 _QUICK_EVERY = 16  # --quick takes every 16th flight
-_STEP = re.compile(r"step (\d+)/(\d+)")
+_STEP = re.compile(r"step (\d+)/(\d+)  loss \S+")
 _PREFIX = re.compile(r"^\[\d+\]<std(?:err|out)>:\s?")
 _ERROR = re.compile(r"\berror: ")
 
@@ -99,12 +99,9 @@ class Demo:
                 try:
                     return process.communicate(timeout=0.3)[0]
                 except subprocess.TimeoutExpired:
-                    lines = [_PREFIX.sub("", line) for line in log.read_text(errors="replace").splitlines()]
-                    steps = [(found, line) for line in lines if (found := _STEP.search(line))]
-                    if steps:
-                        found, line = steps[-1]
-                        done, total = map(int, found.groups())
-                        progress.update(task, completed=done, total=total, description=one_line(line))
+                    if steps := list(_STEP.finditer(log.read_text(errors="replace"))):
+                        done, total = map(int, steps[-1].groups())
+                        progress.update(task, completed=done, total=total, description=steps[-1].group())
 
     def say(self, text: str) -> None:
         """A line of a step's result."""

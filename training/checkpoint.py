@@ -50,7 +50,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
         "state": json.dumps(checkpoint.state, sort_keys=True),
         "order": json.dumps(list(checkpoint.arrays)),
     }
-    arrays = {name: np.ascontiguousarray(array) for name, array in checkpoint.arrays.items()}
+    arrays = {name: np.asarray(array, order="C") for name, array in checkpoint.arrays.items()}
     return bytes(save(arrays, metadata))
 
 
