@@ -78,20 +78,24 @@ class ClassSchedule:
     batch_size: int
     steps: int
     key: int
-    _ends: npt.NDArray[np.float64] = field(init=False)
+    _breaks: npt.NDArray[np.float64] = field(init=False)
+    _patterns: Int64 = field(init=False)
 
     def __post_init__(self) -> None:
+        """Find all vectors of seats there are: as the start grows, they change where an end passes a whole number."""
         ends = np.cumsum(self.weights) * self.batch_size
         nearest = np.round(ends)  # what is whole but for rounding is whole
         ends = np.where(np.abs(ends - nearest) < 1e-6, nearest, ends)
-        object.__setattr__(self, "_ends", ends)
+        whole = np.floor(ends)
+        steps_up = 1 - (ends - whole)  # the start from which an end counts one more
+        breaks = np.unique(steps_up[steps_up < 1])
+        reached = whole + (steps_up <= np.concatenate([[0.0], breaks])[:, None])
+        object.__setattr__(self, "_breaks", breaks)
+        object.__setattr__(self, "_patterns", np.diff(reached, axis=1, prepend=0).astype(np.int64))
 
     def seats(self, steps: Int64) -> Int64:
         """Seats of each class in each of some global batches, int64 [len(steps), classes]."""
-        turn = (steps * coprime_stride(self.steps) + derive_key(self.key, "turn") % self.steps) % self.steps
-        start = (turn + 0.5) / self.steps
-        floors = np.floor(self._ends + start[:, None]).astype(np.int64)
-        return np.diff(floors, axis=1, prepend=0)
+        return self._patterns[self._pattern_numbers(steps)]
 
     def classes_at(self, steps: Int64, positions: Int64) -> npt.NDArray[np.int32]:
         """The class of a run of positions in each of some global batches.
@@ -107,10 +111,14 @@ class ClassSchedule:
             ((steps * _GOLDEN + derive_key(self.key, "rotation") / 2**64) % 1.0) * self.batch_size
         ).astype(np.int64)
         places = (positions[None, :] + rotations[:, None]) % self.batch_size
-        counts, which = np.unique(self.seats(steps), axis=0, return_inverse=True)
-        words = np.stack([balanced_word(tuple(row)) for row in counts.tolist()])
-        result: npt.NDArray[np.int32] = words[which.reshape(-1, 1), places]
+        present, which = np.unique(self._pattern_numbers(steps), return_inverse=True)
+        words = np.stack([balanced_word(tuple(self._patterns[number].tolist())) for number in present])
+        result: npt.NDArray[np.int32] = words[which[:, None], places]
         return result
+
+    def _pattern_numbers(self, steps: Int64) -> Int64:
+        turn = (steps * coprime_stride(self.steps) + derive_key(self.key, "turn") % self.steps) % self.steps
+        return np.searchsorted(self._breaks, (turn + 0.5) / self.steps, side="right")
 
 
 @lru_cache(maxsize=1024)

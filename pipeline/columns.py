@@ -1,13 +1,12 @@
-"""The columns of an opened shard, in memory: arrays from which samples are gathered by number.
+"""The columns of opened shards, in memory: what samples are gathered from by number.
 
-Three kinds, behind one protocol: NumPy arrays for whatever has a fixed shape, Arrow arrays for strings and lists,
-and whole `tf.train.Example` messages where only TensorFlow's parser can tell the columns apart.
+NumPy arrays for whatever has a fixed shape, Arrow arrays for strings and lists. Records of TFRecord shards stay as they
+are until they are gathered: see `frames.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
@@ -15,89 +14,25 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from ..sharding.formats.example import RecordLayout
-from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
+from ..sharding.formats.parquet import read_parquet
 from ..sharding.schema import Feature, Schema
 
 __all__ = [
-    "EXAMPLES",
     "Column",
     "Columns",
     "concat_columns",
     "empty_aligned",
     "open_parquet",
-    "open_tfrecord",
     "slice_columns",
     "take_columns",
+    "take_from_segments",
 ]
 
 _ALIGNMENT = 64
-EXAMPLES = "\0examples"  # the column of framed, undecoded records
 
 Column: TypeAlias = npt.NDArray[Any] | Any  # the rest are Arrow arrays, which carry no type information
 Columns: TypeAlias = Mapping[str, Column]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Frames:
-    """A TFRecord file's bytes, and where its records lie."""
-
-    data: pa.Buffer
-    offsets: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int32]
-
-
-def open_tfrecord(data: pa.Buffer, index: pa.RecordBatch, schema: Schema, layout: RecordLayout | None) -> Columns:
-    """Columns of a whole, decompressed TFRecord shard.
-
-    Args:
-        data: of the file.
-        index: its index, with offset and length.
-        schema: of the dataset.
-        layout: of its records; if None, they stay undecoded in the column `EXAMPLES`.
-    """
-    frames = _Frames(data=data, offsets=index.column("offset").to_numpy(), lengths=index.column("length").to_numpy())
-    if layout is None:
-        return {EXAMPLES: _frame_array(frames)}
-    frame_bytes = HEADER_BYTES + layout.example_bytes + FOOTER_BYTES
-    matrix = np.frombuffer(data, np.uint8).reshape(-1, frame_bytes)[:, HEADER_BYTES:-FOOTER_BYTES]
-    return {
-        feature.name: _decode_column(matrix, feature, place.offset, place.item_bytes)
-        for feature, place in zip(schema.features, layout.columns, strict=True)
-    }
-
-
-def _frame_array(frames: _Frames) -> pa.Array:
-    """One binary value a record, frame included: without a gap between them, no byte is copied."""
-    end = frames.offsets[-1] + frames.lengths[-1] if len(frames.offsets) else 0
-    buffers = [None, pa.py_buffer(np.append(frames.offsets, end)), frames.data]
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(frames.offsets), buffers)
-
-
-def _decode_column(matrix: npt.NDArray[np.uint8], feature: Feature, offset: int, item_bytes: int) -> npt.NDArray[Any]:
-    shape = feature.fixed_shape or ()
-    width = item_bytes * (feature.elements or 0 if shape else 1)
-    values = matrix[:, offset : offset + width]
-    if feature.example_kind == "int64":
-        numbers = _decode_varints(values.reshape(len(matrix), -1, item_bytes))
-        return _narrow(numbers, feature).reshape(len(matrix), *shape)
-    stored = np.float32 if feature.example_kind == "float" else np.dtype(feature.dtype).newbyteorder("<")
-    decoded = np.ascontiguousarray(values).view(stored).reshape(len(matrix), *shape)
-    return decoded.astype(feature.dtype, copy=False)
-
-
-def _decode_varints(digits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
-    """Padded varints [..., width] to numbers [...]."""
-    result = (digits[..., 0] & 0x7F).astype(np.uint64)
-    for place in range(1, digits.shape[-1]):
-        result |= (digits[..., place] & 0x7F).astype(np.uint64) << np.uint64(7 * place)
-    return result
-
-
-def _narrow(numbers: npt.NDArray[np.uint64], feature: Feature) -> npt.NDArray[Any]:
-    return numbers.view(np.int64).astype(feature.dtype) if feature.dtype != "uint64" else numbers
 
 
 def open_parquet(data: pa.Buffer, schema: Schema, fill: Mapping[str, Any]) -> Columns:
@@ -108,7 +43,7 @@ def open_parquet(data: pa.Buffer, schema: Schema, fill: Mapping[str, Any]) -> Co
         schema: of the dataset.
         fill: for each feature, what stands for a missing value. Floats need none: it is NaN.
     """
-    table = pq.read_table(pa.BufferReader(data), columns=list(schema.names))
+    table = read_parquet(data, schema.names)
     return {feature.name: _parquet_column(table.column(feature.name), feature, fill) for feature in schema.features}
 
 
@@ -140,6 +75,41 @@ def take_columns(columns: Columns, rows: npt.NDArray[np.int64]) -> dict[str, Col
         name: values.take(rows, axis=0) if isinstance(values, np.ndarray) else values.take(picked)
         for name, values in columns.items()
     }
+
+
+def take_from_segments(
+    segments: Sequence[Columns], starts: Sequence[int], rows: npt.NDArray[np.int64]
+) -> dict[str, Column]:
+    """The given rows of segments that are numbered one after the other; the segments are not put together for it.
+
+    Args:
+        segments: one or more, of the same columns.
+        starts: number of the first row of each; from 0, ascending.
+        rows: numbers of rows, through all segments.
+    """
+    if len(segments) == 1:
+        return take_columns(segments[0], rows)
+    which = np.searchsorted(np.asarray(starts), rows, side="right") - 1
+    main = int(np.bincount(which).argmax()) if len(rows) else 0
+    result: dict[str, Column] = {}
+    for name, first in segments[main].items():
+        if not isinstance(first, np.ndarray):
+            parts = [s[name].take(pa.array(rows[which == k] - starts[k])) for k, s in enumerate(segments)]
+            result[name] = pa.concat_arrays(parts).take(pa.array(_inverse(np.argsort(which, kind="stable"))))
+            continue
+        # Nearly all rows come from one segment: take them all from there, then put right those of the others.
+        taken = first.take(rows - starts[main], axis=0, mode="clip")
+        for k, segment in enumerate(segments):
+            if k != main and len(places := np.flatnonzero(which == k)):
+                taken[places] = segment[name].take(rows[places] - starts[k], axis=0)
+        result[name] = taken
+    return result
+
+
+def _inverse(permutation: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    inverse = np.empty_like(permutation)
+    inverse[permutation] = np.arange(len(permutation))
+    return inverse
 
 
 def concat_columns(parts: Sequence[Columns]) -> dict[str, Column]:

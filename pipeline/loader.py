@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..sharding.dataset import open_dataset
 from ..sharding.errors import ConfigError
@@ -16,8 +15,10 @@ from ..sharding.manifest import Manifest
 from ..sharding.schema import Schema
 from ..sharding.storage import Storage
 from .balance import ClassSchedule, target_weights
-from .columns import EXAMPLES, Columns, concat_columns, empty_aligned, take_columns
+from .chunks import interleave
+from .columns import Columns
 from .counters import Counters, StageStats
+from .frames import EXAMPLES, FRAMES
 from .order import EpochOrder, Geometry, Remainder, default_streams
 from .plan import LoaderPlan, plan_epoch
 from .shards import ShardFetcher
@@ -53,7 +54,7 @@ class Loader:
             batches hold ``sample_weight``, 0 for padding.
         fill: what stands for missing values, by feature. Floats need none: NaN.
         streams: canonical streams, a divisor of `batch_size`; default: the largest up to 16.
-        window_shards: shard segments that a stream shuffles, and holds in memory, together.
+        window_shards: shards' worth of records that a stream shuffles, and holds in memory, together.
         fetch_threads: that fetch and open shards.
 
     Raises:
@@ -182,10 +183,13 @@ class Loader:
                 StreamReader(order, schedule, counts, fetcher, planner, self._counters, part, start_step)
                 for part in self._slices
             ]
+            widths = [part.stop - part.start for part in self._slices]
             per_chunk = self._chunk_steps()
             for step in range(start_step, self.steps_per_epoch, per_chunk):
                 steps = min(per_chunk, self.steps_per_epoch - step)
-                columns = self._interleave([reader.take(step, steps) for reader in readers], steps)
+                parts = [reader.take(step, steps) for reader in readers]
+                with self._counters.busy("gather"):
+                    columns = interleave(parts, widths, steps, self.schema, self.manifest.layout)
                 asked = time.perf_counter()
                 yield steps, columns
                 waited = time.perf_counter() - asked
@@ -224,31 +228,6 @@ class Loader:
         record_bytes = max(sum(s.bytes for s in self._shards) // max(self._geometry.records, 1), 1)
         return int(np.clip(_CHUNK_BYTES // (record_bytes * self.local_batch_size), 1, _CHUNK_STEPS))
 
-    def _interleave(self, parts: list[Columns], steps: int) -> Columns:
-        """The streams' samples, each step after step, as whole batches step after step."""
-        if len(parts) == 1:
-            return parts[0]
-        with self._counters.busy("gather"):
-            result: dict[str, Any] = {}
-            shaped = {name for name, values in parts[0].items() if isinstance(values, np.ndarray)}
-            for name in shaped:
-                pieces: list[npt.NDArray[Any]] = [part[name] for part in parts]
-                joined = empty_aligned((steps, self.local_batch_size, *pieces[0].shape[1:]), pieces[0].dtype)
-                np.concatenate([p.reshape(steps, -1, *p.shape[1:]) for p in pieces], axis=1, out=joined)
-                result[name] = joined.reshape(-1, *joined.shape[2:])
-            rest = [{name: values for name, values in part.items() if name not in shaped} for part in parts]
-            if rest[0]:
-                result |= take_columns(concat_columns(rest), self._interleaved_rows(steps))
-            return result
-
-    def _interleaved_rows(self, steps: int) -> Any:
-        widths = [part.stop - part.start for part in self._slices]
-        firsts = np.cumsum([0, *widths[:-1]]) * steps
-        rows = [
-            first + np.arange(steps * width).reshape(steps, width) for first, width in zip(firsts, widths, strict=True)
-        ]
-        return np.concatenate(rows, axis=1).reshape(-1)
-
 
 def _cardinality(steps: int) -> Any:
     import tensorflow as tf
@@ -265,7 +244,7 @@ def _check_columns(manifest: Manifest, split: str, fill: Mapping[str, Any]) -> N
     for name in fill:
         if name not in manifest.schema.names:
             raise ConfigError(f"fill names {name!r}, which is no feature; they are: {', '.join(manifest.schema.names)}")
-    for name in (CLASS_ID, WEIGHT, EXAMPLES):
+    for name in (CLASS_ID, WEIGHT, EXAMPLES, FRAMES):
         if name in manifest.schema.names:
             raise ConfigError(f"a feature is called {name!r}, a name that the loader needs; rename it and build again")
     for feature in manifest.schema.features:

@@ -1,8 +1,8 @@
 """The order of samples: a pure function of (seed, epoch, step) that does not know the number of ranks.
 
 Each epoch the shards are put in a keyed random order; their records, end to end, are one tape. The tape is cut into
-C equal streams (cuts may fall inside a shard). A stream reads its part of the tape in windows of W shard segments,
-and shuffles within a window. Global batch i is P = G / C samples of each stream in turn, so position q of a stream
+C equal streams (cuts may fall inside a shard). A stream reads its part of the tape in windows of about W shards, and
+shuffles within a window. Global batch i is P = G / C samples of each stream in turn, so position q of a stream
 belongs to step q div P; a rank takes a contiguous slice of each global batch.
 
 All ranges are half-open.
@@ -10,9 +10,10 @@ All ranges are half-open.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import gcd
 from typing import Literal
 
 import numpy as np
@@ -35,7 +36,7 @@ class Geometry:
         records: in the split.
         batch_size: of the global batch, G.
         streams: C, a divisor of G.
-        window_shards: shard segments per window, W.
+        window_shards: shards' worth of records in a window, W; windows are made of whole segments of shards.
         remainder: ``drop`` the records that fill no global batch, or ``pad`` the last batches.
 
     Raises:
@@ -198,29 +199,41 @@ class EpochOrder:
             until = min(int(ends[slot]), stop)
             segments.append(Segment(shard=int(order[slot]), start=position - first, stop=until - first))
             position = until
-        return list(_group(stream, segments, self.geometry.window_shards))
+        mean = self.geometry.records / len(order)
+        return _group(stream, segments, (self.geometry.window_shards - 0.5) * mean, mean / 2)
 
     def permutation(self, window: Window) -> npt.NDArray[np.int64]:
         """Which of the window's records each of its positions serves, in natural order; int64 [records]."""
         return shuffled(self.key("window", window.stream, window.number), window.records)
 
 
-def _group(stream: int, segments: Sequence[Segment], width: int) -> list[Window]:
-    windows: list[Window] = []
-    position = 0
-    for start in range(0, len(segments), width):
-        members = tuple(segments[start : start + width])
-        length = sum(segment.stop - segment.start for segment in members)
-        windows.append(
-            Window(stream=stream, number=len(windows), start=position, stop=position + length, segments=members)
-        )
-        position += length
-    return windows
+def _group(stream: int, segments: Sequence[Segment], enough: float, sliver: float) -> list[Window]:
+    """Windows of whole segments: each closes once it holds `enough` records; a `sliver` that is left joins the last.
+
+    So the slivers that cuts leave make no windows of their own, too small to shuffle or to hold every class.
+    """
+    groups: list[list[Segment]] = []
+    held = enough
+    for segment in segments:
+        if held >= enough:
+            groups.append([])
+            held = 0.0
+        groups[-1].append(segment)
+        held += segment.stop - segment.start
+    if held < sliver and len(groups) > 1:
+        rest = groups.pop()
+        groups[-1] += rest
+    lengths = [sum(segment.stop - segment.start for segment in members) for members in groups]
+    stops = itertools.accumulate(lengths)
+    return [
+        Window(stream=stream, number=number, start=stop - length, stop=stop, segments=tuple(members))
+        for number, (members, length, stop) in enumerate(zip(groups, lengths, stops, strict=True))
+    ]
 
 
 def coprime_stride(size: int) -> int:
     """A stride near size / golden ratio that is coprime to `size`: its multiples mod `size` are spread evenly."""
     stride = max(1, round(size * 0.6180339887498949))
-    while gcd(stride, size) != 1:
+    while math.gcd(stride, size) != 1:
         stride += 1
     return stride

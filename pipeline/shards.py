@@ -20,8 +20,9 @@ from ..sharding.dataset import Dataset, read_checked
 from ..sharding.errors import CorruptionError
 from ..sharding.formats.tfrecord import decompress
 from ..sharding.manifest import ShardInfo, checksum
-from .columns import Columns, open_parquet, open_tfrecord
+from .columns import Columns, open_parquet
 from .counters import Counters
+from .frames import open_tfrecord
 
 __all__ = ["OpenShard", "ShardFetcher"]
 
@@ -126,7 +127,7 @@ class ShardFetcher:
             return open_parquet(data, manifest.schema, self._fill)
         if manifest.compression != "none":
             data = pa.py_buffer(decompress(data.to_pybytes(), manifest.compression))
-        return open_tfrecord(data, index, manifest.schema, manifest.layout)
+        return open_tfrecord(data, index, manifest.layout)
 
 
 def _read_index(data: pa.Buffer) -> pa.RecordBatch:

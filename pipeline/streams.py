@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .balance import ClassSchedule, draw_records
-from .columns import Columns, concat_columns, slice_columns, take_columns
+from .columns import Columns, concat_columns, slice_columns, take_columns, take_from_segments
 from .counters import Counters
 from .order import EpochOrder, StreamSlice, Window
 from .shards import OpenShard, ShardFetcher
@@ -26,10 +26,11 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _OpenWindow:
-    """A window in memory: its records, and which of them each of its positions serves."""
+    """A window in memory: its records, numbered through its segments, and which of them each position serves."""
 
     window: Window
-    columns: Columns
+    segments: Sequence[Columns]
+    starts: Sequence[int]
     picks: Int64
 
 
@@ -110,7 +111,8 @@ class StreamReader:
             self._request(number + 1)
             self._open = self._wait(self._ahead.pop(number))
         with self._counters.busy("gather", items=len(positions)):
-            return take_columns(self._open.columns, self._open.picks[positions - self._open.window.start])
+            rows = self._open.picks[positions - self._open.window.start]
+            return take_from_segments(self._open.segments, self._open.starts, rows)
 
     def _request(self, number: int) -> None:
         if number < len(self._windows) and number not in self._ahead:
@@ -126,24 +128,22 @@ class StreamReader:
     def _open_window(self, window: Window, shards: Sequence[Future[OpenShard]]) -> _OpenWindow:
         opened = [self._fetcher.wait(future) for future in shards]
         with self._counters.busy("plan", items=window.records):
-            columns = concat_columns(
-                [
-                    slice_columns({**shard.columns, CLASS_ID: shard.class_ids}, segment.start, segment.stop)
-                    for shard, segment in zip(opened, window.segments, strict=True)
-                ]
-            )
+            segments = [
+                slice_columns({**shard.columns, CLASS_ID: shard.class_ids}, segment.start, segment.stop)
+                for shard, segment in zip(opened, window.segments, strict=True)
+            ]
             order = self._order.permutation(window)
             if self._schedule is None:
-                return _OpenWindow(window, columns, order)
+                return _open(window, segments, order)
             wanted = self._wanted(self._schedule, window)
-            lacking = np.setdiff1d(wanted, np.asarray(columns[CLASS_ID]))
-        if lacking.size:
-            columns = concat_columns([columns, *(self._borrow(window, int(c)) for c in lacking)])
+            held = np.bincount(_class_ids(segments), minlength=self._class_counts.shape[1])
+            lacking = np.flatnonzero((held == 0) & (np.bincount(wanted, minlength=len(held)) > 0))
+        segments += [self._borrow(window, int(class_id)) for class_id in lacking]
         with self._counters.busy("plan"):
-            class_ids: npt.NDArray[np.int32] = np.asarray(columns[CLASS_ID])
+            class_ids = _class_ids(segments)
             order = np.concatenate([order, np.arange(len(order), len(class_ids))])
             key = self._order.key("window", window.stream, window.number)
-            return _OpenWindow(window, columns, draw_records(wanted, class_ids, order, key))
+            return _open(window, segments, draw_records(wanted, class_ids, order, key))
 
     def _wanted(self, schedule: ClassSchedule, window: Window) -> npt.NDArray[np.int32]:
         """The class of each position that the window serves."""
@@ -159,6 +159,15 @@ class StreamReader:
         opened = self._fetcher.wait(self._fetcher.request(shard))
         rows = np.flatnonzero(opened.class_ids == class_id)
         return take_columns({**opened.columns, CLASS_ID: opened.class_ids}, rows)
+
+
+def _open(window: Window, segments: Sequence[Columns], picks: Int64) -> _OpenWindow:
+    ends = np.cumsum([len(segment[CLASS_ID]) for segment in segments])
+    return _OpenWindow(window, segments, [0, *ends[:-1].tolist()], picks)
+
+
+def _class_ids(segments: Sequence[Columns]) -> npt.NDArray[np.int32]:
+    return np.concatenate([segment[CLASS_ID] for segment in segments])
 
 
 def choose_donor(order: EpochOrder, window: Window, records: Sequence[int] | Int64) -> int:

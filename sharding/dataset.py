@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from .errors import CorruptionError, DatasetError, RingfeedError
 from .formats.decode import decode_example
+from .formats.parquet import iterate_parquet
 from .formats.tfrecord import decompress, iterate_records
 from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardInfo, checksum, decode_shards
 from .schema import Schema
@@ -164,7 +164,7 @@ def _shaped(record: dict[str, Any], schema: Schema) -> dict[str, Any]:
 
 def _shard_records(manifest: Manifest, data: pa.Buffer, path: str) -> Iterator[dict[str, Any]]:
     if manifest.shard_format == "parquet":
-        for batch in pq.ParquetFile(pa.BufferReader(data)).iter_batches(1024):
+        for batch in iterate_parquet(data, 1024):
             yield from (_shaped(record, manifest.schema) for record in batch.to_pylist())
         return
     for _, message in iterate_records(decompress(data.to_pybytes(), manifest.compression), path):

@@ -17,6 +17,7 @@ import xxhash
 
 from .errors import CorruptionError, DatasetError
 from .formats.example import RecordLayout
+from .formats.parquet import read_parquet
 from .schema import Schema
 from .statistics import FeatureStatistics
 
@@ -226,5 +227,5 @@ def decode_shards(data: bytes) -> tuple[ShardInfo, ...]:
     Raises:
         DatasetError: a path leaves the dataset's root.
     """
-    rows = pq.read_table(pa.BufferReader(data)).to_pylist()
+    rows = read_parquet(data).to_pylist()
     return tuple(ShardInfo(**(row | {"class_counts": tuple(row["class_counts"])})) for row in rows)

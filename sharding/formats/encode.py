@@ -11,17 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ..schema import Schema
-from .example import RecordLayout, encode_examples
-from .tfrecord import compress, frame_records
+from .example import RecordLayout, encode_examples, encode_matrix
+from .parquet import write_parquet
+from .tfrecord import FOOTER_BYTES, HEADER_BYTES, compress, frame_matrix, frame_records
 
 __all__ = ["COMPRESSIONS", "SUFFIXES", "EncodedShard", "default_compression", "encode_shard"]
 
 SUFFIXES = {"tfrecord": "tfrecord", "parquet": "parquet"}
 COMPRESSIONS = {"tfrecord": ("none", "gzip", "zlib"), "parquet": ("none", "snappy", "zstd", "lz4", "gzip")}
-_ROW_GROUP_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,20 +56,15 @@ def encode_shard(
         layout: of fixed-layout TFRecord datasets, else None.
     """
     if shard_format == "parquet":
-        return EncodedShard(data=_parquet(batch, compression), index=_ipc({"class_id": class_ids}))
-    framed = frame_records(encode_examples(batch, schema, layout))
+        return EncodedShard(data=write_parquet(batch, compression), index=_ipc({"class_id": class_ids}))
+    if layout is None:
+        framed = frame_records(encode_examples(batch, schema, None))
+    else:
+        framed = frame_matrix(encode_matrix(batch, schema, layout, margins=(HEADER_BYTES, FOOTER_BYTES)))
     offsets = np.frombuffer(framed.buffers()[1], np.int64)[: len(framed) + 1]
     data = (framed.buffers()[2] or pa.py_buffer(b"")).slice(0, int(offsets[-1]))
     index = _ipc({"offset": offsets[:-1], "length": np.diff(offsets).astype(np.int32), "class_id": class_ids})
     return EncodedShard(data=pa.py_buffer(compress(data, compression)), index=index)
-
-
-def _parquet(batch: pa.RecordBatch, compression: str) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        pa.Table.from_batches([batch]), sink, compression=compression, row_group_size=_ROW_GROUP_ROWS, version="2.6"
-    )
-    return sink.getvalue()
 
 
 def _ipc(columns: dict[str, npt.NDArray[np.integer]]) -> pa.Buffer:

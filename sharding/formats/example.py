@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ..schema import Feature, Schema
 
-__all__ = ["ColumnLayout", "RecordLayout", "encode_examples", "plan_layout", "varint_width"]
+__all__ = ["ColumnLayout", "RecordLayout", "encode_examples", "encode_matrix", "plan_layout", "varint_width"]
 
 Bytes2D = npt.NDArray[np.uint8]
 
@@ -101,7 +101,7 @@ def encode_examples(batch: pa.RecordBatch, schema: Schema, layout: RecordLayout 
     """
     if layout is None:
         return _encode_joined(batch, schema)
-    matrix = _encode_matrix(batch, schema, layout)
+    matrix = encode_matrix(batch, schema, layout)
     offsets = np.arange(len(matrix) + 1, dtype=np.int64) * layout.example_bytes
     return _binary_array(offsets, matrix.reshape(-1))
 
@@ -135,15 +135,33 @@ def _assemble_template(schema: Schema, int_ranges: Mapping[str, tuple[int, int]]
     return head + entries, layout
 
 
-def _encode_matrix(batch: pa.RecordBatch, schema: Schema, layout: RecordLayout) -> Bytes2D:
+def encode_matrix(
+    batch: pa.RecordBatch, schema: Schema, layout: RecordLayout, *, margins: tuple[int, int] = (0, 0)
+) -> Bytes2D:
+    """Encode each row as a `tf.train.Example`, in place in a matrix.
+
+    Args:
+        batch: of the schema's Arrow types; no null, and no integer wider than its place in `layout`.
+        schema: of the dataset.
+        layout: as `plan_layout` gave it.
+        margins: zero bytes to leave before and after each message, for a frame.
+
+    Returns:
+        uint8 [rows, margin + example_bytes + margin].
+
+    Raises:
+        ValueError: the layout is of another schema.
+    """
     widths = {c.name: (0, (1 << (7 * c.item_bytes)) - 1) if c.item_bytes < 10 else (-1, 0) for c in layout.columns}
     template, planned = _assemble_template(schema, widths)
     if planned != layout:
         raise ValueError(f"the layout is not one of this schema: expected {planned}, got {layout}")
-    matrix = np.tile(np.frombuffer(template, np.uint8), (batch.num_rows, 1))
+    before, after = margins
+    row = np.frombuffer(bytes(before) + template + bytes(after), np.uint8)
+    matrix = np.tile(row, (batch.num_rows, 1))
     for feature, column in zip(schema.features, layout.columns, strict=True):
         values = _flat_numpy(batch.column(feature.name), feature).reshape(batch.num_rows, -1)
-        target = matrix[:, column.offset : column.offset + column.item_bytes * values.shape[1]]
+        target = matrix[:, before + column.offset :][:, : column.item_bytes * values.shape[1]]
         if feature.example_kind == "int64":
             target[...] = _padded_varints(values, column.item_bytes).reshape(target.shape)
         else:

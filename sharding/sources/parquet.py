@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from ..errors import RingfeedError, SourceError
 from ..schema import Schema
+from ..storage import Storage
 from .base import BATCH_ROWS, Part, fingerprint_files, list_files, open_file, translate_errors
 
 __all__ = ["ParquetSource"]
@@ -85,8 +86,9 @@ def _batches(part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
 @contextmanager
 def _open(path: str, *, pre_buffer: bool = True) -> Iterator[pq.ParquetFile]:
     with open_file(path) as file:
+        local = Storage(path).local_path  # Arrow reads what is local by itself, without a way through Python
         try:
-            yield pq.ParquetFile(file, pre_buffer=pre_buffer)
+            yield pq.ParquetFile(file if local is None else pa.OSFile(str(local)), pre_buffer=pre_buffer)
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, RingfeedError) or (isinstance(error, OSError) and error.errno is not None):
                 raise

@@ -51,8 +51,15 @@ def test_windows_of_a_stream_follow_each_other_without_a_gap(order: EpochOrder) 
         assert windows[-1].stop == stop - start
         for window in windows:
             assert sum(s.stop - s.start for s in window.segments) == window.records
-            assert len(window.segments) <= order.geometry.window_shards
+            mean = order.geometry.records / len(order.shard_records)
+            assert window.records < order.geometry.window_shards * mean + max(order.shard_records)
             np.testing.assert_array_equal(np.sort(order.permutation(window)), np.arange(window.records))
+
+
+def test_slivers_make_no_windows_of_their_own() -> None:
+    order = EpochOrder(Geometry(records=1603, batch_size=16, streams=16), [101] * 3 + [100] * 13, seed=1, epoch=0)
+    assert [len(order.windows(stream)) for stream in range(16)] == [1] * 16
+    assert any(len(order.windows(stream)[0].segments) == 2 for stream in range(16))
 
 
 @given(orders())

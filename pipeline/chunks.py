@@ -1,0 +1,63 @@
+"""The samples that a rank gathered from its streams, put side by side as whole batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..sharding.formats.example import RecordLayout
+from ..sharding.schema import Schema
+from .columns import Columns, concat_columns, empty_aligned, take_columns
+from .frames import FRAMES, decode_frames
+
+__all__ = ["interleave"]
+
+
+def interleave(
+    parts: Sequence[Columns], widths: Sequence[int], steps: int, schema: Schema, layout: RecordLayout | None
+) -> Columns:
+    """Join the streams' samples, and decode the features of those that share a layout.
+
+    Args:
+        parts: of each stream, columns of ``steps * width`` rows, step after step.
+        widths: samples of each stream in a step.
+        steps: in each part.
+        schema: of the dataset.
+        layout: of its records, if they share one.
+
+    Returns:
+        Columns of ``steps * sum(widths)`` rows, step after step.
+    """
+    result: dict[str, Any] = {}
+    ragged: list[dict[str, Any]] = [{} for _ in parts]
+    for name, first in parts[0].items():
+        if not isinstance(first, np.ndarray):
+            for own, part in zip(ragged, parts, strict=True):
+                own[name] = part[name]
+            continue
+        pieces = [part[name].reshape(steps, -1, *first.shape[1:]) for part in parts]
+        if name == FRAMES and layout is not None:
+            result |= decode_frames(pieces, schema, layout)
+        else:
+            result[name] = _side_by_side(pieces)
+    result = {name: values.reshape(-1, *values.shape[2:]) for name, values in result.items()}
+    if ragged[0]:
+        result |= take_columns(concat_columns(ragged), _interleaved_rows(widths, steps))
+    return result
+
+
+def _side_by_side(pieces: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    steps, *shape = pieces[0].shape[0], *pieces[0].shape[2:]
+    joined = empty_aligned((steps, sum(piece.shape[1] for piece in pieces), *shape), pieces[0].dtype)
+    np.concatenate(pieces, axis=1, out=joined)
+    return joined
+
+
+def _interleaved_rows(widths: Sequence[int], steps: int) -> npt.NDArray[np.int64]:
+    """Where each row of the result lies among the parts' rows end to end."""
+    firsts = np.cumsum([0, *widths[:-1]]) * steps
+    rows = [at + np.arange(steps * width).reshape(steps, width) for at, width in zip(firsts, widths, strict=True)]
+    return np.concatenate(rows, axis=1).reshape(-1)

@@ -1,0 +1,86 @@
+"""TFRecord shards as columns: whole frames, as they lie in the file.
+
+Where all records share a layout, frames are the rows of a byte matrix, the file itself; after rows were gathered,
+features are slices of it. Elsewhere frames are Arrow binary values, and TensorFlow parses what was gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..sharding.formats.example import ColumnLayout, RecordLayout
+from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
+from ..sharding.schema import Feature, Schema
+from .columns import Columns, empty_aligned
+
+__all__ = ["EXAMPLES", "FRAMES", "decode_frames", "open_tfrecord"]
+
+FRAMES = "\0frames"  # uint8 [records, frame bytes]
+EXAMPLES = "\0examples"  # Arrow large binary [records]
+Bytes3D = npt.NDArray[np.uint8]
+
+
+def open_tfrecord(data: pa.Buffer, index: pa.RecordBatch, layout: RecordLayout | None) -> Columns:
+    """The frames of a whole, decompressed TFRecord shard; no byte is copied.
+
+    Args:
+        data: of the file.
+        index: its index, with offset and length.
+        layout: of its records, if they share one.
+
+    Returns:
+        The column `FRAMES`, or without a layout `EXAMPLES`.
+    """
+    if layout is not None:
+        return {FRAMES: np.frombuffer(data, np.uint8).reshape(-1, HEADER_BYTES + layout.example_bytes + FOOTER_BYTES)}
+    offsets, lengths = index.column("offset").to_numpy(), index.column("length").to_numpy()
+    end = offsets[-1] + lengths[-1] if len(offsets) else 0
+    buffers = [None, pa.py_buffer(np.append(offsets, end)), data]
+    return {EXAMPLES: pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets), buffers)}
+
+
+def decode_frames(pieces: Sequence[Bytes3D], schema: Schema, layout: RecordLayout) -> Columns:
+    """The features of gathered frames, the pieces side by side.
+
+    Args:
+        pieces: uint8 [steps, samples, frame bytes] each.
+        schema: of the dataset.
+        layout: of its records.
+
+    Returns:
+        By feature, [steps, samples of all pieces, *shape].
+    """
+    return {
+        feature.name: _decode_column(pieces, feature, place)
+        for feature, place in zip(schema.features, layout.columns, strict=True)
+    }
+
+
+def _decode_column(pieces: Sequence[Bytes3D], feature: Feature, place: ColumnLayout) -> npt.NDArray[Any]:
+    elements = feature.elements if feature.shape else 1
+    start = HEADER_BYTES + place.offset
+    values = [piece[..., start : start + place.item_bytes * (elements or 0)] for piece in pieces]
+    if feature.example_kind == "int64":
+        numbers = np.concatenate([_decode_varints(part, place.item_bytes) for part in values], axis=1)
+        decoded = numbers if feature.dtype == "uint64" else numbers.view(np.int64).astype(feature.dtype)
+    else:
+        stored = np.dtype("float32" if feature.example_kind == "float" else feature.dtype).newbyteorder("<")
+        joined = empty_aligned(
+            (*values[0].shape[:1], sum(part.shape[1] for part in values), values[0].shape[2]), np.uint8
+        )
+        np.concatenate(values, axis=1, out=joined)
+        decoded = joined.view(stored).astype(feature.dtype, copy=False)
+    return decoded.reshape(*decoded.shape[:2], *(feature.fixed_shape or ()))
+
+
+def _decode_varints(digits: Bytes3D, width: int) -> npt.NDArray[np.uint64]:
+    """Padded varints [..., elements * width] to numbers [..., elements]."""
+    result = (digits[..., ::width] & 0x7F).astype(np.uint64)
+    for place in range(1, width):
+        result |= (digits[..., place::width] & 0x7F).astype(np.uint64) << np.uint64(7 * place)
+    return result
