@@ -22,7 +22,7 @@ from ..sharding.errors import ConfigError
 from ..sharding.keyed import derive_key, mix64
 from .order import coprime_stride
 
-__all__ = ["ClassSchedule", "draw_records", "target_weights"]
+__all__ = ["ClassSchedule", "RecordDrawer", "target_weights"]
 
 Int64 = npt.NDArray[np.int64]
 _GOLDEN = 0.6180339887498949
@@ -134,56 +134,68 @@ def balanced_word(seats: tuple[int, ...]) -> npt.NDArray[np.int32]:
     return classes[np.argsort((turn + 0.5) / np.repeat(counts, counts), kind="stable")]
 
 
-def draw_records(wanted: npt.NDArray[np.int32], class_ids: npt.NDArray[np.int32], order: Int64, key: int) -> Int64:
-    """Which record of a window serves each sample: pass after pass over the class's records, each in another order.
+class RecordDrawer:
+    """Which record of a window serves each sample: pass after pass over a class's records, each in another order.
 
     Between any two records of a class, the numbers of times they are drawn differ by at most one. The first pass of a
-    class takes its records in `order`; pass k takes them in that order under a keyed affine map ``a * i + b mod m``.
+    class takes its records in `order`; a later one takes them in that order under a keyed affine map
+    ``i -> a * i + b mod m``.
 
     Args:
-        wanted: class of each sample that the window serves, int32 [samples].
-        class_ids: class of each record of the window, int32 [records]; every class wanted is there.
+        class_ids: class of each record of the window, int32 [records].
         order: a random permutation of the records, int64 [records].
+        classes: in the dataset.
         key: of the window.
-
-    Returns:
-        int64 [samples].
     """
-    members = order[_argsort(class_ids[order])]  # records class by class, each class in random order
-    counts = np.bincount(class_ids, minlength=int(wanted.max(initial=0)) + 1)
-    firsts = np.cumsum(counts) - counts
-    by_class = _argsort(wanted)  # samples class by class, each class in order of time
-    draws = np.bincount(wanted, minlength=len(counts))
-    nth = np.arange(len(wanted)) - np.repeat(np.cumsum(draws) - draws, draws)
-    count = np.repeat(counts, draws)
-    passes = nth // np.maximum(count, 1)
-    a, b, first_pass = _affine_maps(counts, -(-draws // np.maximum(counts, 1)), key)
-    which = passes + np.repeat(first_pass, draws)
-    result = np.empty(len(wanted), np.int64)
-    result[by_class] = members[np.repeat(firsts, draws) + (a[which] * (nth - passes * count) + b[which]) % count]
-    return result
+
+    def __init__(self, class_ids: npt.NDArray[np.int32], order: Int64, classes: int, key: int) -> None:
+        self._members = order[_argsort(class_ids[order])]  # records class by class, each class in random order
+        self._counts = np.bincount(class_ids, minlength=classes)
+        self._firsts = np.cumsum(self._counts) - self._counts
+        self._drawn = np.zeros(classes, np.int64)
+        self._key = derive_key(key, "passes")
+
+    def skip(self, wanted: npt.NDArray[np.int32]) -> None:
+        """Pass over samples of the given classes."""
+        self._drawn += np.bincount(wanted, minlength=len(self._drawn))
+
+    def draw(self, wanted: npt.NDArray[np.int32]) -> Int64:
+        """The records that serve the next samples.
+
+        Args:
+            wanted: class of each sample, int32 [samples]; every class is in the window.
+
+        Returns:
+            int64 [samples].
+        """
+        by_class = _argsort(wanted)  # samples class by class, each class in order of time
+        draws = np.bincount(wanted, minlength=len(self._drawn))
+        nth = np.arange(len(wanted)) + np.repeat(self._drawn - np.cumsum(draws) + draws, draws)
+        self._drawn += draws
+        count = np.repeat(self._counts, draws)
+        passes = nth // count
+        place = nth - passes * count
+        later = np.flatnonzero(passes)
+        place[later] = self._shuffle(wanted[by_class[later]], passes[later], place[later])
+        result = np.empty(len(wanted), np.int64)
+        result[by_class] = self._members[np.repeat(self._firsts, draws) + place]
+        return result
+
+    def _shuffle(self, classes: npt.NDArray[np.int32], passes: Int64, places: Int64) -> Int64:
+        """The affine map of each (class, pass) on a place in it; they come in runs of equal ones."""
+        pairs = passes << 32 | classes
+        new = np.diff(pairs, prepend=-1) != 0
+        pairs, which = pairs[new], np.cumsum(new) - 1
+        size = self._counts[pairs & 0xFFFFFFFF]
+        seeds = pairs.astype(np.uint64) ^ np.uint64(self._key)
+        a = (mix64(seeds) % size.astype(np.uint64)).astype(np.int64)
+        b = (mix64(~seeds) % size.astype(np.uint64)).astype(np.int64)
+        while (shared := np.gcd(a, size) != 1).any():  # one-to-one only if a and the size are coprime
+            a[shared] = (a[shared] + 1) % size[shared]
+        return (a[which] * places + b[which]) % size[which]
 
 
 def _argsort(class_ids: npt.NDArray[np.int32]) -> Int64:
     """A stable argsort: NumPy's is a radix sort, several times as fast, for 16 bits."""
     few = class_ids.max(initial=0) < 1 << 15
     return np.argsort(class_ids.astype(np.int16) if few else class_ids, kind="stable")
-
-
-def _affine_maps(counts: Int64, passes: Int64, key: int) -> tuple[Int64, Int64, Int64]:
-    """For each pass of each class of m records, a and b with ``i -> a * i + b mod m`` one-to-one.
-
-    Returns:
-        a and b, int64 [passes in all] each, with a = 1 and b = 0 in each first pass; and where each class's passes
-        start, int64 [classes].
-    """
-    first_pass = np.cumsum(passes) - passes
-    size = np.repeat(counts, passes)
-    later = np.arange(len(size)) != np.repeat(first_pass, passes)
-    noise = mix64(np.arange(2 * len(size), dtype=np.uint64) ^ np.uint64(derive_key(key, "passes"))).reshape(2, -1)
-    a, b = np.where(later, noise % np.maximum(size, 1).astype(np.uint64), [[1], [0]]).astype(np.int64)
-    shared = np.gcd(a, size) != 1
-    while shared.any():
-        a[shared] = (a[shared] + 1) % size[shared]
-        shared = np.gcd(a, size) != 1
-    return a, b, first_pass

@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from .balance import ClassSchedule, draw_records
+from .balance import ClassSchedule, RecordDrawer
 from .columns import Columns, concat_columns, slice_columns, take_columns, take_from_segments
 from .counters import Counters
 from .order import EpochOrder, StreamSlice, Window
@@ -22,6 +23,55 @@ __all__ = ["CLASS_ID", "WEIGHT", "StreamReader", "choose_donor"]
 CLASS_ID = "class_id"
 WEIGHT = "sample_weight"
 Int64 = npt.NDArray[np.int64]
+_DRAWN_AHEAD = 8192
+
+
+class _Picks(Protocol):
+    """Which record of a window serves each of its positions."""
+
+    def at(self, positions: Int64) -> Int64:
+        """The records, numbered through the window, at ascending positions; each call goes on from the one before."""
+
+
+class _NaturalPicks:
+    """Each record once, in random order."""
+
+    def __init__(self, order: Int64) -> None:
+        self._order = order
+
+    def at(self, positions: Int64) -> Int64:
+        return self._order[positions]
+
+
+class _BalancedPicks:
+    """Records of the wanted classes, drawn some thousands ahead: a window need not be planned whole before it serves.
+
+    Args:
+        wanted: class of each position.
+        drawer: of the window's records.
+        first: the first position that will be asked for.
+    """
+
+    def __init__(self, wanted: npt.NDArray[np.int32], drawer: RecordDrawer, first: int) -> None:
+        self._wanted = wanted
+        self._drawer = drawer
+        self._start = first  # of what is drawn and not yet passed
+        self._drawn = np.empty(0, np.int64)
+        drawer.skip(wanted[:first])
+        self._draw_ahead(first)
+
+    def at(self, positions: Int64) -> Int64:
+        self._draw_ahead(int(positions[-1]))
+        rows = self._drawn[positions - self._start]
+        passed = int(positions[0]) - self._start
+        self._drawn, self._start = self._drawn[passed:], self._start + passed
+        return rows
+
+    def _draw_ahead(self, last: int) -> None:
+        stop = self._start + len(self._drawn)
+        if last >= stop:
+            block = self._wanted[stop : max(last + 1, stop + _DRAWN_AHEAD)]
+            self._drawn = np.concatenate([self._drawn, self._drawer.draw(block)])
 
 
 @dataclass(frozen=True)
@@ -31,7 +81,7 @@ class _OpenWindow:
     window: Window
     segments: Sequence[Columns]
     starts: Sequence[int]
-    picks: Int64
+    picks: _Picks
 
 
 class StreamReader:
@@ -70,7 +120,8 @@ class StreamReader:
         self._stops = np.array([window.stop for window in self._windows], np.int64)
         self._ahead: dict[int, Future[_OpenWindow]] = {}
         self._open: _OpenWindow | None = None
-        self._request(self._window_at(start_step * order.geometry.piece))
+        self._first = start_step * order.geometry.piece  # position; nothing before it is asked for
+        self._request(self._window_at(self._first))
 
     def take(self, first_step: int, steps: int) -> Columns:
         """The samples of a run of steps, step after step; later runs only.
@@ -111,7 +162,7 @@ class StreamReader:
             self._request(number + 1)
             self._open = self._wait(self._ahead.pop(number))
         with self._counters.busy("gather", items=len(positions)):
-            rows = self._open.picks[positions - self._open.window.start]
+            rows = self._open.picks.at(positions - self._open.window.start)
             return take_from_segments(self._open.segments, self._open.starts, rows)
 
     def _request(self, number: int) -> None:
@@ -134,7 +185,7 @@ class StreamReader:
             ]
             order = self._order.permutation(window)
             if self._schedule is None:
-                return _open(window, segments, order)
+                return _open(window, segments, _NaturalPicks(order))
             wanted = self._wanted(self._schedule, window)
             held = np.bincount(_class_ids(segments), minlength=self._class_counts.shape[1])
             lacking = np.flatnonzero((held == 0) & (np.bincount(wanted, minlength=len(held)) > 0))
@@ -143,7 +194,9 @@ class StreamReader:
             class_ids = _class_ids(segments)
             order = np.concatenate([order, np.arange(len(order), len(class_ids))])
             key = self._order.key("window", window.stream, window.number)
-            return _open(window, segments, draw_records(wanted, class_ids, order, key))
+            drawer = RecordDrawer(class_ids, order, len(held), key)
+            first = max(self._first - window.start, 0)
+            return _open(window, segments, _BalancedPicks(wanted, drawer, first))
 
     def _wanted(self, schedule: ClassSchedule, window: Window) -> npt.NDArray[np.int32]:
         """The class of each position that the window serves."""
@@ -161,7 +214,7 @@ class StreamReader:
         return take_columns({**opened.columns, CLASS_ID: opened.class_ids}, rows)
 
 
-def _open(window: Window, segments: Sequence[Columns], picks: Int64) -> _OpenWindow:
+def _open(window: Window, segments: Sequence[Columns], picks: _Picks) -> _OpenWindow:
     ends = np.cumsum([len(segment[CLASS_ID]) for segment in segments])
     return _OpenWindow(window, segments, [0, *ends[:-1].tolist()], picks)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.pipeline.balance import ClassSchedule, balanced_word, draw_records, target_weights
+from ringfeed.pipeline.balance import ClassSchedule, RecordDrawer, balanced_word, target_weights
 from ringfeed.sharding import ConfigError
 from ringfeed.sharding.keyed import shuffled
 
@@ -59,15 +59,30 @@ class_lists = st.lists(st.integers(0, 4), min_size=5, max_size=200)
 def test_draws_serve_the_wanted_class_and_repeat_records_evenly(held: list[int], asked: list[int], key: int) -> None:
     class_ids = np.array(held, np.int32)
     wanted = np.array([c for c in asked if c in held], np.int32)
-    drawn = draw_records(wanted, class_ids, shuffled(key, len(class_ids)), key)
+    drawn = RecordDrawer(class_ids, shuffled(key, len(class_ids)), 5, key).draw(wanted)
     np.testing.assert_array_equal(class_ids[drawn], wanted)
     times = np.bincount(drawn, minlength=len(class_ids))
     for value in set(held):
         assert np.ptp(times[class_ids == value]) <= 1
 
 
+@given(class_lists, class_lists, st.integers(0, 9), st.integers(0, 200), st.integers(0, 200))
+def test_draws_go_on_where_others_ended_or_were_skipped(
+    held: list[int], asked: list[int], key: int, first: int, second: int
+) -> None:
+    class_ids = np.array(held, np.int32)
+    wanted = np.array([c for c in asked if c in held], np.int32)
+    first, second = sorted((min(first, len(wanted)), min(second, len(wanted))))
+    drawers = [RecordDrawer(class_ids, shuffled(key, len(class_ids)), 5, key) for _ in range(2)]
+    whole = drawers[0].draw(wanted)
+    np.testing.assert_array_equal(drawers[1].draw(wanted[:first]), whole[:first])
+    drawers[1].skip(wanted[first:second])
+    np.testing.assert_array_equal(drawers[1].draw(wanted[second:]), whole[second:])
+
+
 def test_draws_pass_through_a_class_in_another_order_each_time() -> None:
-    drawn = draw_records(np.zeros(300, np.int32), np.zeros(100, np.int32), shuffled(1, 100), key=1).reshape(3, 100)
+    drawer = RecordDrawer(np.zeros(100, np.int32), shuffled(1, 100), 1, key=1)
+    drawn = drawer.draw(np.zeros(300, np.int32)).reshape(3, 100)
     assert all(sorted(row) == list(range(100)) for row in drawn.tolist())
     assert len({tuple(row) for row in drawn.tolist()}) == 3
 
