@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..sharding.errors import ConfigError
+from ..sharding.grouping import stable_order
 from ..sharding.keyed import derive_key, mix64
 from .order import coprime_stride
 
@@ -149,7 +150,7 @@ class RecordDrawer:
     """
 
     def __init__(self, class_ids: npt.NDArray[np.int32], order: Int64, classes: int, key: int) -> None:
-        self._members = order[_argsort(class_ids[order])]  # records class by class, each class in random order
+        self._members = order[stable_order(class_ids[order])]  # records class by class, each class in random order
         self._counts = np.bincount(class_ids, minlength=classes)
         self._firsts = np.cumsum(self._counts) - self._counts
         self._drawn = np.zeros(classes, np.int64)
@@ -168,7 +169,7 @@ class RecordDrawer:
         Returns:
             int64 [samples].
         """
-        by_class = _argsort(wanted)  # samples class by class, each class in order of time
+        by_class = stable_order(wanted)  # samples class by class, each class in order of time
         draws = np.bincount(wanted, minlength=len(self._drawn))
         nth = np.arange(len(wanted)) + np.repeat(self._drawn - np.cumsum(draws) + draws, draws)
         self._drawn += draws
@@ -193,9 +194,3 @@ class RecordDrawer:
         while (shared := np.gcd(a, size) != 1).any():  # one-to-one only if a and the size are coprime
             a[shared] = (a[shared] + 1) % size[shared]
         return (a[which] * places + b[which]) % size[which]
-
-
-def _argsort(class_ids: npt.NDArray[np.int32]) -> Int64:
-    """A stable argsort: NumPy's is a radix sort, several times as fast, for 16 bits."""
-    few = class_ids.max(initial=0) < 1 << 15
-    return np.argsort(class_ids.astype(np.int16) if few else class_ids, kind="stable")

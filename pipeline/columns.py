@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..sharding.formats.parquet import read_parquet
+from ..sharding.grouping import stable_order
 from ..sharding.schema import Feature, Schema
 
 __all__ = [
@@ -95,7 +96,7 @@ def take_from_segments(
     for name, first in segments[main].items():
         if not isinstance(first, np.ndarray):
             parts = [s[name].take(pa.array(rows[which == k] - starts[k])) for k, s in enumerate(segments)]
-            result[name] = pa.concat_arrays(parts).take(pa.array(_inverse(np.argsort(which, kind="stable"))))
+            result[name] = pa.concat_arrays(parts).take(pa.array(_inverse(stable_order(which))))
             continue
         # Nearly all rows come from one segment: take them all from there, then put right those of the others.
         taken = first.take(rows - starts[main], axis=0, mode="clip")

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import ConfigError
+from .grouping import group
 from .keyed import derive_key, permute, shuffled
 
 __all__ = ["Assignment", "SplitLayout", "shards_per_split", "split_class_counts"]
@@ -83,10 +84,7 @@ class Assignment:
         shards, slots = np.empty(len(class_ids), np.int64), np.empty(len(class_ids), np.int64)
         counts = np.array([split.class_counts for split in self.splits], np.int64)  # [splits, classes]
         before = np.cumsum(counts, axis=1) - counts
-        order = np.argsort(class_ids, kind="stable")
-        present, starts = np.unique(class_ids[order], return_index=True)
-        for class_id, start, stop in zip(present.tolist(), starts, [*starts[1:], len(order)], strict=False):
-            members = order[start:stop]
+        for class_id, members in group(class_ids):
             key = derive_key(self.seed, "class", class_id)
             rank = permute(key, int(counts[:, class_id].sum()), ordinals[members])
             shards[members], slots[members] = self._deal(rank, counts[:, class_id], before[:, class_id])

@@ -21,6 +21,7 @@ from .assign import Assignment
 from .destination import check_apart, draft_dataset
 from .execute import local_executor, run_tasks
 from .formats import encode_shard, plan_layout
+from .grouping import group
 from .manifest import Manifest, SplitInfo, checksum, encode_shards
 from .plan import BuildOptions, check_label, plan_assignment, sort_classes
 from .sources import Source, open_source
@@ -220,9 +221,7 @@ def _assemble(
 ) -> list[ShardResult]:
     inputs: list[list[tuple[str, list[int]]]] = [[] for _ in range(plan.assignment.shards)]
     for part in spills:
-        order = np.argsort(part.batch_shards, kind="stable")
-        shards, starts = np.unique(part.batch_shards[order], return_index=True)
-        for shard, batches in zip(shards.tolist(), np.split(order, starts[1:]), strict=True):
+        for shard, batches in group(part.batch_shards):
             inputs[shard].append((part.path, batches.tolist()))
     jobs = [(assemble_shard, (plan.source, target, shard, batches)) for shard, batches in enumerate(inputs)]
     return run_tasks(pool, jobs, _reporter(report, "write", len(jobs), lambda result: result.info.records))

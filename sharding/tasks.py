@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from .assign import Assignment
 from .errors import ConfigError, SourceError
 from .formats import RecordLayout, encode_shard
 from .formats.encode import SUFFIXES
+from .grouping import group
 from .manifest import ShardInfo, checksum
 from .schema import Schema
 from .sources import Part, Source
@@ -130,12 +132,11 @@ def partition_part(
             shards, slots = assignment.locate(class_ids, _take_ordinals(class_ids, ordinals))
             tagged = _tag(batch, slots, class_ids)
             writer = writer or pa.ipc.new_file(sink, tagged.schema)
-            order = np.argsort(shards, kind="stable")
-            present, starts = np.unique(shards[order], return_index=True)
-            tagged = tagged.take(pa.array(order))
-            for start, stop in zip(starts, [*starts[1:], len(order)], strict=False):
+            by_shard = group(shards)
+            tagged = tagged.take(pa.array(by_shard.order))
+            for start, stop in pairwise(by_shard.bounds.tolist()):
                 writer.write_batch(tagged.slice(start, stop - start))
-            shards_of_batches.append(present)
+            shards_of_batches.append(by_shard.values.astype(np.int64))
             has_nulls = has_nulls or any(column.null_count for column in batch.columns)
             _check_elements(batch, part.path)
             _widen_ranges(ranges, batch, source.schema)
@@ -170,12 +171,12 @@ def _class_ids(batch: pa.RecordBatch, label: str | None, classes: pa.Array) -> n
 
 def _take_ordinals(class_ids: npt.NDArray[np.int32], next_ordinals: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Number the records of each class on from `next_ordinals`, which is moved on."""
-    order = np.argsort(class_ids, kind="stable")
-    present, starts, counts = np.unique(class_ids[order], return_index=True, return_counts=True)
-    within = np.arange(len(class_ids)) - np.repeat(starts, counts)
+    by_class = group(class_ids)
+    counts = np.diff(by_class.bounds)
+    within = np.arange(len(class_ids)) - np.repeat(by_class.bounds[:-1], counts)
     result = np.empty(len(class_ids), np.int64)
-    result[order] = within + np.repeat(next_ordinals[present], counts)
-    next_ordinals[present] += counts
+    result[by_class.order] = within + np.repeat(next_ordinals[by_class.values], counts)
+    next_ordinals[by_class.values] += counts
     return result
 
 

@@ -1,0 +1,53 @@
+"""Equal numbers put together: one stable sort that everything which deals records to classes or shards shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Groups", "group", "stable_order"]
+
+Int64 = npt.NDArray[np.int64]
+_SIXTEEN_BITS = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Places of an array, by the number that stands there.
+
+    Attributes:
+        values: the distinct numbers, ascending, [groups].
+        order: the places, group after group, ascending in each; int64 [n].
+        bounds: group i is ``order[bounds[i]:bounds[i + 1]]``; int64 [groups + 1].
+    """
+
+    values: npt.NDArray[np.integer]
+    order: Int64
+    bounds: Int64
+
+    def __iter__(self) -> Iterator[tuple[int, Int64]]:
+        """Each distinct number, and its places."""
+        for value, (start, stop) in zip(self.values.tolist(), pairwise(self.bounds.tolist()), strict=True):
+            yield value, self.order[start:stop]
+
+
+def stable_order(numbers: npt.NDArray[np.integer]) -> Int64:
+    """A stable argsort of numbers from 0: for 16 bits NumPy has a radix sort, several times as fast as its others."""
+    few = numbers.max(initial=0) < _SIXTEEN_BITS
+    return np.argsort(numbers.astype(np.int16) if few else numbers, kind="stable")
+
+
+def group(numbers: npt.NDArray[np.integer]) -> Groups:
+    """Group the places of an array of numbers from 0.
+
+    >>> [(value, places.tolist()) for value, places in group(np.array([3, 0, 3]))]
+    [(0, [1]), (3, [0, 2])]
+    """
+    order = stable_order(numbers)
+    ordered = numbers[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    return Groups(values=ordered[starts], order=order, bounds=np.append(starts, len(numbers)))
