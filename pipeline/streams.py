@@ -23,7 +23,7 @@ __all__ = ["CLASS_ID", "WEIGHT", "StreamReader", "choose_donor"]
 CLASS_ID = "class_id"
 WEIGHT = "sample_weight"
 Int64 = npt.NDArray[np.int64]
-_DRAWN_AHEAD = 8192
+_DRAWN_AHEAD = 8192  # few enough that the first batch waits for little, enough that NumPy's overhead is small
 
 
 class _Picks(Protocol):
