@@ -193,4 +193,5 @@ class RecordDrawer:
         b = (mix64(~seeds) % size.astype(np.uint64)).astype(np.int64)
         while (shared := np.gcd(a, size) != 1).any():  # one-to-one only if a and the size are coprime
             a[shared] = (a[shared] + 1) % size[shared]
-        return (a[which] * places + b[which]) % size[which]
+        mapped: Int64 = (a[which] * places + b[which]) % size[which]
+        return mapped

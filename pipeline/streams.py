@@ -179,7 +179,7 @@ class StreamReader:
     def _open_window(self, window: Window, shards: Sequence[Future[OpenShard]]) -> _OpenWindow:
         opened = [self._fetcher.wait(future) for future in shards]
         with self._counters.busy("plan", items=window.records):
-            segments = [
+            segments: list[Columns] = [
                 slice_columns({**shard.columns, CLASS_ID: shard.class_ids}, segment.start, segment.stop)
                 for shard, segment in zip(opened, window.segments, strict=True)
             ]
