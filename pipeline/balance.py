@@ -113,6 +113,8 @@ class ClassSchedule:
         ).astype(np.int64)
         places = (positions[None, :] + rotations[:, None]) % self.batch_size
         present, which = np.unique(self._pattern_numbers(steps), return_inverse=True)
+        if not len(present):
+            return np.empty(places.shape, np.int32)
         words = np.stack([balanced_word(tuple(self._patterns[number].tolist())) for number in present])
         result: npt.NDArray[np.int32] = words[which[:, None], places]
         return result
@@ -147,12 +149,15 @@ class RecordDrawer:
         order: a random permutation of the records, int64 [records].
         classes: in the dataset.
         key: of the window.
+
+    Attributes:
+        counts: records of each class, int64 [classes].
     """
 
     def __init__(self, class_ids: npt.NDArray[np.int32], order: Int64, classes: int, key: int) -> None:
         self._members = order[stable_order(class_ids[order])]  # records class by class, each class in random order
-        self._counts = np.bincount(class_ids, minlength=classes)
-        self._firsts = np.cumsum(self._counts) - self._counts
+        self.counts = np.bincount(class_ids, minlength=classes)
+        self._firsts = np.cumsum(self.counts) - self.counts
         self._drawn = np.zeros(classes, np.int64)
         self._key = derive_key(key, "passes")
 
@@ -173,7 +178,7 @@ class RecordDrawer:
         draws = np.bincount(wanted, minlength=len(self._drawn))
         nth = np.arange(len(wanted)) + np.repeat(self._drawn - np.cumsum(draws) + draws, draws)
         self._drawn += draws
-        count = np.repeat(self._counts, draws)
+        count = np.repeat(self.counts, draws)
         passes = nth // count
         place = nth - passes * count
         later = np.flatnonzero(passes)
@@ -187,7 +192,7 @@ class RecordDrawer:
         pairs = passes << 32 | classes
         new = np.diff(pairs, prepend=-1) != 0
         pairs, which = pairs[new], np.cumsum(new) - 1
-        size = self._counts[pairs & 0xFFFFFFFF]
+        size = self.counts[pairs & 0xFFFFFFFF]
         seeds = pairs.astype(np.uint64) ^ np.uint64(self._key)
         a = (mix64(seeds) % size.astype(np.uint64)).astype(np.int64)
         b = (mix64(~seeds) % size.astype(np.uint64)).astype(np.int64)

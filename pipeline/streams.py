@@ -4,9 +4,10 @@ samples asked for are gathered from them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -23,7 +24,8 @@ __all__ = ["CLASS_ID", "WEIGHT", "StreamReader", "choose_donor"]
 CLASS_ID = "class_id"
 WEIGHT = "sample_weight"
 Int64 = npt.NDArray[np.int64]
-_DRAWN_AHEAD = 8192  # few enough that the first batch waits for little, enough that NumPy's overhead is small
+ClassIds = npt.NDArray[np.int32]
+_DRAWN_AT_ONCE = 4096  # few enough that the first batch waits for little
 
 
 class _Picks(Protocol):
@@ -44,34 +46,36 @@ class _NaturalPicks:
 
 
 class _BalancedPicks:
-    """Records of the wanted classes, drawn some thousands ahead: a window need not be planned whole before it serves.
+    """Records of the wanted classes: some thousands drawn at once, so that the window can serve, the rest meanwhile.
 
     Args:
-        wanted: class of each position.
+        classes_at: the classes wanted at positions ``[start, stop)``.
         drawer: of the window's records.
         first: the first position that will be asked for.
+        records: positions that the window serves.
+        planner: threads to draw the rest in.
     """
 
-    def __init__(self, wanted: npt.NDArray[np.int32], drawer: RecordDrawer, first: int) -> None:
-        self._wanted = wanted
-        self._drawer = drawer
-        self._start = first  # of what is drawn and not yet passed
-        self._drawn = np.empty(0, np.int64)
-        drawer.skip(wanted[:first])
-        self._draw_ahead(first)
+    def __init__(
+        self,
+        classes_at: Callable[[int, int], ClassIds],
+        drawer: RecordDrawer,
+        first: int,
+        records: int,
+        planner: Executor,
+    ) -> None:
+        if first:
+            drawer.skip(classes_at(0, first))
+        soon = min(first + _DRAWN_AT_ONCE, records)
+        self._first = first
+        self._rows = drawer.draw(classes_at(first, soon))
+        self._rest: Future[Int64] | None = planner.submit(lambda: drawer.draw(classes_at(soon, records)))
 
     def at(self, positions: Int64) -> Int64:
-        self._draw_ahead(int(positions[-1]))
-        rows = self._drawn[positions - self._start]
-        passed = int(positions[0]) - self._start
-        self._drawn, self._start = self._drawn[passed:], self._start + passed
-        return rows
-
-    def _draw_ahead(self, last: int) -> None:
-        stop = self._start + len(self._drawn)
-        if last >= stop:
-            block = self._wanted[stop : max(last + 1, stop + _DRAWN_AHEAD)]
-            self._drawn = np.concatenate([self._drawn, self._drawer.draw(block)])
+        if self._rest is not None and positions[-1] >= self._first + len(self._rows):
+            self._rows = np.concatenate([self._rows, self._rest.result()])
+            self._rest = None
+        return self._rows[positions - self._first]
 
 
 @dataclass(frozen=True)
@@ -186,25 +190,29 @@ class StreamReader:
             order = self._order.permutation(window)
             if self._schedule is None:
                 return _open(window, segments, _NaturalPicks(order))
-            wanted = self._wanted(self._schedule, window)
-            held = np.bincount(_class_ids(segments), minlength=self._class_counts.shape[1])
-            lacking = np.flatnonzero((held == 0) & (np.bincount(wanted, minlength=len(held)) > 0))
-        segments += [self._borrow(window, int(class_id)) for class_id in lacking]
+            drawer = self._drawer(window, segments, order)
+        lacking = np.flatnonzero((self._schedule.weights > 0) & (drawer.counts == 0))
+        if lacking.size:
+            segments += [self._borrow(window, int(class_id)) for class_id in lacking]
+            borrowed = np.arange(len(order), sum(len(segment[CLASS_ID]) for segment in segments))
+            drawer = self._drawer(window, segments, np.concatenate([order, borrowed]))
         with self._counters.busy("plan"):
-            class_ids = _class_ids(segments)
-            order = np.concatenate([order, np.arange(len(order), len(class_ids))])
-            key = self._order.key("window", window.stream, window.number)
-            drawer = RecordDrawer(class_ids, order, len(held), key)
+            classes_at = partial(self._classes_at, self._schedule, window)
             first = max(self._first - window.start, 0)
-            return _open(window, segments, _BalancedPicks(wanted, drawer, first))
+            return _open(window, segments, _BalancedPicks(classes_at, drawer, first, window.records, self._planner))
 
-    def _wanted(self, schedule: ClassSchedule, window: Window) -> npt.NDArray[np.int32]:
-        """The class of each position that the window serves."""
+    def _drawer(self, window: Window, segments: Sequence[Columns], order: Int64) -> RecordDrawer:
+        class_ids = np.concatenate([segment[CLASS_ID] for segment in segments])
+        key = self._order.key("window", window.stream, window.number)
+        return RecordDrawer(class_ids, order, self._class_counts.shape[1], key)
+
+    def _classes_at(self, schedule: ClassSchedule, window: Window, start: int, stop: int) -> ClassIds:
+        """The class of each of the window's positions ``[start, stop)``."""
         piece = self._order.geometry.piece
-        steps = np.arange(window.start // piece, -(-window.stop // piece), dtype=np.int64)
+        start, stop = start + window.start, stop + window.start
+        steps = np.arange(start // piece, -(-stop // piece), dtype=np.int64)
         classes = schedule.classes_at(steps, window.stream * piece + np.arange(piece, dtype=np.int64)).reshape(-1)
-        first = int(steps[0]) * piece
-        return classes[window.start - first : window.stop - first]
+        return classes[start - start // piece * piece :][: stop - start]
 
     def _borrow(self, window: Window, class_id: int) -> Columns:
         """The records of a class that the window lacks, from another shard."""
@@ -217,10 +225,6 @@ class StreamReader:
 def _open(window: Window, segments: Sequence[Columns], picks: _Picks) -> _OpenWindow:
     ends = np.cumsum([len(segment[CLASS_ID]) for segment in segments])
     return _OpenWindow(window, segments, [0, *ends[:-1].tolist()], picks)
-
-
-def _class_ids(segments: Sequence[Columns]) -> npt.NDArray[np.int32]:
-    return np.concatenate([segment[CLASS_ID] for segment in segments])
 
 
 def choose_donor(order: EpochOrder, window: Window, records: Sequence[int] | Int64) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed, wait
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -18,10 +18,11 @@ T = TypeVar("T")
 
 
 @contextmanager
-def local_executor(workers: int) -> Iterator[Executor | None]:
-    """Processes of this machine; None, that is this process, where one is enough."""
+def local_executor(workers: int) -> Iterator[Executor]:
+    """Processes of this machine; where one is enough, two threads of this one: one encodes, the other's disk writes."""
     if workers == 1:
-        yield None
+        with ThreadPoolExecutor(2) as threads:
+            yield threads
         return
     spawn = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks, held as they may be
     with ProcessPoolExecutor(workers, mp_context=spawn) as pool:
