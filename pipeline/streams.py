@@ -25,7 +25,7 @@ CLASS_ID = "class_id"
 WEIGHT = "sample_weight"
 Int64 = npt.NDArray[np.int64]
 ClassIds = npt.NDArray[np.int32]
-_DRAWN_AT_ONCE = 4096  # few enough that the first batch waits for little
+_DRAWN_AHEAD = 8192  # few enough that the first batch waits for little, enough that NumPy's overhead is small
 
 
 class _Picks(Protocol):
@@ -46,36 +46,38 @@ class _NaturalPicks:
 
 
 class _BalancedPicks:
-    """Records of the wanted classes: some thousands drawn at once, so that the window can serve, the rest meanwhile.
+    """Records of the wanted classes, drawn some thousands ahead: a window need not be planned whole before it serves.
 
     Args:
         classes_at: the classes wanted at positions ``[start, stop)``.
         drawer: of the window's records.
         first: the first position that will be asked for.
         records: positions that the window serves.
-        planner: threads to draw the rest in.
     """
 
     def __init__(
-        self,
-        classes_at: Callable[[int, int], ClassIds],
-        drawer: RecordDrawer,
-        first: int,
-        records: int,
-        planner: Executor,
+        self, classes_at: Callable[[int, int], ClassIds], drawer: RecordDrawer, first: int, records: int
     ) -> None:
+        self._classes_at = classes_at
+        self._drawer = drawer
+        self._records = records
+        self._start = first  # of the rows that are drawn and not yet passed
+        self._rows = np.empty(0, np.int64)
         if first:
             drawer.skip(classes_at(0, first))
-        soon = min(first + _DRAWN_AT_ONCE, records)
-        self._first = first
-        self._rows = drawer.draw(classes_at(first, soon))
-        self._rest: Future[Int64] | None = planner.submit(lambda: drawer.draw(classes_at(soon, records)))
+        self._draw_to(first)
 
     def at(self, positions: Int64) -> Int64:
-        if self._rest is not None and positions[-1] >= self._first + len(self._rows):
-            self._rows = np.concatenate([self._rows, self._rest.result()])
-            self._rest = None
-        return self._rows[positions - self._first]
+        self._draw_to(int(positions[-1]))
+        passed = int(positions[0]) - self._start
+        self._rows, self._start = self._rows[passed:], self._start + passed
+        return self._rows[positions - self._start]
+
+    def _draw_to(self, last: int) -> None:
+        stop = self._start + len(self._rows)
+        if last >= stop:
+            until = min(max(last + 1, stop + _DRAWN_AHEAD), self._records)
+            self._rows = np.concatenate([self._rows, self._drawer.draw(self._classes_at(stop, until))])
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,7 @@ class StreamReader:
         with self._counters.busy("plan"):
             classes_at = partial(self._classes_at, self._schedule, window)
             first = max(self._first - window.start, 0)
-            return _open(window, segments, _BalancedPicks(classes_at, drawer, first, window.records, self._planner))
+            return _open(window, segments, _BalancedPicks(classes_at, drawer, first, window.records))
 
     def _drawer(self, window: Window, segments: Sequence[Columns], order: Int64) -> RecordDrawer:
         class_ids = np.concatenate([segment[CLASS_ID] for segment in segments])

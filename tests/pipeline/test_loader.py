@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ringfeed.pipeline import Loader
+from ringfeed.pipeline import Loader, streams
+from ringfeed.pipeline import loader as loader_module
 from ringfeed.sharding import ConfigError, CorruptionError, DatasetError
 
 Make = Callable[..., str]
@@ -68,6 +69,21 @@ def test_resuming_at_a_step_equals_going_on(
     whole, rest = read(loader, epoch), read(loader, epoch, step)
     for name, values in whole.items():
         np.testing.assert_array_equal(rest[name], values[step:])
+
+
+@many
+@given(configurations.filter(lambda options: options["balance"] != "natural"), st.sampled_from([1, 2, 3]), st.data())
+def test_draws_in_small_blocks_are_the_same_draws(
+    make_dataset: Make, options: dict[str, Any], world_size: int, data: st.DataObject
+) -> None:
+    loader = Loader(make_dataset(RECORDS), rank=world_size - 1, world_size=world_size, **options)
+    step = data.draw(st.integers(0, loader.steps_per_epoch - 1))
+    whole = read(loader)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "_DRAWN_AHEAD", 3)
+        patch.setattr(loader_module, "_CHUNK_STEPS", 1)
+        for name, values in read(loader, 0, step).items():
+            np.testing.assert_array_equal(values, whole[name][step:])
 
 
 @many
