@@ -175,28 +175,46 @@ class RecordDrawer:
             int64 [samples].
         """
         by_class = stable_order(wanted)  # samples class by class, each class in order of time
-        draws = np.bincount(wanted, minlength=len(self._drawn))
-        nth = np.arange(len(wanted)) + np.repeat(self._drawn - np.cumsum(draws) + draws, draws)
-        self._drawn += draws
-        count = np.repeat(self.counts, draws)
-        passes = nth // count
-        place = nth - passes * count
-        later = np.flatnonzero(passes)
-        place[later] = self._shuffle(wanted[by_class[later]], passes[later], place[later])
+        begin = self._drawn
+        self._drawn = begin + np.bincount(wanted, minlength=len(begin))
+        runs = self._runs(begin, self._drawn)
+        lengths = runs.stop - runs.start
+        places = np.arange(len(wanted)) + np.repeat(runs.start - np.cumsum(lengths) + lengths, lengths)
+        places = (places * np.repeat(runs.a, lengths) + np.repeat(runs.b, lengths)) % np.repeat(runs.size, lengths)
         result = np.empty(len(wanted), np.int64)
-        result[by_class] = self._members[np.repeat(self._firsts, draws) + place]
+        result[by_class] = self._members[places + np.repeat(self._firsts[runs.class_id], lengths)]
         return result
 
-    def _shuffle(self, classes: npt.NDArray[np.int32], passes: Int64, places: Int64) -> Int64:
-        """The affine map of each (class, pass) on a place in it; they come in runs of equal ones."""
-        pairs = passes << 32 | classes
-        new = np.diff(pairs, prepend=-1) != 0
-        pairs, which = pairs[new], np.cumsum(new) - 1
-        size = self.counts[pairs & 0xFFFFFFFF]
-        seeds = pairs.astype(np.uint64) ^ np.uint64(self._key)
-        a = (mix64(seeds) % size.astype(np.uint64)).astype(np.int64)
-        b = (mix64(~seeds) % size.astype(np.uint64)).astype(np.int64)
+    def _runs(self, begin: Int64, end: Int64) -> _Runs:
+        """The passes that draws ``[begin, end)`` of each class touch, class after class."""
+        size = np.maximum(self.counts, 1)
+        first, last = begin // size, np.where(end > begin, (end - 1) // size, begin // size - 1)
+        passes = last - first + 1
+        class_id = np.repeat(np.arange(len(begin)), passes)
+        number = np.arange(len(class_id)) + np.repeat(first - np.cumsum(passes) + passes, passes)
+        size = size[class_id]
+        seeds = (number << 32 | class_id).astype(np.uint64) ^ np.uint64(self._key)
+        a = np.where(number, (mix64(seeds) % size.astype(np.uint64)).astype(np.int64), 1)
+        b = np.where(number, (mix64(~seeds) % size.astype(np.uint64)).astype(np.int64), 0)
         while (shared := np.gcd(a, size) != 1).any():  # one-to-one only if a and the size are coprime
             a[shared] = (a[shared] + 1) % size[shared]
-        mapped: Int64 = (a[which] * places + b[which]) % size[which]
-        return mapped
+        return _Runs(
+            class_id=class_id,
+            size=size,
+            start=np.maximum(begin[class_id], number * size) - number * size,
+            stop=np.minimum(end[class_id], (number + 1) * size) - number * size,
+            a=a,
+            b=b,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Runs:
+    """Passes over classes, int64 [runs] each: places ``[start, stop)`` of one, and its map ``a * i + b mod size``."""
+
+    class_id: Int64
+    size: Int64
+    start: Int64
+    stop: Int64
+    a: Int64
+    b: Int64
