@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from ringfeed.tools.arguments import parse_bytes, parse_splits
 from ringfeed.tools.shard_dataset import main
 from ringfeed.tools.shard_dataset_args import build_parser
 from tests.conftest import Cli
@@ -460,31 +459,3 @@ class TestUsage:
     def test_debug_shows_where(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="there is nothing at"):
             main(["build", str(tmp_path / "x"), str(tmp_path / "y"), "--debug"])
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("1", 1), ("1B", 1), ("2k", 2048), ("256MiB", 2**28), ("1.5GiB", 3 * 2**29), ("1GB", 10**9), ("1 tb", 10**12)],
-)
-def test_sizes(text: str, size: int) -> None:
-    assert parse_bytes(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "MiB", "-1", "1XB", "1e6", "0", "0.1", "nan", "1MiB2"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=f"got {text!r}"):
-        parse_bytes(text)
-
-
-def test_shares_are_exact() -> None:
-    assert parse_splits("a=0.1,b=0.2,c=0.7") == {"a": Fraction(1, 10), "b": Fraction(1, 5), "c": Fraction(7, 10)}
-    assert list(parse_splits(" test = 1/3 , train=2/3")) == ["test", "train"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "a", "a=", "=1", "a=1,", "a=0.5,a=0.5", "a=1.5,b=-0.5", "a=1,b=0", "a=0.33,b=0.66", "a=1/0", "a=nan", "a=1e0"],
-)
-def test_what_are_no_splits_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="split"):
-        parse_splits(text)
