@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import lzma
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from gzip import BadGzipFile
@@ -21,11 +21,12 @@ from ..schema import Schema
 from ..storage import Storage
 
 __all__ = [
-    "Part", "Source", "SourceFile", "fingerprint_files", "has_pattern", "list_files", "open_file", "read_files",
-    "translate_errors",
+    "BATCH_BYTES", "BATCH_ROWS", "BadRecord", "Part", "Reject", "Source", "SourceFile", "fail_on_bad",
+    "fingerprint_files", "has_pattern", "list_files", "open_file", "read_files", "translate_errors",
 ]  # fmt: skip
 
-BATCH_ROWS = 1 << 16
+BATCH_ROWS = 1 << 16  # a source's batches hold at most so many records,
+BATCH_BYTES = 16 << 20  # and about so many bytes at most: what a build holds in memory is counted in them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +53,47 @@ class Part:
     first_record: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadRecord:
+    """A record that cannot be read.
+
+    Attributes:
+        path: of the file that it lies in.
+        place: in the file, such as ``line 17`` or ``record 3``; empty where the file is the record.
+        reason: what is wrong with it.
+        remedy: what to do about it.
+    """
+
+    path: str
+    place: str
+    reason: str
+    remedy: str = "mend or remove it"
+
+    def __str__(self) -> str:
+        where = f"{self.path}: {self.place}" if self.place else self.path
+        return f"{where}: {self.reason}; {self.remedy}"
+
+
+Reject = Callable[[BadRecord], None]
+
+
+def fail_on_bad(record: BadRecord) -> None:
+    """The strict policy of a source's reader: no bad record is passed over.
+
+    Raises:
+        SourceError: always.
+    """
+    raise SourceError(f"{record}, or pass over such records with --on-bad-record skip:N")
+
+
 class Source(Protocol):
     """A dataset to be sharded. Its order of records is fixed, and it can be sent to another process.
 
     Drafts are what a source reads in its first passes: the label, and as much of the rest as is cheap. `complete`
     makes records of them, when the shard that they go to is assembled; images are read only then.
+
+    A record that cannot be read is handed to `reject`; if that returns, it is passed over. `labels` and `drafts` of a
+    part pass over the same ones.
     """
 
     @property
@@ -75,10 +112,10 @@ class Source(Protocol):
     def fingerprint(self) -> str:
         """Of the names, sizes and versions of its files."""
 
-    def labels(self, part: Part) -> Iterator[pa.Array]:
+    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
         """The label of each record of a part, as few bytes read as the format allows; nulls if there is no label."""
 
-    def drafts(self, part: Part) -> Iterator[pa.RecordBatch]:
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """The records of a part, incomplete as they may be, with the label among the columns."""
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:

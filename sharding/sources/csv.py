@@ -11,7 +11,7 @@ import pyarrow.csv as pacsv
 
 from ..errors import SourceError
 from ..schema import Schema
-from .base import Part, fingerprint_files, list_files, open_file, translate_errors
+from .base import Part, Reject, fail_on_bad, fingerprint_files, list_files, open_file, translate_errors
 
 __all__ = ["CsvSource"]
 
@@ -51,13 +51,13 @@ class CsvSource:
             fingerprint=fingerprint_files(files),
         )
 
-    def labels(self, part: Part) -> Iterator[pa.Array]:
+    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
         """The label column; the lines are parsed, the other fields are not converted."""
         label = self.schema.label
         for batch in _read(part.path, self.types, [self.types.names[0] if label is None else label]):
             yield pa.nulls(batch.num_rows) if label is None else self.schema[label].conform(batch.column(0))
 
-    def drafts(self, part: Part) -> Iterator[pa.RecordBatch]:
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """The records; they are complete."""
         for batch in _read(part.path, self.types, None):
             yield self.schema.conform(batch)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ..errors import SourceError
 from ..schema import Feature, Schema
-from .base import Part, fingerprint_files, list_files, open_file
+from .base import Part, Reject, fail_on_bad, fingerprint_files, list_files, open_file
 
 __all__ = ["SUFFIXES", "IdxSource"]
 
@@ -65,12 +65,12 @@ class IdxSource:
             fingerprint=fingerprint_files(files),
         )
 
-    def labels(self, part: Part) -> Iterator[pa.Array]:
+    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
         """The file of labels alone."""
         for values in _read(part.pieces[0]):
             yield pa.array(values)
 
-    def drafts(self, part: Part) -> Iterator[pa.RecordBatch]:
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """The records; they are complete."""
         for images, labels in zip(_read(part.path), _read(part.pieces[0]), strict=True):
             flat = pa.FixedSizeListArray.from_arrays(pa.array(images.reshape(-1)), prod(images.shape[1:]))

@@ -12,7 +12,7 @@ from PIL import Image
 
 from ..errors import SourceError
 from ..schema import Feature, Schema
-from .base import Part, fingerprint_files, list_files, read_files
+from .base import Part, Reject, fail_on_bad, fingerprint_files, list_files, read_files
 
 __all__ = ["SUFFIXES", "ImageFolderSource"]
 
@@ -61,11 +61,11 @@ class ImageFolderSource:
             fingerprint=fingerprint_files(files),
         )
 
-    def labels(self, part: Part) -> Iterator[pa.Array]:
+    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
         """The folders' names; no file is opened."""
         yield pa.array([name.partition("/")[0] for name in part.pieces], pa.string())
 
-    def drafts(self, part: Part) -> Iterator[pa.RecordBatch]:
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """Label and path."""
         labels = next(self.labels(part))
         yield pa.RecordBatch.from_arrays(

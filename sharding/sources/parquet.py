@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from ..errors import RingfeedError, SourceError
 from ..schema import Schema
 from ..storage import Storage
-from .base import BATCH_ROWS, Part, fingerprint_files, list_files, open_file, translate_errors
+from .base import BATCH_ROWS, Part, Reject, fail_on_bad, fingerprint_files, list_files, open_file, translate_errors
 
 __all__ = ["ParquetSource"]
 
@@ -53,7 +53,7 @@ class ParquetSource:
             url=url, schema=Schema.from_arrow(first, label), parts=tuple(parts), fingerprint=fingerprint_files(files)
         )
 
-    def labels(self, part: Part) -> Iterator[pa.Array]:
+    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
         """The label column alone."""
         if self.schema.label is None:
             with _open(part.path) as file:
@@ -62,7 +62,7 @@ class ParquetSource:
         for batch in _batches(part, [self.schema.label]):
             yield self.schema[self.schema.label].conform(batch.column(0))
 
-    def drafts(self, part: Part) -> Iterator[pa.RecordBatch]:
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """The records; they are complete."""
         for batch in _batches(part, self.schema.names):
             yield self.schema.conform(batch)
