@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
 from ..sharding.errors import ConfigError
 from ..sharding.grouping import stable_order
-from ..sharding.keyed import derive_key, mix64
+from ..sharding.keyed import derive_key, mix64, shuffled_by_group
 from .order import coprime_stride
 
 __all__ = ["ClassSchedule", "RecordDrawer", "target_weights"]
@@ -98,25 +99,25 @@ class ClassSchedule:
         """Seats of each class in each of some global batches, int64 [len(steps), classes]."""
         return self._patterns[self._pattern_numbers(steps)]
 
-    def classes_at(self, steps: Int64, positions: Int64) -> npt.NDArray[np.int32]:
+    def classes_at(self, steps: Int64, positions: range) -> npt.NDArray[np.int32]:
         """The class of a run of positions in each of some global batches.
 
         Args:
             steps: global batches, [n].
-            positions: in the batch, in ``[0, batch_size)``, [m].
+            positions: in the batch, within ``[0, batch_size)``; at least one.
 
         Returns:
-            int32 [n, m].
+            int32 [n, len(positions)].
         """
         rotations = np.floor(
             ((steps * _GOLDEN + derive_key(self.key, "rotation") / 2**64) % 1.0) * self.batch_size
         ).astype(np.int64)
-        places = (positions[None, :] + rotations[:, None]) % self.batch_size
         present, which = np.unique(self._pattern_numbers(steps), return_inverse=True)
         if not len(present):
-            return np.empty(places.shape, np.int32)
+            return np.empty((0, len(positions)), np.int32)
         words = np.stack([balanced_word(tuple(self._patterns[number].tolist())) for number in present])
-        result: npt.NDArray[np.int32] = words[which[:, None], places]
+        runs = sliding_window_view(np.hstack([words, words]), len(positions), axis=1)  # [words, starts, m]
+        result: npt.NDArray[np.int32] = runs[which, (positions[0] + rotations) % self.batch_size]
         return result
 
     def _pattern_numbers(self, steps: Int64) -> Int64:
@@ -141,12 +142,11 @@ class RecordDrawer:
     """Which record of a window serves each sample: pass after pass over a class's records, each in another order.
 
     Between any two records of a class, the numbers of times they are drawn differ by at most one. The first pass of a
-    class takes its records in `order`; a later one takes them in that order under a keyed affine map
+    class takes its records in keyed random order; a later one takes them in that order under a keyed affine map
     ``i -> a * i + b mod m``.
 
     Args:
         class_ids: class of each record of the window, int32 [records].
-        order: a random permutation of the records, int64 [records].
         classes: in the dataset.
         key: of the window.
 
@@ -154,8 +154,8 @@ class RecordDrawer:
         counts: records of each class, int64 [classes].
     """
 
-    def __init__(self, class_ids: npt.NDArray[np.int32], order: Int64, classes: int, key: int) -> None:
-        self._members = order[stable_order(class_ids[order])]  # records class by class, each class in random order
+    def __init__(self, class_ids: npt.NDArray[np.int32], classes: int, key: int) -> None:
+        self._members = shuffled_by_group(key, class_ids)
         self.counts = np.bincount(class_ids, minlength=classes)
         self._firsts = np.cumsum(self.counts) - self.counts
         self._drawn = np.zeros(classes, np.int64)
