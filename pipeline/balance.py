@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -193,11 +194,10 @@ class RecordDrawer:
         class_id = np.repeat(np.arange(len(begin)), passes)
         number = np.arange(len(class_id)) + np.repeat(first - np.cumsum(passes) + passes, passes)
         size = size[class_id]
-        seeds = (number << 32 | class_id).astype(np.uint64) ^ np.uint64(self._key)
-        a = np.where(number, (mix64(seeds) % size.astype(np.uint64)).astype(np.int64), 1)
-        b = np.where(number, (mix64(~seeds) % size.astype(np.uint64)).astype(np.int64), 0)
-        while (shared := np.gcd(a, size) != 1).any():  # one-to-one only if a and the size are coprime
-            a[shared] = (a[shared] + 1) % size[shared]
+        noise = mix64((number << 32 | class_id).astype(np.uint64) ^ np.uint64(self._key))
+        primes = _large_primes()
+        a = np.where(number, primes[noise % np.uint64(len(primes))] % size, 1)
+        b = np.where(number, (noise >> np.uint64(8)).astype(np.int64) % size, 0)
         return _Runs(
             class_id=class_id,
             size=size,
@@ -206,6 +206,19 @@ class RecordDrawer:
             a=a,
             b=b,
         )
+
+
+@lru_cache(maxsize=1)
+def _large_primes() -> Int64:
+    """Primes beyond the size of any window: each is coprime to it, so that multiplying by one is one-to-one."""
+    start, length = 1 << 31, 1 << 13
+    small = np.ones(isqrt(start + length) + 1, bool)
+    large = np.ones(length, bool)
+    for number in range(2, len(small)):
+        if small[number]:
+            small[number * number :: number] = False
+            large[-start % number :: number] = False
+    return start + np.flatnonzero(large)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

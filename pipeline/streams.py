@@ -25,7 +25,7 @@ CLASS_ID = "class_id"
 WEIGHT = "sample_weight"
 Int64 = npt.NDArray[np.int64]
 ClassIds = npt.NDArray[np.int32]
-_DRAWN_FIRST, _DRAWN_AHEAD = 2048, 32768  # the first batch waits for the first draw; later, NumPy's overhead counts
+_DRAWN_FIRST, _DRAWN_AHEAD = 2048, 16384  # the first batch waits for the first draw; later, NumPy's overhead counts
 
 
 class _Picks(Protocol):
