@@ -1,20 +1,23 @@
-"""Run the pure tasks of a build, on any executor or in this process."""
+"""Run the pure tasks of a build, on any executor."""
 
 from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, TypeVar
 
-from .errors import DatasetError
+from .errors import WorkerError
 
-__all__ = ["local_executor", "run_tasks"]
+__all__ = ["Job", "local_executor", "run_tasks"]
 
 T = TypeVar("T")
+Job = tuple[Callable[..., T], tuple[Any, ...]]
+_AHEAD = 4  # jobs submitted and not finished, per worker: enough to keep each busy
 
 
 @contextmanager
@@ -42,41 +45,34 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
-def run_tasks(
-    pool: Executor | None,
-    jobs: Sequence[tuple[Callable[..., T], tuple[Any, ...]]],
-    report: Callable[[int, T | None], None],
-) -> list[T]:
-    """Run tasks and return their results in the order of the jobs.
+def run_tasks(pool: Executor, jobs: Iterable[Job[T]], workers: int) -> Iterator[tuple[int, T]]:
+    """Run tasks, some at a time, and yield the number and the result of each as it ends.
 
     The first error, or an interrupt, cancels what has not begun and is raised when nothing runs any more: whoever
     cleans up after it has no task beside them that goes on writing.
 
     Args:
-        pool: where to run them; None is this process.
-        jobs: functions and their arguments.
-        report: called before the first and after each task with the tasks done and the result.
+        pool: where to run them.
+        jobs: functions and their arguments; taken as they are needed.
+        workers: of the pool; a few jobs for each are submitted ahead.
     """
-    report(0, None)
-    if pool is None:
-        results = []
-        for done, (function, arguments) in enumerate(jobs, start=1):
-            results.append(function(*arguments))
-            report(done, results[-1])
-        return results
-    futures: list[Future[T]] = []
+    numbered = enumerate(jobs)
+    running: dict[Future[T], int] = {}
     try:
-        with _interrupts_held():  # it is here that a pool starts its processes
-            futures += (pool.submit(function, *arguments) for function, arguments in jobs)
-        for done, future in enumerate(as_completed(futures), start=1):
-            report(done, future.result())
+        while True:
+            with _interrupts_held():  # it is here that a pool starts its processes
+                for number, (function, arguments) in islice(numbered, _AHEAD * workers - len(running)):
+                    running[pool.submit(function, *arguments)] = number
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                yield running.pop(future), future.result()
     except BaseException as error:
-        for future in futures:
+        for future in running:
             future.cancel()
-        wait(futures)
+        wait(running)
         if isinstance(error, BrokenProcessPool):
-            raise DatasetError(
-                "a worker process was killed, most likely for want of memory; use fewer --workers or smaller shards"
+            raise WorkerError(
+                "a worker process was killed, most likely for want of memory; use fewer --workers, or smaller shards"
             ) from error
         raise
-    return [future.result() for future in futures]

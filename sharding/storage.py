@@ -106,11 +106,17 @@ class Storage:
                 return pa.py_buffer(b"")
             return pa.memory_map(str(self.local_path / path)).read_buffer()
 
-    def write(self, path: str, data: bytes | pa.Buffer) -> None:
-        """Write a file so that it is there whole or not at all; one that exists is replaced."""
+    def write(self, path: str, data: bytes | pa.Buffer, *, durable: bool = True) -> None:
+        """Write a file so that it is there whole or not at all; one that exists is replaced.
+
+        Args:
+            path: of the file.
+            data: its content.
+            durable: whether it must outlast a power cut; else a local disk need not be waited for.
+        """
         with self.errors("write", path):
             if self.local_path is not None:
-                with _local_draft(self.local_path / path, exclusive=False) as file:
+                with _local_draft(self.local_path / path, exclusive=False, durable=durable) as file:
                     file.write(data)
                 return
             fs, root = self.filesystem()
@@ -307,6 +313,16 @@ class Storage:
                     return
                 fs.rmdir(folder)
 
+    def prune(self, folder: str) -> None:
+        """Remove a folder of the folder and those within, if no file lies in any; object stores have none."""
+        if self.protocol in _OBJECT_STORES:
+            return
+        with self.errors("remove", folder):
+            fs, root = self.filesystem()
+            path = f"{root}/{folder}".rstrip("/")
+            if fs.exists(path) and not fs.find(path):
+                fs.rm(path, recursive=True)
+
     @contextmanager
     def errors(self, verb: str, path: str) -> Iterator[None]:
         """Turn what the many clients raise into one error with one line."""
@@ -333,7 +349,7 @@ class Storage:
 
 
 @contextmanager
-def _local_draft(target: Path, *, exclusive: bool) -> Iterator[IO[bytes]]:
+def _local_draft(target: Path, *, exclusive: bool, durable: bool = True) -> Iterator[IO[bytes]]:
     """A file beside the target; what the body wrote, on disk by then, becomes the target, or is removed if it failed.
 
     Raises:
@@ -344,8 +360,9 @@ def _local_draft(target: Path, *, exclusive: bool) -> Iterator[IO[bytes]]:
     try:
         with open(draft, "xb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         if exclusive:
             os.link(draft, target)  # fails where a rename would replace
             draft.unlink()
