@@ -22,11 +22,12 @@ from .destination import check_apart, draft_dataset
 from .execute import local_executor, run_tasks
 from .formats import encode_shard, plan_layout
 from .grouping import group
-from .manifest import Manifest, SplitInfo, checksum, encode_shards
+from .manifest import Manifest, SplitInfo
 from .plan import BuildOptions, check_label, plan_assignment, sort_classes
 from .sources import Source, open_source
 from .statistics import FeatureStatistics, merge_statistics
 from .storage import Storage, public_url
+from .table import seal
 from .tasks import PartSpill, ShardResult, ShardTarget, assemble_shard, count_classes, partition_part
 
 __all__ = ["BuildPlan", "Progress", "build", "plan_build"]
@@ -187,7 +188,6 @@ def _write(
         layout=plan_layout(plan.source.schema, ranges) if fixed else None,
     )
     results = _assemble(plan, shard_target, spills, pool, report)
-    shards = encode_shards(tuple(result.info for result in results))
     manifest = Manifest(
         shard_format=options.shard_format,
         compression=options.codec,
@@ -199,10 +199,8 @@ def _write(
         source={"url": public_url(options.source), "fingerprint": plan.source.fingerprint},
         options=options.recorded(),
         writer=_writer(),
-        shards_checksum=checksum(shards),
-        shards_bytes=len(shards),
     )
-    return manifest, shards
+    return seal(manifest, [result.info for result in results])
 
 
 def _partition(plan: BuildPlan, pool: Executor | None, report: Report, spill: Path) -> list[PartSpill]:

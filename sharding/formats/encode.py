@@ -17,7 +17,7 @@ from .example import RecordLayout, encode_examples, encode_matrix
 from .parquet import write_parquet
 from .tfrecord import FOOTER_BYTES, HEADER_BYTES, compress, frame_matrix, frame_records
 
-__all__ = ["COMPRESSIONS", "SUFFIXES", "EncodedShard", "default_compression", "encode_shard"]
+__all__ = ["COMPRESSIONS", "SUFFIXES", "EncodedShard", "default_compression", "encode_index", "encode_shard"]
 
 SUFFIXES = {"tfrecord": "tfrecord", "parquet": "parquet"}
 COMPRESSIONS = {"tfrecord": ("none", "gzip", "zlib"), "parquet": ("none", "snappy", "zstd", "lz4", "gzip")}
@@ -56,18 +56,27 @@ def encode_shard(
         layout: of fixed-layout TFRecord datasets, else None.
     """
     if shard_format == "parquet":
-        return EncodedShard(data=write_parquet(batch, compression), index=_ipc({"class_id": class_ids}))
+        return EncodedShard(data=write_parquet(batch, compression), index=encode_index(class_ids))
     if layout is None:
         framed = frame_records(encode_examples(batch, schema, None))
     else:
         framed = frame_matrix(encode_matrix(batch, schema, layout, margins=(HEADER_BYTES, FOOTER_BYTES)))
     offsets = np.frombuffer(framed.buffers()[1], np.int64)[: len(framed) + 1]
     data = (framed.buffers()[2] or pa.py_buffer(b"")).slice(0, int(offsets[-1]))
-    index = _ipc({"offset": offsets[:-1], "length": np.diff(offsets).astype(np.int32), "class_id": class_ids})
-    return EncodedShard(data=pa.py_buffer(compress(data, compression)), index=index)
+    return EncodedShard(data=pa.py_buffer(compress(data, compression)), index=encode_index(class_ids, offsets))
 
 
-def _ipc(columns: dict[str, npt.NDArray[np.integer]]) -> pa.Buffer:
+def encode_index(class_ids: npt.NDArray[np.int32], offsets: npt.NDArray[np.int64] | None = None) -> pa.Buffer:
+    """The bytes of a shard's index.
+
+    Args:
+        class_ids: of its records, int32 [records].
+        offsets: of its frames and of the end of the last, int64 [records + 1]; None for Parquet.
+    """
+    columns: dict[str, npt.NDArray[np.integer]] = {}
+    if offsets is not None:
+        columns = {"offset": offsets[:-1], "length": np.diff(offsets).astype(np.int32)}
+    columns["class_id"] = class_ids
     batch = pa.record_batch({name: pa.array(values) for name, values in columns.items()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:
