@@ -1,7 +1,8 @@
 """Datasets in, balanced shards and a manifest out. Needs no TensorFlow."""
 
 from .build import BuildPlan, Progress, build, plan_build
-from .dataset import Damage, Dataset, open_dataset, read_records, verify
+from .damage import Damage, Note
+from .dataset import Dataset, open_dataset, read_records
 from .errors import (
     ConfigError,
     CorruptionError,
@@ -12,10 +13,13 @@ from .errors import (
     StorageError,
     TrainingError,
 )
-from .manifest import Manifest, ShardInfo, SplitInfo
+from .manifest import LostRecords, Manifest, ShardInfo, SplitInfo
 from .plan import BuildOptions
+from .remedies import Remedy, RepairPlan, plan_repair
+from .repair import RepairReport, apply_repair, repair
 from .schema import Feature, Schema
 from .statistics import FeatureStatistics
+from .verify import Verification, VerifyProgress, check_dataset, verify
 
 __all__ = [
     "BuildOptions",
@@ -28,8 +32,13 @@ __all__ = [
     "DestinationError",
     "Feature",
     "FeatureStatistics",
+    "LostRecords",
     "Manifest",
+    "Note",
     "Progress",
+    "Remedy",
+    "RepairPlan",
+    "RepairReport",
     "RingfeedError",
     "Schema",
     "ShardInfo",
@@ -37,9 +46,15 @@ __all__ = [
     "SplitInfo",
     "StorageError",
     "TrainingError",
+    "Verification",
+    "VerifyProgress",
+    "apply_repair",
     "build",
+    "check_dataset",
     "open_dataset",
     "plan_build",
+    "plan_repair",
     "read_records",
+    "repair",
     "verify",
 ]

@@ -19,7 +19,8 @@ __all__ = ["Draft", "check_apart", "clean", "draft_dataset"]
 
 _STAGING = "_replacing"
 _OURS = re.compile(
-    rf"(.*/)?(.*-\d{{5,}}-of-\d{{5,}}\.(tfrecord|parquet|index\.arrow|idx)|{re.escape(SHARDS_NAME)}|\..*\.part)"
+    r"(.*/)?(.*-\d{5,}-of-\d{5,}(\.salvaged(-\d+)?)?\.(tfrecord|parquet|index\.arrow|idx)"
+    r"|shards(\.salvaged(-\d+)?)?\.parquet|\..*\.part)"
     rf"|{re.escape(LEASE_NAME)}|_building\.takeover-.*\.json|{JOURNAL_FOLDER}/.*\.json|{_STAGING}/.*"
 )
 _REMOVERS = 16
@@ -43,6 +44,21 @@ class Draft:
         self.finished = 0
         self.total = 0
         self._committing = False
+
+    @property
+    def how_to_resume(self) -> str:
+        """What to tell who is left with unfinished work."""
+        return (
+            f"{self.finished:,} of {self.total:,} shards are finished: start the same command again to go on with the "
+            f"rest, or remove them with: shard-dataset clean {self.destination.locate()}"
+        )
+
+    @staticmethod
+    def may_resume(error: BaseException) -> bool:
+        """Whether the same build, started again, may succeed with no change to its source or options."""
+        if isinstance(error, RingfeedError):
+            return error.may_pass
+        return isinstance(error, (KeyboardInterrupt, SystemExit, OSError))
 
     def committed(self, fingerprint: str) -> Manifest | None:
         """The dataset, if a build of the same plan was killed between its commit and its end.
@@ -102,11 +118,13 @@ class Draft:
 
     def _replace(self) -> None:
         try:
-            old = [p for shard in open_dataset(self.destination).shards for p in (shard.path, shard.index_path)]
+            there = open_dataset(self.destination)
+            old = [there.manifest.shards_path]
+            old += (path for shard in there.shards for path in (shard.path, shard.index_path))
         except RingfeedError:
             old = []  # it was damaged: that may be why it is being replaced
         self.destination.remove(MANIFEST_NAME)
-        _remove(self.destination, [*old, SHARDS_NAME])
+        _remove(self.destination, old)
         for name in self.storage.list():
             if not name.startswith(JOURNAL_FOLDER):
                 self.destination.move(f"{_STAGING}/{name}", name)
@@ -157,7 +175,7 @@ def draft_dataset(destination: Storage, *, overwrite: bool, about: Mapping[str, 
             with suppress(RingfeedError):  # it is committed: what is left behind does no harm, an error would mislead
                 draft.tidy()
         except BaseException as error:
-            keep = draft.finished > 0 and _may_pass(error)
+            keep = draft.finished > 0 and draft.may_resume(error)
             with suppress(RingfeedError):  # the store is gone; the error that brought us here says so
                 if not keep:
                     draft.discard()
@@ -165,13 +183,6 @@ def draft_dataset(destination: Storage, *, overwrite: bool, about: Mapping[str, 
                 destination.remove_folders(absent)
             raise
         lease.release(keep=False)
-
-
-def _may_pass(error: BaseException) -> bool:
-    """Whether the same build, started again, may succeed with no change to its source or options."""
-    if isinstance(error, RingfeedError):
-        return error.may_pass
-    return isinstance(error, (KeyboardInterrupt, SystemExit, OSError))
 
 
 def _check(destination: Storage, overwrite: bool) -> bool:
@@ -222,7 +233,7 @@ def clean(destination: Storage, *, dry_run: bool = False) -> list[str]:
     known: set[str] = set()
     if MANIFEST_NAME in files:
         dataset = open_dataset(destination)
-        known = {SHARDS_NAME, *(path for shard in dataset.shards for path in (shard.path, shard.index_path))}
+        known = {dataset.manifest.shards_path, *(path for shard in dataset.shards for path in (shard.path, shard.index_path))}
     debris = [name for name in files if _OURS.fullmatch(name) and name not in known]
     if not dry_run:
         _remove(destination, debris)

@@ -36,6 +36,8 @@ class BuildOptions:
         splits: share of each split, by name; they add up to 1.
         seed: of split, shard and order.
         workers: processes. The result does not depend on it.
+        memory_bytes: that all of them may use together, about; None: 1 GiB for each, and 2 GiB at least.
+        spill: URL of a folder for what lies between two passes; None: this machine's folder for temporary files.
         overwrite: replace a dataset at the destination.
         min_class_records: refuse classes with fewer records.
 
@@ -54,6 +56,8 @@ class BuildOptions:
     splits: Mapping[str, Fraction] = field(default_factory=lambda: {"train": Fraction(1)})
     seed: int = 0
     workers: int = 1
+    memory_bytes: int | None = None
+    spill: str | None = None
     overwrite: bool = False
     min_class_records: int = 2
 
@@ -79,6 +83,11 @@ class BuildOptions:
     def codec(self) -> str:
         """The compression, decided."""
         return default_compression(self.shard_format) if self.compression is None else self.compression
+
+    @property
+    def memory_budget(self) -> int:
+        """Bytes that all processes may use together, about."""
+        return max(2 << 30, self.workers << 30) if self.memory_bytes is None else self.memory_bytes
 
     def recorded(self) -> dict[str, Any]:
         """What shapes the bytes of the shards, as it stands in `dataset.json`."""

@@ -22,11 +22,12 @@ from ..sharding import (
     BuildPlan,
     Progress,
     RingfeedError,
+    VerifyProgress,
     build,
+    check_dataset,
     open_dataset,
     plan_build,
     read_records,
-    verify,
 )
 from .balance import balance_json, balance_of_dataset, balance_of_plan, balance_text
 from .console import align, human_bytes, human_seconds, one_line, stage_progress
@@ -140,30 +141,30 @@ def _inspect(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    files = 0
     try:
         with stage_progress(_STAGES, silent=args.json) as show:
 
-            def report(done: int, total: int) -> None:
-                nonlocal files
-                files = total
-                show("verify", done, total, 0)
+            def report(progress: VerifyProgress) -> None:
+                show("verify", progress.files, progress.total_files, 0)
 
-            damages = verify(args.url, report)
+            found = check_dataset(args.url, report, workers=args.workers, deep=args.deep)
     except RingfeedError as error:
         if args.json:
             print(json.dumps({"ok": False, "error": one_line(error), "damages": []}, indent=2))
         raise
+    damaged = len({damage.path for damage in found.damages})
     if args.json:
-        print(json.dumps({"ok": not damages, "files": files, "damages": [asdict(d) for d in damages]}, indent=2))
+        print(json.dumps({"ok": not damaged} | asdict(found), indent=2))
     else:
-        for damage in damages:
-            print(f"{damage.path}: {one_line(damage.problem)}")
-    if damages:
-        print(f"shard-dataset: error: {len(damages)} of {files} files are damaged or missing", file=sys.stderr)
+        print(*(f"{damage.path}: {one_line(damage.problem)}\n" for damage in found.damages), sep="", end="")
+        print(*(f"note: {note.path}: {one_line(note.remark)}\n" for note in found.notes), sep="", end="")
+    if damaged:
+        hint = "; see what can be saved with: shard-dataset repair --dry-run"
+        files = f"{damaged} of {found.files} files are damaged or missing"
+        print(f"shard-dataset: error: {files}{hint}", file=sys.stderr)
         return _FAILED
     if not args.json:
-        print(f"all {files:,} files of {args.url} are as they were written")
+        print(f"all {found.files:,} files of {args.url} are as they were written")
     return _OK
 
 

@@ -81,11 +81,15 @@ examples:
         "verify",
         "hold every byte of a dataset against its checksum",
         """\
-Reads every file. Names each one that is damaged or missing and, in TFRecord shards, the first damaged record.
+Reads every file. Names each one that is damaged or missing, how, and where: records and offset in TFRecord shards, row
+group, column and offset in Parquet shards, the first wrong byte elsewhere. Files that the dataset does not know are
+noted; they are no damage. With --deep, every record is parsed as well, and held against index and class counts.
 
 examples:
   shard-dataset verify shards/ && train
-  shard-dataset verify s3://bucket/flights --json | jq .damages
+  shard-dataset verify s3://bucket/flights --workers 16
+  shard-dataset verify shards/ --deep
+  shard-dataset verify s3://bucket/flights --json | jq '.damages[] | {path, kind, record, offset}'
 """,
     )
     cat = _command(
@@ -104,6 +108,11 @@ examples:
         command.add_argument("url", metavar="URL", help="folder of the dataset")
     for command in (inspect, verify_):
         command.add_argument("--json", action="store_true", help="one JSON document on standard output, no progress")
+    verify_.add_argument(
+        "--workers", type=_checked(_at_least(1)), metavar="N",
+        help=f"files to read side by side (default: the cores, here {_cores()}; at least 8 of another machine)",
+    )  # fmt: skip
+    verify_.add_argument("--deep", action="store_true", help="parse every record, check index and class counts, too")
     cat.add_argument("--split", help="split to read (default: the first)")
     cat.add_argument("--limit", type=_checked(_at_least(0)), default=5, help="number of records (default: 5)")
     return parser

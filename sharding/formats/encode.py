@@ -18,7 +18,7 @@ from .example import RecordLayout, encode_examples, encode_matrix
 from .parquet import open_writer
 from .tfrecord import FOOTER_BYTES, HEADER_BYTES, compressor, frame_matrix, frame_records
 
-__all__ = ["COMPRESSIONS", "SUFFIXES", "ShardEncoder", "default_compression", "encode_shard", "open_encoder"]
+__all__ = ["COMPRESSIONS", "SUFFIXES", "ShardEncoder", "default_compression", "encode_index", "encode_shard", "open_encoder"]
 
 SUFFIXES = {"tfrecord": "tfrecord", "parquet": "parquet"}
 COMPRESSIONS = {"tfrecord": ("none", "gzip", "zlib"), "parquet": ("none", "snappy", "zstd", "lz4", "gzip")}
@@ -82,7 +82,7 @@ class _TFRecordEncoder:
         self._schema = schema
         self._compressor: zlib._Compress | None = compressor(compression)
         self._layout = layout
-        self._lengths: list[npt.NDArray[np.int32]] = []
+        self._lengths: list[npt.NDArray[np.int64]] = []
         self._class_ids: list[ClassIds] = []
 
     def write(self, batch: pa.RecordBatch, class_ids: ClassIds) -> None:
@@ -94,15 +94,14 @@ class _TFRecordEncoder:
         offsets = np.frombuffer(framed.buffers()[1], np.int64)[: len(framed) + 1]
         data = (framed.buffers()[2] or pa.py_buffer(b"")).slice(0, int(offsets[-1]))
         self._sink.write(data if self._compressor is None else self._compressor.compress(data))
-        self._lengths.append(np.diff(offsets).astype(np.int32))
+        self._lengths.append(np.diff(offsets))
         self._class_ids.append(class_ids)
 
     def finish(self) -> pa.Buffer:
         if self._compressor is not None:
             self._sink.write(self._compressor.flush())
-        lengths = np.concatenate(self._lengths)
-        offsets = np.cumsum(lengths, dtype=np.int64) - lengths
-        return _ipc({"offset": offsets, "length": lengths, "class_id": np.concatenate(self._class_ids)})
+        lengths = np.concatenate([np.zeros(1, np.int64), *self._lengths])
+        return encode_index(np.concatenate(self._class_ids), np.cumsum(lengths))
 
 
 class _ParquetEncoder:
@@ -116,10 +115,20 @@ class _ParquetEncoder:
 
     def finish(self) -> pa.Buffer:
         self._writer.close()
-        return _ipc({"class_id": np.concatenate(self._class_ids)})
+        return encode_index(np.concatenate(self._class_ids))
 
 
-def _ipc(columns: dict[str, npt.NDArray[np.integer]]) -> pa.Buffer:
+def encode_index(class_ids: ClassIds, offsets: npt.NDArray[np.int64] | None = None) -> pa.Buffer:
+    """The bytes of a shard's index.
+
+    Args:
+        class_ids: of its records, int32 [records].
+        offsets: of its frames and of the end of the last, int64 [records + 1]; None for Parquet.
+    """
+    columns: dict[str, npt.NDArray[np.integer]] = {}
+    if offsets is not None:
+        columns = {"offset": offsets[:-1], "length": np.diff(offsets).astype(np.int32)}
+    columns["class_id"] = class_ids
     batch = pa.record_batch({name: pa.array(values) for name, values in columns.items()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:

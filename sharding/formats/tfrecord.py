@@ -6,7 +6,6 @@ payload, uint32 masked CRC of the payload; little-endian.
 
 from __future__ import annotations
 
-import gzip
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
@@ -20,7 +19,10 @@ import pyarrow as pa
 from ..errors import CorruptionError
 from .example import join_binary
 
-__all__ = ["FOOTER_BYTES", "HEADER_BYTES", "compress", "decompress", "frame_matrix", "frame_records", "iterate_records"]
+__all__ = [
+    "FOOTER_BYTES", "HEADER_BYTES", "compress", "compressor", "decompress", "frame_matrix", "frame_records",
+    "iterate_records",
+]  # fmt: skip
 
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
@@ -113,11 +115,16 @@ def _matches(payload: bytes, masked: bytes) -> bool:
     return len(masked) == 4 and _mask(crc)[0] == int.from_bytes(masked, "little")
 
 
+def compressor(compression: str) -> zlib._Compress | None:
+    """Compresses a file as `tf.data.TFRecordDataset(compression_type=...)` expects it: gzip or zlib; None for none."""
+    wbits = {"gzip": 31, "zlib": 15}.get(compression)
+    return None if wbits is None else zlib.compressobj(6, wbits=wbits)
+
+
 def compress(data: bytes | memoryview, compression: str) -> bytes | memoryview:
-    """Compress a whole file as `tf.data.TFRecordDataset(compression_type=...)` expects it: none, gzip or zlib."""
-    if compression == "gzip":
-        return gzip.compress(data, compresslevel=6, mtime=0)
-    return zlib.compress(data, 6) if compression == "zlib" else data
+    """A whole file, compressed as `compressor` does it."""
+    stream = compressor(compression)
+    return data if stream is None else stream.compress(data) + stream.flush()
 
 
 def decompress(data: bytes, compression: str) -> bytes:

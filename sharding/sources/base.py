@@ -7,7 +7,7 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from gzip import BadGzipFile
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -22,7 +22,7 @@ from ..storage import Storage
 
 __all__ = [
     "BATCH_BYTES", "BATCH_ROWS", "BadRecord", "Part", "Reject", "Source", "SourceFile", "fail_on_bad",
-    "fingerprint_files", "has_pattern", "list_files", "open_file", "read_files", "translate_errors",
+    "fingerprint_files", "has_pattern", "light", "list_files", "open_file", "read_files", "translate_errors",
 ]  # fmt: skip
 
 BATCH_ROWS = 1 << 16  # a source's batches hold at most so many records,
@@ -123,6 +123,11 @@ class Source(Protocol):
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """The records themselves, in the schema's Arrow types, in the order of the drafts."""
+
+
+def light(source: Source) -> Source:
+    """The source without its parts, as it is sent to a task, which gets the one part that it works on beside it."""
+    return replace(source, parts=()) if is_dataclass(source) else source  # type: ignore[no-any-return]
 
 
 def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:

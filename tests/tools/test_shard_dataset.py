@@ -196,7 +196,10 @@ class TestVerify:
             "train-00001-of-00003.tfrecord",
             "test-00000-of-00001.index.arrow",
         ]
-        assert done.stderr.splitlines()[-1] == "shard-dataset: error: 2 of 8 files are damaged or missing"
+        assert done.stderr.splitlines()[-1] == (
+            "shard-dataset: error: 2 of 8 files are damaged or missing; "
+            "see what can be saved with: shard-dataset repair --dry-run"
+        )
         done = cli("shard-dataset", "verify", str(dataset), "--json")
         assert done.returncode == 1
         document = json.loads(done.stdout)

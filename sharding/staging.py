@@ -1,0 +1,112 @@
+"""Files of a dataset read as streams: hashed block by block, or at hand as one mapped buffer, whatever their size.
+
+What is held in memory is a block a file. Not here: what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+import xxhash
+
+from .storage import Storage
+
+__all__ = ["Measure", "iterate_blocks", "measure", "staged"]
+
+_BLOCK_BYTES = 8 << 20
+_INFLATE_BYTES = 1 << 12  # compressed bytes that a fault may cost: what comes before is decompressed byte by byte
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """What a file holds, in short."""
+
+    bytes: int
+    checksum: str
+
+
+def iterate_blocks(storage: Storage, path: str) -> Iterator[memoryview]:
+    """The bytes of a file, some MiB at a time.
+
+    Raises:
+        FileNotFoundError: there is none.
+        StorageError: the store refuses.
+    """
+    if storage.local_path is not None:
+        whole = memoryview(storage.map(path))
+        yield from (whole[start : start + _BLOCK_BYTES] for start in range(0, len(whole), _BLOCK_BYTES))
+        return
+    with storage.errors("read", path):
+        fs, root = storage.filesystem()
+        size = int(fs.size(f"{root}/{path}"))
+    for start in range(0, size, _BLOCK_BYTES):
+        with storage.errors("read", path):
+            block = fs.cat_file(f"{root}/{path}", start=start, end=min(start + _BLOCK_BYTES, size))
+        yield memoryview(block)
+
+
+def measure(storage: Storage, path: str) -> Measure | None:
+    """Size and checksum of a file, or None if there is none.
+
+    Raises:
+        StorageError: the store refuses.
+    """
+    digest, size = xxhash.xxh3_128(), 0
+    try:
+        for block in iterate_blocks(storage, path):
+            digest.update(block)
+            size += len(block)
+    except FileNotFoundError:
+        return None
+    return Measure(bytes=size, checksum=f"xxh3-128:{digest.hexdigest()}")
+
+
+@contextmanager
+def staged(storage: Storage, path: str, compression: str = "none") -> Iterator[pa.Buffer]:
+    """The whole of a file, decompressed as far as it can be: a mapped file of this machine, a temporary one if need be.
+
+    Args:
+        storage: that holds it.
+        path: of the file.
+        compression: of the whole file, as `formats.tfrecord.compress` did it.
+
+    Raises:
+        FileNotFoundError: there is none.
+        StorageError: the store refuses.
+    """
+    if storage.local_path is not None and compression == "none":
+        yield storage.map(path)
+        return
+    blocks: Iterator[bytes | memoryview] = iterate_blocks(storage, path)
+    with tempfile.NamedTemporaryFile(prefix="ringfeed-") as copy:
+        for block in blocks if compression == "none" else _inflate(blocks):
+            copy.write(block)
+        copy.flush()
+        yield pa.memory_map(copy.name).read_buffer() if copy.tell() else pa.py_buffer(b"")
+
+
+def _inflate(blocks: Iterator[bytes | memoryview]) -> Iterator[bytes]:
+    """What gzip or zlib data decompresses to, up to the first fault in it."""
+    stream = zlib.decompressobj(wbits=47)
+    for block in blocks:
+        for start in range(0, len(block), _INFLATE_BYTES):
+            piece = bytes(block[start : start + _INFLATE_BYTES])
+            before = stream.copy()
+            try:
+                yield stream.decompress(piece)
+            except zlib.error:
+                yield from _inflate_bytewise(before, piece)
+                return
+
+
+def _inflate_bytewise(stream: zlib._Decompress, piece: bytes) -> Iterator[bytes]:
+    for position in range(len(piece)):
+        try:
+            yield stream.decompress(piece[position : position + 1])
+        except zlib.error:
+            return
