@@ -3,6 +3,7 @@
 from .build import BuildPlan, Progress, build, plan_build
 from .damage import Damage, Note
 from .dataset import Dataset, open_dataset, read_records
+from .destination import clean
 from .errors import (
     ConfigError,
     CorruptionError,
@@ -12,6 +13,7 @@ from .errors import (
     SourceError,
     StorageError,
     TrainingError,
+    WorkerError,
 )
 from .manifest import LostRecords, Manifest, ShardInfo, SplitInfo
 from .plan import BuildOptions
@@ -19,6 +21,7 @@ from .remedies import Remedy, RepairPlan, plan_repair
 from .repair import RepairReport, apply_repair, repair
 from .schema import Feature, Schema
 from .statistics import FeatureStatistics
+from .storage import Storage
 from .verify import Verification, VerifyProgress, check_dataset, verify
 
 __all__ = [
@@ -44,13 +47,16 @@ __all__ = [
     "ShardInfo",
     "SourceError",
     "SplitInfo",
+    "Storage",
     "StorageError",
     "TrainingError",
     "Verification",
     "VerifyProgress",
+    "WorkerError",
     "apply_repair",
     "build",
     "check_dataset",
+    "clean",
     "open_dataset",
     "plan_build",
     "plan_repair",

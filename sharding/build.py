@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from .assign import Assignment
 from .destination import Draft, check_apart, draft_dataset
+from .engine import open_engine
 from .errors import ConfigError, RingfeedError
-from .execute import Job, local_executor, run_tasks
+from .execute import Job, stream_tasks
 from .formats import encode_shard, plan_layout
 from .grouping import group
 from .journal import ShardResult
@@ -40,6 +41,7 @@ _BLOCK_BYTES = 32 << 20  # read, encoded and written at a time
 _BLOCK_COPIES = 6  # of a block, at the worst: drafts, records, messages, frames, what is compressed, what is sent
 _BUCKET_BYTES = 128 << 20  # of shards assembled together, if they are small
 _LEAST_BUCKETS = 64  # enough for the workers to share, and for a killed build to lose little
+_AHEAD = 4  # tasks submitted and not ended, per worker: enough to keep each busy
 _PROCESS_BYTES = 200 << 20  # of a process that has loaded Arrow, before any data
 
 
@@ -126,7 +128,7 @@ def plan_build(options: BuildOptions, *, executor: Executor | None = None, repor
         ConfigError: the options do not fit the data.
     """
     source = _open_source(options)
-    with local_executor(options.workers) if executor is None else nullcontext(executor) as pool:
+    with open_engine(options.engine, options.workers) if executor is None else nullcontext(executor) as pool:
         return _plan(source, options, pool, report)
 
 
@@ -139,9 +141,9 @@ def _open_source(options: BuildOptions) -> Source:
 
 def _plan(source: Source, options: BuildOptions, pool: Executor, report: Report) -> BuildPlan:
     tell = _Teller(report, "count", len(source.parts))
-    part_counts: list[Mapping[Any, int]] = [{}] * len(source.parts)
+    part_counts: list[dict[Any, int]] = [{}] * len(source.parts)
     jobs: Iterator[Job[dict[Any, int]]] = ((count_classes, (light(source), part)) for part in source.parts)
-    for number, counts in run_tasks(pool, jobs, options.workers):
+    for number, counts in stream_tasks(pool, jobs, _AHEAD * options.workers):
         part_counts[number] = counts
         tell(1, sum(counts.values()))
     totals: Counter[Any] = Counter()
@@ -166,7 +168,7 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
 
     Args:
         options: what to build.
-        executor: to run the tasks on; by default `options.workers` processes of this machine.
+        executor: to run the tasks on; by default those of `options.engine`.
         report: called after every task.
 
     Returns:
@@ -182,7 +184,7 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
     root = spill_root(options.spill, options.destination)
     with (
         draft_dataset(Storage(options.destination), overwrite=options.overwrite, about=about) as draft,
-        local_executor(options.workers) if executor is None else nullcontext(executor) as pool,
+        open_engine(options.engine, options.workers) if executor is None else nullcontext(executor) as pool,
     ):
         try:
             plan = _plan(source, options, pool, report)
@@ -195,8 +197,8 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
         except BaseException as error:
             if not (draft.finished and draft.may_resume(error)):
                 remove_spill(root)
-            elif isinstance(error, RingfeedError):
-                raise type(error)(f"{error}; {draft.how_to_resume}") from error
+            elif isinstance(error, (RingfeedError, KeyboardInterrupt)):
+                raise type(error)(f"{error}; {draft.how_to_resume}".removeprefix("; ")) from error
             raise
         remove_spill(root)
     return committed
@@ -211,14 +213,13 @@ class _Teller:
 
     def __init__(self, report: Report, stage: str, total: int, resumed: int = 0, records: int = 0) -> None:
         self._report = report
-        self._now = {"done": resumed, "records": records}
-        self._rest: dict[str, Any] = {"stage": stage, "total": total, "resumed": resumed}
+        self._progress = Progress(stage=stage, done=resumed, total=total, records=records, resumed=resumed)
         self(0, 0)
 
     def __call__(self, done: int, records: int) -> None:
-        self._now["done"] += done
-        self._now["records"] += records
-        self._report(Progress(**self._now, **self._rest))
+        now = self._progress
+        self._progress = replace(now, done=now.done + done, records=now.records + records)
+        self._report(self._progress)
 
 
 def _write(
@@ -268,21 +269,21 @@ def _shards_per_bucket(plan: BuildPlan) -> int:
     return max(1, min(by_size, plan.assignment.shards // _LEAST_BUCKETS))
 
 
-def _workers_within(options: BuildOptions, need: float, what: str) -> int:
-    """How many tasks may run at a time, if each needs so many bytes.
+def _tasks_within(options: BuildOptions, need: float, what: str) -> int:
+    """How many tasks to have submitted at a time, if each that runs needs so many bytes.
 
     Raises:
-        ConfigError: not even one.
+        ConfigError: not even one fits into memory.
     """
-    budget = options.memory_budget
-    per_worker = need + _PROCESS_BYTES
-    workers = min(options.workers, int((budget - _PROCESS_BYTES) / per_worker))
-    if workers < 1:
+    free = options.memory_budget - (options.workers + 1) * _PROCESS_BYTES
+    fitting = int(free / need)
+    if fitting < 1:
+        needed = options.memory_budget - free + need
         raise ConfigError(
-            f"{what} needs about {(per_worker + _PROCESS_BYTES) / (1 << 20):,.0f} MiB of memory, and --memory allows "
-            f"{budget >> 20:,} MiB; allow more, or ask for more, smaller shards"
+            f"{what} needs about {needed / (1 << 20):,.0f} MiB of memory with {options.workers} workers, and --memory "
+            f"allows {options.memory_budget >> 20:,} MiB; allow more, or ask for smaller shards or fewer --workers"
         )
-    return workers
+    return fitting if fitting < max(options.workers, 2) else _AHEAD * options.workers
 
 
 def _partition(
@@ -306,7 +307,7 @@ def _partition(
     jobs: Iterator[Job[PartSpill]] = (
         (partition_part, (source, parts[n], n, bucketing, wanted, classes, ordinals[n], spill)) for n in todo
     )
-    for number, part in run_tasks(pool, jobs, options.workers):
+    for number, part in stream_tasks(pool, jobs, _AHEAD * options.workers):
         done[todo[number]] = part
         tell(1, part.records)
     return [done[number] for number in range(len(parts))]
@@ -350,7 +351,7 @@ def _assemble(
     tell = _Teller(report, "write", plan.assignment.shards, len(finished), records)
     yield from finished.values()
     need = max(plan.shard_bytes * bucketing.shards_per_bucket, _BLOCK_BYTES) + _BLOCK_COPIES * _BLOCK_BYTES
-    for _, results in run_tasks(pool, jobs, _workers_within(options, need, "assembling a shard")):
+    for _, results in stream_tasks(pool, jobs, _tasks_within(options, need, "assembling a shard")):
         draft.finished += len(results)
         yield from results
         tell(len(results), sum(result.info.records for result in results))

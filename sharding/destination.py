@@ -13,6 +13,7 @@ from .errors import DestinationError, RingfeedError
 from .journal import JOURNAL_FOLDER, ShardResult, read_journal
 from .lease import LEASE_NAME, Lease, hold, is_held, read_holder
 from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest
+from .spill import remove_spill, spill_root
 from .storage import Storage
 
 __all__ = ["Draft", "check_apart", "clean", "draft_dataset"]
@@ -212,15 +213,16 @@ def _taken(destination: Storage) -> str:
     return f"{destination.locate()} already holds a dataset; choose another folder, or replace it with --overwrite"
 
 
-def clean(destination: Storage, *, dry_run: bool = False) -> list[str]:
-    """Remove what killed builds left at a destination: all of ours that is no part of a dataset there.
+def clean(destination: Storage, *, spill: str | None = None, dry_run: bool = False) -> list[str]:
+    """Remove what killed builds left at a destination, and spilled for it: all of ours that is no part of a dataset.
 
     Args:
         destination: with a dataset, or without.
+        spill: where they were told to spill to.
         dry_run: only say what would be removed.
 
     Returns:
-        The paths.
+        The URLs.
 
     Raises:
         DestinationError: a build is at work there.
@@ -233,12 +235,19 @@ def clean(destination: Storage, *, dry_run: bool = False) -> list[str]:
     known: set[str] = set()
     if MANIFEST_NAME in files:
         dataset = open_dataset(destination)
-        known = {dataset.manifest.shards_path, *(path for shard in dataset.shards for path in (shard.path, shard.index_path))}
+        known = {
+            dataset.manifest.shards_path,
+            *(path for shard in dataset.shards for path in (shard.path, shard.index_path)),
+        }
     debris = [name for name in files if _OURS.fullmatch(name) and name not in known]
     if not dry_run:
         _remove(destination, debris)
         _remove_empty(destination, [JOURNAL_FOLDER, _STAGING, *([] if set(files) - set(debris) else [""])])
-    return debris
+    root = spill_root(spill, destination.locate())
+    spilled = [root.locate(name) for name in root.list()]
+    if not dry_run:
+        remove_spill(root)
+    return [destination.locate(name) for name in debris] + spilled
 
 
 def _remove(storage: Storage, names: Iterable[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 
 from .errors import WorkerError
 
-__all__ = ["Job", "local_executor", "run_tasks"]
+__all__ = ["Job", "local_executor", "run_tasks", "stream_tasks"]
 
 T = TypeVar("T")
 Job = tuple[Callable[..., T], tuple[Any, ...]]
-_AHEAD = 4  # jobs submitted and not finished, per worker: enough to keep each busy
 
 
 @contextmanager
@@ -45,7 +44,7 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
-def run_tasks(pool: Executor, jobs: Iterable[Job[T]], workers: int) -> Iterator[tuple[int, T]]:
+def stream_tasks(pool: Executor, jobs: Iterable[Job[T]], at_once: int) -> Iterator[tuple[int, T]]:
     """Run tasks, some at a time, and yield the number and the result of each as it ends.
 
     The first error, or an interrupt, cancels what has not begun and is raised when nothing runs any more: whoever
@@ -54,14 +53,14 @@ def run_tasks(pool: Executor, jobs: Iterable[Job[T]], workers: int) -> Iterator[
     Args:
         pool: where to run them.
         jobs: functions and their arguments; taken as they are needed.
-        workers: of the pool; a few jobs for each are submitted ahead.
+        at_once: how many to have submitted and not ended.
     """
     numbered = enumerate(jobs)
     running: dict[Future[T], int] = {}
     try:
         while True:
             with _interrupts_held():  # it is here that a pool starts its processes
-                for number, (function, arguments) in islice(numbered, _AHEAD * workers - len(running)):
+                for number, (function, arguments) in islice(numbered, at_once - len(running)):
                     running[pool.submit(function, *arguments)] = number
             if not running:
                 return
@@ -76,3 +75,24 @@ def run_tasks(pool: Executor, jobs: Iterable[Job[T]], workers: int) -> Iterator[
                 "a worker process was killed, most likely for want of memory; use fewer --workers, or smaller shards"
             ) from error
         raise
+
+
+def run_tasks(pool: Executor | None, jobs: Sequence[Job[T]], report: Callable[[int, T | None], None]) -> list[T]:
+    """Run a few tasks and return their results in the order of the jobs; errors as in `stream_tasks`.
+
+    Args:
+        pool: where to run them; None is this thread.
+        jobs: functions and their arguments.
+        report: called before the first and after each task with the tasks done and the result.
+    """
+    report(0, None)
+    results: dict[int, T] = {}
+    ended: Iterable[tuple[int, T]]
+    if pool is None:
+        ended = ((number, function(*arguments)) for number, (function, arguments) in enumerate(jobs))
+    else:
+        ended = stream_tasks(pool, jobs, len(jobs))
+    for number, result in ended:
+        results[number] = result
+        report(len(results), result)
+    return [results[number] for number in range(len(jobs))]

@@ -1,7 +1,7 @@
 """What a build has finished, beside what it writes: so that one that was killed goes on where it stopped.
 
-An entry tells of a run of shards that lie complete at the destination. Entries are keyed by the plan's fingerprint: those
-of another plan count for nothing. They are no part of the dataset, and go when it is committed.
+An entry tells of a run of shards that lie complete at the destination. Entries are keyed by the plan's fingerprint:
+those of another plan count for nothing. They are no part of the dataset, and go when it is committed.
 """
 
 from __future__ import annotations

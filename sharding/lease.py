@@ -80,7 +80,7 @@ def _me(about: Mapping[str, str]) -> Holder:
 
 
 def boot_id() -> str:
-    """What process numbers are good for: this start of the machine, this container. Empty where the kernel is silent."""
+    """What process numbers are good for: a start of the machine, a container. Empty where the kernel is silent."""
     with suppress(OSError):
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     return ""

@@ -9,6 +9,7 @@ from math import ceil
 from typing import Any
 
 from .assign import Assignment, SplitLayout, shards_per_split, split_class_counts
+from .engine import check_engine
 from .errors import ConfigError, SourceError
 from .formats.encode import COMPRESSIONS, default_compression
 from .schema import Schema
@@ -37,6 +38,7 @@ class BuildOptions:
         seed: of split, shard and order.
         workers: processes. The result does not depend on it.
         memory_bytes: that all of them may use together, about; None: 1 GiB for each, and 2 GiB at least.
+        engine: where tasks run, see `engine.open_engine`.
         spill: URL of a folder for what lies between two passes; None: this machine's folder for temporary files.
         overwrite: replace a dataset at the destination.
         min_class_records: refuse classes with fewer records.
@@ -58,6 +60,7 @@ class BuildOptions:
     workers: int = 1
     memory_bytes: int | None = None
     spill: str | None = None
+    engine: str = "local"
     overwrite: bool = False
     min_class_records: int = 2
 
@@ -69,9 +72,15 @@ class BuildOptions:
             raise ConfigError(f"compression of {self.shard_format} must be one of {allowed}, got {self.compression!r}")
         if self.shards is not None and self.shard_bytes is not None:
             raise ConfigError("give --shards or --shard-size, not both")
-        for name, value in (("shards", self.shards), ("shard size", self.shard_bytes), ("workers", self.workers)):
+        for name, value in (
+            ("shards", self.shards),
+            ("shard size", self.shard_bytes),
+            ("workers", self.workers),
+            ("memory", self.memory_bytes),
+        ):
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
+        check_engine(self.engine)
         if not self.splits or sum(self.splits.values()) != 1 or min(self.splits.values()) <= 0:
             shares = ", ".join(f"{name}={float(share):g}" for name, share in self.splits.items())
             raise ConfigError(f"the shares of the splits must be positive and add up to 1, got {shares}")

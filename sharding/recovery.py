@@ -14,10 +14,10 @@ import numpy as np
 import xxhash
 
 from .damage import Damage, first_difference, kind_of_size
-from .destination import BUILDING_NAME
 from .errors import CorruptionError, DatasetError, RingfeedError, StorageError
 from .formats.encode import SUFFIXES
 from .indexes import read_index
+from .lease import LEASE_NAME
 from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardInfo, checksum
 from .staging import Measure, measure, staged
 from .storage import Storage
@@ -102,7 +102,7 @@ Broken = tuple[bytes, RingfeedError]  # the bytes of `dataset.json`, and what is
 
 
 def _without_manifest(storage: Storage, names: frozenset[str] | None, broken: Broken | None) -> Identity:
-    if (broken or BUILDING_NAME not in (names or ())) and (recovered := _from_table(storage, names, broken)):
+    if (broken or LEASE_NAME not in (names or ())) and (recovered := _from_table(storage, names, broken)):
         return recovered
     if broken:
         raise CorruptionError(

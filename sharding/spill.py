@@ -1,8 +1,8 @@
 """Where the partition tasks of a build leave records for the tasks that assemble shards: one Arrow IPC file a part.
 
 A folder of this machine, or of any store that all workers reach. A file appears under its name when it is whole, so a
-task may run twice, at the same time too; a note beside it says what is in it. A build that was killed and is started again
-uses what is there, if the machine has not gone down in between: local files are not synced.
+task may run twice, at the same time too; a note beside it says what is in it. A build that was killed and is started
+again uses what is there, if the machine has not gone down in between: local files are not synced.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ files: a partition task writes one Arrow IPC file whose record batches each go t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -61,8 +61,11 @@ class Bucketing:
     def first_places(self) -> npt.NDArray[np.int64]:
         """Where each shard's places begin within its bucket, int64 [shards]."""
         sizes = np.concatenate([split.all_shard_records() for split in self.assignment.splits])
-        firsts = np.cumsum(sizes) - sizes
-        return firsts - firsts[np.arange(len(sizes)) // self.shards_per_bucket * self.shards_per_bucket]
+        firsts: npt.NDArray[np.int64] = np.cumsum(sizes) - sizes
+        result: npt.NDArray[np.int64] = (
+            firsts - firsts[np.arange(len(sizes)) // self.shards_per_bucket * self.shards_per_bucket]
+        )
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,9 +189,7 @@ def _join(
     return batch, np.concatenate([buckets for _, buckets in held])
 
 
-def _write_by_bucket(
-    runs: Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]], sink: Any
-) -> npt.NDArray[np.int64]:
+def _write_by_bucket(runs: Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]], sink: Any) -> npt.NDArray[np.int64]:
     """Write each bucket's records of a run as one record batch; returns the bucket of each batch."""
     written = [np.empty(0, np.int64)]
     writer: pa.RecordBatchFileWriter | None = None
@@ -292,7 +293,7 @@ def assemble_bucket(
         first = places_of_shards[number - shards.start]
         slot_of_row = np.argsort(assignment.row_of_slot(number))
         rows = row_of_place[first + slot_of_row]
-        split, within = assignment.shard(number)
+        split, _ = assignment.shard(number)
         path, index_path = shard_names(assignment, number, target.shard_format)
         info, statistics = write_shard(
             _blocks(source, table, rows, target.block_rows),

@@ -15,9 +15,9 @@ from typing import Any
 
 from .damage import Damage, Note
 from .deep import check_meaning, check_totals
-from .destination import BUILDING_NAME
 from .execute import run_tasks
 from .indexes import Index, read_index
+from .lease import LEASE_NAME
 from .locate import locate_in_index, locate_in_shard
 from .manifest import MANIFEST_NAME, Manifest, ShardInfo
 from .recovery import TABLE_NAMES, Identity, identify
@@ -223,7 +223,7 @@ def _notes(known: Identity, files: set[str]) -> Iterator[Note]:
 
 def _remark(name: str, lost: set[str]) -> str:
     last = name.rpartition("/")[2]
-    if last == BUILDING_NAME:
+    if last == LEASE_NAME:
         return "the mark of a build that did not finish, or could not remove it"
     if name.startswith("_replacing/"):
         return "of a build that was to replace this dataset and did not finish"

@@ -22,9 +22,11 @@ from ..sharding import (
     BuildPlan,
     Progress,
     RingfeedError,
+    Storage,
     VerifyProgress,
     build,
     check_dataset,
+    clean,
     open_dataset,
     plan_build,
     read_records,
@@ -57,6 +59,9 @@ def _build(args: argparse.Namespace) -> int:
         splits=args.split,
         seed=args.seed,
         workers=args.workers,
+        memory_bytes=args.memory,
+        spill=args.spill,
+        engine=args.engine,
         overwrite=args.overwrite,
         min_class_records=args.min_class_records,
     )
@@ -64,6 +69,8 @@ def _build(args: argparse.Namespace) -> int:
     with stage_progress(_STAGES, silent=args.json) as show, _tidy_on_sigterm():
 
         def report(progress: Progress) -> None:
+            if progress.stage == "write" and progress.resumed and progress.done == progress.resumed and not args.json:
+                print(f"going on: {progress.resumed:,} of {progress.total:,} shards are finished", file=sys.stderr)
             show(progress.stage, progress.done, progress.total, progress.records)
 
         if args.dry_run:
@@ -190,10 +197,26 @@ def _printable(value: Any) -> Any:
     return [_printable(entry) for entry in value] if isinstance(value, list) else value
 
 
-_COMMANDS = {"build": _build, "inspect": _inspect, "verify": _verify, "cat": _cat}
+def _clean(args: argparse.Namespace) -> int:
+    removed = clean(Storage(args.url), spill=args.spill, dry_run=args.dry_run)
+    if args.json:
+        print(json.dumps({"dry_run": args.dry_run, "files": removed}, indent=2))
+        return _OK
+    for url in removed:
+        print(one_line(url))
+    verb = "would be" if args.dry_run else "were"
+    print(f"{len(removed):,} files {verb} removed" if removed else f"there is nothing to remove at {args.url}")
+    return _OK
+
+
+_COMMANDS = {"build": _build, "inspect": _inspect, "verify": _verify, "cat": _cat, "clean": _clean}
 
 
 # --- errors ----------------------------------------------------------------------------------------------------
+
+
+class _Terminated(KeyboardInterrupt):
+    """The process was told to end."""
 
 
 @contextmanager
@@ -201,7 +224,7 @@ def _tidy_on_sigterm() -> Iterator[None]:
     """Let a build that is told to stop clean up as one that is interrupted does."""
 
     def stop(signum: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(_TERMINATED)
+        raise _Terminated
 
     if current_thread() is not main_thread():  # the only one that may set handlers
         yield
@@ -220,9 +243,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _COMMANDS[args.command](args)
         sys.stdout.flush()
         return status
-    except KeyboardInterrupt:
-        print("shard-dataset: interrupted", file=sys.stderr)
-        return _INTERRUPTED
+    except KeyboardInterrupt as error:
+        print(f"shard-dataset: interrupted{f'; {error}' if str(error) else ''}", file=sys.stderr)
+        return _TERMINATED if isinstance(error, _Terminated) else _INTERRUPTED
     except BrokenPipeError:  # the reader of our output has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _OK

@@ -19,7 +19,7 @@ exit status:
   0  all is well
   1  an error, told in one line on standard error, or damage found by verify
   2  wrong usage
-  130  interrupted; a build leaves nothing behind
+  130  interrupted; a build can be gone on with by the same command
 """
 _EPILOG = f"""\
 examples:
@@ -36,7 +36,8 @@ AWS_PROFILE, AWS_ENDPOINT_URL; HADOOP_USER_NAME.
 _BUILD_EPILOG = f"""\
 Each shard's number of records, and each class's number of records per shard, differ by at most one between the
 shards of a split. The same source, options and seed give the same bytes, whatever --workers is. The dataset
-appears at once, when all of it is written; a build that fails or is interrupted leaves nothing behind.
+appears at once, when all of it is written. A build that was killed or interrupted is gone on with by the same
+command, and ends with the same bytes; one that fails for its source's sake leaves nothing behind.
 
 examples:
   # a table with a label, 16 shards or more, split by 9 to 1, every class alike
@@ -104,9 +105,24 @@ examples:
   shard-dataset cat s3://bucket/flights --limit 1000 | jq .late
 """,
     )
-    for command in (inspect, verify_, cat):
+    clean_ = _command(
+        commands,
+        "clean",
+        "remove what killed builds left",
+        """\
+Removes finished shards without a dataset, journals, drafts, and what was spilled for them on this machine. A dataset
+that is there stays as it is, and a build that is at work is left alone.
+
+examples:
+  shard-dataset clean s3://bucket/flights --dry-run
+  shard-dataset clean shards/
+""",
+    )
+    clean_.add_argument("--spill", metavar="URL", help="folder that the builds were told to spill to")
+    clean_.add_argument("--dry-run", action="store_true", help="show what would be removed, and remove nothing")
+    for command in (inspect, verify_, cat, clean_):
         command.add_argument("url", metavar="URL", help="folder of the dataset")
-    for command in (inspect, verify_):
+    for command in (inspect, verify_, clean_):
         command.add_argument("--json", action="store_true", help="one JSON document on standard output, no progress")
     verify_.add_argument(
         "--workers", type=_checked(_at_least(1)), metavar="N",
@@ -145,6 +161,18 @@ def _add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument(
         "--workers", type=_checked(_at_least(1)), default=_cores(), metavar="N",
         help="processes; the result does not depend on it (default: the cores, here %(default)s)",
+    )  # fmt: skip
+    command.add_argument(
+        "--memory", type=_checked(parse_bytes), metavar="SIZE",
+        help="about what all processes may use together, such as 2GiB (default: 1 GiB for each, and 2 GiB at least)",
+    )  # fmt: skip
+    command.add_argument(
+        "--spill", metavar="URL",
+        help="folder for what lies between the passes, about the size of SRC (default: that of temporary files)",
+    )  # fmt: skip
+    command.add_argument(
+        "--engine", default="local", metavar="ENGINE",
+        help="local, or a cluster that is there: dask://HOST:PORT, ray://HOST:PORT, ray://auto (default: local)",
     )  # fmt: skip
     codecs = "; ".join(f"{name}: {', '.join(names)}" for name, names in COMPRESSIONS.items())
     command.add_argument("--compression", metavar="CODEC", help=f"of the shards ({codecs})")

@@ -18,7 +18,15 @@ from .example import RecordLayout, encode_examples, encode_matrix
 from .parquet import open_writer
 from .tfrecord import FOOTER_BYTES, HEADER_BYTES, compressor, frame_matrix, frame_records
 
-__all__ = ["COMPRESSIONS", "SUFFIXES", "ShardEncoder", "default_compression", "encode_index", "encode_shard", "open_encoder"]
+__all__ = [
+    "COMPRESSIONS",
+    "SUFFIXES",
+    "ShardEncoder",
+    "default_compression",
+    "encode_index",
+    "encode_shard",
+    "open_encoder",
+]
 
 SUFFIXES = {"tfrecord": "tfrecord", "parquet": "parquet"}
 COMPRESSIONS = {"tfrecord": ("none", "gzip", "zlib"), "parquet": ("none", "snappy", "zstd", "lz4", "gzip")}

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 __all__ = [
-    "RowGroup", "iterate_parquet", "open_writer", "read_parquet", "read_row_groups", "row_group_rows", "scan_row_groups",
-    "write_parquet",
+    "RowGroup", "iterate_parquet", "open_writer", "read_parquet", "read_row_groups", "row_group_rows",
+    "scan_row_groups", "write_parquet",
 ]  # fmt: skip
 
 

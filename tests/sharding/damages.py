@@ -1,4 +1,4 @@
-"""Random damages to a dataset, and what is then to be said of it: by the campaign and by the tests that are always on."""
+"""Random damages to a dataset, and what is then to be said of it: in the campaign and in the tests always on."""
 
 import random
 import shutil

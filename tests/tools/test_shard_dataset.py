@@ -123,7 +123,7 @@ assert main(["verify", {str(tmp_path / "o")!r}]) == main(["inspect", {str(tmp_pa
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
     @pytest.mark.parametrize(("sig", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-    def test_a_signal_leaves_nothing_and_no_trace(self, tmp_path: Path, sig: int, status: int) -> None:
+    def test_a_signal_says_how_to_go_on_and_clean_leaves_nothing(self, tmp_path: Path, sig: int, status: int) -> None:
         rows = 300_000
         pq.write_table(pa.table({"x": range(rows), "y": ["a", "b"] * (rows // 2)}), tmp_path / "x.parquet")
         out = tmp_path / "new" / "out"
@@ -144,7 +144,10 @@ assert main(["verify", {str(tmp_path / "o")!r}]) == main(["inspect", {str(tmp_pa
         _, stderr = process.communicate(timeout=60)
         assert process.returncode == status
         assert "Traceback" not in stderr
-        assert not (tmp_path / "new").exists()
+        assert "of 3,000 shards are finished: start the same command again to go on with the rest" in stderr
+        assert not (out / "dataset.json").exists()
+        assert main(["clean", str(out)]) == 0
+        assert not out.exists()
 
 
 class TestInspect:
