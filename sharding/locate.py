@@ -140,7 +140,7 @@ def _in_row_group(damage: Damage, group: RowGroup, column: str, offset: int | No
 
 def _footer_offset(stored: pa.Buffer) -> int:
     """Where the footer of a Parquet file begins, by its own word; its last bytes, if that makes no sense."""
-    size = int.from_bytes(stored.slice(max(0, stored.size - 8), 4).to_pybytes(), "little")
+    size = int.from_bytes(memoryview(stored)[-8:-4], "little")
     end = max(0, int(stored.size) - 8)
     return end - size if size < end else end
 
