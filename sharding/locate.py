@@ -155,10 +155,10 @@ def encode_again(data: pa.Buffer | memoryview, manifest: Manifest, shard: ShardI
     """
     if manifest.shard_format == "parquet":
         try:
-            batches = manifest.schema.conform(read_parquet(data).combine_chunks().to_batches()[0])
+            (rows,) = read_parquet(data).combine_chunks().to_batches()
+            encoded = memoryview(write_parquet(rows, manifest.compression))
         except Exception:  # a footer that says other things than were written makes a reader raise anything
             return None
-        encoded = memoryview(write_parquet(batches, manifest.compression))
     else:
         encoded = memoryview(compress(bytes(data), manifest.compression))
     return encoded if checksum(encoded) == shard.checksum else None

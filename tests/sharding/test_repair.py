@@ -24,6 +24,7 @@ from ringfeed.sharding import (
     repair,
     verify,
 )
+from ringfeed.sharding.formats import parquet as parquet_format
 from ringfeed.sharding.storage import Storage
 from tests.sharding.conftest import built, make_table
 
@@ -57,6 +58,21 @@ def invert(path: Path, start: int, stop: int) -> None:
     flip(path, *((position, bit) for position in range(start, stop) for bit in range(8)))
 
 
+def large_parquet(folder: Path, compression: str) -> Dataset:
+    """20,000 records in two shards of five row groups."""
+    pq.write_table(make_table(20_000), folder / "x.parquet")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parquet_format, "_ROW_GROUP_ROWS", 2000)
+        options = {"shard_format": "parquet", "compression": compression, "label": "label", "shards": 2}
+        return built(str(folder / "x.parquet"), folder / "out", **options)
+
+
+@pytest.fixture(autouse=True)
+def _small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repairs write shards as those above were written."""
+    monkeypatch.setattr(parquet_format, "_ROW_GROUP_ROWS", 2000)
+
+
 def actions(root: Path) -> dict[str, str]:
     return {remedy.path: remedy.action for remedy in plan_repair(str(root)).remedies}
 
@@ -68,6 +84,21 @@ class TestBitByBit:
         flip(path, (100, 3), (40_000, 7), (80_000, 0))
         assert repair(str(root)).lost == ()
         assert files_of(root) == files_of(Path(pristine.storage.locate()))
+
+    @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+    def test_a_parquet_shard_whose_rows_are_intact_is_written_again(
+        self, tmp_path: Path, files_of: Files, compression: str
+    ) -> None:
+        dataset = large_parquet(tmp_path, compression)
+        before = files_of(tmp_path / "out")
+        path = tmp_path / "out" / dataset.shards[0].path
+        assert dataset.shards[0].bytes > 1 << 16  # too large for a search over all bits
+        flip(path, (path.read_bytes().rindex(b"parquet-cpp-arrow"), 0), (path.read_bytes().rindex(b"version"), 1))
+        damage = verify(str(tmp_path / "out"))[0]
+        assert damage.offset == path.read_bytes().rindex(b"qarquet-cpp-arrow")
+        assert "all values can be read" in damage.problem
+        assert repair(str(tmp_path / "out")).lost == ()
+        assert files_of(tmp_path / "out") == before
 
     def test_what_was_added_is_cut_off(self, root: Path, pristine: Dataset, files_of: Files) -> None:
         for name in (pristine.shards[0].path, pristine.shards[1].index_path, "dataset.json"):
@@ -120,6 +151,23 @@ class TestBitByBit:
 
 
 class TestSalvage:
+    def test_of_a_parquet_shard_the_damaged_row_groups_are_left_out(self, tmp_path: Path) -> None:
+        dataset = large_parquet(tmp_path, "snappy")
+        root = tmp_path / "out"
+        shard = dataset.shards[1]
+        chunk = pq.ParquetFile(root / shard.path).metadata.row_group(2).column(1)
+        start = min(chunk.dictionary_page_offset or chunk.data_page_offset, chunk.data_page_offset)
+        flip(root / shard.path, (start + chunk.total_compressed_size - 2, 5))
+        damage = verify(str(root))[0]
+        assert (damage.row_group, damage.column, damage.record) == (2, "vector", 4000)
+        assert repair(str(root)).lost[0].records == 2000
+        rows = {record["id"]: record for record in read_records(open_dataset(str(root)), "train", 30_000)}
+        whole = {record["id"]: record for record in make_table(20_000).to_pylist()}
+        assert len(rows) == 18_000
+        assert rows == {number: whole[number] for number in rows}
+        assert verify(str(root), deep=True) == []
+        pq.read_table([root / info.path for info in open_dataset(str(root)).shards])  # one schema, as it was
+
     def test_intact_records_of_every_damaged_shard_are_kept(self, root: Path, pristine: Dataset) -> None:
         a, b, c = pristine.shards
         invert(root / a.path, 0, 4)  # a length
