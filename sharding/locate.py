@@ -140,7 +140,7 @@ def _in_row_group(damage: Damage, group: RowGroup, column: str, offset: int | No
 
 def _footer_offset(stored: pa.Buffer) -> int:
     """Where the footer of a Parquet file begins, by its own word; its last bytes, if that makes no sense."""
-    size = int.from_bytes(stored.slice(max(0, stored.size - 8), 4).to_pybytes(), "little")
+    size = int.from_bytes(memoryview(stored)[-8:-4], "little")
     end = max(0, int(stored.size) - 8)
     return end - size if size < end else end
 
@@ -155,10 +155,10 @@ def encode_again(data: pa.Buffer | memoryview, manifest: Manifest, shard: ShardI
     """
     if manifest.shard_format == "parquet":
         try:
-            batches = manifest.schema.conform(read_parquet(data).combine_chunks().to_batches()[0])
+            (rows,) = read_parquet(data).combine_chunks().to_batches()
+            encoded = memoryview(write_parquet(rows, manifest.compression, row_group_rows(data)))
         except Exception:  # a footer that says other things than were written makes a reader raise anything
             return None
-        encoded = memoryview(write_parquet(batches, manifest.compression, row_group_rows(data)))
     else:
         encoded = memoryview(compress(bytes(data), manifest.compression))
     return encoded if checksum(encoded) == shard.checksum else None

@@ -6,7 +6,7 @@ Nothing is guessed: what is made again must have the checksum that the other one
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -178,8 +178,23 @@ def _without_table(known: Identity, table: bytes | None, workers: int) -> Identi
         if manifest.shards_rows and sealed.shards_rows == manifest.shards_rows:  # of another version of Arrow
             remade = _with_table(known, table, data, shards, measures)
             return replace(remade, manifest=sealed, restored={path: data, MANIFEST_NAME: sealed.encode()})
-    damage = _table_damage(path, table, None)
-    return replace(known, shards=shards, proven=False, damages=(damage,), measures=measures)
+    damages = (_table_damage(path, table, None), *_underivable(known, shards))
+    return replace(known, shards=shards, proven=False, damages=damages, measures=measures)
+
+
+def _underivable(known: Identity, shards: Sequence[ShardInfo]) -> Iterator[Damage]:
+    """The files for want of which there is no row for some shard: they are missing, or an index cannot be read."""
+    manifest, names = known.manifest, known.names or frozenset()
+    there = {path for shard in shards for path in (shard.path, shard.index_path)}
+    for split, info in manifest.splits.items():
+        for number in range(0 if manifest.lost else info.shards):
+            stem = f"{split}-{number:05d}-of-{info.shards:05d}"
+            data, index = f"{stem}.{SUFFIXES[manifest.shard_format]}", f"{stem}.index.arrow"
+            for name in (data, index):
+                if name not in names:
+                    yield Damage(path=name, split=split, kind="missing", problem="the file is missing")
+            if index in names - there and data in names:
+                yield Damage(path=index, split=split, kind="altered", problem="it cannot be read as an index")
 
 
 def _with_table(

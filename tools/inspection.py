@@ -8,6 +8,7 @@ from typing import Any
 from ..sharding import Dataset, Feature, FeatureStatistics, Manifest
 from .balance import balance_json, balance_of_dataset, balance_text
 from .console import align, human_bytes, one_line
+from .repairing import lost_json, lost_lines
 
 __all__ = ["feature_spec", "inspection_json", "inspection_text", "reading_example"]
 
@@ -43,6 +44,7 @@ def inspection_json(dataset: Dataset) -> dict[str, Any]:
             for feature in manifest.schema.features
         ],
         "splits": balance_json(balance_of_dataset(dataset), manifest.classes),
+        "lost": lost_json(manifest),
         "reading": reading_example(dataset),
     }
 
@@ -61,6 +63,7 @@ def inspection_text(dataset: Dataset) -> str:
         f"(fingerprint {manifest.source.get('fingerprint', 'unknown')})",
         f"  written  by {manifest.writer}, seed {manifest.seed}",
         f"  label    {manifest.schema.label if manifest.schema.label is not None else '(none)'}",
+        *lost_lines(manifest),
         "",
         *balance_text(balance_of_dataset(dataset), manifest.classes),
         "",

@@ -1,4 +1,4 @@
-"""`shard-dataset`: build, inspect, verify and look into sharded datasets. Needs no TensorFlow."""
+"""`shard-dataset`: build, inspect, verify, repair and look into sharded datasets. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ from ..sharding import (
     open_dataset,
     plan_build,
     read_records,
+    repair,
 )
 from .balance import balance_json, balance_of_dataset, balance_of_plan, balance_text
 from .console import align, human_bytes, human_seconds, one_line, stage_progress
 from .inspection import inspection_json, inspection_text
+from .repairing import repair_json, repair_text
 from .shard_dataset_args import build_parser
 
 __all__ = ["main"]
@@ -175,6 +177,17 @@ def _verify(args: argparse.Namespace) -> int:
     return _OK
 
 
+def _repair(args: argparse.Namespace) -> int:
+    with stage_progress(_STAGES, silent=args.json) as show, _tidy_on_sigterm():
+
+        def report(progress: VerifyProgress) -> None:
+            show("verify", progress.files, progress.total_files, 0)
+
+        done = repair(args.url, report, workers=args.workers, dry_run=args.dry_run)
+    print(json.dumps(repair_json(done, args.dry_run), indent=2) if args.json else repair_text(done, args.dry_run))
+    return _OK
+
+
 def _cat(args: argparse.Namespace) -> int:
     dataset = open_dataset(args.url)
     split = next(iter(dataset.manifest.splits)) if args.split is None else args.split
@@ -209,7 +222,9 @@ def _clean(args: argparse.Namespace) -> int:
     return _OK
 
 
-_COMMANDS = {"build": _build, "inspect": _inspect, "verify": _verify, "cat": _cat, "clean": _clean}
+_COMMANDS = {
+    "build": _build, "inspect": _inspect, "verify": _verify, "repair": _repair, "cat": _cat, "clean": _clean,
+}  # fmt: skip
 
 
 # --- errors ----------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ examples:
   shard-dataset build flights.csv shards/ --label late --split train=0.9,test=0.1
   shard-dataset inspect shards/
   shard-dataset verify s3://bucket/flights
+  shard-dataset repair shards/ --dry-run
   shard-dataset cat shards/ --split train --limit 5
 
 URLs are paths of this machine, s3://bucket/path, hdfs://namenode:port/path, or whatever else fsspec opens.
@@ -51,6 +52,26 @@ examples:
 
   # MNIST as it is distributed
   shard-dataset build 'mnist/train-*' shards/mnist --source-kind idx --shards 8
+
+{_EXIT_CODES}"""
+_REPAIR_EPILOG = f"""\
+First every file is brought back as it was, bit by bit, that can be: dataset.json from the copy in shards.parquet and
+shards.parquet from the shards; shards that changed places; an index from its shard; a shard to which bytes were added,
+or in which single bits flipped. Each is proven by the checksum that it was written with.
+
+Then, of each shard that cannot be brought back, the intact records are written as a new shard beside it, and a new
+dataset.json takes it in and names what was lost (see inspect). Only then the damaged files are removed. Readers see the
+dataset as it was before, or after. A repair that was interrupted can be run again.
+
+examples:
+  # what is damaged, what can be brought back, and how many records of which class would be lost
+  shard-dataset repair shards/ --dry-run
+
+  # do it
+  shard-dataset repair s3://bucket/flights
+
+  # records lost by split and class, for a script
+  shard-dataset repair shards/ --json | jq .lost_by_class
 
 {_EXIT_CODES}"""
 T = TypeVar("T")
@@ -93,6 +114,7 @@ examples:
   shard-dataset verify s3://bucket/flights --json | jq '.damages[] | {path, kind, record, offset}'
 """,
     )
+    repair_ = _command(commands, "repair", "mend a damaged dataset from what is left of it", _REPAIR_EPILOG)
     cat = _command(
         commands,
         "cat",
@@ -120,14 +142,16 @@ examples:
     )
     clean_.add_argument("--spill", metavar="URL", help="folder that the builds were told to spill to")
     clean_.add_argument("--dry-run", action="store_true", help="show what would be removed, and remove nothing")
-    for command in (inspect, verify_, cat, clean_):
+    for command in (inspect, verify_, repair_, cat, clean_):
         command.add_argument("url", metavar="URL", help="folder of the dataset")
-    for command in (inspect, verify_, clean_):
+    for command in (inspect, verify_, repair_, clean_):
         command.add_argument("--json", action="store_true", help="one JSON document on standard output, no progress")
-    verify_.add_argument(
-        "--workers", type=_checked(_at_least(1)), metavar="N",
-        help=f"files to read side by side (default: the cores, here {_cores()}; at least 8 of another machine)",
-    )  # fmt: skip
+    for command in (verify_, repair_):
+        command.add_argument(
+            "--workers", type=_checked(_at_least(1)), metavar="N",
+            help=f"files to read side by side (default: the cores, here {_cores()}; at least 8 of another machine)",
+        )  # fmt: skip
+    repair_.add_argument("--dry-run", action="store_true", help="show what would be done, and write nothing")
     verify_.add_argument("--deep", action="store_true", help="parse every record, check index and class counts, too")
     cat.add_argument("--split", help="split to read (default: the first)")
     cat.add_argument("--limit", type=_checked(_at_least(0)), default=5, help="number of records (default: 5)")

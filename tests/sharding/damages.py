@@ -1,4 +1,4 @@
-"""Random damages to a dataset, and what is then to be said of it: in the campaign and in the tests always on."""
+"""Random damages to a dataset, and what is then to be said of it."""
 
 import random
 import shutil
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ringfeed.sharding import Dataset, ShardInfo
 
-KINDS = ("flip", "truncate", "extend", "delete", "swap", "stale")
+KINDS = ("flip", "burst", "truncate", "extend", "delete", "swap", "stale")
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Wound:
         kind: one of `KINDS`.
         paths: of the damaged files.
         kinds: of damage that may be found.
-        offset: of the flipped byte, else None.
-        record: that a flip hit in a TFRecord shard, else None.
+        offset: of the first changed byte, else None.
+        record: the first that is damaged in a plain TFRecord shard, else None.
     """
 
     kind: str
@@ -51,9 +51,18 @@ def wound(root: Path, dataset: Dataset, other: Path, rng: random.Random, kind: s
         file.write_bytes(changed)
         record = record_at(dataset, file.name, offset)
         return Wound(kind, (file.name,), ("altered", "stale"), offset=offset, record=record)
+    if kind == "burst":
+        offset = rng.randrange(len(data))
+        stop = min(len(data), offset + rng.randint(1, 200))
+        inverted = bytes(byte ^ 255 for byte in data[offset:stop])
+        file.write_bytes(data[:offset] + inverted + data[stop:])
+        record = record_at(dataset, file.name, offset)
+        return Wound(kind, (file.name,), ("altered", "stale"), offset=offset, record=record)
     if kind == "truncate":
-        file.write_bytes(data[: rng.randrange(len(data))])
-        return Wound(kind, (file.name,), ("truncated",))
+        size = rng.randrange(len(data))
+        file.write_bytes(data[:size])
+        record = record_at(dataset, file.name, size)
+        return Wound(kind, (file.name,), ("truncated",), record=record)
     if kind == "extend":
         file.write_bytes(data + rng.randbytes(rng.randint(1, 40)))
         return Wound(kind, (file.name,), ("extended",))

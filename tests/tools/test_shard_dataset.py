@@ -213,8 +213,45 @@ class TestVerify:
         manifest.write_bytes(manifest.read_bytes().replace(b"late", b"lame"))
         done = cli("shard-dataset", "verify", str(dataset), "--json")
         assert done.returncode == 1
+        document = json.loads(done.stdout)
+        assert (document["ok"], document["damages"][0]["path"]) == (False, "dataset.json")
+        (dataset / "shards.parquet").unlink()
+        done = cli("shard-dataset", "verify", str(dataset), "--json")
         assert json.loads(done.stdout)["ok"] is False
         assert_one_line(done, r"dataset.json is damaged")
+
+
+class TestRepair:
+    def test_tells_what_it_would_do_then_does_it(self, cli: Cli, dataset: Path) -> None:
+        before = {path.name: path.read_bytes() for path in dataset.iterdir()}
+        (dataset / "train-00002-of-00003.tfrecord").rename(dataset / "train-00001-of-00003.tfrecord")
+        (dataset / "dataset.json").unlink()
+        wounded = {path.name: path.read_bytes() for path in dataset.iterdir()}
+        done = cli("shard-dataset", "repair", str(dataset), "--dry-run")
+        assert done.returncode == 0, done.stderr
+        assert {path.name: path.read_bytes() for path in dataset.iterdir()} == wounded
+        lines = done.stdout.splitlines()
+        assert lines[0] == "dataset.json: rewrite: made again from the other files of the dataset"
+        assert "train-00002-of-00003.tfrecord: move: its bytes lie in train-00001-of-00003.tfrecord" in lines
+        assert lines[-2] == "lost: train: 120 records (on time 108, late 12)"
+        assert lines[-1] == "3 files are damaged; 120 records would be lost; nothing was written (--dry-run)"
+        done = cli("shard-dataset", "repair", str(dataset), "--json")
+        document = json.loads(done.stdout)
+        assert document["lost_records"] == 120
+        assert document["lost_by_class"]["train"][0] == {"class": "late", "records": 12}
+        assert (dataset / "train-00002-of-00003.tfrecord").read_bytes() == before["train-00002-of-00003.tfrecord"]
+        done = cli("shard-dataset", "inspect", str(dataset))
+        assert "lost     records that were damaged" in done.stdout
+        assert "train: 120 records (on time 108, late 12)" in done.stdout
+        done = cli("shard-dataset", "inspect", str(dataset), "--json")
+        assert json.loads(done.stdout)["lost"][0]["path"] == "train-00001-of-00003.tfrecord"
+        done = cli("shard-dataset", "verify", str(dataset), "--deep", "--workers", "2")
+        assert done.returncode == 0, done.stdout
+
+    def test_says_so_if_all_is_well(self, capsys: pytest.CaptureFixture[str], dataset: Path) -> None:
+        capsys.readouterr()
+        assert main(["repair", str(dataset)]) == 0
+        assert capsys.readouterr().out == "nothing is damaged; nothing was written\n"
 
 
 class TestCat:
@@ -405,8 +442,9 @@ class TestDestinations:
 
     def test_a_newer_dataset(self, cli: Cli, dataset: Path) -> None:
         manifest = dataset / "dataset.json"
-        manifest.write_text(manifest.read_text().replace('"format_version": "1.0"', '"format_version": "2.0"'))
-        for command in ("inspect", "verify", "cat"):
+        text = manifest.read_text().replace('"format_version": "1.0"', '"format_version": "2.0",\n "new": 1')
+        manifest.write_text(text)
+        for command in ("inspect", "verify", "repair", "cat"):
             assert_one_line(cli("shard-dataset", command, str(dataset)), "format version 2.0", "upgrade")
 
 
@@ -441,7 +479,7 @@ class TestUsage:
         assert stop.value.code == 2
         assert message in capsys.readouterr().err
 
-    @pytest.mark.parametrize("command", [[], ["build"], ["inspect"], ["verify"], ["cat"]])
+    @pytest.mark.parametrize("command", [[], ["build"], ["inspect"], ["verify"], ["repair"], ["cat"]])
     def test_help_shows_examples_and_exit_statuses(
         self, capsys: pytest.CaptureFixture[str], command: list[str]
     ) -> None:
