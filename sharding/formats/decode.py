@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..schema import Feature, Schema
+from .protobuf import read_fields, read_varints
 
 __all__ = ["decode_example"]
 
@@ -36,7 +37,7 @@ def _value(feature_message: bytes, feature: Feature) -> Any:
     if kind == "bytes":
         values: list[Any] = [chunk.decode() if feature.dtype == "string" else chunk for chunk in chunks]
     elif kind == "int64":
-        values = [_integer(number, feature) for number in _varints(b"".join(chunks))]
+        values = [_integer(number, feature) for number in read_varints(b"".join(chunks))]
     else:
         dtype = "<f4" if kind == "float" else np.dtype(feature.dtype).newbyteorder("<")
         values = np.frombuffer(b"".join(chunks), dtype).tolist()
@@ -53,29 +54,7 @@ def _integer(number: int, feature: Feature) -> int | bool:
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
     """Number and content of each length-delimited field; there are no others in an Example that ringfeed wrote."""
-    position = 0
-    while position < len(message):
-        tag, position = _varint(message, position)
-        if tag & 7 != 2:
-            raise ValueError(f"expected a length-delimited field at byte {position}, got wire type {tag & 7}")
-        length, position = _varint(message, position)
-        yield tag >> 3, message[position : position + length]
-        position += length
-
-
-def _varints(data: bytes) -> Iterator[int]:
-    position = 0
-    while position < len(data):
-        value, position = _varint(data, position)
-        yield value
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[position]
-        value |= (byte & 0x7F) << shift
-        position += 1
-        if byte < 0x80:
-            return value, position
-        shift += 7
+    for number, value in read_fields(message):
+        if isinstance(value, int):
+            raise ValueError(f"expected a length-delimited field, got the integer {value} in field {number}")
+        yield number, value

@@ -11,12 +11,19 @@ from .idx import SUFFIXES as IDX_SUFFIXES
 from .idx import IdxSource
 from .images import SUFFIXES as IMAGE_SUFFIXES
 from .images import ImageFolderSource
+from .ipc import SUFFIXES as IPC_SUFFIXES
+from .ipc import IpcSource
+from .orc import SUFFIXES as ORC_SUFFIXES
+from .orc import OrcSource
+from .parquet import SUFFIXES as PARQUET_SUFFIXES
 from .parquet import ParquetSource
 
 __all__ = ["KINDS", "open_source"]
 
 _OPENERS: dict[str, tuple[tuple[str, ...], Callable[[str, str | None], Source]]] = {
-    "parquet": ((".parquet", ".pq"), ParquetSource.open),
+    "parquet": (PARQUET_SUFFIXES, ParquetSource.open),
+    "ipc": (IPC_SUFFIXES, IpcSource.open),
+    "orc": (ORC_SUFFIXES, OrcSource.open),
     "csv": ((".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".csv.zst"), CsvSource.open),
     "images": (IMAGE_SUFFIXES, ImageFolderSource.open),
     "idx": (IDX_SUFFIXES, IdxSource.open),
