@@ -135,6 +135,7 @@ def plan_build(options: BuildOptions, *, executor: Executor | None = None, repor
 def _open_source(options: BuildOptions) -> Source:
     check_apart(options.source, options.destination)
     source = open_source(options.source, options.label, options.source_kind)
+    check_apart(source.url, options.destination)  # the folder alone, where the options name a split in it
     check_label(source.schema)
     return source
 

@@ -63,7 +63,7 @@ def _dask(address: str) -> Iterator[Executor]:
     except ImportError as error:
         raise ConfigError("--engine dask:// needs Dask; install it with: pip install 'ringfeed[dask]'") from error
     try:
-        client = Client(f"tcp://{address}", timeout="10s", set_as_default=False)
+        client: Any = Client(f"tcp://{address}", timeout="10s", set_as_default=False)  # type: ignore[no-untyped-call]
     except OSError as error:
         raise StorageError(f"no Dask scheduler answers at {address}; check the address, and that it runs") from error
     with client, client.get_executor(retries=_RETRIES, pure=False) as executor:
@@ -78,7 +78,9 @@ def _ray(address: str) -> Iterator[Executor]:
         raise ConfigError("--engine ray:// needs Ray; install it with: pip install 'ringfeed[ray]'") from error
     try:
         ray.init(
-            address=address if address == "auto" else f"ray://{address}", log_to_driver=False, logging_level="error"
+            address=address if address == "auto" else f"ray://{address}",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
         )
     except (ConnectionError, OSError) as error:
         raise StorageError(f"no Ray cluster answers at {address}; check the address, and that it runs") from error

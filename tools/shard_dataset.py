@@ -12,6 +12,7 @@ from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from fractions import Fraction
 from threading import current_thread, main_thread
 from time import perf_counter
 from types import FrameType
@@ -32,6 +33,7 @@ from ..sharding import (
     read_records,
     repair,
 )
+from ..sharding.sources.ringfeed import only_split
 from .balance import balance_json, balance_of_dataset, balance_of_plan, balance_text
 from .console import align, human_bytes, human_seconds, one_line, stage_progress
 from .inspection import inspection_json, inspection_text
@@ -84,6 +86,11 @@ def _build(args: argparse.Namespace) -> int:
         return _OK
     _summarise(args, perf_counter() - started)
     return _OK
+
+
+def _reshard(args: argparse.Namespace) -> int:
+    args.split = args.split or {only_split(args.src): Fraction(1)}
+    return _build(args)
 
 
 def _summarise(args: argparse.Namespace, seconds: float) -> None:
@@ -223,7 +230,8 @@ def _clean(args: argparse.Namespace) -> int:
 
 
 _COMMANDS = {
-    "build": _build, "inspect": _inspect, "verify": _verify, "repair": _repair, "cat": _cat, "clean": _clean,
+    "build": _build, "reshard": _reshard, "inspect": _inspect, "verify": _verify, "repair": _repair, "cat": _cat,
+    "clean": _clean,
 }  # fmt: skip
 
 

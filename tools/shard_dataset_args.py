@@ -28,6 +28,7 @@ examples:
   shard-dataset verify s3://bucket/flights
   shard-dataset repair shards/ --dry-run
   shard-dataset cat shards/ --split train --limit 5
+  shard-dataset reshard shards/ parquet/ --format parquet --split train=0.8,test=0.2
 
 URLs are paths of this machine, s3://bucket/path, hdfs://namenode:port/path, or whatever else fsspec opens.
 Credentials come from the environment, as for other programs: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
@@ -74,6 +75,18 @@ examples:
   shard-dataset repair shards/ --json | jq .lost_by_class
 
 {_EXIT_CODES}"""
+_RESHARD_EPILOG = f"""\
+The records, their schema and the label are those of URL; each shard is held against its checksum before it is used.
+Of a dataset with several splits, name one as URL#SPLIT, or say with --split how to split all records anew.
+
+examples:
+  # the same records in shards of another size and format
+  shard-dataset reshard shards/ s3://bucket/flights --format parquet --shard-size 64MiB
+
+  # one split of it, split once more
+  shard-dataset reshard shards/#train folds/ --split train=0.8,validation=0.2
+
+{_EXIT_CODES}"""
 T = TypeVar("T")
 
 
@@ -88,6 +101,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ringfeed {version('ringfeed')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_build(commands)
+    _add_reshard(commands)
     inspect = _command(
         commands,
         "inspect",
@@ -161,13 +175,26 @@ examples:
 def _add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = _command(commands, "build", "write a dataset as balanced shards", _BUILD_EPILOG)
     command.add_argument(
-        "src", metavar="SRC", help="Parquet or CSV (file, folder or glob), folder of image folders, IDX"
-    )
-    command.add_argument("dst", metavar="DST", help="folder to write; new or empty, unless --overwrite")
+        "src", metavar="SRC",
+        help="Parquet, Arrow IPC, ORC or CSV (file, folder or glob), folder of image folders, IDX, ringfeed dataset",
+    )  # fmt: skip
     command.add_argument("--label", metavar="COL", help="column that makes the classes; without it there is one class")
     command.add_argument(
         "--source-kind", choices=("auto", *KINDS), default="auto", help="what SRC is (default: by its names)"
     )
+    _add_output(command)
+
+
+def _add_reshard(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = _command(commands, "reshard", "write a dataset's records as other shards", _RESHARD_EPILOG)
+    command.add_argument("src", metavar="URL", help="folder of the dataset, or FOLDER#SPLIT for one split of it")
+    _add_output(command, split_default="the split that is read")
+    command.set_defaults(label=None, source_kind="ringfeed", split=None)
+
+
+def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1") -> None:
+    """The destination, and the flags that say what is written there and how."""
+    command.add_argument("dst", metavar="DST", help="folder to write; new or empty, unless --overwrite")
     command.add_argument(
         "--format", choices=tuple(COMPRESSIONS), default="tfrecord", help="of the shards (default: tfrecord)"
     )
@@ -179,7 +206,7 @@ def _add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )  # fmt: skip
     command.add_argument(
         "--split", type=_checked(parse_splits), default="train=1", metavar="NAME=SHARE,...",
-        help="splits and their shares, stratified by class, such as train=0.9,test=0.1 (default: train=1)",
+        help=f"splits and their shares, stratified by class, such as train=0.9,test=0.1 (default: {split_default})",
     )  # fmt: skip
     command.add_argument("--seed", type=int, default=0, help="of splits, shards and order (default: 0)")
     command.add_argument(

@@ -21,11 +21,14 @@ import pyarrow as pa
 
 from ..schema import Feature, Schema
 
-__all__ = ["ColumnLayout", "RecordLayout", "encode_examples", "encode_matrix", "plan_layout", "varint_width"]
+__all__ = [
+    "LIST_TAGS", "ColumnLayout", "RecordLayout", "delimited", "encode_examples", "encode_matrix", "join_binary",
+    "plan_layout", "varint_width",
+]  # fmt: skip
 
 Bytes2D = npt.NDArray[np.uint8]
 
-_LIST_TAG = {"bytes": 0x0A, "raw": 0x0A, "float": 0x12, "int64": 0x1A}  # the `kind` oneof of Feature
+LIST_TAGS = {"bytes": 0x0A, "raw": 0x0A, "float": 0x12, "int64": 0x1A}  # the `kind` oneof of Feature
 _DELIMITED_1 = 0x0A  # field 1, length-delimited
 _DELIMITED_2 = 0x12  # field 2, length-delimited
 
@@ -124,7 +127,7 @@ def _assemble_template(schema: Schema, int_ranges: Mapping[str, tuple[int, int]]
     for feature in schema.features:
         item_bytes = _item_bytes(feature, int_ranges)
         values = bytes(item_bytes * (feature.elements or 0))
-        body = _delimited(_DELIMITED_1, values)  # packed floats and integers, and the one value of raw bytes
+        body = delimited(_DELIMITED_1, values)  # packed floats and integers, and the one value of raw bytes
         entries += _entry_head(feature, len(body)) + body
         columns.append((feature.name, len(entries) - len(values), item_bytes))
     head = bytes([_DELIMITED_1]) + _varint(len(entries))
@@ -253,14 +256,15 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _delimited(tag: int, payload: bytes) -> bytes:
+def delimited(tag: int, payload: bytes) -> bytes:
+    """A length-delimited field: tag, length, payload."""
     return bytes([tag]) + _varint(len(payload)) + payload
 
 
 def _entry_head(feature: Feature, body_bytes: int) -> bytes:
     """What stands before the serialised list in one entry of the feature map: the key, tags and lengths."""
-    key = _delimited(_DELIMITED_1, feature.name.encode())
-    kind = bytes([_LIST_TAG[feature.example_kind]]) + _varint(body_bytes)
+    key = delimited(_DELIMITED_1, feature.name.encode())
+    kind = bytes([LIST_TAGS[feature.example_kind]]) + _varint(body_bytes)
     value = bytes([_DELIMITED_2]) + _varint(len(kind) + body_bytes) + kind
     return bytes([_DELIMITED_1]) + _varint(len(key) + len(value) + body_bytes) + key + value
 

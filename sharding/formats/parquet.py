@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 __all__ = [
-    "RowGroup", "iterate_parquet", "open_writer", "read_parquet", "read_row_groups", "row_group_rows",
+    "RowGroup", "iterate_parquet", "open_writer", "read_parquet", "read_row_groups", "row_group_rows", "rows_within",
     "scan_row_groups", "write_parquet",
 ]  # fmt: skip
 
@@ -45,9 +46,58 @@ def read_parquet(data: bytes | pa.Buffer, columns: Sequence[str] | None = None) 
     return _open(data).read(columns=None if columns is None else list(columns), use_threads=False)
 
 
-def iterate_parquet(data: bytes | pa.Buffer, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """The rows of a Parquet file, so many at a time."""
-    yield from _open(data).iter_batches(batch_rows, use_threads=False)
+def iterate_parquet(
+    data: bytes | pa.Buffer, batch_rows: int, columns: Sequence[str] | None = None, batch_bytes: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a Parquet file, or some of its columns, so many at a time and about so many bytes at most."""
+    file = _open(data)
+    names = file.schema_arrow.names if columns is None else list(columns)
+    if batch_bytes is not None:
+        batch_rows = rows_within(file, range(file.metadata.num_row_groups), names, batch_rows, batch_bytes)
+    yield from file.iter_batches(batch_rows, columns=names, use_threads=False)
+
+
+def rows_within(
+    file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str], batch_rows: int, batch_bytes: int
+) -> int:
+    """How many rows of some row groups make a batch of at most `batch_rows` rows and about `batch_bytes` bytes.
+
+    From the metadata alone: a value of fixed width has that width; of others it says the size as they are encoded,
+    which is less than in memory where long strings repeat.
+    """
+    row_bytes = max(
+        (_row_bytes(file.metadata.row_group(group), file.schema_arrow, columns) for group in groups), default=0
+    )
+    return min(batch_rows, max(1, int(batch_bytes / max(row_bytes, 1))))
+
+
+def _row_bytes(group: pq.RowGroupMetaData, schema: pa.Schema, columns: Sequence[str]) -> float:
+    """Mean size of a row of some columns, once it is decoded."""
+    encoded: Counter[str] = Counter()
+    for number in range(group.num_columns):
+        chunk = group.column(number)
+        encoded[_top(chunk.path_in_schema, schema)] += chunk.total_uncompressed_size
+    rows = max(group.num_rows, 1)
+    return sum((max(_fixed_bytes(schema.field(name).type), encoded[name] / rows) for name in columns), 0.0)
+
+
+def _top(path: str, schema: pa.Schema) -> str:
+    """The column that a leaf such as ``features.list.element`` belongs to; names may hold dots themselves."""
+    while path and schema.get_field_index(path) < 0:
+        path = path.rpartition(".")[0]
+    return path
+
+
+def _fixed_bytes(kind: pa.DataType) -> float:
+    """Size of a value, as far as its type tells."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _fixed_bytes(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _fixed_bytes(kind.value_type)
+    if pa.types.is_fixed_size_list(kind):
+        return float(kind.list_size) * _fixed_bytes(kind.value_type)
+    fixed = pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind)
+    return float(kind.bit_width) / 8 if fixed else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

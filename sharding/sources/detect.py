@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..errors import SourceError
+from ..manifest import MANIFEST_NAME
 from .base import Source, list_files
 from .csv import CsvSource
 from .idx import SUFFIXES as IDX_SUFFIXES
 from .idx import IdxSource
 from .images import SUFFIXES as IMAGE_SUFFIXES
 from .images import ImageFolderSource
+from .ipc import SUFFIXES as IPC_SUFFIXES
+from .ipc import IpcSource
+from .orc import SUFFIXES as ORC_SUFFIXES
+from .orc import OrcSource
+from .parquet import SUFFIXES as PARQUET_SUFFIXES
 from .parquet import ParquetSource
+from .ringfeed import RingfeedSource, find_dataset
 
 __all__ = ["KINDS", "open_source"]
 
 _OPENERS: dict[str, tuple[tuple[str, ...], Callable[[str, str | None], Source]]] = {
-    "parquet": ((".parquet", ".pq"), ParquetSource.open),
+    "ringfeed": ((f"/{MANIFEST_NAME}",), RingfeedSource.open),
+    "parquet": (PARQUET_SUFFIXES, ParquetSource.open),
+    "ipc": (IPC_SUFFIXES, IpcSource.open),
+    "orc": (ORC_SUFFIXES, OrcSource.open),
     "csv": ((".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".csv.zst"), CsvSource.open),
     "images": (IMAGE_SUFFIXES, ImageFolderSource.open),
     "idx": (IDX_SUFFIXES, IdxSource.open),
@@ -30,7 +40,7 @@ def open_source(url: str, label: str | None, kind: str = "auto") -> Source:
     Args:
         url: of a file, a folder or a glob, local or whatever fsspec opens.
         label: the column that classes are made of; None for data without. Image folders and IDX files have one in
-            any case, and name it so (by default ``label``).
+            any case, and name it so (by default ``label``); a ringfeed dataset knows its own.
         kind: one of `KINDS`, or ``auto``: by the files' names.
 
     Raises:
@@ -42,6 +52,8 @@ def open_source(url: str, label: str | None, kind: str = "auto") -> Source:
 
 
 def _detect(url: str) -> str:
+    if find_dataset(url):  # its shards are files of other kinds
+        return "ringfeed"
     files = [
         file.url.lower() for file in list_files(url, [suffix for known, _ in _OPENERS.values() for suffix in known])
     ]

@@ -150,6 +150,28 @@ assert main(["verify", {str(tmp_path / "o")!r}]) == main(["inspect", {str(tmp_pa
         assert not out.exists()
 
 
+class TestReshard:
+    def test_writes_one_split_as_other_shards(
+        self, capsys: pytest.CaptureFixture[str], dataset: Path, tmp_path: Path
+    ) -> None:
+        assert main(["reshard", f"{dataset}#test", f"{tmp_path}/out", "--format", "parquet", "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert (document["format"], document["records"]) == ("parquet", 40)
+        assert [c["class"] for c in document["splits"]["test"]["classes"]] == ["late", "on time"]
+
+    def test_mixes_splits_only_when_told(
+        self, capsys: pytest.CaptureFixture[str], dataset: Path, tmp_path: Path
+    ) -> None:
+        assert main(["reshard", str(dataset), f"{tmp_path}/out"]) == 1
+        assert f"name one as {dataset}#train, or say with --split" in capsys.readouterr().err
+        assert main(["reshard", str(dataset), f"{tmp_path}/out", "--split", "a=0.5,b=0.5", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["records"] == ROWS
+
+    def test_what_is_no_dataset_is_named(self, capsys: pytest.CaptureFixture[str], source: str, tmp_path: Path) -> None:
+        assert main(["reshard", source, f"{tmp_path}/out"]) == 1
+        assert f"there is no dataset at {source}" in capsys.readouterr().err
+
+
 class TestInspect:
     def test_says_what_it_holds_and_how_to_read_it(self, capsys: pytest.CaptureFixture[str], dataset: Path) -> None:
         capsys.readouterr()
