@@ -13,6 +13,8 @@ from .idx import SUFFIXES as IDX_SUFFIXES
 from .idx import IdxSource
 from .images import SUFFIXES as IMAGE_SUFFIXES
 from .images import ImageFolderSource
+from .jsonl import SUFFIXES as JSONL_SUFFIXES
+from .jsonl import JsonlSource
 from .parquet import ParquetSource
 
 __all__ = ["KINDS", "open_source"]
@@ -20,10 +22,11 @@ __all__ = ["KINDS", "open_source"]
 _OPENERS: dict[str, tuple[tuple[str, ...], Callable[..., Source]]] = {
     "parquet": ((".parquet", ".pq"), ParquetSource.open),
     "csv": (CSV_SUFFIXES, CsvSource.open),
+    "jsonl": (JSONL_SUFFIXES, JsonlSource.open),
     "images": (IMAGE_SUFFIXES, ImageFolderSource.open),
     "idx": (IDX_SUFFIXES, IdxSource.open),
 }
-_INFERRING = {"csv"}  # kinds whose files do not say the types: they can be given, and lines met that have none
+_INFERRING = {"csv", "jsonl"}  # kinds whose files do not say the types: they can be given, and lines met that have none
 KINDS = tuple(_OPENERS)
 
 
