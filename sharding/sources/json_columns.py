@@ -59,24 +59,31 @@ def rows_at_once(columns: Sequence[Column]) -> int:
     return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, width)))
 
 
-def read_columns(path: str, lines: Lines, columns: Sequence[Column], reject: Reject) -> list[pa.Array]:
-    """The columns of some lines, without the lines that are rejected.
+def read_columns(path: str, lines: Lines, columns: Sequence[Column], reject: Reject, *, closed: bool) -> list[pa.Array]:
+    """Columns of some lines, without the lines that are rejected.
+
+    Args:
+        path: of their file.
+        lines: to read.
+        columns: to be read.
+        reject: called with each line that is no object, or has a value that is not of the type given.
+        closed: whether any other key, too, is to be looked at: a line may be wrong there alone.
 
     Raises:
         SourceError: a value is not of the type that was inferred: the file changed.
     """
-    fast = _read_fast(lines, columns)
+    fast = _read_fast(lines, columns, closed=closed)
     return _read_slow(path, lines, columns, reject) if fast is None else fast
 
 
-def _read_fast(lines: Lines, columns: Sequence[Column]) -> list[pa.Array] | None:
+def _read_fast(lines: Lines, columns: Sequence[Column], *, closed: bool) -> list[pa.Array] | None:
     tree: Tree = {}
     for column in columns:
         kind = column.parsed_type
         if kind is None:
             return None
         plant(tree, column.path, kind)
-    table = parse_fast(lines, tree, closed=False)
+    table = parse_fast(lines, tree, closed=closed)
     if table is None:
         return None
     arrays = []

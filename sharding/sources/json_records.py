@@ -165,7 +165,7 @@ def decode_lines(
             if not isinstance(value, dict):
                 raise ValueError("it is no object in braces")
             if _SURROGATE.search(text):
-                json.dumps(value, ensure_ascii=False).encode()
+                json.dumps(value, ensure_ascii=False, default=str).encode()
         except UnicodeDecodeError as error:
             reject(not_utf8(path, number, error))
         except UnicodeEncodeError:

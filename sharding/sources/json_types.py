@@ -257,7 +257,7 @@ class Columns:
             name = ".".join(keys)
             if name in order:
                 raise SourceError(
-                    f"{url}: both {list(order[name])} and {list(keys)} make a column {name!r}; rename one"
+                    f"{url}: the keys {list(order[name])} and {list(keys)} both make column {name!r}; rename one"
                 )
             order[name] = keys
         if not order:

@@ -115,9 +115,10 @@ class JsonlSource:
     def _read(
         self, part: Part, columns: Sequence[Column], reject: Reject, block_bytes: int | None = None
     ) -> Iterator[list[pa.Array]]:
-        for block in read_blocks(part.path, part.pieces[0], _cut, block_bytes or _BLOCK_BYTES):
+        (span,) = part.pieces
+        for block in read_blocks(part.path, span, _cut, block_bytes or _BLOCK_BYTES):
             for lines in split_lines(block, rows_at_once(self.columns)):
-                yield read_columns(part.path, lines, columns, reject)
+                yield read_columns(part.path, lines, columns, reject, closed=not span.clean)
 
 
 def _cut(data: bytes) -> tuple[int, bool]:
