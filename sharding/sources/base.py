@@ -5,29 +5,33 @@ from __future__ import annotations
 import difflib
 import lzma
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from gzip import BadGzipFile
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, Protocol
 
 import fsspec
 import pyarrow as pa
+from fsspec.utils import infer_compression
 
 from ..errors import RingfeedError, SourceError, StorageError
 from ..keyed import derive_key
-from ..schema import Schema
+from ..schema import Feature, Schema
 from ..storage import Storage
 
 __all__ = [
-    "BATCH_BYTES", "BATCH_ROWS", "BadRecord", "Part", "Reject", "Source", "SourceFile", "fail_on_bad",
-    "fingerprint_files", "has_pattern", "light", "list_files", "open_file", "read_files", "translate_errors",
+    "BATCH_BYTES", "BATCH_ROWS", "NO_FEATURES", "BadRecord", "Part", "Reject", "Source", "SourceFile",
+    "compression_of", "fail_on_bad", "fingerprint_files", "has_pattern", "light", "list_files", "open_file",
+    "read_files", "translate_errors",
 ]  # fmt: skip
 
 BATCH_ROWS = 1 << 16  # a source's batches hold at most so many records,
 BATCH_BYTES = 16 << 20  # and about so many bytes at most: what a build holds in memory is counted in them
 _CACHED = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "http", "https"}  # protocols whose files fsspec caches
+NO_FEATURES: Mapping[str, Feature] = MappingProxyType({})  # no types are given: all are inferred
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +185,16 @@ def _did_you_mean(url: str) -> str:
     return f"did you mean {path.parent / names[0]}? Else " if names else ""
 
 
+def compression_of(path: str) -> str | None:
+    """What a file is compressed with, by its name.
+
+    >>> compression_of("a.csv.gz"), compression_of("a.csv.zst"), compression_of("a.csv")
+    ('gzip', 'zstd', None)
+    """
+    codec: str | None = infer_compression(path)
+    return "zstd" if path.endswith((".zst", ".zstd")) else codec  # fsspec knows it only where another package is
+
+
 @contextmanager
 def open_file(path: str, *, read_ahead: bool = True) -> Iterator[IO[bytes]]:
     """Open a file for reading from its start; .gz, .bz2, .xz and .zst are decompressed.
@@ -195,15 +209,22 @@ def open_file(path: str, *, read_ahead: bool = True) -> Iterator[IO[bytes]]:
         SourceError: the compressed data is damaged.
         FileNotFoundError: it is not there.
     """
+    codec = compression_of(path)
     try:
-        opened = fsspec.open(path, "rb", compression="infer")
+        opened = fsspec.open(path, "rb", compression=None if codec == "zstd" else codec)
         with opened if read_ahead else _open_ranges(opened) as file:
-            yield file
+            if codec == "zstd" and read_ahead:
+                with pa.input_stream(file, compression=codec) as stream:
+                    yield stream
+            else:
+                yield file
     except (RingfeedError, FileNotFoundError, pa.ArrowException):
         raise
     except (EOFError, zlib.error, lzma.LZMAError, BadGzipFile) as error:
         raise translate_errors(path, error, "the compressed file is damaged or cut short") from error
     except Exception as error:
+        if codec == "zstd" and type(error) is OSError and error.errno is None:
+            raise translate_errors(path, error, "the compressed file is damaged or cut short") from error
         if not _of_the_store(error):
             raise
         raise _storage_error(path, error) from error

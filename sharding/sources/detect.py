@@ -2,58 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from ..errors import SourceError
-from ..manifest import MANIFEST_NAME
-from .base import Source, list_files
+from ..errors import ConfigError, SourceError
+from ..schema import Feature
+from .base import NO_FEATURES, Reject, Source, fail_on_bad, list_files
+from .csv import SUFFIXES as CSV_SUFFIXES
 from .csv import CsvSource
 from .idx import SUFFIXES as IDX_SUFFIXES
 from .idx import IdxSource
 from .images import SUFFIXES as IMAGE_SUFFIXES
 from .images import ImageFolderSource
-from .ipc import SUFFIXES as IPC_SUFFIXES
-from .ipc import IpcSource
-from .orc import SUFFIXES as ORC_SUFFIXES
-from .orc import OrcSource
-from .parquet import SUFFIXES as PARQUET_SUFFIXES
+from .jsonl import SUFFIXES as JSONL_SUFFIXES
+from .jsonl import JsonlSource
 from .parquet import ParquetSource
-from .ringfeed import RingfeedSource, find_dataset
 
 __all__ = ["KINDS", "open_source"]
 
-_OPENERS: dict[str, tuple[tuple[str, ...], Callable[[str, str | None], Source]]] = {
-    "ringfeed": ((f"/{MANIFEST_NAME}",), RingfeedSource.open),
-    "parquet": (PARQUET_SUFFIXES, ParquetSource.open),
-    "ipc": (IPC_SUFFIXES, IpcSource.open),
-    "orc": (ORC_SUFFIXES, OrcSource.open),
-    "csv": ((".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".csv.zst"), CsvSource.open),
+_OPENERS: dict[str, tuple[tuple[str, ...], Callable[..., Source]]] = {
+    "parquet": ((".parquet", ".pq"), ParquetSource.open),
+    "csv": (CSV_SUFFIXES, CsvSource.open),
+    "jsonl": (JSONL_SUFFIXES, JsonlSource.open),
     "images": (IMAGE_SUFFIXES, ImageFolderSource.open),
     "idx": (IDX_SUFFIXES, IdxSource.open),
 }
+_INFERRING = {"csv", "jsonl"}  # kinds whose files do not say the types: they can be given, and lines met that have none
 KINDS = tuple(_OPENERS)
 
 
-def open_source(url: str, label: str | None, kind: str = "auto") -> Source:
+def open_source(
+    url: str,
+    label: str | None,
+    kind: str = "auto",
+    features: Mapping[str, Feature] = NO_FEATURES,
+    reject: Reject = fail_on_bad,
+) -> Source:
     """Open a dataset to be sharded.
 
     Args:
         url: of a file, a folder or a glob, local or whatever fsspec opens.
         label: the column that classes are made of; None for data without. Image folders and IDX files have one in
-            any case, and name it so (by default ``label``); a ringfeed dataset knows its own.
+            any case, and name it so (by default ``label``).
         kind: one of `KINDS`, or ``auto``: by the files' names.
+        features: types of columns, by name, for kinds whose types would else be inferred.
+        reject: called with each record that cannot be read while types are inferred. What is passed over then must
+            be passed over by `Source.labels` and `Source.drafts` too, which meet it again.
 
     Raises:
         SourceError: nothing is there, it is of no known kind, or it cannot be read.
+        ConfigError: types are given for a kind of source that has its own, or for columns that are not there.
     """
     if kind == "auto":
         kind = _detect(url)
+    if kind in _INFERRING:
+        return _OPENERS[kind][1](url, label, features, reject)
+    if features:
+        raise ConfigError(
+            f"{url} is of kind {kind}, which says the types of its columns itself; types can be given for "
+            f"{', '.join(sorted(_INFERRING))}"
+        )
     return _OPENERS[kind][1](url, label)
 
 
 def _detect(url: str) -> str:
-    if find_dataset(url):  # its shards are files of other kinds
-        return "ringfeed"
     files = [
         file.url.lower() for file in list_files(url, [suffix for known, _ in _OPENERS.values() for suffix in known])
     ]
