@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from ..storage import Storage
 
 __all__ = [
     "BATCH_BYTES", "BATCH_ROWS", "BadRecord", "Part", "Reject", "Source", "SourceFile", "fail_on_bad",
-    "fingerprint_files", "has_pattern", "list_files", "open_file", "read_files", "translate_errors",
+    "fingerprint_files", "has_pattern", "list_files", "open_file", "plain_name", "read_files", "translate_errors",
 ]  # fmt: skip
 
 BATCH_ROWS = 1 << 16  # a source's batches hold at most so many records,
@@ -126,7 +127,7 @@ class Source(Protocol):
 
 
 def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
-    """The files of a path, folder or glob that end in one of `suffixes`, sorted by name.
+    """The files of a path, folder or glob whose `plain_name` ends in one of `suffixes`, sorted by name.
 
     A path that names one file is taken whatever its ending is. Files and folders whose names start with ``.`` or
     ``_`` are passed over, as other readers of data folders do.
@@ -151,8 +152,17 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
         raise SourceError(f"there is nothing at {url}; {_did_you_mean(url)}check the path") from error
     except Exception as error:
         raise _storage_error(url, error) from error
-    matching = [info for info in found if info["name"].lower().endswith(tuple(suffixes))]
+    matching = [info for info in found if plain_name(info["name"]).endswith(tuple(suffixes))]
     return sorted((_file(fs, info) for info in matching), key=lambda file: file.url)
+
+
+def plain_name(name: str) -> str:
+    """A file's name in lower case, without the number that some writers of shards put after its ending.
+
+    >>> plain_name("Flowers.tfrecord-00003-of-00010"), plain_name("a.tfrecord-00003-of-00010.gz")
+    ('flowers.tfrecord', 'a.tfrecord.gz')
+    """
+    return re.sub(r"-\d{3,}-of-\d{3,}(?=(\.\w+)?$)", "", name.lower())
 
 
 def has_pattern(url: str) -> bool:
@@ -176,8 +186,12 @@ def _did_you_mean(url: str) -> str:
 
 
 @contextmanager
-def open_file(path: str) -> Iterator[IO[bytes]]:
+def open_file(path: str, compression: str | None = "infer") -> Iterator[IO[bytes]]:
     """Open a file for reading from its start; .gz, .bz2, .xz and .zst are decompressed.
+
+    Args:
+        path: or URL.
+        compression: fsspec's name of it, or None to read the bytes as they are; by default the name's ending says.
 
     Raises:
         StorageError: the store refuses, then or while the body reads.
@@ -185,7 +199,7 @@ def open_file(path: str) -> Iterator[IO[bytes]]:
         FileNotFoundError: it is not there.
     """
     try:
-        with fsspec.open(path, "rb", compression="infer") as file:
+        with fsspec.open(path, "rb", compression=compression) as file:
             yield file
     except (RingfeedError, FileNotFoundError, pa.ArrowException):
         raise

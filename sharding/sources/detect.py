@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..errors import SourceError
-from .base import Source, list_files
+from .base import Source, list_files, plain_name
 from .csv import CsvSource
 from .idx import SUFFIXES as IDX_SUFFIXES
 from .idx import IdxSource
 from .images import SUFFIXES as IMAGE_SUFFIXES
 from .images import ImageFolderSource
 from .parquet import ParquetSource
+from .tfrecord import SUFFIXES as TFRECORD_SUFFIXES
+from .tfrecord import TFRecordSource
 
 __all__ = ["KINDS", "open_source"]
 
@@ -20,6 +22,7 @@ _OPENERS: dict[str, tuple[tuple[str, ...], Callable[[str, str | None], Source]]]
     "csv": ((".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".csv.zst"), CsvSource.open),
     "images": (IMAGE_SUFFIXES, ImageFolderSource.open),
     "idx": (IDX_SUFFIXES, IdxSource.open),
+    "tfrecord": (TFRECORD_SUFFIXES, TFRecordSource.open),
 }
 KINDS = tuple(_OPENERS)
 
@@ -43,7 +46,7 @@ def open_source(url: str, label: str | None, kind: str = "auto") -> Source:
 
 def _detect(url: str) -> str:
     files = [
-        file.url.lower() for file in list_files(url, [suffix for known, _ in _OPENERS.values() for suffix in known])
+        plain_name(file.url) for file in list_files(url, [suffix for known, _ in _OPENERS.values() for suffix in known])
     ]
     found = [kind for kind, (suffixes, _) in _OPENERS.items() if any(name.endswith(suffixes) for name in files)]
     if len(found) == 1:
