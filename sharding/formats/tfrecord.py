@@ -215,9 +215,7 @@ def iterate_frames(
         wanted = max(block_bytes, missing)
 
 
-def _walk(
-    data: bytes, frames: dict[bytes, int]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int, int]:
+def _walk(data: bytes, frames: dict[bytes, int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int, int]:
     """Start and length of each whole payload, the position after the last, and how much the next record lacks.
 
     That is -1 where its length is damaged. `frames` are sizes of frames by their headers, where these were found good.

@@ -116,12 +116,12 @@ def _entry(entry: bytes) -> tuple[bytes, bytes]:
     for number, wire, start, stop in iterate_fields(entry, 0, len(entry)):
         if (number, wire) == (1, _DELIMITED):
             key = entry[start:stop]
+            try:
+                key.decode()
+            except UnicodeDecodeError as error:
+                raise ValueError(f"the name of a feature is not UTF-8: {key[:40]!r}") from error
         elif (number, wire) == (2, _DELIMITED):
             value += entry[start:stop]  # two messages one after the other are the two merged
-    try:
-        key.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"the name of a feature is not UTF-8: {key[:40]!r}") from error
     kind, body = 0, b""
     for number, wire, start, stop in iterate_fields(value, 0, len(value)):
         if number in (_BYTES, _FLOAT, _INT64) and wire == _DELIMITED:

@@ -92,12 +92,12 @@ class TFRecordSource:
         label = self.schema.label
         wanted = {*self.given, label}
         features = tuple(feature for feature in self.schema.features if feature.name in wanted)
-        for columns, rows in self._columns(part, reject, features):
+        for columns, rows in self._columns(part, reject, features, _BLOCK_BYTES):
             yield pa.nulls(rows) if label is None else columns[[f.name for f in features].index(label)]
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """The records; they are complete."""
-        for columns, _ in self._columns(part, reject, self.schema.features):
+        for columns, _ in self._columns(part, reject, self.schema.features, _BLOCK_BYTES):
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow)
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
@@ -111,7 +111,7 @@ class TFRecordSource:
         return drafts
 
     def _columns(
-        self, part: Part, reject: Reject, features: tuple[Feature, ...], block_bytes: int = _BLOCK_BYTES
+        self, part: Part, reject: Reject, features: tuple[Feature, ...], block_bytes: int
     ) -> Iterator[tuple[list[pa.Array], int]]:
         """Columns of the records that fit, and how many records these are."""
         with _open(part) as stream:

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ringfeed.sharding.formats.parse import MARGIN_BYTES, Parsed, parse_examples
-from ringfeed.sharding.formats.wire import canonical_example, write_varint
+from ringfeed.sharding.formats.wire import canonical_example, iterate_fields, write_varint
 
 KINDS = {1: "bytes", 2: "float", 3: "int64"}
 
@@ -26,13 +26,18 @@ def parsed(messages: Iterable[bytes]) -> Parsed:
     return parse_examples(b"".join(message + b"\xff" * MARGIN_BYTES for message in messages), starts, lengths)
 
 
+def bits(values: Any) -> Any:
+    """Of float32, with every NaN alike: TensorFlow's go through a Python float, which quiets them."""
+    return np.where(np.isnan(values), np.float32(np.nan), values).view(np.uint32)
+
+
 def rows_of(result: Parsed) -> dict[int, dict[str, tuple[str, list[Any]]]]:
-    """By message: by name: kind and values. Floats as the bits that they are."""
+    """By message: by name: kind and values, floats as their bits."""
     rows: dict[int, dict[str, tuple[str, list[Any]]]] = {int(row): {} for row in result.kept}
     for name, columns in result.columns.items():
         for values in columns:
             flat, counts = values.texts() if values.kind == "bytes" else values.numbers()
-            flat = flat.view(np.uint32) if values.kind == "float" else flat
+            flat = bits(flat) if values.kind == "float" else flat
             assert values.counts().tolist() == counts.tolist()
             assert len(flat) == counts.sum()
             end = 0
@@ -60,7 +65,7 @@ def by_tensorflow(message: bytes) -> dict[str, tuple[str, list[Any]]] | None:
         if kind is not None:
             values = list(getattr(features[name], kind).value)
             if kind == "float_list":
-                values = np.array(values, np.float32).view(np.uint32).tolist()
+                values = bits(np.array(values, np.float32)).tolist()
             result[name] = (kind.removesuffix("_list"), values)
     return result
 
@@ -101,7 +106,7 @@ def lists(kind: int) -> st.SearchStrategy[bytes]:
 keys = st.sampled_from(["", "a", "b", "label", "größe", "k" * 130]).map(lambda key: delimited(1, key.encode()))
 features = joined(st.one_of(*map(lists, KINDS)), 2).map(lambda body: delimited(2, body))
 usual_entries = st.builds(lambda key, kind: delimited(1, key + delimited(2, kind)), keys, st.one_of(*map(lists, KINDS)))
-odd_entries = joined(keys | features | unknown).map(lambda body: delimited(1, body))
+odd_entries = joined(keys | features).map(lambda body: delimited(1, body))
 usual = joined(usual_entries).map(lambda body: delimited(1, body) if body else b"")
 odd = joined(joined(usual_entries | odd_entries | unknown).map(lambda body: delimited(1, body)) | unknown)
 
@@ -115,20 +120,29 @@ def damaged(draw: st.DrawFn) -> bytes:
     return bytes(message[: draw(st.integers(0, len(message)))])
 
 
-def is_sequence(message: bytes) -> bool:
+def no_test(message: bytes) -> bool:
+    """Whether it is a SequenceExample, or an entry has unknown fields: upb, alone of the parsers, then drops it."""
     try:
         canonical_example(message)
+        for number, wire, start, stop in iterate_fields(message, 0, len(message)):
+            if (number, wire) == (1, 2):
+                for _, inner, at, to in iterate_fields(message, start, stop):
+                    fields = iterate_fields(message, at, to) if inner == 2 else ()
+                    if any(field[:2] not in ((1, 2), (2, 2)) for field in fields):
+                        return True
     except ValueError as error:
         return "SequenceExample" in str(error)
     return False
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(st.lists(usual | odd | damaged(), max_size=6))
 @example([delimited(1, b"\x80" * 12)])
-@example([delimited(1, delimited(1, delimited(1, b"a") + delimited(2, delimited(3, delimited(1, b"\x80" * 9 + b"\x7f")))))])
+@example(
+    [delimited(1, delimited(1, delimited(1, b"a") + delimited(2, delimited(3, delimited(1, b"\x80" * 9 + b"\x7f")))))]
+)
 def test_messages_of_any_form_are_read_as_tensorflow_reads_them(messages: list[bytes]) -> None:
-    messages = [message for message in messages if not is_sequence(message)]
+    messages = [message for message in messages if not no_test(message)]
     result = parsed(messages)
     expected = {i: values for i, message in enumerate(messages) if (values := by_tensorflow(message)) is not None}
     assert rows_of(result) == expected
@@ -138,7 +152,7 @@ def test_messages_of_any_form_are_read_as_tensorflow_reads_them(messages: list[b
 @given(st.lists(usual | odd, max_size=4))
 def test_the_canonical_form_means_the_same_and_is_its_own(messages: list[bytes]) -> None:
     for message in messages:
-        if not is_sequence(message):
+        if not no_test(message):
             canonical = canonical_example(message)
             assert canonical_example(canonical) == canonical
             assert rows_of(parsed([canonical])) == rows_of(parsed([message]))
