@@ -23,7 +23,8 @@ from ..storage import Storage
 
 __all__ = [
     "BATCH_BYTES", "BATCH_ROWS", "BadRecord", "Part", "Reject", "Source", "SourceFile", "fail_on_bad",
-    "fingerprint_files", "has_pattern", "list_files", "open_file", "plain_name", "read_files", "translate_errors",
+    "fingerprint_files", "has_pattern", "list_files", "open_file", "plain_name", "read_files",
+    "size_if_seekable", "translate_errors",
 ]  # fmt: skip
 
 BATCH_ROWS = 1 << 16  # a source's batches hold at most so many records,
@@ -209,6 +210,17 @@ def open_file(path: str, compression: str | None = "infer") -> Iterator[IO[bytes
         if not _of_the_store(error):
             raise
         raise _storage_error(path, error) from error
+
+
+def size_if_seekable(file: IO[bytes]) -> int | None:
+    """The size of a file that stands at its start and can go elsewhere; else None. It stands at its start again."""
+    try:
+        file.seek(0, 2)
+        size = file.tell()  # HDFS's seek returns nothing
+        file.seek(0)
+    except (OSError, ValueError, NotImplementedError):  # a stream of HTTP's says that it can, and then raises
+        return None
+    return size
 
 
 def _of_the_store(error: Exception) -> bool:

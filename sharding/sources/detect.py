@@ -14,6 +14,8 @@ from .images import ImageFolderSource
 from .parquet import ParquetSource
 from .tfrecord import SUFFIXES as TFRECORD_SUFFIXES
 from .tfrecord import TFRecordSource
+from .webdataset import SUFFIXES as TAR_SUFFIXES
+from .webdataset import WebDatasetSource, expand_braces
 
 __all__ = ["KINDS", "open_source"]
 
@@ -23,6 +25,7 @@ _OPENERS: dict[str, tuple[tuple[str, ...], Callable[[str, str | None], Source]]]
     "images": (IMAGE_SUFFIXES, ImageFolderSource.open),
     "idx": (IDX_SUFFIXES, IdxSource.open),
     "tfrecord": (TFRECORD_SUFFIXES, TFRecordSource.open),
+    "webdataset": (TAR_SUFFIXES, WebDatasetSource.open),
 }
 KINDS = tuple(_OPENERS)
 
@@ -45,9 +48,8 @@ def open_source(url: str, label: str | None, kind: str = "auto") -> Source:
 
 
 def _detect(url: str) -> str:
-    files = [
-        plain_name(file.url) for file in list_files(url, [suffix for known, _ in _OPENERS.values() for suffix in known])
-    ]
+    suffixes = [suffix for known, _ in _OPENERS.values() for suffix in known]
+    files = [plain_name(file.url) for name in expand_braces(url)[:1] for file in list_files(name, suffixes)]
     found = [kind for kind, (suffixes, _) in _OPENERS.items() if any(name.endswith(suffixes) for name in files)]
     if len(found) == 1:
         return found[0]

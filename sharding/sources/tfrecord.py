@@ -29,6 +29,7 @@ from .base import (
     list_files,
     open_file,
     plain_name,
+    size_if_seekable,
 )
 from .examples import FeatureTypes, column_of
 
@@ -202,20 +203,23 @@ def _open(part: Part) -> Iterator[_Stream | _Inflated]:
             file.seek(start)
             yield _Stream(file, limit=None if end is None else end - start)
             return
+        splittable = size_if_seekable(file) is not None
         head = file.read(HEADER_BYTES)
         gzipped, zipped = head[:2] == b"\x1f\x8b", head[:1] == b"\x78" and int.from_bytes(head[:2]) % 31 == 0
         if (gzipped or zipped) and not has_header(head):
             yield _Inflated(_Stream(file, head))
         else:
-            yield _Stream(file, head, limit=end)
+            yield _Stream(file, head, limit=end, splittable=splittable)
 
 
 class _Stream:
     """Reads a file from where it stands, but for a head that was read before."""
 
-    def __init__(self, file: IO[bytes], head: bytes = b"", *, limit: int | None = None) -> None:
+    def __init__(
+        self, file: IO[bytes], head: bytes = b"", *, limit: int | None = None, splittable: bool = False
+    ) -> None:
         self._file, self._head, self._left = file, head, limit
-        self.splittable = file.seekable()
+        self.splittable = splittable
 
     def read(self, count: int) -> bytes:
         """Some bytes; none at the end."""
