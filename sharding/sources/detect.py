@@ -11,6 +11,7 @@ from .idx import SUFFIXES as IDX_SUFFIXES
 from .idx import IdxSource
 from .images import SUFFIXES as IMAGE_SUFFIXES
 from .images import ImageFolderSource
+from .iterable import IterableSource
 from .parquet import ParquetSource
 from .tfrecord import SUFFIXES as TFRECORD_SUFFIXES
 from .tfrecord import TFRecordSource
@@ -26,6 +27,7 @@ _OPENERS: dict[str, tuple[tuple[str, ...], Callable[[str, str | None], Source]]]
     "idx": (IDX_SUFFIXES, IdxSource.open),
     "tfrecord": (TFRECORD_SUFFIXES, TFRecordSource.open),
     "webdataset": (TAR_SUFFIXES, WebDatasetSource.open),
+    "python": ((), IterableSource.open),
 }
 KINDS = tuple(_OPENERS)
 
@@ -34,7 +36,7 @@ def open_source(url: str, label: str | None, kind: str = "auto") -> Source:
     """Open a dataset to be sharded.
 
     Args:
-        url: of a file, a folder or a glob, local or whatever fsspec opens.
+        url: of a file, a folder or a glob, local or whatever fsspec opens; or ``module:function`` of kind ``python``.
         label: the column that classes are made of; None for data without. Image folders and IDX files have one in
             any case, and name it so (by default ``label``).
         kind: one of `KINDS`, or ``auto``: by the files' names.
@@ -55,7 +57,7 @@ def _detect(url: str) -> str:
         return found[0]
     if found:
         raise SourceError(f"{url} holds files of several kinds ({', '.join(found)}); say which with --source-kind")
-    known = ", ".join(suffixes[0] for suffixes, _ in _OPENERS.values())
+    known = ", ".join(suffixes[0] for suffixes, _ in _OPENERS.values() if suffixes)
     raise SourceError(
         f"{url} holds no records: no file of a known kind ({known}, ...); if there is one by another name, say "
         f"--source-kind {'|'.join(KINDS)}"

@@ -45,16 +45,17 @@ class ColumnType:
         self._types: dict[pa.DataType, int] = {}  # each with the first record that has it
         self._shapes: dict[tuple[int, ...], int] = {}  # likewise, at most two of one dimension; () is a scalar
         self._low, self._high = 0, 0
-        self._settled: set[type] = set()
+        self._settled: set[Any] = set()  # types, and shapes and dtypes of arrays, of which nothing is to be learned
 
     def add_one(self, value: Any, record: int) -> None:
-        """As `add`, of one record: at once where nothing is to be learned."""
+        """As `add`, of one record: at once where one like it was seen."""
         kind = type(value)
-        if kind in self._settled:
+        key = (value.shape, value.dtype) if kind is np.ndarray else kind
+        if key in self._settled:
             return
         self.add((value,), record)
-        if kind in (str, float, bool, type(None)):
-            self._settled.add(kind)
+        if kind in (str, float, bool, type(None)) or (kind is np.ndarray and value.dtype.kind in "bf"):
+            self._settled.add(key)
 
     def add(self, values: Sequence[Any], first_record: int) -> None:
         """Widen the type by some records' values; None is none.
@@ -102,7 +103,11 @@ class ColumnType:
                 if numbers.dtype.kind in "iu":
                     self._see_range(int(numbers.min()), int(numbers.max()))
             else:
-                self._see_type(_of_python(kind, [value for value in values if type(value) is kind]), record)
+                chosen = [value for value in values if type(value) is kind]
+                zoned = [value for value in chosen if getattr(value, "tzinfo", None) is not None]
+                for group in (zoned, [value for value in chosen if getattr(value, "tzinfo", None) is None]):
+                    if group:
+                        self._see_type(_of_python(kind, group), record)
 
     def field(self, name: str) -> pa.Field:
         """The column, as `Schema.from_arrow` reads it.
@@ -120,6 +125,8 @@ class ColumnType:
             )
         if not shapes or shapes == [()]:
             return pa.field(name, element)
+        if pa.types.is_temporal(element):
+            raise TypeError(f"has lists of {element} values, which no column has; give them as numbers")
         if len(shapes) > 1 or shapes == [(0,)]:
             return pa.field(name, pa.list_(element))
         size = int(np.prod(shapes[0]))
