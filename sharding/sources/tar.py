@@ -181,7 +181,7 @@ class TarReader:
     def _number(self, digits: bytes, offset: int) -> int:
         """Octal digits, or the bytes of a large number after a first byte that says so."""
         if digits[0] == 0x80:
-            return int.from_bytes(digits[1:])
+            return int.from_bytes(digits[1:], "big")
         text = digits.split(b"\0")[0].strip()
         if text.strip(b"01234567"):
             raise TarDamage(offset, "the header is damaged, or this is no tar archive")

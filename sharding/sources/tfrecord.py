@@ -60,7 +60,11 @@ class TFRecordSource:
 
     @classmethod
     def open(
-        cls, url: str, label: str | None, features: Mapping[str, Feature] = MappingProxyType({})
+        cls,
+        url: str,
+        label: str | None,
+        features: Mapping[str, Feature] = MappingProxyType({}),
+        reject: Reject = lambda _: None,
     ) -> TFRecordSource:
         """Read all files once: to find the features, and where the parts begin.
 
@@ -70,6 +74,8 @@ class TFRecordSource:
             label: the feature that makes the classes.
             features: the types of some features, for which they are not to be found out; a value may be of any length
                 in the records that has the elements of the type's shape.
+            reject: called with each record that cannot be read; `labels` and `drafts` meet them again, and some more
+                if features are given.
 
         Raises:
             SourceError: there is no file, or no record; a feature is of several kinds; or a given one is not there.
@@ -77,7 +83,12 @@ class TFRecordSource:
         files = _find(url)
         types = FeatureTypes(features)
         damages: list[BadRecord] = []
-        parts = tuple(part for file in files for part in _survey(file, types, damages))
+
+        def note(record: BadRecord) -> None:
+            reject(record)
+            damages[:] = damages or [record]
+
+        parts = tuple(part for file in files for part in _survey(file, types, note))
         if types.empty:
             raise SourceError(str(damages[0]) if damages else f"{url} holds no records: the files are empty")
         return cls(
@@ -142,15 +153,15 @@ def _find(url: str) -> list[SourceFile]:
     return named
 
 
-def _survey(file: SourceFile, types: FeatureTypes, damages: list[BadRecord]) -> Iterator[Part]:
-    """The parts of a file, all of whose records are looked at; `damages` gets the first that is damaged."""
+def _survey(file: SourceFile, types: FeatureTypes, reject: Reject) -> Iterator[Part]:
+    """The parts of a file, all of whose records are looked at."""
     whole = Part(path=file.url, pieces=(0, None))
     found = False
 
     def note(record: BadRecord) -> None:
         nonlocal found
         found = True
-        damages[:] = damages or [record]
+        reject(record)
 
     starts = [(0, 0)]
     with _open(whole) as stream:
@@ -205,7 +216,7 @@ def _open(part: Part) -> Iterator[_Stream | _Inflated]:
             return
         splittable = size_if_seekable(file) is not None
         head = file.read(HEADER_BYTES)
-        gzipped, zipped = head[:2] == b"\x1f\x8b", head[:1] == b"\x78" and int.from_bytes(head[:2]) % 31 == 0
+        gzipped, zipped = head[:2] == b"\x1f\x8b", head[:1] == b"\x78" and int.from_bytes(head[:2], "big") % 31 == 0
         if (gzipped or zipped) and not has_header(head):
             yield _Inflated(_Stream(file, head))
         else:

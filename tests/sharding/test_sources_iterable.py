@@ -193,7 +193,7 @@ def test_records_that_change_from_call_to_call_are_found(write: Write) -> None:
         labels(source)
     calls = "calls = 0\ndef records():\n    global calls\n    calls += 1\n    return [{%s}]"
     source = opened(write(calls % "'x': 1 if calls == 1 else 'a'"))
-    with pytest.raises(SourceError, match="among the records 0 to 0: .*; give the same records in each call"):
+    with pytest.raises(SourceError, match=r"among the records 0 to 0: .*; give the same records in each call"):
         records(source)
     source = opened(write(calls % "'x' * calls: 1"))
     with pytest.raises(SourceError, match="the column 'xx' was not there before"):

@@ -284,6 +284,9 @@ def test_what_is_no_example_is_told_and_passed_over(write: Callable[..., str]) -
     bad: list[BadRecord] = []
     assert labels(source, bad.append) == [0, 3]
     assert [b.place.partition(" at ")[0] for b in bad] == ["record 1", "record 2"]
+    again: list[BadRecord] = []
+    TFRecordSource.open(source.url, "i", reject=again.append)
+    assert again == bad
     assert "no tf.train.Example" in bad[0].reason
     assert "SequenceExample" in bad[1].reason
 

@@ -292,7 +292,10 @@ def test_a_bad_record_is_told_and_passed_over_alike(write: Callable[..., str], m
         (END + GOOD[0] + END, "the archive goes on after its end"),
         (b"x" * 512 + END, "the header is damaged"),
         (
-            entry("1.cls", b"0", b"1")[:124] + b"\x80" + (1 << 60).to_bytes(11) + entry("1.cls", b"0", b"1")[136:],
+            entry("1.cls", b"0", b"1")[:124]
+            + b"\x80"
+            + (1 << 60).to_bytes(11, "big")
+            + entry("1.cls", b"0", b"1")[136:],
             "damaged",
         ),
         (entry("x", b"x", b"garbage"), "an extended header is damaged"),
@@ -321,7 +324,7 @@ def checksummed(header: bytearray) -> bytes:
 @pytest.mark.parametrize("size", [1 << 60, (1 << 88) - 1, (1 << 30) + 1])
 def test_a_size_that_is_a_lie_makes_no_room(write: Callable[..., str], size: int) -> None:
     lie = bytearray(entry("1.cls", b"0", b"1"))
-    lie[124:136] = b"\x80" + size.to_bytes(11)
+    lie[124:136] = b"\x80" + size.to_bytes(11, "big")
     source = open_source(write(GOOD[0] + checksummed(lie[:512]) + bytes(512) + END), "cls")
     bad: list[BadRecord] = []
     assert labels(source, bad.append) == [0]
