@@ -52,10 +52,10 @@ _HEAD_BYTES = 24
 
 def _build(args: argparse.Namespace) -> int:
     options = BuildOptions(
-        source=args.src,
+        source=args.src if args.source is None else args.source,
         destination=args.dst,
         label=args.label,
-        source_kind=args.source_kind,
+        source_kind=args.source_kind if args.source is None else "python",
         shard_format=args.format,
         compression=args.compression,
         shards=args.shards,
@@ -259,9 +259,23 @@ def _tidy_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    named = any(word.partition("=")[0] == "--source" for word in argv)
+    parser = build_parser(python_source=named)
+    args, more = parser.parse_known_args(argv)
+    if named and args.command == "build":
+        if more and not more[0].startswith("-"):
+            parser.error(f"--source stands in place of SRC, so give DST alone; got {' and '.join([args.dst, *more])}")
+        if args.source_kind not in ("auto", "python"):
+            parser.error(f"--source is of kind python, got --source-kind {args.source_kind}")
+    if more:
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    return args
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `shard-dataset` and return its exit status; an error that a user can mend is one line on stderr."""
-    args = build_parser().parse_args(argv)
+    args = _parse(sys.argv[1:] if argv is None else argv)
     try:
         status = _COMMANDS[args.command](args)
         sys.stdout.flush()

@@ -54,6 +54,12 @@ examples:
   # MNIST as it is distributed
   shard-dataset build 'mnist/train-*' shards/mnist --source-kind idx --shards 8
 
+  # WebDataset archives; the label is an entry of their JSON members
+  shard-dataset build 's3://bucket/laion-{{00000..00099}}.tar' shards/ --label json.language
+
+  # whatever Python can read: the function records in flights.py of this folder gives dicts
+  shard-dataset build --source flights:records shards/ --label late
+
 {_EXIT_CODES}"""
 _REPAIR_EPILOG = f"""\
 First every file is brought back as it was, bit by bit, that can be: dataset.json from the copy in shards.parquet and
@@ -90,8 +96,13 @@ examples:
 T = TypeVar("T")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands and flags."""
+def build_parser(*, python_source: bool = False) -> argparse.ArgumentParser:
+    """The parser of all commands and flags.
+
+    Args:
+        python_source: whether --source is given, so that there is no SRC. argparse knows no positional argument that
+            depends on a flag, and fills one that may be missing before it has seen all that are there.
+    """
     parser = _parser_with(
         argparse.ArgumentParser,
         prog="shard-dataset",
@@ -100,7 +111,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ringfeed {version('ringfeed')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    _add_build(commands)
+    _add_build(commands, python_source)
     _add_reshard(commands)
     inspect = _command(
         commands,
@@ -172,11 +183,17 @@ examples:
     return parser
 
 
-def _add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser], python_source: bool) -> None:
     command = _command(commands, "build", "write a dataset as balanced shards", _BUILD_EPILOG)
+    if not python_source:
+        command.add_argument(
+            "src", metavar="SRC",
+            help="Parquet, Arrow IPC, ORC, CSV, TSV, JSON Lines, HDF5, NumPy, TFRecord or WebDataset tar (file, folder or "
+            "glob), folder of image folders, list of images, IDX, ringfeed dataset",
+        )  # fmt: skip
     command.add_argument(
-        "src", metavar="SRC",
-        help="Parquet, Arrow IPC, ORC or CSV (file, folder or glob), folder of image folders, IDX, ringfeed dataset",
+        "--source", metavar="MODULE:FUNCTION",
+        help="in place of SRC, a Python function that gives records: dicts, or Arrow batches, the same in every call",
     )  # fmt: skip
     command.add_argument("--label", metavar="COL", help="column that makes the classes; without it there is one class")
     command.add_argument(

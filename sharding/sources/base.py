@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from ..storage import Storage
 __all__ = [
     "BATCH_BYTES", "BATCH_ROWS", "NO_FEATURES", "BadRecord", "Part", "Reject", "Source", "SourceFile",
     "compression_of", "fail_on_bad", "fingerprint_files", "has_pattern", "light", "list_files", "open_file",
-    "read_files", "translate_errors",
+    "plain_name", "read_files", "size_if_seekable", "translate_errors",
 ]  # fmt: skip
 
 BATCH_ROWS = 1 << 16  # a source's batches hold at most so many records,
@@ -136,7 +137,7 @@ def light(source: Source) -> Source:
 
 
 def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
-    """The files of a path, folder or glob that end in one of `suffixes`, sorted by name.
+    """The files of a path, folder or glob whose `plain_name` ends in one of `suffixes`, sorted by name.
 
     A path that names one file is taken whatever its ending is. Files and folders whose names start with ``.`` or
     ``_`` are passed over, as other readers of data folders do.
@@ -161,8 +162,17 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
         raise SourceError(f"there is nothing at {url}; {_did_you_mean(url)}check the path") from error
     except Exception as error:
         raise _storage_error(url, error) from error
-    matching = [info for info in found if info["name"].lower().endswith(tuple(suffixes))]
+    matching = [info for info in found if plain_name(info["name"]).endswith(tuple(suffixes))]
     return sorted((_file(fs, info) for info in matching), key=lambda file: file.url)
+
+
+def plain_name(name: str) -> str:
+    """A file's name in lower case, without the number that some writers of shards put after its ending.
+
+    >>> plain_name("Flowers.tfrecord-00003-of-00010"), plain_name("a.tfrecord-00003-of-00010.gz")
+    ('flowers.tfrecord', 'a.tfrecord.gz')
+    """
+    return re.sub(r"-\d{3,}-of-\d{3,}(?=(\.\w+)?$)", "", name.lower())
 
 
 def has_pattern(url: str) -> bool:
@@ -196,11 +206,12 @@ def compression_of(path: str) -> str | None:
 
 
 @contextmanager
-def open_file(path: str, *, read_ahead: bool = True) -> Iterator[IO[bytes]]:
+def open_file(path: str, compression: str | None = "infer", *, read_ahead: bool = True) -> Iterator[IO[bytes]]:
     """Open a file for reading from its start; .gz, .bz2, .xz and .zst are decompressed.
 
     Args:
-        path: of the file.
+        path: or URL.
+        compression: fsspec's name of it, or None to read the bytes as they are; by default the name's ending says.
         read_ahead: False for reads here and there: a store then sends what is asked for and no more, where it would
             send megabytes beyond it (159 MiB of a Parquet file of 190 for one column of 21). Nothing is decompressed.
 
@@ -209,7 +220,7 @@ def open_file(path: str, *, read_ahead: bool = True) -> Iterator[IO[bytes]]:
         SourceError: the compressed data is damaged.
         FileNotFoundError: it is not there.
     """
-    codec = compression_of(path)
+    codec = compression_of(path) if compression == "infer" else compression
     try:
         opened = fsspec.open(path, "rb", compression=None if codec == "zstd" else codec)
         with opened if read_ahead else _open_ranges(opened) as file:
@@ -235,6 +246,17 @@ def _open_ranges(opened: fsspec.core.OpenFile) -> IO[bytes]:
     cached = Storage(opened.full_name).protocol in _CACHED
     file: IO[bytes] = opened.fs.open(opened.path, "rb", **({"cache_type": "none"} if cached else {}))
     return file
+
+
+def size_if_seekable(file: IO[bytes]) -> int | None:
+    """The size of a file that stands at its start and can go elsewhere; else None. It stands at its start again."""
+    try:
+        file.seek(0, 2)
+        size = file.tell()  # HDFS's seek returns nothing
+        file.seek(0)
+    except (OSError, ValueError, NotImplementedError):  # a stream of HTTP's says that it can, and then raises
+        return None
+    return size
 
 
 def _of_the_store(error: Exception) -> bool:
