@@ -13,9 +13,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..schema import Schema
-from .example import RecordLayout, encode_examples, encode_matrix
+from .example import RecordLayout, encode_matrix, encode_pieces
+from .framing import frame_pieces
 from .parquet import write_parquet
-from .tfrecord import FOOTER_BYTES, HEADER_BYTES, compress, frame_matrix, frame_records
+from .tfrecord import FOOTER_BYTES, HEADER_BYTES, compress, frame_matrix
 
 __all__ = ["COMPRESSIONS", "SUFFIXES", "EncodedShard", "default_compression", "encode_shard"]
 
@@ -58,7 +59,7 @@ def encode_shard(
     if shard_format == "parquet":
         return EncodedShard(data=write_parquet(batch, compression), index=_ipc({"class_id": class_ids}))
     if layout is None:
-        framed = frame_records(encode_examples(batch, schema, None))
+        framed = frame_pieces(encode_pieces(batch, schema))
     else:
         framed = frame_matrix(encode_matrix(batch, schema, layout, margins=(HEADER_BYTES, FOOTER_BYTES)))
     offsets = np.frombuffer(framed.buffers()[1], np.int64)[: len(framed) + 1]
