@@ -39,12 +39,13 @@ def frame_pieces(pieces: Sequence[pa.LargeBinaryArray]) -> pa.LargeBinaryArray:
     bounds = [_offsets(column) for column in columns]
     lengths: npt.NDArray[np.int64] = np.sum([np.diff(offsets) for offsets in bounds], axis=0, dtype=np.int64)
     frames = np.concatenate([[0], np.cumsum(lengths + (HEADER_BYTES + FOOTER_BYTES))])
-    out = np.empty(int(frames[-1]), np.uint8)
+    buffer = pa.allocate_buffer(int(frames[-1]))  # of Arrow's pool: its pages were used before, and need no clearing
+    out = np.frombuffer(buffer, np.uint8)
     crcs = _fill(out, frames[:-1] + HEADER_BYTES, columns, bounds)
     out[frames[:-1, None] + np.arange(HEADER_BYTES)] = record_headers(lengths)
     out[frames[1:, None] + np.arange(-FOOTER_BYTES, 0)] = mask_crcs(crcs)
     return pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), records, [None, pa.py_buffer(frames.astype(np.int64)), pa.py_buffer(out)]
+        pa.large_binary(), records, [None, pa.py_buffer(frames.astype(np.int64)), buffer]
     )
 
 
