@@ -12,6 +12,7 @@ from .errors import (
     StorageError,
     TrainingError,
 )
+from .image_statistics import ImageStatistics
 from .manifest import Manifest, ShardInfo, SplitInfo
 from .plan import BuildOptions
 from .schema import Feature, Schema
@@ -28,6 +29,7 @@ __all__ = [
     "DestinationError",
     "Feature",
     "FeatureStatistics",
+    "ImageStatistics",
     "Manifest",
     "Progress",
     "RingfeedError",

@@ -11,6 +11,7 @@ from .hdf5 import SUFFIXES as HDF5_SUFFIXES
 from .hdf5 import Hdf5Source
 from .idx import SUFFIXES as IDX_SUFFIXES
 from .idx import IdxSource
+from .image_list import ImageListSource
 from .images import SUFFIXES as IMAGE_SUFFIXES
 from .images import ImageFolderSource
 from .npy import SUFFIXES as NPY_SUFFIXES
@@ -24,6 +25,7 @@ _OPENERS: dict[str, tuple[tuple[str, ...], Callable[[str, str | None], Source]]]
     "parquet": ((".parquet", ".pq"), ParquetSource.open),
     "csv": ((".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".csv.zst"), CsvSource.open),
     "images": (IMAGE_SUFFIXES, ImageFolderSource.open),
+    "image-list": ((), lambda url, label: ImageListSource.open(url, label, open_source)),
     "idx": (IDX_SUFFIXES, IdxSource.open),
     "numpy": (NPY_SUFFIXES, NpySource.open),
     "hdf5": (HDF5_SUFFIXES, Hdf5Source.open),
