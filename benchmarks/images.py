@@ -21,14 +21,14 @@ from PIL import Image
 from ringfeed.sharding import BuildOptions, build
 
 SHARDS, CLASSES = 16, 10
-IMAGES = 20_000
+IMAGES = 20_000  # the default; --images sets it
 _PHOTOS = 24  # made of noise of several scales; the files are crops of them, at qualities of their own
 _THREADS = 2
 
 
-def run(folder: Path, rounds: int, images: int = IMAGES) -> list[tuple[str, list[float], float]]:
+def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     """Ratios of the limit's seconds to ours; page cache warm, after one round that is not counted."""
-    source = folder / "photos"
+    source, images = folder / "photos", IMAGES
     files = write_photos(source, images)
     file_bytes = sum(path.stat().st_size for path in files)
     print(f"  {images:,} generated JPEGs, {file_bytes / 1e6:,.0f} MB, {file_bytes / images / 1e3:.0f} kB each")

@@ -52,7 +52,7 @@ def open_source(url: str, label: str | None, kind: str = "auto") -> Source:
 
 def _detect(url: str) -> str:
     suffixes_known = [suffix for known, _ in _OPENERS.values() for suffix in known]
-    files = [file.url.lower() for file in list_files(split_selection(url)[0], suffixes_known)]
+    files = [file.url.lower() for file in list_files(split_selection(url)[0], suffixes_known, facts=False)]
     found = [kind for kind, (suffixes, _) in _OPENERS.items() if any(name.endswith(suffixes) for name in files)]
     if len(found) == 1:
         return found[0]
