@@ -1,4 +1,7 @@
-"""Lists of images: a table of any kind with a column of paths, and what it says of each image in other columns."""
+"""Lists of images: a table of any kind with a column of paths, and what it says of each image in other columns.
+
+A plain text of one path a line (`.txt`, `.lst`) is one, too.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from ..errors import SourceError
 from ..schema import Feature, Schema
 from .base import BadRecord, Part, Reject, Source, fail_on_bad
 from .image_files import bad_images, read_images
+from .lines import LINE_SUFFIXES, LineSource
 
 __all__ = ["ImageListSource"]
 
@@ -40,12 +44,12 @@ class ImageListSource:
         Args:
             url: of the table.
             label: one of its columns.
-            open_table: opens any source by its URL and label.
+            open_table: opens any other source by its URL and label.
 
         Raises:
             SourceError: it has no column of paths, or several, or the label is that column.
         """
-        table = open_table(url, label)
+        table: Source = (LineSource.open if url.endswith(LINE_SUFFIXES) else open_table)(url, label)
         path_column = _path_column(table.schema, url)
         if label == path_column:
             raise SourceError(f"{url}: the column {label!r} names the images; the label has to be another")

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.sharding import SourceError
-from ringfeed.sharding.sources import Source, open_source
+from ringfeed.sharding.sources import Source, lines, open_source
 from ringfeed.sharding.sources.base import BadRecord, Checked
 from tests.servers.store import Store
 
@@ -59,6 +59,22 @@ def test_any_table_can_be_a_list(tmp_path: Path) -> None:
     pq.write_table(pa.table({"only": ["1.png"]}), tmp_path / "list.parquet")
     (row,) = completed(open_source(str(tmp_path / "list.parquet"), None, "image-list"))
     assert (row["image"], row["path"]) == (image(1), "1.png")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_plain_text_is_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    monkeypatch.setattr(lines, "_BLOCK_BYTES", 7)
+    names = ["1.png", "zwei é.png", "3.png"]
+    for i, name in enumerate(names):
+        (tmp_path / name).write_bytes(image(i))
+    (tmp_path / "list.txt").write_bytes(end.join([names[0], "", *names[1:]]).encode())
+    source = open_source(str(tmp_path / "list.txt"), None, "image-list")
+    assert [(row["path"], row["image"]) for row in completed(source)] == [(n, image(i)) for i, n in enumerate(names)]
+    assert sum(len(batch) for part in source.parts for batch in source.labels(part)) == 3
+    assert source.sample(source.parts[0], 5).num_rows > 0
+    (tmp_path / "list.txt").write_bytes(b"1.png\n\n\xff.png\n")
+    with pytest.raises(SourceError, match=r"list\.txt: line 3 is not UTF-8"):
+        completed(source)
 
 
 @pytest.mark.parametrize(
