@@ -15,6 +15,7 @@ from .errors import (
     TrainingError,
     WorkerError,
 )
+from .image_statistics import ImageStatistics
 from .manifest import LostRecords, Manifest, ShardInfo, SplitInfo
 from .plan import BuildOptions
 from .remedies import Remedy, RepairPlan, plan_repair
@@ -35,6 +36,7 @@ __all__ = [
     "DestinationError",
     "Feature",
     "FeatureStatistics",
+    "ImageStatistics",
     "LostRecords",
     "Manifest",
     "Note",

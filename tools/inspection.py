@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from ..sharding import Dataset, Feature, FeatureStatistics, Manifest
+from ..sharding import Dataset, Feature, FeatureStatistics, ImageStatistics, Manifest
 from .balance import balance_json, balance_of_dataset, balance_text
 from .console import align, human_bytes, one_line
 from .repairing import lost_json, lost_lines
@@ -162,9 +163,25 @@ def _statistics_words(statistics: FeatureStatistics) -> str:
         shown = ", ".join(map(one_line, statistics.vocabulary[:_VOCABULARY_SHOWN]))
         more = ", ..." if len(statistics.vocabulary) > _VOCABULARY_SHOWN else ""
         words.append(f"{len(statistics.vocabulary):,} values: {shown}{more}")
+    words += [] if statistics.image is None else [_image_words(statistics.image)]
     words += [f"{statistics.nulls:,} without a value"] if statistics.nulls else []
     words += [f"{statistics.nonfinite:,} NaN or infinite"] if statistics.nonfinite else []
     return "; ".join(words)
+
+
+def _image_words(image: ImageStatistics) -> str:
+    words = []
+    if image.images:
+        heights, widths = _bounds(image.min_height, image.max_height), _bounds(image.min_width, image.max_width)
+        words.append(f"{heights} high, {widths} wide")
+    if image.mean is not None and image.std is not None:
+        mean, std = ("/".join(f"{value:.1f}" for value in values) for values in (image.mean, image.std))
+        words.append(f"RGB mean {mean}, std {std} (of {image.sampled:,} images)")
+    return "; ".join(words)
+
+
+def _bounds(low: int | None, high: int | None) -> str:
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _statistics_json(statistics: FeatureStatistics) -> dict[str, Any]:
@@ -178,4 +195,5 @@ def _statistics_json(statistics: FeatureStatistics) -> dict[str, Any]:
         "min": statistics.min,
         "max": statistics.max,
         "vocabulary": None if vocabulary is None else list(vocabulary),
+        "image": None if statistics.image is None else asdict(statistics.image),
     }

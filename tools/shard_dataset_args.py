@@ -188,8 +188,8 @@ def _add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser], py
     if not python_source:
         command.add_argument(
             "src", metavar="SRC",
-            help="Parquet, Arrow IPC, ORC, CSV, TSV, JSON Lines, HDF5, NumPy, TFRecord or WebDataset tar (file, folder or "
-            "glob), folder of image folders, list of images, IDX, ringfeed dataset",
+            help="Parquet, Arrow IPC, ORC, CSV, TSV, JSON Lines, HDF5, NumPy, TFRecord, WebDataset tar (file, folder or glob), "
+            "folder of image folders, list of images, IDX, ringfeed dataset",
         )  # fmt: skip
     command.add_argument(
         "--source", metavar="MODULE:FUNCTION",

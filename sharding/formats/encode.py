@@ -14,9 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..schema import Schema
-from .example import RecordLayout, encode_examples, encode_matrix
+from .example import RecordLayout, encode_matrix, encode_pieces
+from .framing import frame_pieces
 from .parquet import open_writer
-from .tfrecord import FOOTER_BYTES, HEADER_BYTES, compressor, frame_matrix, frame_records
+from .tfrecord import FOOTER_BYTES, HEADER_BYTES, compressor, frame_matrix
 
 __all__ = [
     "COMPRESSIONS",
@@ -95,7 +96,7 @@ class _TFRecordEncoder:
 
     def write(self, batch: pa.RecordBatch, class_ids: ClassIds) -> None:
         if self._layout is None:
-            framed = frame_records(encode_examples(batch, self._schema, None))
+            framed = frame_pieces(encode_pieces(batch, self._schema))
         else:
             margins = (HEADER_BYTES, FOOTER_BYTES)
             framed = frame_matrix(encode_matrix(batch, self._schema, self._layout, margins=margins))

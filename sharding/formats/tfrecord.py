@@ -23,7 +23,8 @@ from .example import join_binary
 
 __all__ = [
     "FOOTER_BYTES", "HEADER_BYTES", "FrameBlock", "FrameDamage", "compress", "compressor", "decompress",
-    "frame_matrix", "frame_records", "has_header", "iterate_frames", "iterate_records",
+    "frame_matrix", "frame_records", "has_header", "iterate_frames", "iterate_records", "mask_crcs",
+    "record_headers",
 ]  # fmt: skip
 
 HEADER_BYTES = 12
@@ -49,7 +50,7 @@ def frame_records(messages: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
     lengths = np.diff(offsets)
     payloads = (data[start:end] for start, end in pairwise((offsets - offsets[0]).tolist()))
     footers = _masked_crcs(payloads, len(lengths))
-    return join_binary([_rows(_headers(lengths)), messages, _rows(footers)])
+    return join_binary([_rows(record_headers(lengths)), messages, _rows(footers)])
 
 
 def frame_matrix(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
@@ -64,7 +65,7 @@ def frame_matrix(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
     length = matrix.shape[1] - HEADER_BYTES - FOOTER_BYTES
     cells = struct.iter_unpack(f"{HEADER_BYTES}x{length}s{FOOTER_BYTES}x", matrix.reshape(-1).data)
     footers = _masked_crcs(chain.from_iterable(cells), len(matrix))
-    matrix[:, :HEADER_BYTES] = _headers(np.array([length]))
+    matrix[:, :HEADER_BYTES] = record_headers(np.array([length]))
     matrix[:, -FOOTER_BYTES:] = footers
     return _rows(matrix)
 
@@ -72,10 +73,15 @@ def frame_matrix(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
 def _masked_crcs(payloads: Iterable[bytes], count: int) -> npt.NDArray[np.uint8]:
     """The masked CRC of each payload, little-endian: uint8 [count, 4]."""
     crcs = np.fromiter(map(google_crc32c.value, payloads), np.uint32, count)
+    return mask_crcs(crcs)
+
+
+def mask_crcs(crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+    """CRCs as they stand in a file, masked and little-endian: uint8 [records, 4]."""
     return _mask(crcs).astype("<u4").reshape(-1, 1).view(np.uint8)
 
 
-def _headers(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+def record_headers(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     """Length and masked CRC of the length: uint8 [records, 12]."""
     unique, inverse = np.unique(lengths, return_inverse=True)
     crcs = _masked_crcs((int(n).to_bytes(8, "little") for n in unique), len(unique))

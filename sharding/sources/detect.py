@@ -10,8 +10,11 @@ from ..schema import Feature
 from .base import NO_FEATURES, Reject, Source, fail_on_bad, list_files, plain_name
 from .csv import SUFFIXES as CSV_SUFFIXES
 from .csv import CsvSource
+from .hdf5 import SUFFIXES as HDF5_SUFFIXES
+from .hdf5 import Hdf5Source
 from .idx import SUFFIXES as IDX_SUFFIXES
 from .idx import IdxSource
+from .image_list import ImageListSource
 from .images import SUFFIXES as IMAGE_SUFFIXES
 from .images import ImageFolderSource
 from .ipc import SUFFIXES as IPC_SUFFIXES
@@ -19,11 +22,14 @@ from .ipc import IpcSource
 from .iterable import IterableSource
 from .jsonl import SUFFIXES as JSONL_SUFFIXES
 from .jsonl import JsonlSource
+from .npy import SUFFIXES as NPY_SUFFIXES
+from .npy import NpySource
 from .orc import SUFFIXES as ORC_SUFFIXES
 from .orc import OrcSource
 from .parquet import SUFFIXES as PARQUET_SUFFIXES
 from .parquet import ParquetSource
 from .ringfeed import RingfeedSource, find_dataset
+from .selection import split_selection
 from .tfrecord import SUFFIXES as TFRECORD_SUFFIXES
 from .tfrecord import TFRecordSource
 from .webdataset import SUFFIXES as TAR_SUFFIXES
@@ -39,7 +45,10 @@ _OPENERS: dict[str, tuple[tuple[str, ...], Callable[..., Source]]] = {
     "csv": (CSV_SUFFIXES, CsvSource.open),
     "jsonl": (JSONL_SUFFIXES, JsonlSource.open),
     "images": (IMAGE_SUFFIXES, ImageFolderSource.open),
+    "image-list": ((), lambda url, label: ImageListSource.open(url, label, open_source)),
     "idx": (IDX_SUFFIXES, IdxSource.open),
+    "numpy": (NPY_SUFFIXES, NpySource.open),
+    "hdf5": (HDF5_SUFFIXES, Hdf5Source.open),
     "tfrecord": (TFRECORD_SUFFIXES, TFRecordSource.open),
     "webdataset": (TAR_SUFFIXES, WebDatasetSource.open),
     "python": ((), IterableSource.open),
@@ -80,7 +89,8 @@ def _detect(url: str) -> str:
     if find_dataset(url):  # its shards are files of other kinds
         return "ringfeed"
     suffixes = [suffix for known, _ in _OPENERS.values() for suffix in known]
-    files = [plain_name(file.url) for name in expand_braces(url)[:1] for file in list_files(name, suffixes)]
+    first = expand_braces(split_selection(url)[0])[0]
+    files = [plain_name(file.url) for file in list_files(first, suffixes, facts=False)]
     found = [kind for kind, (suffixes, _) in _OPENERS.items() if any(name.endswith(suffixes) for name in files)]
     if len(found) == 1:
         return found[0]

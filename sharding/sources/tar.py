@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from gzip import BadGzipFile
 from typing import IO
 
-import pyarrow as pa
-
 from .base import open_file, size_if_seekable
 
 __all__ = ["SUFFIXES", "Member", "TarDamage", "TarReader", "open_tar"]
@@ -60,11 +58,8 @@ def open_tar(path: str) -> Iterator[TarReader]:
     """Open an archive; the name's ending says how it is compressed."""
     name = path.lower()
     compression = next((codec for suffix, codec in _COMPRESSIONS.items() if name.endswith(suffix)), None)
-    with open_file(path, None if compression == "zstd" else compression) as file:
-        if compression == "zstd":
-            yield TarReader(pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd"), None)
-        else:
-            yield TarReader(file, None if compression else size_if_seekable(file))
+    with open_file(path, compression) as file:
+        yield TarReader(file, None if compression else size_if_seekable(file))
 
 
 class TarReader:
