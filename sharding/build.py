@@ -18,13 +18,15 @@ import numpy as np
 import pyarrow as pa
 
 from .assign import Assignment
+from .dedup import drop_duplicates
 from .destination import check_apart, draft_dataset
 from .execute import local_executor, run_tasks
 from .formats import encode_shard, plan_layout
 from .grouping import group
 from .manifest import Manifest, SplitInfo, checksum, encode_shards
 from .plan import BuildOptions, check_label, plan_assignment, sort_classes
-from .sources import Source, open_source
+from .prepare import open_prepared
+from .sources import Source
 from .statistics import FeatureStatistics, merge_statistics
 from .storage import Storage, public_url
 from .tasks import PartSpill, ShardResult, ShardTarget, assemble_shard, count_classes, partition_part
@@ -39,7 +41,7 @@ class Progress:
     """How far a build is.
 
     Attributes:
-        stage: ``count``, ``partition`` or ``write``.
+        stage: ``dedup``, ``count``, ``partition`` or ``write``.
         done: tasks of the stage that are finished.
         total: tasks of the stage.
         records: records in the finished tasks.
@@ -95,18 +97,20 @@ def plan_build(options: BuildOptions, *, executor: Executor | None = None, repor
 
 def _open_source(options: BuildOptions) -> Source:
     check_apart(options.source, options.destination)
-    source = open_source(options.source, options.label, options.source_kind)
+    source = open_prepared(options.source, options.label, options.source_kind, options.prepare)
     check_label(source.schema)
     return source
 
 
 def _plan(source: Source, options: BuildOptions, pool: Executor | None, report: Report) -> BuildPlan:
+    if options.prepare.dedup is not None:
+        source = drop_duplicates(source, options.prepare.dedup, pool, _stage(report, "dedup"))
     jobs = [(count_classes, (source, part)) for part in source.parts]
     part_counts = run_tasks(pool, jobs, _reporter(report, "count", len(jobs), lambda counts: sum(counts.values())))
     totals: Counter[Any] = Counter()
     for counts in part_counts:
         totals.update(counts)
-    classes = sort_classes(totals, options.source, options.min_class_records)
+    classes = sort_classes(totals, options.prepare.described(options.source), options.min_class_records)
     record_bytes = _sample_record_bytes(source, options)
     return BuildPlan(
         source=source,
@@ -147,6 +151,10 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
 
 def _writer() -> str:
     return f"ringfeed {version('ringfeed')}"
+
+
+def _stage(report: Report, stage: str) -> Callable[[int, int, int], None]:
+    return lambda done, total, records: report(Progress(stage=stage, done=done, total=total, records=records))
 
 
 def _reporter(report: Report, stage: str, total: int, size: Callable[[Any], int]) -> Callable[[int, Any], None]:

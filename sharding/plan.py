@@ -11,6 +11,7 @@ from typing import Any
 from .assign import Assignment, SplitLayout, shards_per_split, split_class_counts
 from .errors import ConfigError, SourceError
 from .formats.encode import COMPRESSIONS, default_compression
+from .prepare import PrepareOptions
 from .schema import Schema
 
 __all__ = ["DEFAULT_SHARDS", "DEFAULT_SHARD_BYTES", "BuildOptions", "check_label", "plan_assignment", "sort_classes"]
@@ -38,6 +39,7 @@ class BuildOptions:
         workers: processes. The result does not depend on it.
         overwrite: replace a dataset at the destination.
         min_class_records: refuse classes with fewer records.
+        prepare: what is done to the records first.
 
     Raises:
         ConfigError: a value its rule forbids.
@@ -56,6 +58,7 @@ class BuildOptions:
     workers: int = 1
     overwrite: bool = False
     min_class_records: int = 2
+    prepare: PrepareOptions = field(default_factory=PrepareOptions)
 
     def __post_init__(self) -> None:
         if self.shard_format not in COMPRESSIONS:
@@ -87,7 +90,7 @@ class BuildOptions:
             "shards": self.shards,
             "shard_bytes": self.shard_bytes,
             "splits": {name: str(share) for name, share in self.splits.items()},
-        }
+        } | ({"prepare": prepare} if (prepare := self.prepare.recorded()) else {})
 
 
 def check_label(schema: Schema) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from ..errors import SourceError
-from ..schema import Schema
+from ..errors import ConfigError, SourceError
+from ..schema import Feature, Schema
 from .base import Part, Reject, fail_on_bad, fingerprint_files, list_files, open_file, translate_errors
 
 __all__ = ["CsvSource"]
@@ -32,17 +32,23 @@ class CsvSource:
     fingerprint: str
 
     @classmethod
-    def open(cls, url: str, label: str | None) -> CsvSource:
+    def open(cls, url: str, label: str | None, features: Mapping[str, Feature] | None = None) -> CsvSource:
         """Read all files once to find each column's type.
 
+        Args:
+            url: of a file, a folder or a glob.
+            label: the column that classes are made of, or None.
+            features: scalars that are of these types, by name, whatever they look like.
+
         Raises:
+            ConfigError: a feature is no scalar.
             SourceError: there is no file, one is not UTF-8, a line has too few or too many fields, or headers differ.
         """
         files = list_files(url, _SUFFIXES)
         paths = [file.url for file in files]
         if not paths:
             raise SourceError(f"there is no CSV file ({', '.join(_SUFFIXES)}) at {url}")
-        types = _infer(paths)
+        types = _infer(paths, features or {})
         return cls(
             url=url,
             schema=Schema.from_arrow(types, label),
@@ -94,9 +100,12 @@ def _parse(path: str, types: pa.Schema, columns: list[str] | None) -> Iterator[p
         yield from reader
 
 
-def _infer(paths: list[str]) -> pa.Schema:
+def _infer(paths: list[str], features: Mapping[str, Feature]) -> pa.Schema:
     """The narrowest types that hold every value of all files: a type that a value breaks is widened, and again."""
-    types: dict[str, pa.DataType] = {}
+    for feature in features.values():
+        if feature.shape:
+            raise ConfigError(f"column {feature.name!r}: a field of a CSV file is a scalar, got shape {feature.shape}")
+    types: dict[str, pa.DataType] = {name: feature.arrow_type for name, feature in features.items()}
     while True:
         header: pa.Schema | None = None
         try:
@@ -110,6 +119,9 @@ def _infer(paths: list[str]) -> pa.Schema:
             if all(_scan_types(path, types) for path in paths[:-1]):
                 break
         except _Widen as widen:
+            if widen.column in features:
+                dtype = features[widen.column].dtype
+                raise SourceError(f"column {widen.column!r} holds values that are no {dtype}; {widen}") from widen
             types[widen.column] = widen.type
     return pa.schema([(name, pa.string() if kind == pa.null() else kind) for name, kind in types.items()])
 
@@ -151,8 +163,8 @@ def _scan(path: str, types: dict[str, pa.DataType]) -> pa.Schema:
 class _Widen(Exception):
     """A value that the column's type does not hold."""
 
-    def __init__(self, column: str, kind: pa.DataType) -> None:
-        super().__init__(column)
+    def __init__(self, column: str, kind: pa.DataType, told: str) -> None:
+        super().__init__(told)
         self.column = column
         self.type = kind
 
@@ -170,7 +182,7 @@ def _explain(path: str, error: pa.ArrowInvalid, types: dict[str, pa.DataType], s
         return translate_errors(path, error, "mend that line, or quote its fields")
     name = _header(path)[int(match.group(1))]
     kind = types.get(name) or (schema.field(name).type if schema else _BY_WORD.get(match.group(2), pa.string()))
-    return _Widen(name, _WIDER.get(kind, pa.string()))
+    return _Widen(name, _WIDER.get(kind, pa.string()), f"{path}: {' '.join(text.split())[:200]}")
 
 
 def _header(path: str) -> list[str]:

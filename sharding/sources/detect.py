@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ..errors import SourceError
+from ..schema import Feature
 from .base import Source, list_files
 from .csv import CsvSource
 from .idx import SUFFIXES as IDX_SUFFIXES
@@ -15,16 +16,19 @@ from .parquet import ParquetSource
 
 __all__ = ["KINDS", "open_source"]
 
-_OPENERS: dict[str, tuple[tuple[str, ...], Callable[[str, str | None], Source]]] = {
+_OPENERS: dict[str, tuple[tuple[str, ...], Callable[..., Source]]] = {
     "parquet": ((".parquet", ".pq"), ParquetSource.open),
     "csv": ((".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".csv.zst"), CsvSource.open),
     "images": (IMAGE_SUFFIXES, ImageFolderSource.open),
     "idx": (IDX_SUFFIXES, IdxSource.open),
 }
+_INFERRING = {"csv"}  # kinds whose files do not say the types
 KINDS = tuple(_OPENERS)
 
 
-def open_source(url: str, label: str | None, kind: str = "auto") -> Source:
+def open_source(
+    url: str, label: str | None, kind: str = "auto", features: Mapping[str, Feature] | None = None
+) -> Source:
     """Open a dataset to be sharded.
 
     Args:
@@ -32,13 +36,14 @@ def open_source(url: str, label: str | None, kind: str = "auto") -> Source:
         label: the column that classes are made of; None for data without. Image folders and IDX files have one in
             any case, and name it so (by default ``label``).
         kind: one of `KINDS`, or ``auto``: by the files' names.
+        features: types of columns, by name, for kinds whose types would else be inferred. Others pass over them.
 
     Raises:
         SourceError: nothing is there, it is of no known kind, or it cannot be read.
     """
     if kind == "auto":
         kind = _detect(url)
-    return _OPENERS[kind][1](url, label)
+    return _OPENERS[kind][1](url, label, features) if kind in _INFERRING else _OPENERS[kind][1](url, label)
 
 
 def _detect(url: str) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -52,6 +52,12 @@ class ParquetSource:
         return cls(
             url=url, schema=Schema.from_arrow(first, label), parts=tuple(parts), fingerprint=fingerprint_files(files)
         )
+
+    def narrow(self, columns: Collection[str]) -> ParquetSource:
+        """The same records with these columns alone; no others are read."""
+        kept = tuple(feature for feature in self.schema.features if feature.name in columns)
+        label = self.schema.label if self.schema.label in columns else None
+        return replace(self, schema=Schema(features=kept, label=label))
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
         """The label column alone."""
