@@ -47,6 +47,10 @@ def columns_of(text: str, names: Collection[str]) -> frozenset[str]:
     >>> sorted(columns_of("0 < a/2 < 5 and col('b c') is not null", ["a", "b c"]))
     ['a', 'b c']
     """
+    for node in ast.walk(_parse(text)):
+        if isinstance(node, ast.Call) and _column_name(node) is None:
+            call = ast.unparse(node)
+            raise ConfigError(f"--filter {text!r}: {call!r} is not part of it; the one function is col('a column')")
     used = frozenset(_references(_parse(text), names))
     check_columns(f"--filter {text!r}", sorted(used), names)
     if not used:
@@ -56,6 +60,10 @@ def columns_of(text: str, names: Collection[str]) -> frozenset[str]:
 
 def evaluate(text: str, columns: Mapping[str, pa.Array]) -> pa.BooleanArray:
     """The truth of an expression for each record; null where it is unknown.
+
+    Args:
+        text: an expression that `columns_of` took.
+        columns: those that it reads, at least.
 
     Raises:
         ConfigError: it is no such expression, or the columns' types do not fit it.
@@ -78,7 +86,7 @@ def evaluate(text: str, columns: Mapping[str, pa.Array]) -> pa.BooleanArray:
 @lru_cache(maxsize=64)
 def _parse(text: str) -> ast.expr:
     try:
-        return ast.parse(text.strip(), mode="eval").body
+        return ast.parse(" ".join(text.split("\n")).strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         where = f" at character {error.offset}" if isinstance(error, SyntaxError) and error.offset else ""
         raise ConfigError(
@@ -147,9 +155,7 @@ class _Walk:
         return ConfigError(f"--filter {self._text!r}: {problem}")
 
     def _named(self, node: ast.Name | ast.Call) -> Value:
-        name = node.id if isinstance(node, ast.Name) else _column_name(node)
-        if name is None:
-            raise self._fault(f"{ast.unparse(node)!r} is not part of it; the one function is col('a column')")
+        name = node.id if isinstance(node, ast.Name) else str(_column_name(node))
         word = _literal_word(name, self._columns) if isinstance(node, ast.Name) else None
         if word is _NULL:
             raise self._fault("a missing value equals nothing; write: is null, or is not null")
