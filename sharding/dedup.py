@@ -151,7 +151,7 @@ def _in_runs(batches: Iterator[Hashes]) -> Iterator[npt.NDArray[np.uint64]]:
         if count >= _RUN_RECORDS:
             yield np.concatenate(held)
             held, count = [], 0
-    if held:
+    if count:
         yield np.concatenate(held)
 
 

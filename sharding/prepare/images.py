@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from io import BytesIO
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from ..errors import ConfigError, SourceError
 
@@ -154,6 +154,8 @@ def transform_all(
             return _transform(data, options)
         except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error, ...
             detail = " ".join(str(error).split()) or type(error).__name__
+            if isinstance(error, UnidentifiedImageError):  # whose text names an object in memory
+                detail = "it is of no known image format"
             raise SourceError(
                 f"{name(number)}: the image cannot be prepared ({detail[:200]}); mend or remove it"
             ) from error
