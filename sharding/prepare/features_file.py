@@ -35,7 +35,7 @@ def read_features(url: str) -> dict[str, Feature]:
     try:
         with open_file(url) as file:
             tree = yaml.load(file.read(), _StrictLoader)
-    except (FileNotFoundError, IsADirectoryError) as error:
+    except FileNotFoundError as error:
         raise ConfigError(f"--schema: there is no file {url}; check the path") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{url}: this is not YAML: {' '.join(str(error).split())[:200]}") from error
