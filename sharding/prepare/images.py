@@ -17,7 +17,8 @@ __all__ = ["Encoding", "ImageOptions", "NewImage", "Size", "parse_encoding", "pa
 
 _QUALITIES = {"jpeg": 90, "webp": 80, "png": None}
 _THREADS = 4  # Pillow lets go of the interpreter's lock while it decodes, resizes and encodes
-_MAX_PIXELS = 1 << 15  # a side
+_MAX_PIXELS = 1 << 15  # a side that can be asked for
+_MAX_NEW_PIXELS = 65500  # a side; what JPEG can hold
 _KEPT = {"JPEG": "jpeg", "MPO": "jpeg", "WEBP": "webp"}  # formats that a resized image stays in; any other becomes PNG
 _ORIENTATION = 0x0112  # the EXIF tag; its values, but 1, and what brings each upright:
 _TURNS = {
@@ -173,6 +174,10 @@ def _transform(data: bytes, options: ImageOptions) -> NewImage:
         turn, turned = _TURNS.get(orientation), orientation in _SWAPPING
         upright = stored[::-1] if turned else stored
         size = upright if options.size is None else options.size.of(*upright)
+        if max(size) > _MAX_NEW_PIXELS:
+            raise ValueError(f"it would be {size[0]} x {size[1]} pixels, a side is at most {_MAX_NEW_PIXELS}")
+        if options.encoding is None and turn is None and size == stored:
+            return NewImage(data=data, width=size[0], height=size[1], sizes_before=(stored, upright))
         if options.size is not None:  # JPEG decodes to a half, a quarter or an eighth, several times as fast
             wide, high = size[::-1] if turned else size
             opened.draft(None, (2 * wide, 2 * high))

@@ -51,8 +51,8 @@ class PreparedSource:
     """A source whose records go through steps.
 
     Columns that the inner source's drafts lack (the bytes of images) are *late*: steps on columns reach them in
-    `complete`. Where a step on rows needs one, or a function that sees everything comes, the source is *eager*: drafts
-    are completed first, slice by slice, which costs reading them in every pass.
+    `complete`. Where a step on rows needs one (a function needs all), or the label is one, the source is *eager*:
+    drafts are completed first, slice by slice, which costs reading them in every pass.
 
     Attributes:
         inner: the source of what goes in.
@@ -89,8 +89,7 @@ class PreparedSource:
         late = frozenset(schema.names) - draft_columns(inner)
         source = cls(inner=inner, steps=(), taken=(), schema=schema, eager=False, late=late, fingerprint="")
         for step in steps:
-            maps = isinstance(step, MapBatches)
-            if (maps or step.changes_rows) and source._late_now() & step.needs((), source.schema):
+            if step.changes_rows and source._late_now() & step.needs((), source.schema):
                 source = replace(source, eager=True)
             if isinstance(step, MapBatches):
                 step = step.bind(source.schema, source._first_records())
@@ -104,6 +103,7 @@ class PreparedSource:
         return replace(
             source,
             schema=Schema(features=source.schema.features, label=label),
+            eager=source.eager or label in source._late_now(),
             fingerprint=f"{derive_key(inner.fingerprint, *(step.spec for step in source.steps), *codes):016x}",
         )
 

@@ -22,6 +22,7 @@ from ringfeed.sharding.prepare import (
     Filter,
     ImageOptions,
     MapBatches,
+    PreparedSource,
     PrepareOptions,
     Rename,
     Select,
@@ -32,7 +33,7 @@ from ringfeed.sharding.prepare import (
     parse_size,
 )
 from ringfeed.sharding.prepare.images import transform_all
-from ringfeed.sharding.sources import Source
+from ringfeed.sharding.sources import Source, open_source
 from ringfeed.sharding.sources import images as images_module
 
 SIZES = {"cat/1.png": (9, 7), "cat/2.jpg": (40, 20), "dog/3.png": (5, 7), "dog/4.png": (64, 48), "fox/5.png": (6, 6)}
@@ -155,6 +156,11 @@ def test_a_function_sees_whole_records(folder: str, tmp_path: Path) -> None:
     assert all(row["file_bytes"] == len(row["image"]) for row in rows)
 
 
+def test_the_label_may_be_what_is_in_the_files(folder: str) -> None:
+    source = PreparedSource.over(open_source(folder, None), [Cast((("height", "string"),))], "height")
+    assert [row["height"] for row in records(source)] == ["7", "20", "7", "48", "6"]
+
+
 def test_large_images_are_completed_in_small_slices(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ringfeed.sharding.prepare.source._FIRST_SLICE", 1)
     monkeypatch.setattr("ringfeed.sharding.prepare.source.BATCH_BYTES", 1)
@@ -220,7 +226,7 @@ def test_images_are_asked_for_where_there_are_none(parquet: str) -> None:
 def test_the_shorter_side_is_exact_and_the_ratio_kept(width: int, height: int, shorter: int) -> None:
     new = Size(width=shorter).of(width, height)
     assert min(new) == shorter
-    assert abs(max(new) / shorter - max(width, height) / min(width, height)) * shorter <= 0.5
+    assert 2 * abs(max(new) * min(width, height) - shorter * max(width, height)) <= min(width, height)
 
 
 @pytest.mark.parametrize("text", ["", "x", "0", "256x", "x256", "-5", "2.5", "1000000", "256X256", "٣"])
@@ -344,6 +350,13 @@ def test_colours_keep_their_profile_and_comments_go() -> None:
     assert "icc_profile" not in transformed(picture(40, 20, "JPEG", "CMYK", icc_profile=profile), "10").info
 
 
+def test_an_upright_image_of_the_size_asked_for_stays_as_it_is() -> None:
+    for data in (picture(40, 20, "JPEG"), picture(40, 20, "GIF", "P")):
+        (new,) = transform_all([data], ImageOptions(size=Size(width=20)), str)
+        assert new is not None
+        assert (new.data, new.width, new.height) == (data, 40, 20)
+
+
 def test_bytes_are_the_same_each_time_and_in_any_company() -> None:
     images = [picture(40 + i, 30, form) for i, form in enumerate(["PNG", "JPEG", "WEBP"] * 6)]
     options = ImageOptions(size=Size(width=12), encoding=parse_encoding("webp"))
@@ -365,6 +378,11 @@ def test_a_damaged_image_is_named(data: Callable[[], bytes], told: str) -> None:
         list(transform_all([data()], ImageOptions(size=Size(width=4)), lambda _: "cat/7.jpg"))
     assert "\n" not in str(error.value)
     assert "0x" not in str(error.value)
+
+
+def test_a_strip_does_not_become_a_picture_without_end() -> None:
+    with pytest.raises(SourceError, match="it would be 90000 x 300 pixels, a side is at most 65500"):
+        list(transform_all([picture(300, 1)], ImageOptions(size=Size(width=300)), str))
 
 
 def test_pixels_that_are_fractions_have_no_place() -> None:
