@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from .assign import Assignment
+from .dedup import drop_duplicates
 from .destination import Draft, check_apart, draft_dataset
 from .engine import open_engine
 from .errors import ConfigError, RingfeedError
@@ -26,7 +27,8 @@ from .journal import ShardResult
 from .keyed import derive_key
 from .manifest import Manifest, ShardInfo, SplitInfo
 from .plan import BuildOptions, check_label, plan_assignment, sort_classes
-from .sources import Source, light, open_source
+from .prepare import open_prepared
+from .sources import Source, light
 from .spill import PartSpill, Spill, open_spill, remove_spill, spill_root
 from .statistics import FeatureStatistics, merge_statistics
 from .storage import Storage, public_url
@@ -50,7 +52,7 @@ class Progress:
     """How far a build is.
 
     Attributes:
-        stage: ``count``, ``partition`` or ``write``.
+        stage: ``dedup``, ``count``, ``partition`` or ``write``.
         done: tasks of the stage that are finished (in ``write``: shards).
         total: tasks, or shards, of the stage.
         records: records in what is finished.
@@ -134,23 +136,27 @@ def plan_build(options: BuildOptions, *, executor: Executor | None = None, repor
 
 def _open_source(options: BuildOptions) -> Source:
     check_apart(options.source, options.destination)
-    source = open_source(options.source, options.label, options.source_kind)
+    source = open_prepared(options.source, options.label, options.source_kind, options.prepare)
     check_apart(source.url, options.destination)  # the folder alone, where the options name a split in it
     check_label(source.schema)
     return source
 
 
 def _plan(source: Source, options: BuildOptions, pool: Executor, report: Report) -> BuildPlan:
+    if options.prepare.dedup is not None:
+        source = drop_duplicates(source, options.prepare.dedup, pool, _stage(report, "dedup"))
     tell = _Teller(report, "count", len(source.parts))
     part_counts: list[dict[Any, int]] = [{}] * len(source.parts)
-    jobs: Iterator[Job[dict[Any, int]]] = ((count_classes, (light(source), part)) for part in source.parts)
+    jobs: Iterator[Job[dict[Any, int]]] = (
+        (count_classes, (light(source, n), part)) for n, part in enumerate(source.parts)
+    )
     for number, counts in stream_tasks(pool, jobs, _AHEAD * options.workers):
         part_counts[number] = counts
         tell(1, sum(counts.values()))
     totals: Counter[Any] = Counter()
     for counts in part_counts:
         totals.update(counts)
-    classes = sort_classes(totals, options.source, options.min_class_records)
+    classes = sort_classes(totals, options.prepare.described(options.source), options.min_class_records)
     record_bytes = _sample_record_bytes(source, options)
     return BuildPlan(
         source=source,
@@ -207,6 +213,10 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
 
 def _writer() -> str:
     return f"ringfeed {version('ringfeed')}"
+
+
+def _stage(report: Report, stage: str) -> Callable[[int, int, int], None]:
+    return lambda done, total, records: report(Progress(stage=stage, done=done, total=total, records=records))
 
 
 class _Teller:
@@ -304,9 +314,9 @@ def _partition(
     parts = plan.source.parts
     tell = _Teller(report, "partition", len(parts), len(done), sum(part.records for part in done.values()))
     todo = [number for number in range(len(parts)) if number not in done]
-    source = light(plan.source)
     jobs: Iterator[Job[PartSpill]] = (
-        (partition_part, (source, parts[n], n, bucketing, wanted, classes, ordinals[n], spill)) for n in todo
+        (partition_part, (light(plan.source, n), parts[n], n, bucketing, wanted, classes, ordinals[n], spill))
+        for n in todo
     )
     for number, part in stream_tasks(pool, jobs, _AHEAD * options.workers):
         done[todo[number]] = part

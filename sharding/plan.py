@@ -12,6 +12,7 @@ from .assign import Assignment, SplitLayout, shards_per_split, split_class_count
 from .engine import check_engine
 from .errors import ConfigError, SourceError
 from .formats.encode import COMPRESSIONS, default_compression
+from .prepare import PrepareOptions
 from .schema import Schema
 
 __all__ = ["DEFAULT_SHARDS", "DEFAULT_SHARD_BYTES", "BuildOptions", "check_label", "plan_assignment", "sort_classes"]
@@ -42,6 +43,7 @@ class BuildOptions:
         spill: URL of a folder for what lies between two passes; None: this machine's folder for temporary files.
         overwrite: replace a dataset at the destination.
         min_class_records: refuse classes with fewer records.
+        prepare: what is done to the records first.
 
     Raises:
         ConfigError: a value its rule forbids.
@@ -63,6 +65,7 @@ class BuildOptions:
     engine: str = "local"
     overwrite: bool = False
     min_class_records: int = 2
+    prepare: PrepareOptions = field(default_factory=PrepareOptions)
 
     def __post_init__(self) -> None:
         if self.shard_format not in COMPRESSIONS:
@@ -105,7 +108,7 @@ class BuildOptions:
             "shards": self.shards,
             "shard_bytes": self.shard_bytes,
             "splits": {name: str(share) for name, share in self.splits.items()},
-        }
+        } | ({"prepare": prepare} if (prepare := self.prepare.recorded()) else {})
 
 
 def check_label(schema: Schema) -> None:

@@ -37,13 +37,20 @@ from ..sharding.sources.ringfeed import only_split
 from .balance import balance_json, balance_of_dataset, balance_of_plan, balance_text
 from .console import align, human_bytes, human_seconds, one_line, stage_progress
 from .inspection import inspection_json, inspection_text
+from .prepare_args import prepare_options
 from .repairing import repair_json, repair_text
 from .shard_dataset_args import build_parser
 
 __all__ = ["main"]
 
 _OK, _FAILED, _INTERRUPTED, _TERMINATED = 0, 1, 130, 143
-_STAGES = {"count": "count labels", "partition": "read records", "write": "write shards", "verify": "check files"}
+_STAGES = {
+    "dedup": "compare records",
+    "count": "count labels",
+    "partition": "read records",
+    "write": "write shards",
+    "verify": "check files",
+}
 _HEAD_BYTES = 24
 
 
@@ -68,6 +75,7 @@ def _build(args: argparse.Namespace) -> int:
         engine=args.engine,
         overwrite=args.overwrite,
         min_class_records=args.min_class_records,
+        prepare=prepare_options(args),
     )
     started = perf_counter()
     with stage_progress(_STAGES, silent=args.json) as show, _tidy_on_sigterm():

@@ -11,6 +11,7 @@ from typing import TypeVar
 from ..sharding.formats.encode import COMPRESSIONS
 from ..sharding.sources import KINDS
 from .arguments import parse_bytes, parse_splits
+from .prepare_args import PREPARE_EPILOG, add_prepare_flags
 
 __all__ = ["build_parser"]
 
@@ -41,6 +42,7 @@ shards of a split. The same source, options and seed give the same bytes, whatev
 appears at once, when all of it is written. A build that was killed or interrupted is gone on with by the same
 command, and ends with the same bytes; one that fails for its source's sake leaves nothing behind.
 
+{PREPARE_EPILOG}
 examples:
   # a table with a label, 16 shards or more, split by 9 to 1, every class alike
   shard-dataset build flights.parquet s3://bucket/flights --label late --split train=0.9,test=0.1
@@ -50,6 +52,13 @@ examples:
 
   # a folder of images for each class; the label is the folder's name
   shard-dataset build photos/ hdfs://namenode:8020/photos --shard-size 128MiB
+
+  # some columns and rows of a table, in types that suit, each record once
+  shard-dataset build flights.csv shards/ --filter 'hours is not null and hours < 20' --select hours,carrier,late \\
+    --cast hours=float32 --label late --dedup
+
+  # photographs whose shorter side has 256 pixels, all as JPEG, the same picture but once
+  shard-dataset build photos/ shards/ --resize 256 --encode jpeg:90 --dedup image
 
   # MNIST as it is distributed
   shard-dataset build 'mnist/train-*' shards/mnist --source-kind idx --shards 8
@@ -188,8 +197,8 @@ def _add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser], py
     if not python_source:
         command.add_argument(
             "src", metavar="SRC",
-            help="Parquet, Arrow IPC, ORC, CSV, TSV, JSON Lines, HDF5, NumPy, TFRecord, WebDataset tar (file, folder or glob), "
-            "folder of image folders, list of images, IDX, ringfeed dataset",
+            help="Parquet, Arrow IPC, ORC, CSV, TSV, JSON Lines, HDF5, NumPy, TFRecord or tar files (one, a folder, a "
+            "glob), a folder of image folders, a list of images, IDX files, a ringfeed dataset",
         )  # fmt: skip
     command.add_argument(
         "--source", metavar="MODULE:FUNCTION",
@@ -248,6 +257,7 @@ def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1"
         "--min-class-records", type=_checked(_at_least(1)), default=2, metavar="N",
         help="refuse a class with fewer records (default: 2)",
     )  # fmt: skip
+    add_prepare_flags(command)
     command.add_argument("--overwrite", action="store_true", help="replace a dataset that is at DST")
     command.add_argument("--dry-run", action="store_true", help="show what would be written, and write nothing")
     command.add_argument("--json", action="store_true", help="one JSON document on standard output, no progress")

@@ -9,7 +9,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from gzip import BadGzipFile
 from pathlib import Path
 from types import MappingProxyType
@@ -133,9 +133,19 @@ class Source(Protocol):
         """The records themselves, in the schema's Arrow types, in the order of the drafts."""
 
 
-def light(source: Source) -> Source:
-    """The source without its parts, as it is sent to a task, which gets the one part that it works on beside it."""
-    return replace(source, parts=())  # type: ignore[type-var]  # every source is a dataclass
+def light(source: Source, number: int | None = None) -> Source:
+    """The source with one part alone, or with none: what is sent to a task, for there may be very many.
+
+    A source that wraps another calls it `inner`; what it keeps for each part is in a tuple named `dropped`.
+    """
+    changes: dict[str, Any] = {}
+    for field in fields(source):  # type: ignore[arg-type]  # every source is a dataclass
+        value = getattr(source, field.name)
+        if field.name in ("parts", "dropped"):
+            changes[field.name] = () if number is None else value[number : number + 1]
+        elif field.name == "inner":
+            changes[field.name] = light(value, number)
+    return replace(source, **changes)  # type: ignore[type-var]
 
 
 @runtime_checkable

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar, TypeVar
 
@@ -120,6 +120,12 @@ class TableSource(ABC):
         """The first batch, cut short."""
         names = [name for name in self.schema.names if name not in self.partitions.names]
         return self._conformed(part, next(self.head(part, names, records), None)).slice(0, records)
+
+    def narrow(self: Self, columns: Collection[str]) -> Self:
+        """The same records with these columns alone; no others are read."""
+        kept = tuple(feature for feature in self.schema.features if feature.name in columns)
+        label = self.schema.label if self.schema.label in columns else None
+        return replace(self, schema=Schema(features=kept, label=label))
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Nothing is left to do."""
