@@ -154,6 +154,7 @@ class TestReshard:
     def test_writes_one_split_as_other_shards(
         self, capsys: pytest.CaptureFixture[str], dataset: Path, tmp_path: Path
     ) -> None:
+        capsys.readouterr()
         assert main(["reshard", f"{dataset}#test", f"{tmp_path}/out", "--format", "parquet", "--json"]) == 0
         document = json.loads(capsys.readouterr().out)
         assert (document["format"], document["records"]) == ("parquet", 40)
@@ -501,7 +502,11 @@ class TestUsage:
         assert stop.value.code == 2
         assert message in capsys.readouterr().err
 
+<<<<<<< HEAD
     @pytest.mark.parametrize("command", [[], ["build"], ["inspect"], ["verify"], ["repair"], ["cat"]])
+=======
+    @pytest.mark.parametrize("command", [[], ["build"], ["reshard"], ["inspect"], ["verify"], ["cat"]])
+>>>>>>> h/columnar
     def test_help_shows_examples_and_exit_statuses(
         self, capsys: pytest.CaptureFixture[str], command: list[str]
     ) -> None:
