@@ -502,11 +502,9 @@ class TestUsage:
         assert stop.value.code == 2
         assert message in capsys.readouterr().err
 
-<<<<<<< HEAD
-    @pytest.mark.parametrize("command", [[], ["build"], ["inspect"], ["verify"], ["repair"], ["cat"]])
-=======
-    @pytest.mark.parametrize("command", [[], ["build"], ["reshard"], ["inspect"], ["verify"], ["cat"]])
->>>>>>> h/columnar
+    @pytest.mark.parametrize(
+        "command", [[], ["build"], ["reshard"], ["inspect"], ["verify"], ["repair"], ["cat"], ["clean"]]
+    )
     def test_help_shows_examples_and_exit_statuses(
         self, capsys: pytest.CaptureFixture[str], command: list[str]
     ) -> None:
