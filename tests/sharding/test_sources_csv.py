@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -318,9 +317,3 @@ def test_memory_stays_bounded_whatever_a_file_unpacks_to(tmp_path: Path) -> None
     """
     peak = subprocess.run([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True, check=True).stdout
     assert int(peak) >> 10 < 400
-
-
-def test_types_are_given_only_where_files_do_not_say_them(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"x": [1]}), tmp_path / "x.parquet")
-    with pytest.raises(ConfigError, match="of kind parquet, which says the types of its columns itself"):
-        open_source(str(tmp_path), None, features=features(x="string"))
