@@ -249,7 +249,7 @@ class TestPlaces:
 
     def test_a_flip_that_no_reader_would_notice_is_found_by_the_checksum_of_its_page(self, tmp_path: Path) -> None:
         values = pa.array(np.random.default_rng(0).normal(size=1000))
-        buffer = parquet_format.write_parquet(pa.record_batch({"x": values}), "none")
+        buffer = parquet_format.write_parquet(pa.record_batch({"x": values}), "none", 1 << 16)
         data = bytearray(buffer.to_pybytes())
         place = data.index(values.buffers()[1].to_pybytes()[800:816])
         data[place] ^= 1
