@@ -1,6 +1,7 @@
 """A folder on any file system that fsspec opens: atomic writes, whole reads, and errors that say what to do.
 
-The one place that knows how stores differ. Not here: checksums, manifests, retries.
+The one place that knows how stores differ, with `clients.py`, and `drafts.py` and `s3.py` for writing. Errors that may
+pass are retried (`retry.py`), and what was written remotely is looked at. Not here: checksums, manifests.
 """
 
 from __future__ import annotations
@@ -8,45 +9,52 @@ from __future__ import annotations
 import io
 import os
 import re
-import secrets
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import fsspec
 import pyarrow as pa
 
+from .clients import OBJECT_STORES, S3, filesystem
+from .drafts import Draft, LocalDraft, RemoteDraft, SpooledDraft
 from .errors import StorageError
+from .explain import explain
+from .retry import Exhausted, IncompleteError, RetryPolicy, retry
+from .s3 import SINGLE_BYTES, S3Draft, create_object, put_object
 from .streams import RangeReader, Sink
 
 __all__ = ["Storage", "public_url"]
 
-_INSTALL_HINTS = {"hdfs": "ringfeed[hdfs]", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
-_OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"}  # a single PUT is atomic there
+T = TypeVar("T")
 
+_INSTALL_HINTS = {"hdfs": "ringfeed[hdfs]", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 _CONNECT_SECONDS = 10.0
 _READ_AHEAD_BYTES = 4 << 20
-_BUFFER_BYTES = 1 << 20
-_PART_BYTES = 16 << 20  # of a multipart upload: 10,000 of them are 156 GiB
-_DENIALS = ("NoCredentials", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessControlException")
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
     """A folder, by its URL. Every path given to a method is relative to it.
 
+    Attributes:
+        url: of the folder.
+        options: of the fsspec file system.
+        retries: how often and how long each operation is tried where its error may pass.
+
     Raises:
         StorageError: from any method, when the store refuses or fails; a missing file is FileNotFoundError from
-            `read` and `size`.
+            `read`, `map` and `open_input`.
     """
 
     url: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    retries: RetryPolicy = field(default_factory=RetryPolicy)
 
     @property
     def protocol(self) -> str:
@@ -75,27 +83,25 @@ class Storage:
     def check_writable(self) -> None:
         """`check_reachable`, and that the bucket is there: some S3 servers make one of a mistyped name."""
         self.check_reachable()
-        with self.errors("reach", ""):
-            if self.protocol in ("s3", "s3a"):
-                fs, root = self.filesystem()
-                bucket, _, prefix = root.partition("/")
-                fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=f"{prefix}/" if prefix else "", MaxKeys=1)
+        if self.protocol in S3:
+            fs, root = self.filesystem()
+            bucket, _, prefix = root.partition("/")
+            prefix = f"{prefix}/" if prefix else ""
+            self._run("reach", "", lambda: fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=1))
 
     def filesystem(self) -> tuple[fsspec.AbstractFileSystem, str]:
-        """The fsspec file system and the folder's path in it."""
+        """The fsspec file system, the same for all threads, and the folder's path in it."""
         with self.errors("open", ""):
-            options = {"use_listings_cache": False} if self.protocol in ("s3", "s3a") else {}
-            fs, root = fsspec.url_to_fs(self.locate(), **options, **self.options)
-        return fs, root.rstrip("/")
+            return filesystem(self.locate(), self.protocol, self.options)
 
     def read(self, path: str) -> bytes:
         """The whole of a file."""
-        with self.errors("read", path):
-            if self.local_path is not None:
-                return (self.local_path / path).read_bytes()
-            fs, root = self.filesystem()
-            data: bytes = fs.cat_file(f"{root}/{path}")
-            return data
+        if self.local_path is not None:
+            local = self.local_path / path
+            return self._run("read", path, local.read_bytes)
+        fs, root = self.filesystem()
+        data: bytes = self._run("read", path, lambda: fs.cat_file(f"{root}/{path}"))
+        return data
 
     def map(self, path: str) -> pa.Buffer:
         """The whole of a file, memory-mapped where it is local."""
@@ -108,47 +114,23 @@ class Storage:
 
     def write(self, path: str, data: bytes | pa.Buffer) -> None:
         """Write a file so that it is there whole or not at all; one that exists is replaced."""
-        with self.errors("write", path):
-            if self.local_path is not None:
-                with _local_draft(self.local_path / path, exclusive=False) as file:
-                    file.write(data)
-                return
-            fs, root = self.filesystem()
-            target = f"{root}/{path}"
-            if self.protocol in _OBJECT_STORES:
-                fs.pipe_file(target, bytes(data))
-                return
-            with self._remote_draft(fs, target, exclusive=False) as draft:
-                fs.pipe_file(draft, bytes(data))
+        self._run("write", path, lambda: self._put(path, data))
 
     def create(self, path: str, data: bytes) -> None:
         """Write a file that is not there yet: of many that try at the same time, one succeeds.
 
-        Held by local disks, S3, GCS, Azure and HDFS; on other stores two creators may both succeed if neither sees the
+        Held by local disks, S3, GCS and HDFS; on other stores two creators may both succeed if neither sees the
         other's file in time.
 
         Raises:
             FileExistsError: there is such a file; it is left as it is.
         """
+        if self.protocol not in S3:
+            self._run("create", path, lambda: self._put(path, data, exclusive=True))
+            return
+        fs, root = self.filesystem()
         with self.errors("create", path):
-            if self.local_path is not None:
-                with _local_draft(self.local_path / path, exclusive=True) as file:
-                    file.write(data)
-                return
-            fs, root = self.filesystem()
-            target = f"{root}/{path}"
-            if self.protocol in _OBJECT_STORES:
-                try:
-                    fs.pipe_file(target, data, mode="create")
-                except OSError as error:  # s3fs knows only how AWS puts it
-                    if _is_precondition_failed(error):
-                        raise FileExistsError(target) from error
-                    raise
-                return
-            if fs.exists(target):
-                raise FileExistsError(target)
-            with self._remote_draft(fs, target, exclusive=True) as draft:
-                fs.pipe_file(draft, data)
+            create_object(fs, f"{root}/{path}", data, self.retries)
 
     @contextmanager
     def open_input(self, path: str) -> Iterator[IO[bytes]]:
@@ -163,18 +145,17 @@ class Storage:
             with file:
                 yield file
             return
-        with self.errors("read", path):
-            fs, root = self.filesystem()
-            size = fs.info(f"{root}/{path}")["size"]
+        fs, root = self.filesystem()
+        size = self._run("read", path, lambda: fs.info(f"{root}/{path}"))["size"]
 
         def read_range(start: int, end: int) -> bytes:
-            with self.errors("read", path):
-                data: bytes = fs.cat_file(f"{root}/{path}", start=start, end=end)
-                if len(data) != end - start:
-                    raise EOFError(f"got {len(data)} of the {end - start} bytes from {start} on")
-                return data
+            data: bytes = fs.cat_file(f"{root}/{path}", start=start, end=end)
+            if len(data) != end - start:
+                raise IncompleteError(f"{len(data)} bytes arrived of the {end - start} from byte {start} on")
+            return data
 
-        with io.BufferedReader(RangeReader(read_range, size), _READ_AHEAD_BYTES) as buffered:
+        ranges = RangeReader(lambda start, end: self._run("read", path, lambda: read_range(start, end)), size)
+        with io.BufferedReader(ranges, _READ_AHEAD_BYTES) as buffered:
             yield buffered
 
     @contextmanager
@@ -183,50 +164,20 @@ class Storage:
 
         One that exists is replaced. For what fits into memory `write` costs fewer requests.
         """
-        with self._output(path) as file:
+        with self.errors("write", path):
+            draft = self._draft(path)
 
-            def take(data: bytes) -> None:
-                with self.errors("write", path):
-                    file.write(data)
+        def take(data: bytes) -> None:
+            with self.errors("write", path):
+                draft.write(data)
 
-            with Sink(take) as sink, io.BufferedWriter(sink, _BUFFER_BYTES) as buffered:
-                yield buffered
-
-    @contextmanager
-    def _output(self, path: str) -> Iterator[IO[bytes]]:
-        if self.local_path is not None:
-            with _local_draft(self.local_path / path, exclusive=False) as file:
-                yield file
-            return
-        fs, root = self.filesystem()
-        target = f"{root}/{path}"
-        if self.protocol not in _OBJECT_STORES:
-            with self._remote_draft(fs, target, exclusive=False) as draft, fs.open(draft, "wb") as file:
-                yield file
-            return
-        file = fs.open(target, "wb", block_size=_PART_BYTES, autocommit=False)
         try:
-            yield file
-            file.close()
-            file.commit()
+            with Sink(take) as sink:
+                yield cast(IO[bytes], sink)
+            with self.errors("write", path):
+                draft.commit()
         except BaseException:
-            with suppress(Exception):  # what made the write fail is what to tell
-                file.discard()
-            file.closed = True  # else its finalizer writes again
-            raise
-
-    @contextmanager
-    def _remote_draft(self, fs: fsspec.AbstractFileSystem, target: str, *, exclusive: bool) -> Iterator[str]:
-        """A name beside the target; what the body wrote there is renamed to the target, or removed if it failed."""
-        parent, _, name = target.rpartition("/")
-        fs.makedirs(parent, exist_ok=True)
-        draft = f"{parent}/.{name}.{secrets.token_hex(4)}.part"
-        try:
-            yield draft
-            fs.mv(draft, target, **({"overwrite": not exclusive} if self.protocol == "hdfs" else {}))
-        except BaseException:
-            with suppress(Exception):  # what made the write fail is what to tell
-                fs.rm_file(draft)
+            draft.discard()
             raise
 
     def write_all(self, files: Mapping[str, bytes | pa.Buffer]) -> None:
@@ -251,9 +202,8 @@ class Storage:
 
     def exists(self, path: str) -> bool:
         """Whether there is such a file."""
-        with self.errors("look for", path):
-            fs, root = self.filesystem()
-            return bool(fs.exists(f"{root}/{path}"))
+        fs, root = self.filesystem()
+        return bool(self._run("look for", path, lambda: fs.exists(f"{root}/{path}")))
 
     def list(self) -> list[str]:
         """The paths of all files in the folder and below, sorted; none if there is no folder."""
@@ -261,34 +211,57 @@ class Storage:
 
     def sizes(self) -> dict[str, int]:
         """The paths and bytes of all files in the folder and below, by one listing, in the order of `list`."""
-        with self.errors("list", ""):
-            fs, root = self.filesystem()
+        fs, root = self.filesystem()
+
+        def find() -> dict[str, Any]:
             fs.invalidate_cache()
             try:
-                found = fs.find(root, detail=True)
+                found: dict[str, Any] = fs.find(root, detail=True)
             except FileNotFoundError:
                 return {}
-            files = ((name, info) for name, info in found.items() if info["type"] == "file")  # S3 may keep folders, too
-            return {name[len(root) + 1 :]: info["size"] for name, info in sorted(files) if name.startswith(root + "/")}
+            return found
+
+        found = sorted(self._run("list", "", find).items())
+        files = ((name, info["size"]) for name, info in found if info["type"] == "file")  # S3 stores may keep folders
+        return {name[len(root) + 1 :]: size for name, size in files if name.startswith(root + "/")}
 
     def remove(self, path: str) -> None:
         """Remove a file, if it is there."""
-        with self.errors("remove", path):
-            fs, root = self.filesystem()
+        fs, root = self.filesystem()
+
+        def remove() -> None:
             try:
                 fs.rm_file(f"{root}/{path}")
             except FileNotFoundError:
                 return
 
+        self._run("remove", path, remove)
+
     def move(self, path: str, target: str) -> None:
         """Rename a file; the store copies and removes it where it cannot rename."""
-        with self.errors("move", path):
-            fs, root = self.filesystem()
-            fs.mv(f"{root}/{path}", f"{root}/{target}")
+        fs, root = self.filesystem()
+        source, destination = f"{root}/{path}", f"{root}/{target}"
+
+        def move() -> None:
+            try:
+                if self.protocol in S3:  # whose `mv` removes by a bulk request, and does not look at its reply
+                    fs.cp_file(source, destination)
+                    fs.rm_file(source)
+                else:
+                    fs.mv(source, destination)
+            except (FileNotFoundError, FileExistsError):
+                if not repeated or fs.exists(source) or not fs.exists(destination):
+                    raise  # else it was moved before, and the reply was lost
+            except Exception:
+                repeated.append(True)
+                raise
+
+        repeated: list[bool] = []
+        self._run("move", path, move)
 
     def absent_folders(self) -> tuple[str, ...]:
         """The folder and those above it that are not there yet, the innermost first; object stores have none."""
-        if self.protocol in _OBJECT_STORES:
+        if self.protocol in OBJECT_STORES:
             return ()
         with self.errors("look for", ""):
             fs, path = self.filesystem()
@@ -315,51 +288,56 @@ class Storage:
             yield
         except StorageError:
             raise
-        except FileExistsError as error:
-            if verb != "create":
-                raise StorageError(f"cannot {verb} {where}: {_explain(error, self.protocol)}") from error
-            raise FileExistsError(f"there is a file {where} already") from error
-        except FileNotFoundError as error:
-            if verb in ("write", "create") or not path:
-                raise StorageError(f"cannot {verb} {where}: {_missing(self.protocol)}") from error
-            raise FileNotFoundError(f"there is no file {where}") from error
-        except PermissionError as error:
-            raise StorageError(f"cannot {verb} {where}: permission denied; {_remedy(self.protocol)}") from error
         except ImportError as error:
             package = _INSTALL_HINTS.get(self.protocol, self.protocol)
             raise StorageError(f"cannot open {where}: install its client with: pip install '{package}'") from error
+        except FileExistsError as error:
+            if verb == "create":
+                raise FileExistsError(f"there is a file {where} already") from error
+            raise self._error(verb, where, error) from error
+        except FileNotFoundError as error:
+            if verb not in ("write", "create") and path:
+                raise FileNotFoundError(f"there is no file {where}") from error
+            raise self._error(verb, where, error) from error
+        except Exhausted as error:
+            cause = error.__cause__ or error
+            tried = f"{error}; if the store and the network are well again, start the same command again"
+            raise StorageError(f"{self._error(verb, where, cause)} ({tried})") from cause
         except Exception as error:
-            raise StorageError(f"cannot {verb} {where}: {_explain(error, self.protocol)}") from error
+            raise self._error(verb, where, error) from error
 
+    def _error(self, verb: str, where: str, error: BaseException) -> StorageError:
+        reason = explain(error, self.protocol, writing=verb in ("write", "create", "move"))
+        return StorageError(f"cannot {verb} {where}: {reason}")
 
-@contextmanager
-def _local_draft(target: Path, *, exclusive: bool) -> Iterator[IO[bytes]]:
-    """A file beside the target; what the body wrote, on disk by then, becomes the target, or is removed if it failed.
+    def _run(self, verb: str, path: str, operation: Callable[[], T]) -> T:
+        with self.errors(verb, path):
+            return retry(operation, self.retries)
 
-    Raises:
-        FileExistsError: the target is there, and `exclusive`.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
-    try:
-        with open(draft, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        if exclusive:
-            os.link(draft, target)  # fails where a rename would replace
-            draft.unlink()
-        else:
-            os.replace(draft, target)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    def _draft(self, path: str) -> Draft:
+        if self.local_path is not None:
+            return LocalDraft(self.local_path / path)
+        fs, root = self.filesystem()
+        target = f"{root}/{path}"
+        if self.protocol in S3:
+            return S3Draft(fs, target, self.retries)
+        if self.protocol in OBJECT_STORES:
+            return SpooledDraft(fs, target, self.retries)
+        return RemoteDraft(fs, target, self.retries, renames_exclusively=self.protocol == "hdfs")
 
-
-def _is_precondition_failed(error: OSError) -> bool:
-    """SeaweedFS and Ceph do not name the condition that failed, so that s3fs makes EINVAL of it."""
-    response = getattr(error.__cause__, "response", None) or {}
-    return bool(response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 412)
+    def _put(self, path: str, data: bytes | pa.Buffer, *, exclusive: bool = False) -> None:
+        """Write a file at one attempt."""
+        if self.protocol in S3 and len(memoryview(data)) <= SINGLE_BYTES:
+            fs, root = self.filesystem()
+            put_object(fs, f"{root}/{path}", bytes(data))
+            return
+        draft = self._draft(path)
+        try:
+            draft.write(data)
+            draft.commit(exclusive=exclusive)
+        except BaseException:
+            draft.discard()
+            raise
 
 
 def public_url(url: str) -> str:
@@ -369,25 +347,3 @@ def public_url(url: str) -> str:
     'https://me@example.org/x.csv'
     """
     return re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1@", url)
-
-
-def _missing(protocol: str) -> str:
-    if protocol in ("s3", "s3a"):
-        return "the bucket does not exist; create it first, or check its name and the endpoint (AWS_ENDPOINT_URL)"
-    return "there is no such file or folder"
-
-
-def _remedy(protocol: str) -> str:
-    if protocol in ("s3", "s3a"):
-        return "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or AWS_PROFILE, and the rights they have"
-    if protocol == "hdfs":
-        return "check the folder's owner and mode, and HADOOP_USER_NAME"
-    return "check the rights of the folder"
-
-
-def _explain(error: Exception, protocol: str) -> str:
-    name, text = type(error).__name__, str(error)
-    if "Permission denied" in text or any(word in f"{name} {text}" for word in _DENIALS):
-        return f"permission denied; {_remedy(protocol)}"
-    line = " ".join(re.split(r"\n|\\n", text)[0].split())  # HDFS clients append a Java stack trace
-    return f"{name}: {line[:300]}" if line else name
