@@ -46,7 +46,8 @@ _ERRNOS = {
     errno.ETIMEDOUT,
 }
 _NAMES = {
-    # botocore's base of connection, timeout and TLS errors, and what it makes of a reply that ends too soon
+    # botocore's bases of errors of the network, and what it makes of a reply that ends too soon
+    "ConnectionError",
     "HTTPClientError",
     "IncompleteReadError",
     "ResponseParserError",
@@ -215,7 +216,7 @@ def error_number(error: BaseException) -> int | None:
 
 
 def _is_transient_itself(error: BaseException) -> bool:
-    if isinstance(error, (FileNotFoundError, FileExistsError, PermissionError)):
+    if isinstance(error, (FileNotFoundError, FileExistsError, PermissionError)) or "CERTIFICATE" in str(error):
         return False
     if isinstance(error, (IncompleteError, ConnectionError, TimeoutError)) or error_number(error) in _ERRNOS:
         return True

@@ -156,6 +156,7 @@ PERMANENT = [
     ImportError("no client"),
     ValueError("bad path"),
     botocore.exceptions.NoCredentialsError(),
+    botocore.exceptions.SSLError(endpoint_url="https://x", error="[SSL: CERTIFICATE_VERIFY_FAILED] expired"),
     RuntimeError('RPCError("org.apache.hadoop.security.AccessControlException", "Permission denied")'),
     RuntimeError('RPCError("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException", "...")'),
     Exhausted(3, 1.0),
