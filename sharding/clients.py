@@ -23,7 +23,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "max_concurrency": 1,  # else each read asks for the size first
         "config_kwargs": {"retries": {"total_max_attempts": 1}, "max_pool_connections": 32},
     },
-    "hdfs": {"dfs.client.failover.max.attempts": "3", "dfs.client.failover.sleep.max.millis": "500"},
+    "hdfs": {
+        "dfs.client.failover.max.attempts": "3",
+        "dfs.client.failover.sleep.max.millis": "500",
+        "dfs.client.socket-timeout": "15000",  # a minute by default; s3fs waits as long for a reply
+    },
 }
 
 

@@ -11,6 +11,7 @@ __all__ = ["explain"]
 
 _DENIALS = ("NoCredentials", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessControlException")
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired", "InvalidToken")
+_BUSY = ("SlowDown", "ServiceUnavailable", "503", "429", "TooManyRequests")
 _DISK = {
     errno.ENOSPC: "the disk is full; free space or choose another folder",
     errno.EDQUOT: "the disk quota is used up; free space or choose another folder",
@@ -26,6 +27,7 @@ _HDFS = {
     "All DataNodes failed": "the DataNodes that hold the file do not answer",
     "All nodes failed": "the DataNodes do not answer",
     "Failed to complete file in time": "the DataNodes do not answer",
+    "Connection refused": "the NameNode or a DataNode is down",
 }
 
 
@@ -62,6 +64,10 @@ def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
         for mark, meaning in _HDFS.items():
             if mark in text:
                 return meaning
+    if code in _BUSY:
+        return f"the store asks for fewer requests ({code}); use fewer --workers, or try later"
+    if code:
+        name, text = code, re.sub(r"^\[Errno \d+\] ", "", text)
     line = " ".join(re.split(r"\n|\\n", text)[0].split())  # HDFS clients append a Java stack trace
     return f"{name}: {line[:300]}" if line else name
 

@@ -49,6 +49,7 @@ _NAMES = {
     # botocore's bases of errors of the network, and what it makes of a reply that ends too soon
     "ConnectionError",
     "HTTPClientError",
+    "FlexibleChecksumError",  # the CRC that S3 sends with an object
     "IncompleteReadError",
     "ResponseParserError",
     "ResponseStreamingError",
@@ -185,13 +186,15 @@ def is_transient(error: BaseException) -> bool:
     >>> is_transient(OSError(28, "No space left on device"))
     False
     """
-    if isinstance(error, Exhausted):
-        return False
     for link in _chain(error):
+        if isinstance(link, (Exhausted, FileNotFoundError, FileExistsError, PermissionError)):
+            return False
+        if _is_of_the_wire(link):
+            return True  # its own cause may pose as a reply: aiohttp gives a body that ends too soon the status 400
         status = _status(link)
-        if status is not None:  # the store has answered, so the wire was all right
+        if status is not None:
             return status in _STATUSES or error_code(link) in _CODES
-    return any(_is_transient_itself(link) for link in _chain(error))
+    return False
 
 
 def error_code(error: BaseException) -> str:
@@ -215,8 +218,8 @@ def error_number(error: BaseException) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def _is_transient_itself(error: BaseException) -> bool:
-    if isinstance(error, (FileNotFoundError, FileExistsError, PermissionError)) or "CERTIFICATE" in str(error):
+def _is_of_the_wire(error: BaseException) -> bool:
+    if "CERTIFICATE" in str(error):
         return False
     if isinstance(error, (IncompleteError, ConnectionError, TimeoutError)) or error_number(error) in _ERRNOS:
         return True

@@ -135,6 +135,7 @@ TRANSIENT = [
     botocore.exceptions.ConnectTimeoutError(endpoint_url="http://x"),
     botocore.exceptions.ConnectionClosedError(endpoint_url="http://x"),
     botocore.exceptions.ResponseStreamingError(error="cut"),
+    botocore.exceptions.FlexibleChecksumError(error_msg="Expected checksum x did not match calculated checksum: y"),
     botocore.exceptions.IncompleteReadError(actual_bytes=1, expected_bytes=2),
     aiohttp.ClientPayloadError("cut"),
     aiohttp.ServerDisconnectedError(),
@@ -175,6 +176,13 @@ def test_what_may_pass_is_known(error: Exception) -> None:
 @pytest.mark.parametrize("error", PERMANENT, ids=repr)
 def test_what_will_not_pass_is_known(error: Exception) -> None:
     assert not is_transient(error)
+
+
+def test_the_status_that_aiohttp_invents_for_a_body_cut_short_is_no_reply() -> None:
+    cut = aiohttp.ClientPayloadError("cut")
+    cut.__cause__ = aiohttp.http_exceptions.ContentLengthError("received 1 of 2 bytes")
+    assert cut.__cause__.code == 400
+    assert is_transient(cut)
 
 
 def test_a_cause_decides_and_a_context_does_not() -> None:
