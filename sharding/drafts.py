@@ -26,7 +26,7 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 class Draft(Protocol):
     """A file that is being written, until `commit` or `discard`; after a `commit` that failed, `discard` it."""
 
-    def write(self, data: bytes | pa.Buffer) -> None:
+    def write(self, data: bytes | memoryview | pa.Buffer) -> None:
         """Append to it."""
 
     def commit(self, *, exclusive: bool = False) -> None:
@@ -41,20 +41,22 @@ class Draft(Protocol):
 
 
 class LocalDraft:
-    """A file beside the target, linked or renamed to it once its bytes are on the disk."""
+    """A file beside the target, linked or renamed to it once its bytes are on the disk (if it is to be `durable`)."""
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, *, durable: bool = True) -> None:
+        self._durable = durable
         target.parent.mkdir(parents=True, exist_ok=True)
         self._target = target
         self._draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
         self._file = open(self._draft, "xb")  # noqa: SIM115
 
-    def write(self, data: bytes | pa.Buffer) -> None:
+    def write(self, data: bytes | memoryview | pa.Buffer) -> None:
         self._file.write(data)
 
     def commit(self, *, exclusive: bool = False) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._durable:
+            self._file.flush()
+            os.fsync(self._file.fileno())
         self._file.close()
         if not exclusive:
             os.replace(self._draft, self._target)
@@ -98,9 +100,9 @@ class RemoteDraft:
         self._file = fs.open(self._draft, "wb")
         self._bytes = 0
 
-    def write(self, data: bytes | pa.Buffer) -> None:
+    def write(self, data: bytes | memoryview | pa.Buffer) -> None:
         self._file.write(data)
-        self._bytes += len(memoryview(data))
+        self._bytes += memoryview(data).nbytes
 
     def commit(self, *, exclusive: bool = False) -> None:
         self._file.close()
@@ -133,7 +135,7 @@ class SpooledDraft:
         self._fs, self._target, self._policy = fs, target, policy
         self._file = tempfile.NamedTemporaryFile(prefix="ringfeed-")  # noqa: SIM115
 
-    def write(self, data: bytes | pa.Buffer) -> None:
+    def write(self, data: bytes | memoryview | pa.Buffer) -> None:
         self._file.write(data)
 
     def commit(self, *, exclusive: bool = False) -> None:

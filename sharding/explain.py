@@ -27,7 +27,7 @@ _HDFS = {
     "All DataNodes failed": "the DataNodes that hold the file do not answer",
     "All nodes failed": "the DataNodes do not answer",
     "Failed to complete file in time": "the DataNodes do not answer",
-    "Connection refused": "the NameNode or a DataNode is down",
+    "Connection refused (os error": "the NameNode or a DataNode is down",
 }
 
 

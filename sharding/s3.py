@@ -77,7 +77,7 @@ class S3Draft:
         self._discarded = False
         self._pool = ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="ringfeed-upload")
 
-    def write(self, data: bytes | pa.Buffer) -> None:
+    def write(self, data: bytes | memoryview | pa.Buffer) -> None:
         rest = memoryview(data).cast("B")
         self._bytes += len(rest)
         while len(self._buffer) + len(rest) >= (size := self._part_bytes()):
