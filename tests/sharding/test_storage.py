@@ -1,7 +1,9 @@
 """One contract for local disk, S3 and HDFS; what is stored is looked at past the code under test."""
 
+import errno
 import multiprocessing
 import os
+import uuid
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
@@ -162,6 +164,17 @@ class TestS3:
         with pytest.raises(StorageError, match="s3://no-such-bucket-1/x: the bucket does not exist"):
             Storage("s3://no-such-bucket-1/x", s3_server.storage_options).check_writable()
 
+    def test_what_is_too_large_for_one_request_is_written_in_parts(
+        self, s3_server: S3Server, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("ringfeed.sharding.storage.SINGLE_BYTES", 1 << 20)
+        monkeypatch.setattr("ringfeed.sharding.s3._PART_BYTES", 5 << 20)
+        storage = Storage(f"s3://{s3_bucket}/parts", s3_server.storage_options)
+        storage.write("a", BIG)
+        assert storage.read("a") == BIG
+        fs, root = storage.filesystem()
+        assert fs.info(f"{root}/a")["ETag"].strip('"').endswith("-2")
+
     def test_a_reader_s_write_is_refused(self, s3_server: S3Server, s3_bucket: str) -> None:
         storage = Storage(f"s3://{s3_bucket}/x", s3_server.as_reader().storage_options)
         storage.check_writable()
@@ -169,7 +182,34 @@ class TestS3:
             storage.write("a", b"")
 
 
+def test_object_stores_without_a_client_of_their_own_hold_the_same_contract() -> None:
+    storage = Storage(f"memory://{uuid.uuid4().hex}/x")
+    storage.write("a/b", BIG)
+    storage.create("c", b"1")
+    with pytest.raises(FileExistsError, match=r"there is a file .*/c already"):
+        storage.create("c", b"2")
+    with storage.open_output("d") as file:
+        file.write(BIG)
+        assert not storage.exists("d")
+    assert storage.sizes() == {"a/b": len(BIG), "c": 1, "d": len(BIG)}
+    assert storage.read("a/b") == storage.read("d") == BIG
+    with storage.open_input("c") as file:
+        assert file.read() == b"1"
+
+
 class TestLocal:
+    def test_exclusive_files_need_no_links(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: object) -> None:
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", refuse)
+        storage = Storage(str(tmp_path))
+        storage.create("a", b"1")
+        with pytest.raises(FileExistsError):
+            storage.create("a", b"2")
+        assert storage.read("a") == b"1"
+        assert storage.list() == ["a"]
+
     def test_a_failed_write_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
