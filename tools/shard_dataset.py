@@ -73,6 +73,7 @@ def _build(args: argparse.Namespace) -> int:
         memory_bytes=args.memory,
         spill=args.spill,
         engine=args.engine,
+        on_bad_record=args.on_bad_record,
         overwrite=args.overwrite,
         min_class_records=args.min_class_records,
         prepare=prepare_options(args),
