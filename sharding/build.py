@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +22,8 @@ from .destination import check_apart, draft_dataset
 from .execute import local_executor, run_tasks
 from .formats import encode_shard, plan_layout
 from .grouping import group
-from .manifest import Manifest, SplitInfo, checksum, encode_shards
+from .interop.tfds import tfds_files
+from .manifest import FileInfo, Manifest, SplitInfo, checksum, encode_shards
 from .plan import BuildOptions, check_label, plan_assignment, sort_classes
 from .sources import Source, open_source
 from .statistics import FeatureStatistics, merge_statistics
@@ -185,9 +186,11 @@ def _write(
         shard_format=options.shard_format,
         compression=options.codec,
         layout=plan_layout(plan.source.schema, ranges) if fixed else None,
+        dali_index=options.dali_index,
     )
     results = _assemble(plan, shard_target, spills, pool, report)
-    shards = encode_shards(tuple(result.info for result in results))
+    infos = tuple(result.info for result in results)
+    shards = encode_shards(infos)
     manifest = Manifest(
         shard_format=options.shard_format,
         compression=options.codec,
@@ -201,8 +204,12 @@ def _write(
         writer=_writer(),
         shards_checksum=checksum(shards),
         shards_bytes=len(shards),
+        files={path: info for result in results for path, info in result.files.items()},
     )
-    return manifest, shards
+    if metadata := tfds_files(manifest, infos):
+        target.write_all(metadata)
+    files = {path: FileInfo(bytes=len(data), checksum=checksum(data)) for path, data in metadata.items()}
+    return replace(manifest, files={**manifest.files, **files}), shards
 
 
 def _partition(plan: BuildPlan, pool: Executor | None, report: Report, spill: Path) -> list[PartSpill]:

@@ -113,6 +113,7 @@ def verify(location: str | Storage, report: Callable[[int, int], None] = lambda 
             (shard.index_path, shard.index_bytes, shard.index_checksum),
         )
     ]
+    files += [(path, info.bytes, info.checksum) for path, info in dataset.manifest.files.items()]
     damages = []
     for done, (path, size, expected) in enumerate(files, start=1):
         try:

@@ -19,7 +19,8 @@ __all__ = ["BUILDING_NAME", "Draft", "check_apart", "draft_dataset"]
 BUILDING_NAME = "_building.json"  # its presence, with no manifest, marks what a killed build left
 _STAGING = "_replacing"
 _OURS = re.compile(
-    rf"(.*-\d{{5,}}-of-\d{{5,}}\.(tfrecord|parquet|index\.arrow)|{SHARDS_NAME}|{BUILDING_NAME}|\..*\.part)"
+    r"(.*-\d{5,}-of-\d{5,}\.(tfrecord|parquet|index\.arrow|idx)|dataset_info\.json|features\.json|"
+    rf"{SHARDS_NAME}|{BUILDING_NAME}|\..*\.part)"
 )
 
 
@@ -51,7 +52,9 @@ class Draft:
 
     def _replace(self) -> None:
         try:
-            old = [p for shard in open_dataset(self.destination).shards for p in (shard.path, shard.index_path)]
+            dataset = open_dataset(self.destination)
+            old = [path for shard in dataset.shards for path in (shard.path, shard.index_path)]
+            old += dataset.manifest.files
         except RingfeedError:
             old = []  # it was damaged: that may be why it is being replaced
         self.destination.write(BUILDING_NAME, b"{}")

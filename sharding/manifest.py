@@ -24,6 +24,7 @@ from .statistics import FeatureStatistics
 __all__ = [
     "MANIFEST_NAME",
     "SHARDS_NAME",
+    "FileInfo",
     "Manifest",
     "ShardInfo",
     "SplitInfo",
@@ -62,9 +63,21 @@ class ShardInfo:
 
     def __post_init__(self) -> None:
         for path in (self.path, self.index_path):
-            parts = PurePosixPath(path).parts
-            if not parts or path.startswith("/") or ".." in parts or "\\" in path or "://" in path:
-                raise DatasetError(f"the path {path!r} in {SHARDS_NAME} leaves the dataset's root; it is not opened")
+            _check_inside(path, SHARDS_NAME)
+
+
+def _check_inside(path: str, manifest: str) -> None:
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts or "\\" in path or "://" in path:
+        raise DatasetError(f"the path {path!r} in {manifest} leaves the dataset's root; it is not opened")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileInfo:
+    """A file for other programs, which ringfeed writes and checks but does not read."""
+
+    bytes: int
+    checksum: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +107,7 @@ class Manifest:
         writer: name and version of the program that wrote it.
         shards_checksum: of `shards.parquet`.
         shards_bytes: its size.
+        files: by path, those beside the shards and their indices.
     """
 
     shard_format: str
@@ -108,6 +122,11 @@ class Manifest:
     writer: str
     shards_checksum: str
     shards_bytes: int
+    files: Mapping[str, FileInfo] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for path in self.files:
+            _check_inside(path, MANIFEST_NAME)
 
     @property
     def records(self) -> int:
@@ -140,6 +159,8 @@ class Manifest:
             "writer": self.writer,
             "shards": {"path": SHARDS_NAME, "bytes": self.shards_bytes, "checksum": self.shards_checksum},
         }
+        if self.files:
+            value["files"] = {path: asdict(info) for path, info in self.files.items()}
         return _dump(value | {"checksum": checksum(_dump(value))})
 
     @classmethod
@@ -180,6 +201,7 @@ class Manifest:
             writer=value["writer"],
             shards_checksum=value["shards"]["checksum"],
             shards_bytes=value["shards"]["bytes"],
+            files={path: FileInfo(**info) for path, info in value.get("files", {}).items()},
         )
 
 

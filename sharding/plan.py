@@ -38,6 +38,7 @@ class BuildOptions:
         workers: processes. The result does not depend on it.
         overwrite: replace a dataset at the destination.
         min_class_records: refuse classes with fewer records.
+        dali_index: write an index for NVIDIA DALI beside each TFRecord shard.
 
     Raises:
         ConfigError: a value its rule forbids.
@@ -56,6 +57,7 @@ class BuildOptions:
     workers: int = 1
     overwrite: bool = False
     min_class_records: int = 2
+    dali_index: bool = False
 
     def __post_init__(self) -> None:
         if self.shard_format not in COMPRESSIONS:
@@ -63,6 +65,8 @@ class BuildOptions:
         if self.codec not in COMPRESSIONS[self.shard_format]:
             allowed = ", ".join(COMPRESSIONS[self.shard_format])
             raise ConfigError(f"compression of {self.shard_format} must be one of {allowed}, got {self.compression!r}")
+        if self.dali_index and (self.shard_format, self.codec) != ("tfrecord", "none"):
+            raise ConfigError(f"DALI indexes plain TFRecord shards, these are {self.shard_format} ({self.codec})")
         if self.shards is not None and self.shard_bytes is not None:
             raise ConfigError("give --shards or --shard-size, not both")
         for name, value in (("shards", self.shards), ("shard size", self.shard_bytes), ("workers", self.workers)):

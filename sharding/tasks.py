@@ -22,7 +22,8 @@ from .errors import ConfigError, SourceError
 from .formats import RecordLayout, encode_shard
 from .formats.encode import SUFFIXES
 from .grouping import group
-from .manifest import ShardInfo, checksum
+from .interop import dali
+from .manifest import FileInfo, ShardInfo, checksum
 from .schema import Schema
 from .sources import Part, Source
 from .statistics import FeatureStatistics, summarise
@@ -69,14 +70,16 @@ class ShardTarget:
     shard_format: str
     compression: str
     layout: RecordLayout | None
+    dali_index: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardResult:
-    """A shard that was written, and the statistics of its features by name."""
+    """A shard that was written, the statistics of its features by name, and what else was written, by path."""
 
     info: ShardInfo
     statistics: Mapping[str, FeatureStatistics]
+    files: Mapping[str, FileInfo]
 
 
 def count_classes(source: Source, part: Part) -> dict[Any, int]:
@@ -234,7 +237,8 @@ def assemble_shard(
         layout=target.layout,
     )
     path, index_path = shard_names(target.assignment, shard, target.shard_format)
-    target.storage.write_all({path: encoded.data, index_path: encoded.index})
+    extra = {dali.index_name(path): dali.index_text(encoded.index)} if target.dali_index else {}
+    target.storage.write_all({path: encoded.data, index_path: encoded.index, **extra})
     info = ShardInfo(
         split=split.name,
         path=path,
@@ -247,7 +251,8 @@ def assemble_shard(
         index_checksum=checksum(encoded.index),
     )
     statistics = {feature.name: summarise(batch.column(feature.name), feature) for feature in source.schema.features}
-    return ShardResult(info=info, statistics=statistics)
+    files = {name: FileInfo(bytes=len(data), checksum=checksum(data)) for name, data in extra.items()}
+    return ShardResult(info=info, statistics=statistics, files=files)
 
 
 def _gather(spills: Sequence[tuple[str, Sequence[int]]]) -> Iterator[pa.RecordBatch]:

@@ -58,6 +58,7 @@ def _build(args: argparse.Namespace) -> int:
         workers=args.workers,
         overwrite=args.overwrite,
         min_class_records=args.min_class_records,
+        dali_index=args.dali_index,
     )
     started = perf_counter()
     with stage_progress(_STAGES, silent=args.json) as show, _tidy_on_sigterm():

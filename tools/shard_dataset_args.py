@@ -143,6 +143,9 @@ def _add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--min-class-records", type=_checked(_at_least(1)), default=2, metavar="N",
         help="refuse a class with fewer records (default: 2)",
     )  # fmt: skip
+    command.add_argument(
+        "--dali-index", action="store_true", help="write an index for NVIDIA DALI (.idx) beside each TFRecord shard"
+    )
     command.add_argument("--overwrite", action="store_true", help="replace a dataset that is at DST")
     command.add_argument("--dry-run", action="store_true", help="show what would be written, and write nothing")
     command.add_argument("--json", action="store_true", help="one JSON document on standard output, no progress")

@@ -156,6 +156,17 @@ class TestInspect:
             assert words in out
         assert "'carrier': tf.io.FixedLenFeature([], tf.string)," in out
 
+    def test_says_whether_tensorflow_datasets_opens_it(
+        self, capsys: pytest.CaptureFixture[str], source: str, dataset: Path, tmp_path: Path
+    ) -> None:
+        capsys.readouterr()
+        main(["inspect", str(dataset)])
+        assert "opens it: tfds.builder_from_directory" in capsys.readouterr().out
+        main(["build", source, f"{tmp_path}/gzip", "--label", "status", "--compression", "gzip", "--json"])
+        capsys.readouterr()
+        main(["inspect", f"{tmp_path}/gzip"])
+        assert "cannot open it: it reads no compressed shards" in capsys.readouterr().out
+
     def test_json_holds_the_same(self, capsys: pytest.CaptureFixture[str], dataset: Path) -> None:
         capsys.readouterr()
         assert main(["inspect", str(dataset), "--json"]) == 0
@@ -184,7 +195,7 @@ class TestInspect:
 class TestVerify:
     def test_exit_status_is_zero_only_if_all_is_well(self, cli: Cli, dataset: Path) -> None:
         done = cli("shard-dataset", "verify", str(dataset))
-        assert (done.returncode, done.stdout) == (0, f"all 8 files of {dataset} are as they were written\n")
+        assert (done.returncode, done.stdout) == (0, f"all 10 files of {dataset} are as they were written\n")
         shard = dataset / "train-00001-of-00003.tfrecord"
         data = bytearray(shard.read_bytes())
         data[100] ^= 1
@@ -196,11 +207,11 @@ class TestVerify:
             "train-00001-of-00003.tfrecord",
             "test-00000-of-00001.index.arrow",
         ]
-        assert done.stderr.splitlines()[-1] == "shard-dataset: error: 2 of 8 files are damaged or missing"
+        assert done.stderr.splitlines()[-1] == "shard-dataset: error: 2 of 10 files are damaged or missing"
         done = cli("shard-dataset", "verify", str(dataset), "--json")
         assert done.returncode == 1
         document = json.loads(done.stdout)
-        assert (document["ok"], document["files"], len(document["damages"])) == (False, 8, 2)
+        assert (document["ok"], document["files"], len(document["damages"])) == (False, 10, 2)
 
     def test_a_damaged_manifest_is_named(self, cli: Cli, dataset: Path) -> None:
         manifest = dataset / "dataset.json"
@@ -395,7 +406,7 @@ class TestDestinations:
         assert {path.name: path.read_bytes() for path in dataset.iterdir()} == before
         done = cli("shard-dataset", "build", source, str(dataset), "--label", "status", "--shards", "1", "--overwrite")
         assert done.returncode == 0
-        assert len(list(dataset.iterdir())) == 4
+        assert len(list(dataset.iterdir())) == 6
 
     def test_a_newer_dataset(self, cli: Cli, dataset: Path) -> None:
         manifest = dataset / "dataset.json"
