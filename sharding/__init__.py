@@ -12,6 +12,7 @@ from .errors import (
     StorageError,
     TrainingError,
 )
+from .export import Export, ExportOptions, export
 from .manifest import Manifest, ShardInfo, SplitInfo
 from .plan import BuildOptions
 from .schema import Feature, Schema
@@ -26,6 +27,8 @@ __all__ = [
     "Dataset",
     "DatasetError",
     "DestinationError",
+    "Export",
+    "ExportOptions",
     "Feature",
     "FeatureStatistics",
     "Manifest",
@@ -38,6 +41,7 @@ __all__ = [
     "StorageError",
     "TrainingError",
     "build",
+    "export",
     "open_dataset",
     "plan_build",
     "read_records",

@@ -56,6 +56,11 @@ class Storage:
             return None
         return Path(os.path.abspath(os.path.expanduser(self.url.removeprefix("file://"))))
 
+    @property
+    def is_object_store(self) -> bool:
+        """Whether it has keys and no folders: one write is atomic there, and nothing can be renamed."""
+        return self.protocol in _OBJECT_STORES
+
     def locate(self, path: str = "") -> str:
         """The URL of a file of the folder, for messages and other programs."""
         base = str(self.local_path or self.url.rstrip("/"))

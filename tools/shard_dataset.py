@@ -20,9 +20,11 @@ from typing import Any, NoReturn
 from ..sharding import (
     BuildOptions,
     BuildPlan,
+    ExportOptions,
     Progress,
     RingfeedError,
     build,
+    export,
     open_dataset,
     plan_build,
     read_records,
@@ -36,7 +38,13 @@ from .shard_dataset_args import build_parser
 __all__ = ["main"]
 
 _OK, _FAILED, _INTERRUPTED, _TERMINATED = 0, 1, 130, 143
-_STAGES = {"count": "count labels", "partition": "read records", "write": "write shards", "verify": "check files"}
+_STAGES = {
+    "count": "count labels",
+    "partition": "read records",
+    "write": "write shards",
+    "verify": "check files",
+    "export": "write files",
+}
 _HEAD_BYTES = 24
 
 
@@ -190,7 +198,29 @@ def _printable(value: Any) -> Any:
     return [_printable(entry) for entry in value] if isinstance(value, list) else value
 
 
-_COMMANDS = {"build": _build, "inspect": _inspect, "verify": _verify, "cat": _cat}
+def _export(args: argparse.Namespace) -> int:
+    options = ExportOptions(
+        url=args.url, destination=args.dst, to=args.to, splits=tuple(args.split or ()), workers=args.workers
+    )
+    started = perf_counter()
+    with stage_progress(_STAGES, silent=args.json) as show, _tidy_on_sigterm():
+
+        def report(progress: Progress) -> None:
+            show(progress.stage, progress.done, progress.total, progress.records)
+
+        written = export(options, report=report)
+    seconds = perf_counter() - started
+    if args.json:
+        print(json.dumps({"destination": args.dst, **asdict(written), "seconds": round(seconds, 3)}, indent=2))
+        return _OK
+    print(
+        f"exported {written.records:,} records, {human_bytes(written.bytes)} in {written.files:,} files, to {args.dst} "
+        f"in {human_seconds(seconds)} ({written.records / seconds:,.0f} records/s)"
+    )
+    return _OK
+
+
+_COMMANDS = {"build": _build, "inspect": _inspect, "verify": _verify, "cat": _cat, "export": _export}
 
 
 # --- errors ----------------------------------------------------------------------------------------------------

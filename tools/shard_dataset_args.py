@@ -8,6 +8,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import TypeVar
 
+from ..sharding.export import EXPORT_FORMATS
 from ..sharding.formats.encode import COMPRESSIONS
 from ..sharding.sources import KINDS
 from .arguments import parse_bytes, parse_splits
@@ -50,6 +51,18 @@ examples:
 
   # MNIST as it is distributed
   shard-dataset build 'mnist/train-*' shards/mnist --source-kind idx --shards 8
+
+{_EXIT_CODES}"""
+_EXPORT_EPILOG = f"""\
+A file for each shard, in the order of its records; every shard is checked before it is read. The same dataset gives
+the same bytes, whatever --workers is. DST appears at once, when all of it is written (an object store fills in place).
+
+examples:
+  # tar files for WebDataset: KEY.jpg, KEY.cls (the class id), KEY.json (the other features)
+  shard-dataset export shards/ tars/ --to webdataset
+
+  # a folder for datasets.load_dataset, with Image and ClassLabel features
+  shard-dataset export s3://bucket/photos s3://bucket/photos-hf --to hf --split train,test
 
 {_EXIT_CODES}"""
 T = TypeVar("T")
@@ -105,6 +118,7 @@ examples:
     for command in (inspect, verify_):
         command.add_argument("--json", action="store_true", help="one JSON document on standard output, no progress")
     cat.add_argument("--split", help="split to read (default: the first)")
+    _add_export(commands)
     cat.add_argument("--limit", type=_checked(_at_least(0)), default=5, help="number of records (default: 5)")
     return parser
 
@@ -133,10 +147,7 @@ def _add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="splits and their shares, stratified by class, such as train=0.9,test=0.1 (default: train=1)",
     )  # fmt: skip
     command.add_argument("--seed", type=int, default=0, help="of splits, shards and order (default: 0)")
-    command.add_argument(
-        "--workers", type=_checked(_at_least(1)), default=_cores(), metavar="N",
-        help="processes; the result does not depend on it (default: the cores, here %(default)s)",
-    )  # fmt: skip
+    _add_workers(command)
     codecs = "; ".join(f"{name}: {', '.join(names)}" for name, names in COMPRESSIONS.items())
     command.add_argument("--compression", metavar="CODEC", help=f"of the shards ({codecs})")
     command.add_argument(
@@ -149,6 +160,28 @@ def _add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument("--overwrite", action="store_true", help="replace a dataset that is at DST")
     command.add_argument("--dry-run", action="store_true", help="show what would be written, and write nothing")
     command.add_argument("--json", action="store_true", help="one JSON document on standard output, no progress")
+
+
+def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = _command(commands, "export", "write a dataset as the files of another program", _EXPORT_EPILOG)
+    command.add_argument("url", metavar="URL", help="folder of the dataset")
+    command.add_argument("dst", metavar="DST", help="folder to write; new or empty")
+    command.add_argument(
+        "--to", choices=tuple(EXPORT_FORMATS), required=True,
+        help="webdataset: tar shards; hf: a folder of Parquet files that datasets.load_dataset opens",
+    )  # fmt: skip
+    command.add_argument(
+        "--split", type=lambda text: text.split(","), metavar="NAME,...", help="splits to export (default: all)"
+    )
+    _add_workers(command)
+    command.add_argument("--json", action="store_true", help="one JSON document on standard output, no progress")
+
+
+def _add_workers(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--workers", type=_checked(_at_least(1)), default=_cores(), metavar="N",
+        help="processes; the result does not depend on it (default: the cores, here %(default)s)",
+    )  # fmt: skip
 
 
 def _command(

@@ -253,6 +253,41 @@ class TestCat:
         assert len(done.stdout.splitlines()) == 1
 
 
+class TestExport:
+    @pytest.mark.parametrize(("to", "suffix"), [("webdataset", "tar"), ("hf", "parquet")])
+    def test_writes_the_splits_and_says_how_much(
+        self, capsys: pytest.CaptureFixture[str], dataset: Path, tmp_path: Path, to: str, suffix: str
+    ) -> None:
+        capsys.readouterr()
+        command = ["export", str(dataset), f"{tmp_path}/out", "--to", to, "--workers", "1"]
+        assert main([*command, "--split", "train"]) == 0
+        assert "exported 360 records" in (said := capsys.readouterr()).out
+        assert "write files: 3 of 3" in said.err
+        assert sorted(os.listdir(tmp_path / "out")) == [
+            "README.md",
+            *(f"train-0000{i}-of-00003.{suffix}" for i in range(3)),
+        ]
+        command[2] += "-json"
+        assert main([*command, "--json"]) == 0
+        said = capsys.readouterr()
+        assert {**json.loads(said.out), "seconds": 0, "bytes": 0} == {
+            "destination": f"{tmp_path}/out-json",
+            "records": 400,
+            "files": 4,
+            "bytes": 0,
+            "seconds": 0,
+        }
+        assert said.err == ""
+
+    def test_what_cannot_be_done_is_one_line(self, cli: Cli, dataset: Path, tmp_path: Path) -> None:
+        command = ["shard-dataset", "export", str(dataset), f"{tmp_path}/out", "--to", "hf"]
+        assert_one_line(cli(*command, "--split", "train,nope"), "there is no split 'nope'", "'train', 'test'")
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "thesis.txt").write_text("mine")
+        assert_one_line(cli(*command), "is not empty (there is 'thesis.txt')")
+        assert os.listdir(tmp_path / "out") == ["thesis.txt"]
+
+
 def assert_one_line(done: "subprocess.CompletedProcess[str]", *words: str) -> None:
     """The error is one line that holds the words; before it may stand lines of progress."""
     errors = [line for line in done.stderr.splitlines() if not line.startswith(("count labels:", "read records:"))]
@@ -446,7 +481,7 @@ class TestUsage:
         assert stop.value.code == 2
         assert message in capsys.readouterr().err
 
-    @pytest.mark.parametrize("command", [[], ["build"], ["inspect"], ["verify"], ["cat"]])
+    @pytest.mark.parametrize("command", [[], ["build"], ["inspect"], ["verify"], ["cat"], ["export"]])
     def test_help_shows_examples_and_exit_statuses(
         self, capsys: pytest.CaptureFixture[str], command: list[str]
     ) -> None:
