@@ -20,7 +20,8 @@ def staged_folder(target: Storage, names: Collection[str]) -> Iterator[Storage]:
     """A place to write the files of a folder in. If the body fails, nothing of it is left.
 
     On local disks and HDFS the folder is renamed when the body has ended. An object store has no folders to rename:
-    there the files are written in place, beside a mark that is removed last.
+    there the files are written in place, beside a mark that is removed last. A process that is killed leaves a hidden
+    folder beside the target, or the mark and what lies beside it, which the next one replaces.
 
     Args:
         target: the folder; there is none yet, or it is empty.

@@ -24,6 +24,8 @@ from ..schema import Feature, Schema
 
 __all__ = ["webdataset_tar"]
 
+_EMPTY = tarfile.TarInfo().tobuf(tarfile.GNU_FORMAT)
+_EMPTY_SUM = int(_EMPTY[148:154], 8) - sum(_EMPTY[124:135])  # its checksum, but for the digits of the size
 _ENDINGS = {"jpeg": "jpg", "": "img"}  # of other formats, the name of the format
 
 
@@ -36,18 +38,31 @@ def webdataset_tar(batches: Iterable[pa.RecordBatch], schema: Schema, classes: S
         classes: values of the label.
         key: of the shard; the records' keys are this and their number.
     """
-    file = BytesIO()
     names = _member_names(schema)
-    row = 0
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for batch in batches:
-            for members in _batch_members(batch, schema, classes, names):
-                for ending, content in members:
-                    member = tarfile.TarInfo(f"{key}-{row:07d}.{ending}")
-                    member.size = len(content)
-                    tar.addfile(member, BytesIO(content))
-                row += 1
-    return file.getvalue()
+    records = (members for batch in batches for members in _batch_members(batch, schema, classes, names))
+    pieces: list[bytes] = []
+    for row, members in enumerate(records):
+        for ending, content in members:
+            pieces += (_header(f"{key}-{row:07d}.{ending}".encode(), len(content)), content)
+            pieces.append(bytes(-len(content) % tarfile.BLOCKSIZE))
+    return b"".join([*pieces, bytes(2 * tarfile.BLOCKSIZE)])
+
+
+def _header(name: bytes, size: int) -> bytes:
+    """A member's header: the one of an empty name and no content, with both written into it.
+
+    `tarfile` makes each from all its fields, in ten times the time (37 us against 3.6 us, on 2026-11-21).
+    """
+    if len(name) > tarfile.LENGTH_NAME or size >= 1 << 33:  # more than their fields hold
+        info = tarfile.TarInfo(name.decode())
+        info.size = size
+        return info.tobuf(tarfile.GNU_FORMAT)
+    digits = b"%011o" % size
+    header = bytearray(_EMPTY)
+    header[: len(name)] = name
+    header[124:135] = digits
+    header[148:154] = b"%06o" % (_EMPTY_SUM + sum(name) + sum(digits))
+    return bytes(header)
 
 
 def _member_names(schema: Schema) -> dict[str, str]:
@@ -105,16 +120,18 @@ def _tensors(column: pa.Array, feature: Feature, name: str) -> Iterator[tuple[st
     values = column.values.slice(column.offset * column.type.list_size, len(column) * column.type.list_size)
     values = values.fill_null(pa.scalar(0, pa.int8()).cast(values.type))  # in the places of tensors that are missing
     tensors = values.to_numpy(zero_copy_only=False).reshape(len(column), *(feature.fixed_shape or ()))
+    head = BytesIO()  # the same for all of them
+    np.lib.format.write_array_header_1_0(
+        head, {"descr": tensors.dtype.str, "fortran_order": False, "shape": tensors.shape[1:]}
+    )
     for tensor, valid in zip(tensors, column.is_valid().to_pylist(), strict=True):
-        file = BytesIO()
-        np.lib.format.write_array(file, tensor, allow_pickle=False)
-        yield (f"{name}.npy", file.getvalue()) if valid else None
+        yield (f"{name}.npy", head.getvalue() + tensor.tobytes()) if valid else None
 
 
 def _documents(texts: Sequence[tuple[str, list[Any]]], rows: int) -> Iterator[tuple[str, bytes]]:
     for row in range(rows):
         document = {name: values[row] for name, values in texts}
-        yield "json", json.dumps(document, ensure_ascii=False, default=_base64).encode("utf-8", "surrogatepass")
+        yield "json", _JSON.encode(document).encode("utf-8", "surrogatepass")
 
 
 def _base64(value: object) -> str:
@@ -122,3 +139,6 @@ def _base64(value: object) -> str:
     if not isinstance(value, bytes):
         raise TypeError(f"no JSON stands for a {type(value).__name__}")
     return b64encode(value).decode()
+
+
+_JSON = json.JSONEncoder(ensure_ascii=False, default=_base64)

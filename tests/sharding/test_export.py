@@ -17,6 +17,7 @@ from ringfeed.sharding import (
     export,
 )
 from ringfeed.sharding.export import EXPORT_FORMATS
+from tests.servers.store import Store
 from tests.sharding.conftest import built
 from tests.sharding.kinds import ROWS, write_kinds
 
@@ -51,6 +52,15 @@ def test_there_is_a_file_a_shard_and_a_card(dataset: str, tmp_path: Path, files_
     assert f'  - split: "test"\n    path: "test-*.{suffix}"\n' in card
     assert "| train | 18 | 3 |" in card
     assert "| 1 | `odd` | 9 | 3 |" in card
+
+
+def test_from_every_store_and_to_it_the_bytes_are_the_same(store: Store, tmp_path: Path, files_of: Read) -> None:
+    source = write_kinds(tmp_path / "x.parquet")
+    built(source, f"{store.url}/dataset", label="label", shards=2)
+    local = files_of(exported(f"{store.url}/dataset", tmp_path / "out", "hf"))
+    export(ExportOptions(url=f"{store.url}/dataset", destination=f"{store.url}/out", to="hf"))
+    assert {name: store.read_bytes(f"out/{name}") for name in local} == local
+    assert [name for name in store.list() if not name.startswith("dataset/")] == [f"out/{name}" for name in local]
 
 
 @pytest.mark.parametrize("to", EXPORT_FORMATS)

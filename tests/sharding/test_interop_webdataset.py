@@ -109,6 +109,16 @@ def test_each_of_several_images_has_its_name_and_a_missing_one_no_member() -> No
         assert tar.getnames() == ["k-0000000.left.png", "k-0000000.right.img", "k-0000001.right.jpg"]
 
 
+@pytest.mark.parametrize("length", [1, 77, 78, 300])
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 513])
+def test_the_tar_is_one_for_names_and_contents_of_any_length(length: int, size: int) -> None:
+    schema = Schema(features=(Feature(name="x" * length, dtype="binary"),))
+    batch = pa.record_batch([pa.array([b"a" * size, b"b"])], schema=schema.arrow)
+    with tarfile.open(fileobj=BytesIO(webdataset_tar([batch], schema, (None,), "train-00000"))) as tar:
+        found = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+    assert found == {f"train-00000-000000{i}.{'x' * length}.bin": b for i, b in enumerate([b"a" * size, b"b"])}
+
+
 def test_bytes_in_lists_are_base64() -> None:
     schema = Schema(features=(Feature(name="x", dtype="binary", shape=(None,)),))
     batch = pa.record_batch([pa.array([[b"\xff", b""]], pa.list_(pa.binary()))], schema=schema.arrow)
