@@ -22,6 +22,7 @@ from ringfeed.pipeline.quiet import quiet_tensorflow
 with quiet_tensorflow():
     import tensorflow  # noqa: F401
 
+import images
 import reading
 import writing
 from tables import write_source
@@ -29,6 +30,7 @@ from tables import write_source
 BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]]] = {
     "write": writing.run,
     "read": reading.run,
+    "images": images.run,
 }
 
 
@@ -37,7 +39,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS], metavar="NAME", help=", ".join(BENCHMARKS))
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each (default: 5)")
+    parser.add_argument(
+        "--images",
+        type=int,
+        default=images.IMAGES,
+        metavar="N",
+        help="JPEGs to generate for images (default: %(default)s)",
+    )
     args = parser.parse_args()
+    images.IMAGES = args.images
     versions = ", ".join(f"{name} {version(name)}" for name in ("tensorflow-cpu", "pyarrow", "numpy"))
     print(f"{datetime.now().astimezone():%Y-%m-%d}, {os.cpu_count()} cores, {versions}")
     with tempfile.TemporaryDirectory(prefix="ringfeed-bench-") as folder:

@@ -13,14 +13,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import isqrt
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
 from ..sharding.errors import ConfigError
 from ..sharding.grouping import stable_order
-from ..sharding.keyed import derive_key, mix64
+from ..sharding.keyed import derive_key, mix64, shuffled_by_group
 from .order import coprime_stride
 
 __all__ = ["ClassSchedule", "RecordDrawer", "target_weights"]
@@ -98,25 +100,25 @@ class ClassSchedule:
         """Seats of each class in each of some global batches, int64 [len(steps), classes]."""
         return self._patterns[self._pattern_numbers(steps)]
 
-    def classes_at(self, steps: Int64, positions: Int64) -> npt.NDArray[np.int32]:
+    def classes_at(self, steps: Int64, positions: range) -> npt.NDArray[np.int32]:
         """The class of a run of positions in each of some global batches.
 
         Args:
             steps: global batches, [n].
-            positions: in the batch, in ``[0, batch_size)``, [m].
+            positions: in the batch, within ``[0, batch_size)``; at least one.
 
         Returns:
-            int32 [n, m].
+            int32 [n, len(positions)].
         """
         rotations = np.floor(
             ((steps * _GOLDEN + derive_key(self.key, "rotation") / 2**64) % 1.0) * self.batch_size
         ).astype(np.int64)
-        places = (positions[None, :] + rotations[:, None]) % self.batch_size
         present, which = np.unique(self._pattern_numbers(steps), return_inverse=True)
         if not len(present):
-            return np.empty(places.shape, np.int32)
+            return np.empty((0, len(positions)), np.int32)
         words = np.stack([balanced_word(tuple(self._patterns[number].tolist())) for number in present])
-        result: npt.NDArray[np.int32] = words[which[:, None], places]
+        runs = sliding_window_view(np.hstack([words, words]), len(positions), axis=1)  # [words, starts, m]
+        result: npt.NDArray[np.int32] = runs[which, (positions[0] + rotations) % self.batch_size]
         return result
 
     def _pattern_numbers(self, steps: Int64) -> Int64:
@@ -141,12 +143,11 @@ class RecordDrawer:
     """Which record of a window serves each sample: pass after pass over a class's records, each in another order.
 
     Between any two records of a class, the numbers of times they are drawn differ by at most one. The first pass of a
-    class takes its records in `order`; a later one takes them in that order under a keyed affine map
+    class takes its records in keyed random order; a later one takes them in that order under a keyed affine map
     ``i -> a * i + b mod m``.
 
     Args:
         class_ids: class of each record of the window, int32 [records].
-        order: a random permutation of the records, int64 [records].
         classes: in the dataset.
         key: of the window.
 
@@ -154,8 +155,8 @@ class RecordDrawer:
         counts: records of each class, int64 [classes].
     """
 
-    def __init__(self, class_ids: npt.NDArray[np.int32], order: Int64, classes: int, key: int) -> None:
-        self._members = order[stable_order(class_ids[order])]  # records class by class, each class in random order
+    def __init__(self, class_ids: npt.NDArray[np.int32], classes: int, key: int) -> None:
+        self._members = shuffled_by_group(key, class_ids)
         self.counts = np.bincount(class_ids, minlength=classes)
         self._firsts = np.cumsum(self.counts) - self.counts
         self._drawn = np.zeros(classes, np.int64)
@@ -193,11 +194,10 @@ class RecordDrawer:
         class_id = np.repeat(np.arange(len(begin)), passes)
         number = np.arange(len(class_id)) + np.repeat(first - np.cumsum(passes) + passes, passes)
         size = size[class_id]
-        seeds = (number << 32 | class_id).astype(np.uint64) ^ np.uint64(self._key)
-        a = np.where(number, (mix64(seeds) % size.astype(np.uint64)).astype(np.int64), 1)
-        b = np.where(number, (mix64(~seeds) % size.astype(np.uint64)).astype(np.int64), 0)
-        while (shared := np.gcd(a, size) != 1).any():  # one-to-one only if a and the size are coprime
-            a[shared] = (a[shared] + 1) % size[shared]
+        noise = mix64((number << 32 | class_id).astype(np.uint64) ^ np.uint64(self._key))
+        primes = _large_primes()
+        a = np.where(number, primes[noise % np.uint64(len(primes))] % size, 1)
+        b = np.where(number, (noise >> np.uint64(8)).astype(np.int64) % size, 0)
         return _Runs(
             class_id=class_id,
             size=size,
@@ -206,6 +206,19 @@ class RecordDrawer:
             a=a,
             b=b,
         )
+
+
+@lru_cache(maxsize=1)
+def _large_primes() -> Int64:
+    """Primes beyond the size of any window: each is coprime to it, so that multiplying by one is one-to-one."""
+    start, length = 1 << 31, 1 << 13
+    small = np.ones(isqrt(start + length) + 1, bool)
+    large = np.ones(length, bool)
+    for number in range(2, len(small)):
+        if small[number]:
+            small[number * number :: number] = False
+            large[-start % number :: number] = False
+    return start + np.flatnonzero(large)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

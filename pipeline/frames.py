@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..sharding.formats.example import ColumnLayout, RecordLayout
+from ..sharding.formats.matrix import decode_cells
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.schema import Feature, Schema
 from .columns import Columns, empty_aligned
@@ -66,21 +67,10 @@ def _decode_column(pieces: Sequence[Bytes3D], feature: Feature, place: ColumnLay
     start = HEADER_BYTES + place.offset
     values = [piece[..., start : start + place.item_bytes * (elements or 0)] for piece in pieces]
     if feature.example_kind == "int64":
-        numbers = np.concatenate([_decode_varints(part, place.item_bytes) for part in values], axis=1)
-        decoded = numbers if feature.dtype == "uint64" else numbers.view(np.int64).astype(feature.dtype)
+        decoded = np.concatenate([decode_cells(part, feature, place.item_bytes) for part in values], axis=1)
     else:
-        stored = np.dtype("float32" if feature.example_kind == "float" else feature.dtype).newbyteorder("<")
         joined = empty_aligned(
             (*values[0].shape[:1], sum(part.shape[1] for part in values), values[0].shape[2]), np.uint8
         )
-        np.concatenate(values, axis=1, out=joined)
-        decoded = joined.view(stored).astype(feature.dtype, copy=False)
+        decoded = decode_cells(np.concatenate(values, axis=1, out=joined), feature, place.item_bytes)
     return decoded.reshape(*decoded.shape[:2], *(feature.fixed_shape or ()))
-
-
-def _decode_varints(digits: Bytes3D, width: int) -> npt.NDArray[np.uint64]:
-    """Padded varints [..., elements * width] to numbers [..., elements]."""
-    result = (digits[..., ::width] & 0x7F).astype(np.uint64)
-    for place in range(1, width):
-        result |= (digits[..., place::width] & 0x7F).astype(np.uint64) << np.uint64(7 * place)
-    return result

@@ -25,7 +25,7 @@ CLASS_ID = "class_id"
 WEIGHT = "sample_weight"
 Int64 = npt.NDArray[np.int64]
 ClassIds = npt.NDArray[np.int32]
-_DRAWN_AHEAD = 8192  # few enough that the first batch waits for little, enough that NumPy's overhead is small
+_DRAWN_FIRST, _DRAWN_AHEAD = 2048, 16384  # the first batch waits for the first draw; later, NumPy's overhead counts
 
 
 class _Picks(Protocol):
@@ -61,6 +61,7 @@ class _BalancedPicks:
         self._classes_at = classes_at
         self._drawer = drawer
         self._records = records
+        self._first = first
         self._start = first  # of the rows that are drawn and not yet passed
         self._rows = np.empty(0, np.int64)
         if first:
@@ -76,7 +77,8 @@ class _BalancedPicks:
     def _draw_to(self, last: int) -> None:
         stop = self._start + len(self._rows)
         if last >= stop:
-            until = min(max(last + 1, stop + _DRAWN_AHEAD), self._records)
+            ahead = _DRAWN_AHEAD if stop > self._first else _DRAWN_FIRST
+            until = min(max(last + 1, stop + ahead), self._records)
             self._rows = np.concatenate([self._rows, self._drawer.draw(self._classes_at(stop, until))])
 
 
@@ -189,31 +191,29 @@ class StreamReader:
                 slice_columns({**shard.columns, CLASS_ID: shard.class_ids}, segment.start, segment.stop)
                 for shard, segment in zip(opened, window.segments, strict=True)
             ]
-            order = self._order.permutation(window)
             if self._schedule is None:
-                return _open(window, segments, _NaturalPicks(order))
-            drawer = self._drawer(window, segments, order)
+                return _open(window, segments, _NaturalPicks(self._order.permutation(window)))
+            drawer = self._drawer(window, segments)
         lacking = np.flatnonzero((self._schedule.weights > 0) & (drawer.counts == 0))
         if lacking.size:
             segments += [self._borrow(window, int(class_id)) for class_id in lacking]
-            borrowed = np.arange(len(order), sum(len(segment[CLASS_ID]) for segment in segments))
-            drawer = self._drawer(window, segments, np.concatenate([order, borrowed]))
+            drawer = self._drawer(window, segments)
         with self._counters.busy("plan"):
             classes_at = partial(self._classes_at, self._schedule, window)
             first = max(self._first - window.start, 0)
             return _open(window, segments, _BalancedPicks(classes_at, drawer, first, window.records))
 
-    def _drawer(self, window: Window, segments: Sequence[Columns], order: Int64) -> RecordDrawer:
+    def _drawer(self, window: Window, segments: Sequence[Columns]) -> RecordDrawer:
         class_ids = np.concatenate([segment[CLASS_ID] for segment in segments])
         key = self._order.key("window", window.stream, window.number)
-        return RecordDrawer(class_ids, order, self._class_counts.shape[1], key)
+        return RecordDrawer(class_ids, self._class_counts.shape[1], key)
 
     def _classes_at(self, schedule: ClassSchedule, window: Window, start: int, stop: int) -> ClassIds:
         """The class of each of the window's positions ``[start, stop)``."""
         piece = self._order.geometry.piece
         start, stop = start + window.start, stop + window.start
         steps = np.arange(start // piece, -(-stop // piece), dtype=np.int64)
-        classes = schedule.classes_at(steps, window.stream * piece + np.arange(piece, dtype=np.int64)).reshape(-1)
+        classes = schedule.classes_at(steps, range(window.stream * piece, (window.stream + 1) * piece)).reshape(-1)
         return classes[start - start // piece * piece :][: stop - start]
 
     def _borrow(self, window: Window, class_id: int) -> Columns:

@@ -1,7 +1,9 @@
 """Datasets in, balanced shards and a manifest out. Needs no TensorFlow."""
 
 from .build import BuildPlan, Progress, build, plan_build
-from .dataset import Damage, Dataset, open_dataset, read_records, verify
+from .damage import Damage, Note
+from .dataset import Dataset, open_dataset, read_records
+from .destination import clean
 from .errors import (
     ConfigError,
     CorruptionError,
@@ -11,12 +13,18 @@ from .errors import (
     SourceError,
     StorageError,
     TrainingError,
+    WorkerError,
 )
 from .export import Export, ExportOptions, export
-from .manifest import Manifest, ShardInfo, SplitInfo
+from .image_statistics import ImageStatistics
+from .manifest import FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo
 from .plan import BuildOptions
+from .remedies import Remedy, RepairPlan, plan_repair
+from .repair import RepairReport, apply_repair, repair
 from .schema import Feature, Schema
 from .statistics import FeatureStatistics
+from .storage import Storage
+from .verify import Verification, VerifyProgress, check_dataset, verify
 
 __all__ = [
     "BuildOptions",
@@ -31,19 +39,35 @@ __all__ = [
     "ExportOptions",
     "Feature",
     "FeatureStatistics",
+    "FileInfo",
+    "ImageStatistics",
+    "LostRecords",
     "Manifest",
+    "Note",
     "Progress",
+    "Remedy",
+    "RepairPlan",
+    "RepairReport",
     "RingfeedError",
     "Schema",
     "ShardInfo",
     "SourceError",
     "SplitInfo",
+    "Storage",
     "StorageError",
     "TrainingError",
+    "Verification",
+    "VerifyProgress",
+    "WorkerError",
+    "apply_repair",
     "build",
+    "check_dataset",
+    "clean",
     "export",
     "open_dataset",
     "plan_build",
+    "plan_repair",
     "read_records",
+    "repair",
     "verify",
 ]

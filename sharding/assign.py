@@ -41,6 +41,10 @@ class SplitLayout:
         """Records in one of the split's shards."""
         return (self.records - shard - 1) // self.shards + 1
 
+    def all_shard_records(self) -> Int64:
+        """Records in each of the split's shards, int64 [shards]."""
+        return (self.records - np.arange(self.shards) - 1) // self.shards + 1
+
     def shard_class_counts(self, shard: int) -> Int64:
         """Records of each class in one of the split's shards, int64 [classes]."""
         ends = np.cumsum((0, *self.class_counts))
@@ -69,6 +73,11 @@ class Assignment:
                 return split, number
             number -= split.shards
         raise ValueError(f"there are {self.shards} shards, none is number {self.shards + number}")
+
+    def shard_records(self, number: int) -> int:
+        """Records in a shard."""
+        split, within = self.shard(number)
+        return split.shard_records(within)
 
     def locate(self, class_ids: npt.NDArray[np.int32], ordinals: Int64) -> tuple[Int64, Int64]:
         """Shard and slot of each record.

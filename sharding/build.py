@@ -1,38 +1,51 @@
-"""Build a dataset: three rounds of tasks over the source, then one atomic commit."""
+"""Build a dataset: three rounds of tasks over the source, then one atomic commit. What was killed is gone on with."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import reduce
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from .assign import Assignment
-from .destination import check_apart, draft_dataset
-from .execute import local_executor, run_tasks
+from .dedup import drop_duplicates
+from .destination import Draft, check_apart, draft_dataset
+from .engine import open_engine
+from .errors import ConfigError, RingfeedError
+from .execute import Job, stream_tasks
 from .formats import encode_shard, plan_layout
 from .grouping import group
 from .interop.tfds import tfds_files
-from .manifest import FileInfo, Manifest, SplitInfo, checksum, encode_shards
+from .journal import ShardResult
+from .keyed import derive_key
+from .manifest import FileInfo, Manifest, ShardInfo, SplitInfo, describe
 from .plan import BuildOptions, check_label, plan_assignment, sort_classes
-from .sources import Source, open_source
+from .prepare import open_prepared
+from .sources import Source, light
+from .spill import PartSpill, Spill, open_spill, remove_spill, spill_root
 from .statistics import FeatureStatistics, merge_statistics
 from .storage import Storage, public_url
-from .tasks import PartSpill, ShardResult, ShardTarget, assemble_shard, count_classes, partition_part
+from .table import seal
+from .tasks import Bucketing, ShardTarget, assemble_bucket, count_classes, partition_part
 
 __all__ = ["BuildPlan", "Progress", "build", "plan_build"]
 
 _SAMPLE_RECORDS = 256
+_BLOCK_ROWS = 1 << 16
+_BLOCK_BYTES = 32 << 20  # read, encoded and written at a time
+_BLOCK_COPIES = 6  # of a block, at the worst: drafts, records, messages, frames, what is compressed, what is sent
+_BUCKET_BYTES = 128 << 20  # of shards assembled together, if they are small
+_LEAST_BUCKETS = 64  # enough for the workers to share, and for a killed build to lose little
+_AHEAD = 4  # tasks submitted and not ended, per worker: enough to keep each busy
+_PROCESS_BYTES = 200 << 20  # of a process that has loaded Arrow, before any data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,16 +53,18 @@ class Progress:
     """How far a build is.
 
     Attributes:
-        stage: ``count``, ``partition`` or ``write``.
-        done: tasks of the stage that are finished.
-        total: tasks of the stage.
-        records: records in the finished tasks.
+        stage: ``dedup``, ``count``, ``partition`` or ``write``; of an export, ``export``.
+        done: tasks of the stage that are finished (in ``write`` and ``export``: shards).
+        total: tasks, or shards, of the stage.
+        records: records in what is finished.
+        resumed: of `done`, what an earlier build had finished.
     """
 
     stage: str
     done: int
     total: int
     records: int
+    resumed: int = 0
 
 
 Report = Callable[[Progress], None]
@@ -74,10 +89,34 @@ class BuildPlan:
     record_bytes: float
 
     @property
-    def first_ordinals(self) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    def first_ordinals(self) -> npt.NDArray[np.int64]:
         """Records of each class before each part, int64 [parts, classes]."""
         counts = np.array([[part.get(value, 0) for value in self.classes] for part in self.part_counts], np.int64)
         return np.cumsum(counts, axis=0) - counts
+
+    @property
+    def shard_bytes(self) -> float:
+        """Estimated size of the largest shard."""
+        return max(split.shard_records(0) for split in self.assignment.splits) * self.record_bytes
+
+    @property
+    def block_rows(self) -> int:
+        """Rows that are assembled at a time: a function of the source and the format alone, as it shapes Parquet."""
+        return int(np.clip(_BLOCK_BYTES / max(self.record_bytes, 1), 1, _BLOCK_ROWS))
+
+    def fingerprint(self, options: BuildOptions) -> str:
+        """A hash of all that shapes what is written: builds of one fingerprint write the same bytes."""
+        facts = [
+            self.source.fingerprint,
+            self.source.schema.to_json(),
+            options.recorded(),
+            [options.shard_format, options.codec, options.seed],
+            [[split.name, split.shards, split.class_counts] for split in self.assignment.splits],
+            [str(value) for value in self.classes],
+            self.block_rows,
+            _writer(),
+        ]
+        return f"{derive_key(json.dumps(facts)):016x}"
 
 
 def _ignore(_: Progress) -> None:
@@ -91,23 +130,34 @@ def plan_build(options: BuildOptions, *, executor: Executor | None = None, repor
         SourceError: the source cannot be read, or its classes cannot be balanced and split as asked.
         ConfigError: the options do not fit the data.
     """
-    return _plan(_open_source(options), options, executor, report)
+    source = _open_source(options)
+    with open_engine(options.engine, options.workers) if executor is None else nullcontext(executor) as pool:
+        return _plan(source, options, pool, report)
 
 
 def _open_source(options: BuildOptions) -> Source:
     check_apart(options.source, options.destination)
-    source = open_source(options.source, options.label, options.source_kind)
+    source = open_prepared(options.source, options.label, options.source_kind, options.prepare)
+    check_apart(source.url, options.destination)  # the folder alone, where the options name a split in it
     check_label(source.schema)
     return source
 
 
-def _plan(source: Source, options: BuildOptions, pool: Executor | None, report: Report) -> BuildPlan:
-    jobs = [(count_classes, (source, part)) for part in source.parts]
-    part_counts = run_tasks(pool, jobs, _reporter(report, "count", len(jobs), lambda counts: sum(counts.values())))
+def _plan(source: Source, options: BuildOptions, pool: Executor, report: Report) -> BuildPlan:
+    if options.prepare.dedup is not None:
+        source = drop_duplicates(source, options.prepare.dedup, pool, _stage(report, "dedup"))
+    tell = _Teller(report, "count", len(source.parts))
+    part_counts: list[dict[Any, int]] = [{}] * len(source.parts)
+    jobs: Iterator[Job[dict[Any, int]]] = (
+        (count_classes, (light(source, n), part)) for n, part in enumerate(source.parts)
+    )
+    for number, counts in stream_tasks(pool, jobs, _AHEAD * options.workers):
+        part_counts[number] = counts
+        tell(1, sum(counts.values()))
     totals: Counter[Any] = Counter()
     for counts in part_counts:
         totals.update(counts)
-    classes = sort_classes(totals, options.source, options.min_class_records)
+    classes = sort_classes(totals, options.prepare.described(options.source), options.min_class_records)
     record_bytes = _sample_record_bytes(source, options)
     return BuildPlan(
         source=source,
@@ -121,9 +171,12 @@ def _plan(source: Source, options: BuildOptions, pool: Executor | None, report: 
 def build(options: BuildOptions, *, executor: Executor | None = None, report: Report = _ignore) -> Manifest:
     """Write a source as balanced shards.
 
+    A build that was killed, interrupted, or left by its store is gone on with: shards that it finished are kept, and
+    the dataset ends with the same bytes.
+
     Args:
         options: what to build.
-        executor: to run the tasks on; by default `options.workers` processes of this machine.
+        executor: to run the tasks on; by default those of `options.engine`.
         report: called after every task.
 
     Returns:
@@ -131,121 +184,234 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
 
     Raises:
         RingfeedError: something is wrong with the source, the options or the destination. Nothing is left behind,
-            and a dataset that was to be replaced is untouched, unless it is the last step, the replacing, that fails.
+            unless starting again may help (`RingfeedError.may_pass`), and a dataset that was to be replaced is
+            untouched, unless it is the last step, the replacing, that fails.
     """
     source = _open_source(options)
     about = {"source": public_url(options.source), "writer": _writer()}
+    root = spill_root(options.spill, options.destination)
     with (
         draft_dataset(Storage(options.destination), overwrite=options.overwrite, about=about) as draft,
-        local_executor(options.workers) if executor is None else nullcontext(executor) as pool,
-        _spill_folder() as spill,
+        open_engine(options.engine, options.workers) if executor is None else nullcontext(executor) as pool,
     ):
-        plan = _plan(source, options, pool, report)
-        manifest, shards = _write(plan, options, draft.storage, pool, report, spill)
-        draft.commit(manifest, shards)
-    return manifest
+        try:
+            plan = _plan(source, options, pool, report)
+            fingerprint = plan.fingerprint(options)
+            committed = draft.committed(fingerprint)
+            if committed is None:
+                manifest, infos = _write(plan, options, draft, fingerprint, root, pool, report)
+                committed, table = seal(manifest, infos)
+                draft.commit(committed, table)
+        except BaseException as error:
+            if not (draft.finished and draft.may_resume(error)):
+                remove_spill(root)
+            elif isinstance(error, (RingfeedError, KeyboardInterrupt)):
+                raise type(error)(f"{error}; {draft.how_to_resume}".removeprefix("; ")) from error
+            raise
+        remove_spill(root)
+    return committed
 
 
 def _writer() -> str:
     return f"ringfeed {version('ringfeed')}"
 
 
-def _reporter(report: Report, stage: str, total: int, size: Callable[[Any], int]) -> Callable[[int, Any], None]:
-    records = 0
-
-    def tell(done: int, result: Any) -> None:
-        nonlocal records
-        records += 0 if result is None else size(result)
-        report(Progress(stage=stage, done=done, total=total, records=records))
-
-    return tell
+def _stage(report: Report, stage: str) -> Callable[[int, int, int], None]:
+    return lambda done, total, records: report(Progress(stage=stage, done=done, total=total, records=records))
 
 
-@contextmanager
-def _spill_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="ringfeed-spill-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+class _Teller:
+    """Reports the progress of one stage."""
+
+    def __init__(self, report: Report, stage: str, total: int, resumed: int = 0, records: int = 0) -> None:
+        self._report = report
+        self._progress = Progress(stage=stage, done=resumed, total=total, records=records, resumed=resumed)
+        self(0, 0)
+
+    def __call__(self, done: int, records: int) -> None:
+        now = self._progress
+        self._progress = replace(now, done=now.done + done, records=now.records + records)
+        self._report(self._progress)
 
 
 def _write(
-    plan: BuildPlan, options: BuildOptions, target: Storage, pool: Executor | None, report: Report, spill: Path
-) -> tuple[Manifest, bytes]:
-    spills = _partition(plan, pool, report, spill)
-    ranges: dict[str, tuple[int, int]] = {}
-    for part in spills:
-        for name, (low, high) in part.int_ranges.items():
-            seen = ranges.get(name, (low, high))
-            ranges[name] = (min(low, seen[0]), max(high, seen[1]))
-    fixed = options.shard_format == "tfrecord" and not any(part.has_nulls for part in spills)
-    shard_target = ShardTarget(
-        storage=target,
-        assignment=plan.assignment,
+    plan: BuildPlan,
+    options: BuildOptions,
+    draft: Draft,
+    fingerprint: str,
+    root: Storage,
+    pool: Executor,
+    report: Report,
+) -> tuple[Manifest, list[ShardInfo]]:
+    finished = draft.resume(fingerprint)
+    draft.total = plan.assignment.shards
+    bucketing = Bucketing(assignment=plan.assignment, shards_per_bucket=_shards_per_bucket(plan))
+    spill = open_spill(root, f"{fingerprint}-{bucketing.shards_per_bucket}")
+    parts = _partition(plan, options, bucketing, finished, spill, pool, report)
+    layout = _layout(plan, options, parts)
+    target = ShardTarget(
+        storage=draft.storage,
+        plan=fingerprint,
         shard_format=options.shard_format,
         compression=options.codec,
-        layout=plan_layout(plan.source.schema, ranges) if fixed else None,
+        layout=layout,
+        block_rows=plan.block_rows,
         dali_index=options.dali_index,
     )
-    results = _assemble(plan, shard_target, spills, pool, report)
-    infos = tuple(result.info for result in results)
-    shards = encode_shards(infos)
+    gathered = _Gathered(plan.assignment)
+    for result in _assemble(plan, options, target, bucketing, finished, parts, spill, pool, report, draft):
+        gathered.add(result)
     manifest = Manifest(
         shard_format=options.shard_format,
         compression=options.codec,
         schema=plan.source.schema,
         classes=plan.classes,
-        splits=_summarise(plan.assignment, results),
-        layout=shard_target.layout,
+        splits=gathered.splits(),
+        layout=layout,
         seed=options.seed,
         source={"url": public_url(options.source), "fingerprint": plan.source.fingerprint},
         options=options.recorded(),
         writer=_writer(),
-        shards_checksum=checksum(shards),
-        shards_bytes=len(shards),
-        files={path: info for result in results for path, info in result.files.items()},
+        plan=fingerprint,
     )
-    if metadata := tfds_files(manifest, infos):
-        target.write_all(metadata)
-    files = {path: FileInfo(bytes=len(data), checksum=checksum(data)) for path, data in metadata.items()}
-    return replace(manifest, files={**manifest.files, **files}), shards
+    infos = gathered.infos()
+    metadata = tfds_files(manifest, infos)
+    if metadata:
+        draft.storage.write_all(metadata)
+    files = gathered.files() | {path: describe(data) for path, data in metadata.items()}
+    return replace(manifest, files=files), infos
 
 
-def _partition(plan: BuildPlan, pool: Executor | None, report: Report, spill: Path) -> list[PartSpill]:
+def _shards_per_bucket(plan: BuildPlan) -> int:
+    by_size = int(_BUCKET_BYTES / max(plan.shard_bytes, 1))
+    return max(1, min(by_size, plan.assignment.shards // _LEAST_BUCKETS))
+
+
+def _tasks_within(options: BuildOptions, need: float, what: str) -> int:
+    """How many tasks to have submitted at a time, if each that runs needs so many bytes.
+
+    Raises:
+        ConfigError: not even one fits into memory.
+    """
+    free = options.memory_budget - (options.workers + 1) * _PROCESS_BYTES
+    fitting = int(free / need)
+    if fitting < 1:
+        needed = options.memory_budget - free + need
+        raise ConfigError(
+            f"{what} needs about {needed / (1 << 20):,.0f} MiB of memory with {options.workers} workers, and --memory "
+            f"allows {options.memory_budget >> 20:,} MiB; allow more, or ask for smaller shards or fewer --workers"
+        )
+    return fitting if fitting < max(options.workers, 2) else _AHEAD * options.workers
+
+
+def _partition(
+    plan: BuildPlan,
+    options: BuildOptions,
+    bucketing: Bucketing,
+    finished: Mapping[int, ShardResult],
+    spill: Spill,
+    pool: Executor,
+    report: Report,
+) -> list[PartSpill]:
     values = None if plan.source.schema.label is None else plan.source.schema[plan.source.schema.label].primitive
     classes = pa.array(plan.classes, values)
     ordinals = plan.first_ordinals
-    jobs = [
-        (partition_part, (plan.source, part, plan.assignment, classes, ordinals[i], str(spill / f"{i:06d}.arrow")))
-        for i, part in enumerate(plan.source.parts)
-    ]
-    return run_tasks(pool, jobs, _reporter(report, "partition", len(jobs), lambda part: part.records))
+    wanted = np.array([any(s not in finished for s in bucketing.shards(b)) for b in range(bucketing.buckets)])
+    done = spill.finished()
+    parts = plan.source.parts
+    tell = _Teller(report, "partition", len(parts), len(done), sum(part.records for part in done.values()))
+    todo = [number for number in range(len(parts)) if number not in done]
+    jobs: Iterator[Job[PartSpill]] = (
+        (partition_part, (light(plan.source, n), parts[n], n, bucketing, wanted, classes, ordinals[n], spill))
+        for n in todo
+    )
+    for number, part in stream_tasks(pool, jobs, _AHEAD * options.workers):
+        done[todo[number]] = part
+        tell(1, part.records)
+    return [done[number] for number in range(len(parts))]
+
+
+def _layout(plan: BuildPlan, options: BuildOptions, parts: Sequence[PartSpill]) -> Any:
+    if options.shard_format != "tfrecord" or any(part.has_nulls for part in parts):
+        return None
+    ranges: dict[str, tuple[int, int]] = {}
+    for part in parts:
+        for name, (low, high) in part.int_ranges.items():
+            seen = ranges.get(name, (low, high))
+            ranges[name] = (min(low, seen[0]), max(high, seen[1]))
+    return plan_layout(plan.source.schema, ranges)
 
 
 def _assemble(
-    plan: BuildPlan, target: ShardTarget, spills: Sequence[PartSpill], pool: Executor | None, report: Report
-) -> list[ShardResult]:
-    inputs: list[list[tuple[str, list[int]]]] = [[] for _ in range(plan.assignment.shards)]
-    for part in spills:
-        for shard, batches in group(part.batch_shards):
-            inputs[shard].append((part.path, batches.tolist()))
-    jobs = [(assemble_shard, (plan.source, target, shard, batches)) for shard, batches in enumerate(inputs)]
-    return run_tasks(pool, jobs, _reporter(report, "write", len(jobs), lambda result: result.info.records))
+    plan: BuildPlan,
+    options: BuildOptions,
+    target: ShardTarget,
+    bucketing: Bucketing,
+    finished: Mapping[int, ShardResult],
+    parts: Sequence[PartSpill],
+    spill: Spill,
+    pool: Executor,
+    report: Report,
+    draft: Draft,
+) -> Iterator[ShardResult]:
+    inputs: list[list[tuple[int, list[int]]]] = [[] for _ in range(bucketing.buckets)]
+    for number, part in enumerate(parts):
+        for bucket, batches in group(part.buckets):
+            inputs[bucket].append((number, batches.tolist()))
+    source = light(plan.source)
+    wanted = [[s for s in bucketing.shards(b) if s not in finished] for b in range(bucketing.buckets)]
+    jobs: Iterator[Job[list[ShardResult]]] = (
+        (assemble_bucket, (source, target, bucketing, bucket, shards, spill, inputs[bucket]))
+        for bucket, shards in enumerate(wanted)
+        if shards
+    )
+    records = sum(result.info.records for result in finished.values())
+    tell = _Teller(report, "write", plan.assignment.shards, len(finished), records)
+    yield from finished.values()
+    need = max(plan.shard_bytes * bucketing.shards_per_bucket, _BLOCK_BYTES) + _BLOCK_COPIES * _BLOCK_BYTES
+    for _, results in stream_tasks(pool, jobs, _tasks_within(options, need, "assembling a shard")):
+        draft.finished += len(results)
+        yield from results
+        tell(len(results), sum(result.info.records for result in results))
 
 
-def _summarise(assignment: Assignment, results: Sequence[ShardResult]) -> dict[str, SplitInfo]:
-    splits = {}
-    for split in assignment.splits:
-        members = [result for result in results if result.info.split == split.name]
-        statistics: dict[str, FeatureStatistics] = {
-            name: reduce(merge_statistics, (member.statistics[name] for member in members))
-            for name in members[0].statistics
+class _Gathered:
+    """Results of shards, merged in the order of the shards, whatever the order they come in."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+        self._infos: dict[int, ShardInfo] = {}
+        self._files: dict[int, dict[str, FileInfo]] = {}
+        self._waiting: dict[int, ShardResult] = {}
+        self._next = 0
+        self._statistics: dict[str, dict[str, FeatureStatistics]] = {split.name: {} for split in assignment.splits}
+
+    def add(self, result: ShardResult) -> None:
+        self._infos[result.number] = result.info
+        self._files[result.number] = result.files
+        self._waiting[result.number] = result
+        while (ready := self._waiting.pop(self._next, None)) is not None:
+            known = self._statistics[ready.info.split]
+            for name, more in ready.statistics.items():
+                known[name] = merge_statistics(known[name], more) if name in known else more
+            self._next += 1
+
+    def infos(self) -> list[ShardInfo]:
+        return [self._infos[number] for number in range(self._assignment.shards)]
+
+    def files(self) -> dict[str, FileInfo]:
+        return {path: info for _, files in sorted(self._files.items()) for path, info in files.items()}
+
+    def splits(self) -> dict[str, SplitInfo]:
+        return {
+            split.name: SplitInfo(
+                records=split.records,
+                shards=split.shards,
+                class_counts=split.class_counts,
+                statistics=self._statistics[split.name],
+            )
+            for split in self._assignment.splits
         }
-        splits[split.name] = SplitInfo(
-            records=split.records, shards=split.shards, class_counts=split.class_counts, statistics=statistics
-        )
-    return splits
 
 
 def _sample_record_bytes(source: Source, options: BuildOptions) -> float:
@@ -255,7 +421,7 @@ def _sample_record_bytes(source: Source, options: BuildOptions) -> float:
         batch = source.sample(part, _SAMPLE_RECORDS)
         if not batch.num_rows:
             continue
-        encoded = encode_shard(
+        data, _ = encode_shard(
             source.complete(batch),
             source.schema,
             np.zeros(batch.num_rows, np.int32),
@@ -263,6 +429,6 @@ def _sample_record_bytes(source: Source, options: BuildOptions) -> float:
             compression=options.codec,
             layout=None,
         )
-        data_bytes += encoded.data.size
+        data_bytes += data.size
         records += batch.num_rows
     return data_bytes / max(records, 1)

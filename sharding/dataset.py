@@ -1,23 +1,24 @@
-"""A dataset on storage: open it, check every byte of it, and look at its records."""
+"""A dataset on storage: open it, and look at its records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from .errors import CorruptionError, DatasetError, RingfeedError
+from .errors import CorruptionError, DatasetError
 from .formats.decode import decode_example
 from .formats.parquet import iterate_parquet
 from .formats.tfrecord import decompress, iterate_records
-from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardInfo, checksum, decode_shards
+from .manifest import MANIFEST_NAME, Manifest, ShardInfo, checksum
 from .schema import Schema
 from .storage import Storage
+from .table import decode_shards
 
-__all__ = ["Damage", "Dataset", "open_dataset", "read_checked", "read_records", "verify"]
+__all__ = ["Dataset", "open_dataset", "read_checked", "read_records"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,19 +39,6 @@ class Dataset:
         return tuple(shard for shard in self.shards if shard.split == split)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Damage:
-    """A file that is not as it was written.
-
-    Attributes:
-        path: relative to the dataset's root.
-        problem: what is wrong with it, and where.
-    """
-
-    path: str
-    problem: str
-
-
 def open_dataset(location: str | Storage) -> Dataset:
     """Open a dataset by the URL of its folder; reads `dataset.json` and `shards.parquet`.
 
@@ -69,7 +57,7 @@ def open_dataset(location: str | Storage) -> Dataset:
             "build has not finished; make one with: shard-dataset build SRC DST --label COL"
         ) from error
     manifest = Manifest.decode(data, storage.locate(MANIFEST_NAME))
-    table = read_checked(storage, SHARDS_NAME, manifest.shards_bytes, manifest.shards_checksum)
+    table = read_checked(storage, manifest.shards_path, manifest.shards_bytes, manifest.shards_checksum)
     return Dataset(storage=storage, manifest=manifest, shards=decode_shards(table.to_pybytes()))
 
 
@@ -88,56 +76,6 @@ def read_checked(storage: Storage, path: str, expected_bytes: int, expected_chec
     if checksum(data) != expected_checksum:
         raise CorruptionError(f"{storage.locate(path)} is damaged: its checksum does not match")
     return data
-
-
-def verify(location: str | Storage, report: Callable[[int, int], None] = lambda done, total: None) -> list[Damage]:
-    """Read every byte of a dataset against its checksum.
-
-    Args:
-        location: of the dataset.
-        report: called with the files checked and the files in all.
-
-    Returns:
-        The damaged and missing files; empty if all is well.
-
-    Raises:
-        RingfeedError: `dataset.json` or `shards.parquet` is missing or damaged, so that there is no checksum to hold
-            the others against.
-    """
-    dataset = open_dataset(location)
-    files = [
-        entry
-        for shard in dataset.shards
-        for entry in (
-            (shard.path, shard.bytes, shard.checksum),
-            (shard.index_path, shard.index_bytes, shard.index_checksum),
-        )
-    ]
-    files += [(path, info.bytes, info.checksum) for path, info in dataset.manifest.files.items()]
-    damages = []
-    for done, (path, size, expected) in enumerate(files, start=1):
-        try:
-            read_checked(dataset.storage, path, size, expected)
-        except CorruptionError as error:
-            where = _find_record(dataset, path)
-            damages.append(Damage(path=path, problem=f"{error}{f' ({where})' if where else ''}"))
-        report(done, len(files))
-    return damages
-
-
-def _find_record(dataset: Dataset, path: str) -> str:
-    """The first damaged record of a TFRecord shard, where its own CRCs can tell."""
-    if not path.endswith(".tfrecord"):
-        return ""
-    try:
-        data = decompress(dataset.storage.read(path), dataset.manifest.compression)
-        for _ in iterate_records(data, path):
-            pass
-    except CorruptionError as error:
-        return str(error).partition(": ")[2]
-    except (OSError, ValueError, RingfeedError, ArithmeticError):
-        return ""
-    return ""
 
 
 def read_records(dataset: Dataset, split: str, limit: int) -> Iterator[dict[str, Any]]:

@@ -1,74 +1,161 @@
-"""The folder a dataset is built in: refused if anything lies there, cleared if the build fails, committed last."""
+"""The folder a dataset is built in: held by one builder, gone on with or cleared, committed last and at once."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from posixpath import normpath
 
-from .dataset import open_dataset
+from .dataset import Dataset, open_dataset
 from .errors import DestinationError, RingfeedError
+from .interop.tfds import TFDS_NAMES
+from .journal import JOURNAL_FOLDER, ShardResult, read_journal
+from .lease import LEASE_NAME, Lease, hold, is_held, read_holder
 from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest
+from .spill import remove_spill, spill_root
 from .storage import Storage
 
-__all__ = ["BUILDING_NAME", "Draft", "check_apart", "draft_dataset"]
+__all__ = ["Draft", "check_apart", "clean", "draft_dataset"]
 
-BUILDING_NAME = "_building.json"  # its presence, with no manifest, marks what a killed build left
 _STAGING = "_replacing"
 _OURS = re.compile(
-    r"(.*-\d{5,}-of-\d{5,}\.(tfrecord|parquet|index\.arrow|idx)|dataset_info\.json|features\.json|"
-    rf"{SHARDS_NAME}|{BUILDING_NAME}|\..*\.part)"
+    r"(.*/)?(.*-\d{5,}-of-\d{5,}(\.salvaged(-\d+)?)?\.(tfrecord|parquet|index\.arrow|idx)"
+    r"|shards(\.salvaged(-\d+)?)?\.parquet|\..*\.part)"
+    rf"|{'|'.join(map(re.escape, (*TFDS_NAMES, LEASE_NAME)))}"
+    rf"|_building\.takeover-.*\.json|{JOURNAL_FOLDER}/.*\.json|{_STAGING}/.*"
 )
+_REMOVERS = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
     """A dataset that is being built.
 
     Attributes:
         destination: where it will be.
         storage: where its shards are written: the same, or a folder within if another dataset is to be replaced.
+        lease: held on the destination.
+        finished: shards that an earlier build or this one has written.
+        total: shards in all; 0 until that is known.
     """
 
-    destination: Storage
-    storage: Storage
+    def __init__(self, destination: Storage, storage: Storage, lease: Lease) -> None:
+        self.destination = destination
+        self.storage = storage
+        self.lease = lease
+        self.finished = 0
+        self.total = 0
+        self._committing = False
+
+    @property
+    def how_to_resume(self) -> str:
+        """What to tell who is left with unfinished work."""
+        return (
+            f"{self.finished:,} of {self.total:,} shards are finished: start the same command again to go on with the "
+            f"rest, or remove them with: shard-dataset clean {self.destination.locate()}"
+        )
+
+    @staticmethod
+    def may_resume(error: BaseException) -> bool:
+        """Whether the same build, started again, may succeed with no change to its source or options."""
+        if isinstance(error, RingfeedError):
+            return error.may_pass
+        return isinstance(error, (KeyboardInterrupt, SystemExit, OSError))
+
+    def committed(self, fingerprint: str) -> Manifest | None:
+        """The dataset, if a build of the same plan was killed between its commit and its end.
+
+        Raises:
+            DestinationError: another dataset is there, and is not to be replaced.
+        """
+        if self.lease.previous is None or not self.destination.exists(MANIFEST_NAME):
+            return None
+        manifest = open_dataset(self.destination).manifest
+        if manifest.plan == fingerprint:
+            return manifest
+        if self.storage == self.destination:
+            raise DestinationError(_taken(self.destination))
+        return None
+
+    def resume(self, fingerprint: str) -> dict[int, ShardResult]:
+        """What an earlier build of the same plan finished; all else that it left is removed.
+
+        Args:
+            fingerprint: of the plan.
+
+        Returns:
+            Results by the number of the shard.
+        """
+        self.lease.tell_plan(fingerprint)
+        sizes = self.storage.sizes()
+        finished = read_journal(self.storage, fingerprint, sizes)
+        keep = {LEASE_NAME, *(name for name in sizes if name.startswith(f"{JOURNAL_FOLDER}/{fingerprint}/"))}
+        for result in finished.values():
+            keep |= result.all_files.keys()
+        _remove(self.storage, sizes.keys() - keep)
+        self.finished = len(finished)
+        return finished
 
     def commit(self, manifest: Manifest, shards: bytes) -> None:
         """Make a dataset of it, at once: nothing before the last write opens as one.
 
         A dataset that is replaced is removed first; between that and the last write none is there.
+
+        Raises:
+            DestinationError: another build was faster.
         """
         self.storage.write(SHARDS_NAME, shards)
+        self.lease.check()
         if self.storage != self.destination:
             self._replace()
-        elif self.destination.exists(MANIFEST_NAME):
-            raise DestinationError(f"{self.destination.locate()} was filled by another build in the meantime")
         self.destination.sync()
-        self.destination.write(MANIFEST_NAME, manifest.encode())
+        try:
+            self._committing = True
+            self.destination.create(MANIFEST_NAME, manifest.encode())
+        except FileExistsError as error:
+            self._committing = False
+            where = self.destination.locate()
+            raise DestinationError(f"{where} was filled by another build in the meantime") from error
         self.destination.sync()
 
     def _replace(self) -> None:
         try:
-            dataset = open_dataset(self.destination)
-            old = [path for shard in dataset.shards for path in (shard.path, shard.index_path)]
-            old += dataset.manifest.files
+            old = _files_of(open_dataset(self.destination))
         except RingfeedError:
             old = []  # it was damaged: that may be why it is being replaced
-        self.destination.write(BUILDING_NAME, b"{}")
         self.destination.remove(MANIFEST_NAME)
-        for path in (*old, SHARDS_NAME):
-            self.destination.remove(path)
+        _remove(self.destination, old)
         for name in self.storage.list():
-            if name != BUILDING_NAME:
+            if not name.startswith(JOURNAL_FOLDER):
                 self.destination.move(f"{_STAGING}/{name}", name)
+
+    def tidy(self) -> None:
+        """Remove what only the build needed."""
+        _remove(self.storage, [name for name in self.storage.list() if name.startswith(f"{JOURNAL_FOLDER}/")])
+        _remove_empty(self.storage, [JOURNAL_FOLDER])
+        if self.storage != self.destination:
+            _remove(self.storage, self.storage.list())
+            _remove_empty(self.destination, [_STAGING])
+
+    def discard(self) -> None:
+        """Remove what was written; a dataset that was to be replaced stays, if it is still whole."""
+        self.lease.check()
+        if self._committing:
+            self.destination.remove(MANIFEST_NAME)  # its write failed, but it may have been done all the same
+        names = self.destination.list()
+        if MANIFEST_NAME in names:
+            names = [name for name in names if name.startswith(f"{_STAGING}/")]
+        _remove(self.destination, [name for name in names if _OURS.fullmatch(name) and name != LEASE_NAME])
+        _remove_empty(self.destination, [JOURNAL_FOLDER, _STAGING])
 
 
 @contextmanager
-def draft_dataset(destination: Storage, *, overwrite: bool, about: dict[str, str]) -> Iterator[Draft]:
-    """A place to build a dataset in. If the body fails, nothing of it is left.
+def draft_dataset(destination: Storage, *, overwrite: bool, about: Mapping[str, str]) -> Iterator[Draft]:
+    """A place to build a dataset in.
+
+    If the body fails for a reason that may pass (an interrupt, a store that refuses), finished shards are kept, for
+    the same build to go on with; if it fails for another, or none is finished, nothing of it is left.
 
     Args:
         destination: where the dataset is to be.
@@ -76,41 +163,27 @@ def draft_dataset(destination: Storage, *, overwrite: bool, about: dict[str, str
         about: kept in the folder while it is being built, for whoever finds it.
 
     Raises:
-        DestinationError: something is in the way.
+        DestinationError: something is in the way, or another build is at work there.
         StorageError: the store refuses.
     """
     replacing = _check(destination, overwrite)
+    absent = destination.absent_folders()
     storage = Storage(destination.locate(_STAGING), destination.options) if replacing else destination
-    absent = storage.absent_folders()
-    draft = Draft(destination=destination, storage=storage)
-    try:
-        for name in storage.list():  # what a killed build left
-            storage.remove(name)
-        storage.write(BUILDING_NAME, json.dumps(about).encode())
-        yield draft
-    except BaseException:
-        with suppress(RingfeedError):  # the store is gone; the error that brought us here says so
-            _discard(draft)
-            storage.remove_folders(absent)
-        raise
-    with suppress(RingfeedError):  # it is committed: a mark left behind does no harm, an error would mislead
-        storage.remove(BUILDING_NAME)
-        destination.remove(BUILDING_NAME)
-        if storage != destination:
-            storage.remove_folders(absent[:1])
-
-
-def _discard(draft: Draft) -> None:
-    """Remove what was written; the manifest first, in case it was the last write that failed after all."""
-    for storage in (draft.storage, draft.destination):
-        if storage == draft.destination and draft.storage != draft.destination:
-            names = storage.list()
-            if BUILDING_NAME not in names:
-                return  # the dataset that was to be replaced is still there, whole
-        storage.remove(MANIFEST_NAME)
-        for name in storage.list():
-            if _OURS.fullmatch(name.rpartition("/")[2]):
-                storage.remove(name)
+    with hold(destination, about) as lease:
+        draft = Draft(destination, storage, lease)
+        try:
+            yield draft
+            with suppress(RingfeedError):  # it is committed: what is left behind does no harm, an error would mislead
+                draft.tidy()
+        except BaseException as error:
+            keep = draft.finished > 0 and draft.may_resume(error)
+            with suppress(RingfeedError):  # the store is gone; the error that brought us here says so
+                if not keep:
+                    draft.discard()
+                lease.release(keep=keep)
+                destination.remove_folders(absent)
+            raise
+        lease.release(keep=False)
 
 
 def _check(destination: Storage, overwrite: bool) -> bool:
@@ -124,18 +197,71 @@ def _check(destination: Storage, overwrite: bool) -> bool:
     destination.check_writable()
     files = destination.list()
     if MANIFEST_NAME in files:
-        if not overwrite:
-            raise DestinationError(
-                f"{destination.locate()} already holds a dataset; choose another folder, or replace it with --overwrite"
-            )
-        return True
-    foreign = next((name for name in files if not _OURS.fullmatch(name.rpartition("/")[2])), None)
-    if foreign or (files and BUILDING_NAME not in files):
+        if not overwrite and LEASE_NAME not in files:
+            raise DestinationError(_taken(destination))
+        return overwrite
+    foreign = next((name for name in files if not _OURS.fullmatch(name)), None)
+    if foreign or (files and LEASE_NAME not in files):
         raise DestinationError(
             f"{destination.locate()} is not empty and holds no dataset (there is {foreign or files[0]!r}); "
             "choose an empty folder"
         )
     return False
+
+
+def _taken(destination: Storage) -> str:
+    return f"{destination.locate()} already holds a dataset; choose another folder, or replace it with --overwrite"
+
+
+def clean(destination: Storage, *, spill: str | None = None, dry_run: bool = False) -> list[str]:
+    """Remove what killed builds left at a destination, and spilled for it: all of ours that is no part of a dataset.
+
+    Args:
+        destination: with a dataset, or without.
+        spill: where they were told to spill to.
+        dry_run: only say what would be removed.
+
+    Returns:
+        The URLs.
+
+    Raises:
+        DestinationError: a build is at work there.
+        CorruptionError: the dataset there is damaged; what belongs to it is not known.
+    """
+    files = destination.list()
+    holder = read_holder(destination)
+    if holder is not None and is_held(destination, holder):
+        raise DestinationError(f"a build is writing to {destination.locate()}; wait for it, or stop it first")
+    known: set[str] = set()
+    if MANIFEST_NAME in files:
+        known = set(_files_of(open_dataset(destination)))
+    debris = [name for name in files if _OURS.fullmatch(name) and name not in known]
+    if not dry_run:
+        _remove(destination, debris)
+        _remove_empty(destination, [JOURNAL_FOLDER, _STAGING, *([] if set(files) - set(debris) else [""])])
+    root = spill_root(spill, destination.locate())
+    spilled = [root.locate(name) for name in root.list()]
+    if not dry_run:
+        remove_spill(root)
+    return [destination.locate(name) for name in debris] + spilled
+
+
+def _files_of(dataset: Dataset) -> list[str]:
+    """All but `dataset.json`."""
+    shards = (path for shard in dataset.shards for path in (shard.path, shard.index_path))
+    return [dataset.manifest.shards_path, *shards, *dataset.manifest.files]
+
+
+def _remove(storage: Storage, names: Iterable[str]) -> None:
+    with ThreadPoolExecutor(_REMOVERS) as pool:
+        list(pool.map(storage.remove, names))
+
+
+def _remove_empty(storage: Storage, folders: Iterable[str]) -> None:
+    """Remove folders that hold no file, as far as the store has folders."""
+    with suppress(RingfeedError):
+        for folder in folders:
+            storage.prune(folder)
 
 
 def check_apart(source: str, destination: str) -> None:

@@ -11,11 +11,18 @@ __all__ = [
     "SourceError",
     "StorageError",
     "TrainingError",
+    "WorkerError",
 ]
 
 
 class RingfeedError(Exception):
-    """Base of every error a user can cause or meet; its text is one line that says what to do next."""
+    """Base of every error a user can cause or meet; its text is one line that says what to do next.
+
+    Attributes:
+        may_pass: whether the same command, started again, may succeed with no change to what it was given.
+    """
+
+    may_pass = False
 
 
 class ConfigError(RingfeedError, ValueError):
@@ -40,6 +47,14 @@ class CorruptionError(RingfeedError, OSError):
 
 class StorageError(RingfeedError, OSError):
     """The storage refused or failed: credentials, a missing bucket, a network that is down."""
+
+    may_pass = True
+
+
+class WorkerError(RingfeedError, RuntimeError):
+    """A process that worked on a part of the job was killed."""
+
+    may_pass = True
 
 
 class TrainingError(RingfeedError, RuntimeError):

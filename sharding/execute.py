@@ -1,20 +1,22 @@
-"""Run the pure tasks of a build, on any executor or in this process."""
+"""Run the pure tasks of a build, on any executor."""
 
 from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, TypeVar
 
-from .errors import DatasetError
+from .errors import WorkerError
 
-__all__ = ["local_executor", "run_tasks"]
+__all__ = ["Job", "local_executor", "run_tasks", "stream_tasks"]
 
 T = TypeVar("T")
+Job = tuple[Callable[..., T], tuple[Any, ...]]
 
 
 @contextmanager
@@ -42,41 +44,55 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
-def run_tasks(
-    pool: Executor | None,
-    jobs: Sequence[tuple[Callable[..., T], tuple[Any, ...]]],
-    report: Callable[[int, T | None], None],
-) -> list[T]:
-    """Run tasks and return their results in the order of the jobs.
+def stream_tasks(pool: Executor, jobs: Iterable[Job[T]], at_once: int) -> Iterator[tuple[int, T]]:
+    """Run tasks, some at a time, and yield the number and the result of each as it ends.
 
     The first error, or an interrupt, cancels what has not begun and is raised when nothing runs any more: whoever
     cleans up after it has no task beside them that goes on writing.
 
     Args:
-        pool: where to run them; None is this process.
+        pool: where to run them.
+        jobs: functions and their arguments; taken as they are needed.
+        at_once: how many to have submitted and not ended.
+    """
+    numbered = enumerate(jobs)
+    running: dict[Future[T], int] = {}
+    try:
+        while True:
+            with _interrupts_held():  # it is here that a pool starts its processes
+                for number, (function, arguments) in islice(numbered, at_once - len(running)):
+                    running[pool.submit(function, *arguments)] = number
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                yield running.pop(future), future.result()
+    except BaseException as error:
+        for future in running:
+            future.cancel()
+        wait(running)
+        if isinstance(error, BrokenProcessPool):
+            raise WorkerError(
+                "a worker process was killed, most likely for want of memory; use fewer --workers, or smaller shards"
+            ) from error
+        raise
+
+
+def run_tasks(pool: Executor | None, jobs: Sequence[Job[T]], report: Callable[[int, T | None], None]) -> list[T]:
+    """Run a few tasks and return their results in the order of the jobs; errors as in `stream_tasks`.
+
+    Args:
+        pool: where to run them; None is this thread.
         jobs: functions and their arguments.
         report: called before the first and after each task with the tasks done and the result.
     """
     report(0, None)
+    results: dict[int, T] = {}
+    ended: Iterable[tuple[int, T]]
     if pool is None:
-        results = []
-        for done, (function, arguments) in enumerate(jobs, start=1):
-            results.append(function(*arguments))
-            report(done, results[-1])
-        return results
-    futures: list[Future[T]] = []
-    try:
-        with _interrupts_held():  # it is here that a pool starts its processes
-            futures += (pool.submit(function, *arguments) for function, arguments in jobs)
-        for done, future in enumerate(as_completed(futures), start=1):
-            report(done, future.result())
-    except BaseException as error:
-        for future in futures:
-            future.cancel()
-        wait(futures)
-        if isinstance(error, BrokenProcessPool):
-            raise DatasetError(
-                "a worker process was killed, most likely for want of memory; use fewer --workers or smaller shards"
-            ) from error
-        raise
-    return [future.result() for future in futures]
+        ended = ((number, function(*arguments)) for number, (function, arguments) in enumerate(jobs))
+    else:
+        ended = stream_tasks(pool, jobs, len(jobs))
+    for number, result in ended:
+        results[number] = result
+        report(len(results), result)
+    return [results[number] for number in range(len(jobs))]

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
+from .appear import appearing_folder
 from .build import Progress
-from .dataset import open_dataset, read_checked
+from .dataset import open_dataset
 from .destination import check_apart
 from .errors import ConfigError
 from .execute import local_executor, run_tasks
-from .formats.decode import decode_example
-from .formats.parquet import iterate_parquet
-from .formats.tfrecord import decompress, iterate_records
 from .interop.card import CARD_NAME, dataset_card
 from .interop.huggingface import hf_parquet
 from .interop.webdataset import webdataset_tar
 from .manifest import Manifest, ShardInfo
-from .schema import Feature
-from .sources.base import BATCH_BYTES, BATCH_ROWS
-from .staging import staged_folder
+from .sources.shards import read_shard
 from .storage import Storage
 
 __all__ = ["EXPORT_FORMATS", "Export", "ExportOptions", "export"]
@@ -74,7 +67,7 @@ class Export:
 def export(options: ExportOptions, *, report: Callable[[Progress], None] = lambda _: None) -> Export:
     """Write a dataset in another program's format, a file for each shard, every shard checked before it is read.
 
-    The folder appears at once, as `staged_folder` says. Equal datasets give equal bytes.
+    The folder appears at once, as `appearing_folder` says. Equal datasets give equal bytes.
 
     Raises:
         RingfeedError: something is wrong with the dataset or the destination; nothing is left behind.
@@ -86,7 +79,7 @@ def export(options: ExportOptions, *, report: Callable[[Progress], None] = lambd
     suffix = EXPORT_FORMATS[options.to]
     paths = [f"{key}-of-{dataset.manifest.splits[shard.split].shards:05d}.{suffix}" for shard, key in shards]
     with (
-        staged_folder(Storage(options.destination), [*paths, CARD_NAME]) as storage,
+        appearing_folder(Storage(options.destination), [*paths, CARD_NAME]) as storage,
         local_executor(options.workers) as pool,
     ):
         jobs = [
@@ -114,29 +107,10 @@ def _reporter(report: Callable[[Progress], None], total: int) -> Callable[[int, 
 def _export_shard(
     source: Storage, manifest: Manifest, shard: ShardInfo, to: str, key: str, target: Storage, path: str
 ) -> Export:
-    data = read_checked(source, shard.path, shard.bytes, shard.checksum)
-    rows = min(BATCH_ROWS, max(1, BATCH_BYTES * shard.records // max(1, shard.bytes)))
-    batches = _read_batches(manifest, data, source.locate(shard.path), rows)
+    batches = read_shard(source, manifest, shard)
     if to == "hf":
         content = hf_parquet(batches, manifest.schema, manifest.classes)
     else:
         content = pa.py_buffer(webdataset_tar(batches, manifest.schema, manifest.classes, key))
     target.write(path, content)
     return Export(records=shard.records, files=1, bytes=content.size)
-
-
-def _read_batches(manifest: Manifest, data: pa.Buffer, path: str, rows: int) -> Iterator[pa.RecordBatch]:
-    """The records of a shard, of the schema's Arrow types, so many at a time."""
-    if manifest.shard_format == "parquet":
-        yield from iterate_parquet(data, rows)
-        return
-    messages = (message for _, message in iterate_records(decompress(data.to_pybytes(), manifest.compression), path))
-    while records := [decode_example(message, manifest.schema) for message in islice(messages, rows)]:
-        columns = [_column([record[f.name] for record in records], f) for f in manifest.schema.features]
-        yield pa.RecordBatch.from_arrays(columns, schema=manifest.schema.arrow)
-
-
-def _column(values: list[Any], feature: Feature) -> pa.Array:
-    if len(feature.shape) > 1:  # in Arrow, a tensor is one flat list
-        values = [None if value is None else np.array(value, object).reshape(-1).tolist() for value in values]
-    return pa.array(values, feature.arrow_type)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-__all__ = ["derive_key", "mix64", "permute", "shuffled"]
+__all__ = ["derive_key", "mix64", "permute", "shuffled", "shuffled_by_group"]
 
 _ROUNDS = 4
 _TABLE_SIZE = 4096  # below it a Feistel network has too few states to mix well, and a table costs nothing
@@ -95,5 +95,23 @@ def shuffled(key: int, size: int) -> npt.NDArray[np.int64]:
     low = np.uint64(max(size - 1, 1).bit_length())
     numbers = np.arange(size, dtype=np.uint64)
     noise = mix64(numbers ^ np.uint64(derive_key(key))) >> low << low | numbers
+    noise.sort()
+    return (noise & ((np.uint64(1) << low) - np.uint64(1))).astype(np.int64)
+
+
+def shuffled_by_group(key: int, groups: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """The places of an array of numbers from 0, group after group, each in keyed random order; int64 [len(groups)].
+
+    As `shuffled`, with the group in the highest bits: one sort does both.
+
+    >>> groups = np.array([1, 0, 1, 0, 1], np.int32)
+    >>> groups[shuffled_by_group(7, groups)].tolist()
+    [0, 0, 1, 1, 1]
+    """
+    low = np.uint64(max(len(groups) - 1, 1).bit_length())
+    high = np.uint64(max(int(groups.max(initial=0)), 1).bit_length())
+    numbers = np.arange(len(groups), dtype=np.uint64)
+    noise = mix64(numbers ^ np.uint64(derive_key(key))) >> high + low << low | numbers
+    noise |= groups.astype(np.uint64) << (np.uint64(64) - high)
     noise.sort()
     return (noise & ((np.uint64(1) << low) - np.uint64(1))).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What a dataset says of itself: `dataset.json`, the commit record, and `shards.parquet`, one row a shard.
+"""What a dataset says of itself in `dataset.json`, its commit record. Its table of shards is in `sharding/table.py`.
 
 Pure: bytes in, values out. `sharding/dataset.py` does the reading and the checking against storage.
 """
@@ -12,12 +12,10 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
 from .errors import CorruptionError, DatasetError
 from .formats.example import RecordLayout
-from .formats.parquet import read_parquet
 from .schema import Schema
 from .statistics import FeatureStatistics
 
@@ -25,12 +23,12 @@ __all__ = [
     "MANIFEST_NAME",
     "SHARDS_NAME",
     "FileInfo",
+    "LostRecords",
     "Manifest",
     "ShardInfo",
     "SplitInfo",
     "checksum",
-    "decode_shards",
-    "encode_shards",
+    "describe",
 ]
 
 MANIFEST_NAME = "dataset.json"
@@ -66,10 +64,10 @@ class ShardInfo:
             _check_inside(path, SHARDS_NAME)
 
 
-def _check_inside(path: str, manifest: str) -> None:
+def _check_inside(path: str, where: str) -> None:
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path or "://" in path:
-        raise DatasetError(f"the path {path!r} in {manifest} leaves the dataset's root; it is not opened")
+        raise DatasetError(f"the path {path!r} in {where} leaves the dataset's root; it is not opened")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +78,11 @@ class FileInfo:
     checksum: str
 
 
+def describe(data: bytes) -> FileInfo:
+    """What the manifest says of a file with these bytes."""
+    return FileInfo(bytes=len(data), checksum=checksum(data))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitInfo:
     """One split: totals over its shards, and the statistics of its features by name."""
@@ -88,6 +91,16 @@ class SplitInfo:
     shards: int
     class_counts: tuple[int, ...]
     statistics: Mapping[str, FeatureStatistics] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostRecords:
+    """Records that were damaged beyond repair: those of one shard that was written, and is not there any more."""
+
+    split: str
+    path: str
+    records: int
+    class_counts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +118,13 @@ class Manifest:
         source: where the data came from: ``url`` and ``fingerprint``.
         options: what was asked of the build, as far as it shapes the bytes.
         writer: name and version of the program that wrote it.
+        plan: fingerprint of all that shaped the bytes: builds of one plan write the same dataset.
         shards_checksum: of `shards.parquet`.
         shards_bytes: its size.
-        files: by path, those beside the shards and their indices.
+        shards_rows: checksum of its rows, whichever version of Arrow encodes them.
+        shards_path: its name; a repair that leaves records out writes a table of another name.
+        files: by path, those for other programs, beside the shards and their indexes.
+        lost: what such repairs left out. The statistics of the splits are still those of all records that were written.
     """
 
     shard_format: str
@@ -120,18 +137,27 @@ class Manifest:
     source: Mapping[str, str]
     options: Mapping[str, Any]
     writer: str
-    shards_checksum: str
-    shards_bytes: int
+    plan: str = ""
+    shards_checksum: str = ""
+    shards_bytes: int = 0
+    shards_rows: str = ""
+    shards_path: str = SHARDS_NAME
     files: Mapping[str, FileInfo] = field(default_factory=dict)
+    lost: tuple[LostRecords, ...] = ()
 
     def __post_init__(self) -> None:
-        for path in self.files:
+        for path in (self.shards_path, *self.files):
             _check_inside(path, MANIFEST_NAME)
 
     @property
     def records(self) -> int:
         """Records in all splits."""
         return sum(split.records for split in self.splits.values())
+
+    @property
+    def file_compression(self) -> str:
+        """Of a shard's file as a whole; Parquet compresses its pages, each by itself."""
+        return "none" if self.shard_format == "parquet" else self.compression
 
     def split(self, name: str) -> SplitInfo:
         """One split.
@@ -145,6 +171,12 @@ class Manifest:
 
     def encode(self) -> bytes:
         """The bytes of `dataset.json`: canonical JSON whose last key is the checksum of all before it."""
+        table = {"path": self.shards_path, "bytes": self.shards_bytes, "checksum": self.shards_checksum}
+        value = self.described() | {"shards": table | ({"rows": self.shards_rows} if self.shards_rows else {})}
+        return _dump(value | {"checksum": checksum(_dump(value))})
+
+    def described(self) -> dict[str, Any]:
+        """As JSON, all of it but what it says of the table."""
         value = {
             "format_version": ".".join(map(str, FORMAT_VERSION)),
             "shard_format": self.shard_format,
@@ -157,11 +189,11 @@ class Manifest:
             "source": dict(self.source),
             "options": dict(self.options),
             "writer": self.writer,
-            "shards": {"path": SHARDS_NAME, "bytes": self.shards_bytes, "checksum": self.shards_checksum},
+            "plan": self.plan,
         }
         if self.files:
             value["files"] = {path: asdict(info) for path, info in self.files.items()}
-        return _dump(value | {"checksum": checksum(_dump(value))})
+        return value | ({"lost": [asdict(shard) for shard in self.lost]} if self.lost else {})
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> Manifest:
@@ -188,6 +220,12 @@ class Manifest:
         stored = value.pop("checksum", None)
         if checksum(_dump(value)) != stored or _dump(value | {"checksum": stored}) != data:
             raise CorruptionError(f"{path} is damaged: its checksum does not match its content")
+        return cls.restored(value)
+
+    @classmethod
+    def restored(cls, value: Mapping[str, Any]) -> Manifest:
+        """From JSON as `described` gives it, or with what is said of the table under ``shards``."""
+        table = value.get("shards", {"checksum": "", "bytes": 0})
         return cls(
             shard_format=value["shard_format"],
             compression=value["compression"],
@@ -199,9 +237,16 @@ class Manifest:
             source=value["source"],
             options=value["options"],
             writer=value["writer"],
-            shards_checksum=value["shards"]["checksum"],
-            shards_bytes=value["shards"]["bytes"],
+            plan=value.get("plan", ""),
+            shards_checksum=table["checksum"],
+            shards_bytes=table["bytes"],
+            shards_rows=table.get("rows", ""),
+            shards_path=table.get("path", SHARDS_NAME),
             files={path: FileInfo(**info) for path, info in value.get("files", {}).items()},
+            lost=tuple(
+                LostRecords(**(dict(entry) | {"class_counts": tuple(entry["class_counts"])}))
+                for entry in value.get("lost", ())
+            ),
         )
 
 
@@ -216,38 +261,3 @@ def _split(value: Mapping[str, Any]) -> SplitInfo:
         class_counts=tuple(value["class_counts"]),
         statistics={name: FeatureStatistics.from_json(entry) for name, entry in value["statistics"].items()},
     )
-
-
-_SHARDS_SCHEMA = pa.schema(
-    [
-        pa.field("split", pa.string(), nullable=False),
-        pa.field("path", pa.string(), nullable=False),
-        pa.field("bytes", pa.int64(), nullable=False),
-        pa.field("records", pa.int64(), nullable=False),
-        pa.field("checksum", pa.string(), nullable=False),
-        pa.field("class_counts", pa.list_(pa.int64()), nullable=False),
-        pa.field("index_path", pa.string(), nullable=False),
-        pa.field("index_bytes", pa.int64(), nullable=False),
-        pa.field("index_checksum", pa.string(), nullable=False),
-    ]
-)
-
-
-def encode_shards(shards: tuple[ShardInfo, ...]) -> bytes:
-    """The bytes of `shards.parquet`."""
-    columns = {name: [getattr(shard, name) for shard in shards] for name in _SHARDS_SCHEMA.names}
-    table = pa.table(columns, schema=_SHARDS_SCHEMA)
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", use_dictionary=["split"])
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
-
-
-def decode_shards(data: bytes) -> tuple[ShardInfo, ...]:
-    """The inverse of `encode_shards`, for bytes whose checksum was right.
-
-    Raises:
-        DatasetError: a path leaves the dataset's root.
-    """
-    rows = read_parquet(data).to_pylist()
-    return tuple(ShardInfo(**(row | {"class_counts": tuple(row["class_counts"])})) for row in rows)

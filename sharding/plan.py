@@ -9,8 +9,10 @@ from math import ceil
 from typing import Any
 
 from .assign import Assignment, SplitLayout, shards_per_split, split_class_counts
+from .engine import check_engine
 from .errors import ConfigError, SourceError
 from .formats.encode import COMPRESSIONS, default_compression
+from .prepare import PrepareOptions
 from .schema import Schema
 
 __all__ = ["DEFAULT_SHARDS", "DEFAULT_SHARD_BYTES", "BuildOptions", "check_label", "plan_assignment", "sort_classes"]
@@ -36,9 +38,13 @@ class BuildOptions:
         splits: share of each split, by name; they add up to 1.
         seed: of split, shard and order.
         workers: processes. The result does not depend on it.
+        memory_bytes: that all of them may use together, about; None: 1 GiB for each, and 2 GiB at least.
+        engine: where tasks run, see `engine.open_engine`.
+        spill: URL of a folder for what lies between two passes; None: this machine's folder for temporary files.
         overwrite: replace a dataset at the destination.
         min_class_records: refuse classes with fewer records.
         dali_index: write an index for NVIDIA DALI beside each TFRecord shard.
+        prepare: what is done to the records first.
 
     Raises:
         ConfigError: a value its rule forbids.
@@ -55,9 +61,13 @@ class BuildOptions:
     splits: Mapping[str, Fraction] = field(default_factory=lambda: {"train": Fraction(1)})
     seed: int = 0
     workers: int = 1
+    memory_bytes: int | None = None
+    spill: str | None = None
+    engine: str = "local"
     overwrite: bool = False
     min_class_records: int = 2
     dali_index: bool = False
+    prepare: PrepareOptions = field(default_factory=PrepareOptions)
 
     def __post_init__(self) -> None:
         if self.shard_format not in COMPRESSIONS:
@@ -69,9 +79,15 @@ class BuildOptions:
             raise ConfigError(f"DALI indexes plain TFRecord shards, these are {self.shard_format} ({self.codec})")
         if self.shards is not None and self.shard_bytes is not None:
             raise ConfigError("give --shards or --shard-size, not both")
-        for name, value in (("shards", self.shards), ("shard size", self.shard_bytes), ("workers", self.workers)):
+        for name, value in (
+            ("shards", self.shards),
+            ("shard size", self.shard_bytes),
+            ("workers", self.workers),
+            ("memory", self.memory_bytes),
+        ):
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
+        check_engine(self.engine)
         if not self.splits or sum(self.splits.values()) != 1 or min(self.splits.values()) <= 0:
             shares = ", ".join(f"{name}={float(share):g}" for name, share in self.splits.items())
             raise ConfigError(f"the shares of the splits must be positive and add up to 1, got {shares}")
@@ -84,14 +100,22 @@ class BuildOptions:
         """The compression, decided."""
         return default_compression(self.shard_format) if self.compression is None else self.compression
 
+    @property
+    def memory_budget(self) -> int:
+        """Bytes that all processes may use together, about."""
+        return max(2 << 30, self.workers << 30) if self.memory_bytes is None else self.memory_bytes
+
     def recorded(self) -> dict[str, Any]:
         """What shapes the bytes of the shards, as it stands in `dataset.json`."""
-        return {
+        value: dict[str, Any] = {
             "label": self.label,
             "shards": self.shards,
             "shard_bytes": self.shard_bytes,
             "splits": {name: str(share) for name, share in self.splits.items()},
         }
+        if self.dali_index:
+            value["dali_index"] = True
+        return value | ({"prepare": prepare} if (prepare := self.prepare.recorded()) else {})
 
 
 def check_label(schema: Schema) -> None:

@@ -1,73 +1,112 @@
-"""A folder of files that appears at once: written elsewhere and renamed, where the store can rename a folder."""
+"""Files of a dataset read as streams: hashed block by block, or at hand as one mapped buffer, whatever their size.
+
+What is held in memory is a block a file. Not here: what the bytes mean.
+"""
 
 from __future__ import annotations
 
-import os
-import secrets
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
-from .errors import DestinationError, RingfeedError
+import pyarrow as pa
+import xxhash
+
 from .storage import Storage
 
-__all__ = ["staged_folder"]
+__all__ = ["Measure", "iterate_blocks", "measure", "staged"]
 
-_MARK = "_exporting.json"  # in an object store: what lies beside it is not complete
+_BLOCK_BYTES = 8 << 20
+_INFLATE_BYTES = 1 << 12  # compressed bytes that a fault may cost: what comes before is decompressed byte by byte
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """What a file holds, in short."""
+
+    bytes: int
+    checksum: str
+
+
+def iterate_blocks(storage: Storage, path: str) -> Iterator[memoryview]:
+    """The bytes of a file, some MiB at a time.
+
+    Raises:
+        FileNotFoundError: there is none.
+        StorageError: the store refuses.
+    """
+    if storage.local_path is not None:
+        whole = memoryview(storage.map(path))
+        yield from (whole[start : start + _BLOCK_BYTES] for start in range(0, len(whole), _BLOCK_BYTES))
+        return
+    with storage.errors("read", path):
+        fs, root = storage.filesystem()
+        size = int(fs.size(f"{root}/{path}"))
+    for start in range(0, size, _BLOCK_BYTES):
+        with storage.errors("read", path):
+            block = fs.cat_file(f"{root}/{path}", start=start, end=min(start + _BLOCK_BYTES, size))
+        yield memoryview(block)
+
+
+def measure(storage: Storage, path: str) -> Measure | None:
+    """Size and checksum of a file, or None if there is none.
+
+    Raises:
+        StorageError: the store refuses.
+    """
+    digest, size = xxhash.xxh3_128(), 0
+    try:
+        for block in iterate_blocks(storage, path):
+            digest.update(block)
+            size += len(block)
+    except FileNotFoundError:
+        return None
+    return Measure(bytes=size, checksum=f"xxh3-128:{digest.hexdigest()}")
 
 
 @contextmanager
-def staged_folder(target: Storage, names: Collection[str]) -> Iterator[Storage]:
-    """A place to write the files of a folder in. If the body fails, nothing of it is left.
-
-    On local disks and HDFS the folder is renamed when the body has ended. An object store has no folders to rename:
-    there the files are written in place, beside a mark that is removed last. A process that is killed leaves a hidden
-    folder beside the target, or the mark and what lies beside it, which the next one replaces.
+def staged(storage: Storage, path: str, compression: str = "none") -> Iterator[pa.Buffer]:
+    """The whole of a file, decompressed as far as it can be: a mapped file of this machine, a temporary one if need be.
 
     Args:
-        target: the folder; there is none yet, or it is empty.
-        names: of the files that the body writes.
+        storage: that holds it.
+        path: of the file.
+        compression: of the whole file, as `formats.tfrecord.compress` did it.
 
     Raises:
-        DestinationError: something is in the way.
+        FileNotFoundError: there is none.
         StorageError: the store refuses.
     """
-    if target.local_path is not None and target.local_path.is_file():
-        raise DestinationError(f"the destination {target.locate()} is a file; name a folder")
-    target.check_writable()
-    found = target.list()
-    left_over = {*names, _MARK} if _MARK in found else set()  # by an export that was killed
-    if foreign := next((name for name in found if name not in left_over), None):
-        raise DestinationError(f"{target.locate()} is not empty (there is {foreign!r}); choose an empty folder")
-    parent, _, name = target.locate().rpartition("/")
-    in_place = target.is_object_store
-    storage = target if in_place else Storage(f"{parent}/.{name}.{secrets.token_hex(4)}.part", target.options)
-    absent = storage.absent_folders()
-    try:
-        if in_place:
-            storage.write(_MARK, b"{}")
-        yield storage
-        if in_place:
-            storage.remove(_MARK)
-        else:
-            _rename(storage, target)
-    except BaseException:
-        with suppress(RingfeedError):  # the store is gone; the error that brought us here says so
-            for written in (*names, _MARK) if in_place else storage.list():
-                storage.remove(written)
-            storage.remove_folders(absent)
-        raise
+    if storage.local_path is not None and compression == "none":
+        yield storage.map(path)
+        return
+    blocks: Iterator[bytes | memoryview] = iterate_blocks(storage, path)
+    with tempfile.NamedTemporaryFile(prefix="ringfeed-") as copy:
+        for block in blocks if compression == "none" else _inflate(blocks):
+            copy.write(block)
+        copy.flush()
+        yield pa.memory_map(copy.name).read_buffer() if copy.tell() else pa.py_buffer(b"")
 
 
-def _rename(draft: Storage, target: Storage) -> None:
-    draft.sync()
-    if target.list():
-        raise DestinationError(f"{target.locate()} was filled by another in the meantime")
-    with target.errors("write", ""):
-        if target.local_path is not None and draft.local_path is not None:
-            os.rename(draft.local_path, target.local_path)  # takes the place of an empty folder, of no other
-        else:
-            fs, path = target.filesystem()
-            if fs.exists(path):
-                fs.rmdir(path)
-            fs.mv(draft.filesystem()[1], path)
-    Storage(target.locate().rpartition("/")[0] or "/", target.options).sync()
+def _inflate(blocks: Iterator[bytes | memoryview]) -> Iterator[bytes]:
+    """What gzip or zlib data decompresses to, up to the first fault in it."""
+    stream = zlib.decompressobj(wbits=47)
+    for block in blocks:
+        for start in range(0, len(block), _INFLATE_BYTES):
+            piece = bytes(block[start : start + _INFLATE_BYTES])
+            before = stream.copy()
+            try:
+                yield stream.decompress(piece)
+            except zlib.error:
+                yield from _inflate_bytewise(before, piece)
+                return
+
+
+def _inflate_bytewise(stream: zlib._Decompress, piece: bytes) -> Iterator[bytes]:
+    for position in range(len(piece)):
+        try:
+            yield stream.decompress(piece[position : position + 1])
+        except zlib.error:
+            return

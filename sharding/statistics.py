@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .formats.images import image_formats
+from .image_statistics import ImageStatistics, merge_image_statistics, summarise_images
 from .schema import Feature
 
 __all__ = ["VOCABULARY_CHARACTERS", "VOCABULARY_LIMIT", "FeatureStatistics", "merge_statistics", "summarise"]
@@ -35,6 +36,7 @@ class FeatureStatistics:
             also where they are beyond float64.
         vocabulary: the distinct strings of a scalar feature, sorted, where there are at most `VOCABULARY_LIMIT` of at
             most `VOCABULARY_CHARACTERS` together; of a feature of image files, their formats. Else None.
+        image: of a feature that holds image files. Else None.
     """
 
     count: int
@@ -45,12 +47,17 @@ class FeatureStatistics:
     min: float | None = None
     max: float | None = None
     vocabulary: tuple[str, ...] | None = None
+    image: ImageStatistics | None = None
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FeatureStatistics:
         """From an entry of `dataset.json`."""
-        vocabulary = value.get("vocabulary")
-        return cls(**(dict(value) | {"vocabulary": None if vocabulary is None else tuple(vocabulary)}))
+        vocabulary, image = value.get("vocabulary"), value.get("image")
+        nested = {
+            "vocabulary": None if vocabulary is None else tuple(vocabulary),
+            "image": None if image is None else ImageStatistics.from_json(image),
+        }
+        return cls(**(dict(value) | nested))
 
 
 def summarise(column: pa.Array, feature: Feature) -> FeatureStatistics:
@@ -59,7 +66,8 @@ def summarise(column: pa.Array, feature: Feature) -> FeatureStatistics:
     values = column if feature.shape == () else pc.list_flatten(column)
     values = values.drop_null()
     if not feature.numeric:
-        return FeatureStatistics(count=len(values), nulls=nulls, vocabulary=_vocabulary(values, feature))
+        image = summarise_images(values) if feature.encoding == "image" and feature.shape == () else None
+        return FeatureStatistics(count=len(values), nulls=nulls, vocabulary=_vocabulary(values, feature), image=image)
     if feature.dtype == "bool":
         values = values.cast(pa.uint8())
     return replace(_moments(values.to_numpy(zero_copy_only=False)), nulls=nulls)
@@ -123,6 +131,7 @@ def merge_statistics(a: FeatureStatistics, b: FeatureStatistics) -> FeatureStati
         nulls=a.nulls + b.nulls,
         nonfinite=a.nonfinite + b.nonfinite,
         vocabulary=vocabulary,
+        image=merge_image_statistics(a.image, b.image) if a.image and b.image else None,
         **_merge_moments(a, b),
     )
 

@@ -5,6 +5,7 @@ The one place that knows how stores differ. Not here: checksums, manifests, retr
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import secrets
@@ -14,13 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import fsspec
 import pyarrow as pa
 
 from .errors import StorageError
+from .streams import RangeReader, Sink
 
 __all__ = ["Storage", "public_url"]
 
@@ -28,6 +30,9 @@ _INSTALL_HINTS = {"hdfs": "ringfeed[hdfs]", "gs": "gcsfs", "gcs": "gcsfs", "az":
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"}  # a single PUT is atomic there
 
 _CONNECT_SECONDS = 10.0
+_READ_AHEAD_BYTES = 4 << 20
+_BUFFER_BYTES = 1 << 20
+_PART_BYTES = 16 << 20  # of a multipart upload: 10,000 of them are 156 GiB
 _DENIALS = ("NoCredentials", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessControlException")
 
 
@@ -106,27 +111,134 @@ class Storage:
                 return pa.py_buffer(b"")
             return pa.memory_map(str(self.local_path / path)).read_buffer()
 
-    def write(self, path: str, data: bytes | pa.Buffer) -> None:
-        """Write a file so that it is there whole or not at all; one that exists is replaced."""
+    def write(self, path: str, data: bytes | pa.Buffer, *, durable: bool = True) -> None:
+        """Write a file so that it is there whole or not at all; one that exists is replaced.
+
+        Args:
+            path: of the file.
+            data: its content.
+            durable: whether it must outlast a power cut; else a local disk need not be waited for.
+        """
         with self.errors("write", path):
             if self.local_path is not None:
-                _write_local(self.local_path / path, data)
+                with _local_draft(self.local_path / path, exclusive=False, durable=durable) as file:
+                    file.write(data)
                 return
             fs, root = self.filesystem()
             target = f"{root}/{path}"
             if self.protocol in _OBJECT_STORES:
                 fs.pipe_file(target, bytes(data))
                 return
-            parent, _, name = target.rpartition("/")
-            fs.makedirs(parent, exist_ok=True)
-            draft = f"{parent}/.{name}.{secrets.token_hex(4)}.part"
-            try:
+            with self._remote_draft(fs, target, exclusive=False) as draft:
                 fs.pipe_file(draft, bytes(data))
-                fs.mv(draft, target, **({"overwrite": True} if self.protocol == "hdfs" else {}))
-            except BaseException:
-                with suppress(Exception):  # what made the write fail is what to tell
-                    fs.rm_file(draft)
-                raise
+
+    def create(self, path: str, data: bytes) -> None:
+        """Write a file that is not there yet: of many that try at the same time, one succeeds.
+
+        Held by local disks, S3, GCS, Azure and HDFS; on other stores two creators may both succeed if neither sees the
+        other's file in time.
+
+        Raises:
+            FileExistsError: there is such a file; it is left as it is.
+        """
+        with self.errors("create", path):
+            if self.local_path is not None:
+                with _local_draft(self.local_path / path, exclusive=True) as file:
+                    file.write(data)
+                return
+            fs, root = self.filesystem()
+            target = f"{root}/{path}"
+            if self.protocol in _OBJECT_STORES:
+                try:
+                    fs.pipe_file(target, data, mode="create")
+                except OSError as error:  # s3fs knows only how AWS puts it
+                    if _is_precondition_failed(error):
+                        raise FileExistsError(target) from error
+                    raise
+                return
+            if fs.exists(target):
+                raise FileExistsError(target)
+            with self._remote_draft(fs, target, exclusive=True) as draft:
+                fs.pipe_file(draft, data)
+
+    @contextmanager
+    def open_input(self, path: str) -> Iterator[IO[bytes]]:
+        """A file to seek and read in, closed when the body ends.
+
+        Reads from remote stores fetch 4 MiB at least, which the next small ones are served from.
+        """
+        if self.local_path is not None:
+            with self.errors("read", path):
+                # Not mapped: an I/O error of a mapped file, or its truncation, kills the process.
+                file = pa.OSFile(str(self.local_path / path))
+            with file:
+                yield file
+            return
+        with self.errors("read", path):
+            fs, root = self.filesystem()
+            size = fs.info(f"{root}/{path}")["size"]
+
+        def read_range(start: int, end: int) -> bytes:
+            with self.errors("read", path):
+                data: bytes = fs.cat_file(f"{root}/{path}", start=start, end=end)
+                if len(data) != end - start:
+                    raise EOFError(f"got {len(data)} of the {end - start} bytes from {start} on")
+                return data
+
+        with io.BufferedReader(RangeReader(read_range, size), _READ_AHEAD_BYTES) as buffered:
+            yield buffered
+
+    @contextmanager
+    def open_output(self, path: str) -> Iterator[IO[bytes]]:
+        """A file to stream into. It is there, whole, once the body has ended; if that fails, nothing is.
+
+        One that exists is replaced. For what fits into memory `write` costs fewer requests.
+        """
+        with self._output(path) as file:
+
+            def take(data: bytes) -> None:
+                with self.errors("write", path):
+                    file.write(data)
+
+            with Sink(take) as sink, io.BufferedWriter(sink, _BUFFER_BYTES) as buffered:
+                yield buffered
+
+    @contextmanager
+    def _output(self, path: str) -> Iterator[IO[bytes]]:
+        if self.local_path is not None:
+            with _local_draft(self.local_path / path, exclusive=False) as file:
+                yield file
+            return
+        fs, root = self.filesystem()
+        target = f"{root}/{path}"
+        if self.protocol not in _OBJECT_STORES:
+            with self._remote_draft(fs, target, exclusive=False) as draft, fs.open(draft, "wb") as file:
+                yield file
+            return
+        file = fs.open(target, "wb", block_size=_PART_BYTES, autocommit=False)
+        try:
+            yield file
+            file.close()
+            file.commit()
+        except BaseException:
+            with suppress(Exception):  # what made the write fail is what to tell
+                file.discard()
+            file.closed = True  # else its finalizer writes again
+            raise
+
+    @contextmanager
+    def _remote_draft(self, fs: fsspec.AbstractFileSystem, target: str, *, exclusive: bool) -> Iterator[str]:
+        """A name beside the target; what the body wrote there is renamed to the target, or removed if it failed."""
+        parent, _, name = target.rpartition("/")
+        fs.makedirs(parent, exist_ok=True)
+        draft = f"{parent}/.{name}.{secrets.token_hex(4)}.part"
+        try:
+            yield draft
+            fs.mv(draft, target, **({"overwrite": not exclusive} if self.protocol == "hdfs" else {}))
+        except BaseException:
+            with suppress(Exception):  # what made the write fail is what to tell
+                fs.rm_file(draft)
+            raise
 
     def write_all(self, files: Mapping[str, bytes | pa.Buffer]) -> None:
         """Write a few files, side by side where each waits for a server (0.5 s a file on HDFS, whatever its size)."""
@@ -156,15 +268,19 @@ class Storage:
 
     def list(self) -> list[str]:
         """The paths of all files in the folder and below, sorted; none if there is no folder."""
+        return list(self.sizes())
+
+    def sizes(self) -> dict[str, int]:
+        """The paths and bytes of all files in the folder and below, by one listing, in the order of `list`."""
         with self.errors("list", ""):
             fs, root = self.filesystem()
             fs.invalidate_cache()
             try:
                 found = fs.find(root, detail=True)
             except FileNotFoundError:
-                return []
-            files = (name for name, info in found.items() if info["type"] == "file")  # S3 stores may keep folders, too
-            return sorted(name[len(root) + 1 :] for name in files if name.startswith(root + "/"))
+                return {}
+            files = ((name, info) for name, info in found.items() if info["type"] == "file")  # S3 may keep folders, too
+            return {name[len(root) + 1 :]: info["size"] for name, info in sorted(files) if name.startswith(root + "/")}
 
     def remove(self, path: str) -> None:
         """Remove a file, if it is there."""
@@ -202,6 +318,16 @@ class Storage:
                     return
                 fs.rmdir(folder)
 
+    def prune(self, folder: str) -> None:
+        """Remove a folder of the folder and those within, if no file lies in any; object stores have none."""
+        if self.protocol in _OBJECT_STORES:
+            return
+        with self.errors("remove", folder):
+            fs, root = self.filesystem()
+            path = f"{root}/{folder}".rstrip("/")
+            if fs.exists(path) and not fs.find(path):
+                fs.rm(path, recursive=True)
+
     @contextmanager
     def errors(self, verb: str, path: str) -> Iterator[None]:
         """Turn what the many clients raise into one error with one line."""
@@ -210,8 +336,12 @@ class Storage:
             yield
         except StorageError:
             raise
+        except FileExistsError as error:
+            if verb != "create":
+                raise StorageError(f"cannot {verb} {where}: {_explain(error, self.protocol)}") from error
+            raise FileExistsError(f"there is a file {where} already") from error
         except FileNotFoundError as error:
-            if verb == "write" or not path:
+            if verb in ("write", "create") or not path:
                 raise StorageError(f"cannot {verb} {where}: {_missing(self.protocol)}") from error
             raise FileNotFoundError(f"there is no file {where}") from error
         except PermissionError as error:
@@ -223,18 +353,35 @@ class Storage:
             raise StorageError(f"cannot {verb} {where}: {_explain(error, self.protocol)}") from error
 
 
-def _write_local(target: Path, data: bytes | pa.Buffer) -> None:
+@contextmanager
+def _local_draft(target: Path, *, exclusive: bool, durable: bool = True) -> Iterator[IO[bytes]]:
+    """A file beside the target; what the body wrote, on disk by then, becomes the target, or is removed if it failed.
+
+    Raises:
+        FileExistsError: the target is there, and `exclusive`.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
         with open(draft, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, target)
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        if exclusive:
+            os.link(draft, target)  # fails where a rename would replace
+            draft.unlink()
+        else:
+            os.replace(draft, target)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def _is_precondition_failed(error: OSError) -> bool:
+    """SeaweedFS and Ceph do not name the condition that failed, so that s3fs makes EINVAL of it."""
+    response = getattr(error.__cause__, "response", None) or {}
+    return bool(response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 412)
 
 
 def public_url(url: str) -> str:

@@ -1,13 +1,13 @@
-"""The pure tasks of a build: count a part's classes, partition a part, assemble a shard.
+"""The pure tasks of a build: count a part's classes, partition a part, assemble the shards of a bucket.
 
 Each is a function of values that can be sent to another process, may be run twice, and hands its result on through
-files: a partition task writes one Arrow IPC file whose record batches each go to one shard.
+files: a partition task writes one Arrow IPC file whose record batches each go to one bucket, a run of shards.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,68 +18,77 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .assign import Assignment
-from .errors import ConfigError, SourceError
-from .formats import RecordLayout, encode_shard
+from .errors import SourceError
+from .formats import RecordLayout
 from .formats.encode import SUFFIXES
 from .grouping import group
-from .interop import dali
-from .manifest import FileInfo, ShardInfo, checksum
+from .journal import ShardResult, record_shards
 from .schema import Schema
 from .sources import Part, Source
-from .statistics import FeatureStatistics, summarise
+from .spill import PartSpill, Spill
 from .storage import Storage
+from .write import write_shard
 
-__all__ = [
-    "PartSpill",
-    "ShardResult",
-    "ShardTarget",
-    "assemble_shard",
-    "count_classes",
-    "partition_part",
-    "shard_names",
-]
+__all__ = ["Bucketing", "ShardTarget", "assemble_bucket", "count_classes", "partition_part", "shard_names"]
 
-_SLOT, _CLASS = "\0slot", "\0class"  # columns of spill files; no source has such names
+_PLACE, _CLASS = "\0place", "\0class"  # columns of spill files; no source has such names
+_RUN_BYTES = 128 << 20  # held by a partition task at most, before it writes
+_SLICE_BYTES = 64 << 10  # of a bucket, in one write to the spill file: less would drown in the overhead of Arrow IPC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartSpill:
-    """What a partition task left behind.
+class Bucketing:
+    """Runs of shards that are partitioned, and assembled, together. What is written does not depend on it.
 
     Attributes:
-        path: of its Arrow IPC file, on this machine.
-        batch_shards: the shard that each record batch of the file goes to.
-        records: in the part.
-        int_ranges: least and greatest value, as int64, of each integer feature of fixed shape.
-        has_nulls: whether any value is missing.
+        assignment: of records to shards.
+        shards_per_bucket: so many in each but the last.
     """
 
-    path: str
-    batch_shards: npt.NDArray[np.int64]
-    records: int
-    int_ranges: Mapping[str, tuple[int, int]]
-    has_nulls: bool
+    assignment: Assignment
+    shards_per_bucket: int
+
+    @property
+    def buckets(self) -> int:
+        """How many there are."""
+        return -(-self.assignment.shards // self.shards_per_bucket)
+
+    def shards(self, bucket: int) -> range:
+        """The shards of a bucket."""
+        start = bucket * self.shards_per_bucket
+        return range(start, min(start + self.shards_per_bucket, self.assignment.shards))
+
+    def first_places(self) -> npt.NDArray[np.int64]:
+        """Where each shard's places begin within its bucket, int64 [shards]."""
+        sizes = np.concatenate([split.all_shard_records() for split in self.assignment.splits])
+        firsts: npt.NDArray[np.int64] = np.cumsum(sizes) - sizes
+        result: npt.NDArray[np.int64] = (
+            firsts - firsts[np.arange(len(sizes)) // self.shards_per_bucket * self.shards_per_bucket]
+        )
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTarget:
-    """All that shapes the bytes of the shards, the same for each of them."""
+    """All that shapes the bytes of the shards, the same for each of them.
+
+    Attributes:
+        storage: to write to.
+        plan: its fingerprint, for the journal.
+        shard_format: ``tfrecord`` or ``parquet``.
+        compression: of the shards.
+        layout: that all records share, if they do.
+        block_rows: rows that are read, encoded and written at a time; Parquet's row groups.
+        dali_index: whether each shard has an index for DALI.
+    """
 
     storage: Storage
-    assignment: Assignment
+    plan: str
     shard_format: str
     compression: str
     layout: RecordLayout | None
+    block_rows: int
     dali_index: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardResult:
-    """A shard that was written, the statistics of its features by name, and what else was written, by path."""
-
-    info: ShardInfo
-    statistics: Mapping[str, FeatureStatistics]
-    files: Mapping[str, FileInfo]
 
 
 def count_classes(source: Source, part: Part) -> dict[Any, int]:
@@ -109,50 +118,93 @@ def count_classes(source: Source, part: Part) -> dict[Any, int]:
 def partition_part(
     source: Source,
     part: Part,
-    assignment: Assignment,
+    number: int,
+    bucketing: Bucketing,
+    wanted: npt.NDArray[np.bool_],
     classes: pa.Array,
     first_ordinals: npt.NDArray[np.int64],
-    spill_path: str,
+    spill: Spill,
 ) -> PartSpill:
-    """Read a part and spill its records by the shard each goes to.
+    """Read a part and spill its records by the bucket each goes to.
 
     Args:
         source: of the records.
         part: of the source.
-        assignment: of records to shards.
+        number: of the part.
+        bucketing: of the shards.
+        wanted: the buckets that are still to be assembled, bool [buckets]; records of the others are left out.
         classes: the class values, sorted.
         first_ordinals: how many records of each class come before this part, int64 [classes].
-        spill_path: the file to write.
+        spill: where to write.
     """
     ordinals = first_ordinals.copy()
-    shards_of_batches: list[npt.NDArray[np.int64]] = []
+    first_places = bucketing.first_places()
     ranges: dict[str, tuple[int, int]] = {}
     has_nulls = False
-    writer: pa.RecordBatchFileWriter | None = None
-    with pa.OSFile(spill_path, "wb") as sink:
+
+    def tagged() -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
+        nonlocal has_nulls
         for batch in source.drafts(part):
             class_ids = _class_ids(batch, source.schema.label, classes)
-            shards, slots = assignment.locate(class_ids, _take_ordinals(class_ids, ordinals))
-            tagged = _tag(batch, slots, class_ids)
-            writer = writer or pa.ipc.new_file(sink, tagged.schema)
-            by_shard = group(shards)
-            tagged = tagged.take(pa.array(by_shard.order))
-            for start, stop in pairwise(by_shard.bounds.tolist()):
-                writer.write_batch(tagged.slice(start, stop - start))
-            shards_of_batches.append(by_shard.values.astype(np.int64))
+            shards, slots = bucketing.assignment.locate(class_ids, _take_ordinals(class_ids, ordinals))
             has_nulls = has_nulls or any(column.null_count for column in batch.columns)
             _check_elements(batch, part.path)
             _widen_ranges(ranges, batch, source.schema)
-        if writer is not None:
-            writer.close()
-    none = np.empty(0, np.int64)
-    return PartSpill(
-        path=spill_path,
-        batch_shards=np.concatenate([none, *shards_of_batches]),
-        records=int((ordinals - first_ordinals).sum()),
-        int_ranges=ranges,
-        has_nulls=has_nulls,
+            buckets = shards // bucketing.shards_per_bucket
+            batch = _tag(batch, first_places[shards] + slots, class_ids)
+            if not wanted.all():
+                keep = wanted[buckets]
+                batch, buckets = batch.filter(pa.array(keep)), buckets[keep]
+            yield batch, buckets
+
+    with spill.create(number) as sink:
+        buckets = _write_by_bucket(_runs(tagged(), _SLICE_BYTES * bucketing.buckets), sink)
+    result = PartSpill(
+        buckets=buckets, records=int((ordinals - first_ordinals).sum()), int_ranges=ranges, has_nulls=has_nulls
     )
+    spill.finish(number, result)
+    return result
+
+
+def _runs(
+    batches: Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]], enough_bytes: int
+) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
+    """Join batches until they hold `enough_bytes`, so that each bucket's slice of them is worth a write."""
+    held: list[tuple[pa.RecordBatch, npt.NDArray[np.int64]]] = []
+    held_bytes = 0
+    for batch, buckets in batches:
+        held.append((batch, buckets))
+        held_bytes += batch.get_total_buffer_size()
+        if held_bytes >= min(enough_bytes, _RUN_BYTES):
+            yield _join(held)
+            held, held_bytes = [], 0
+    if held:
+        yield _join(held)
+
+
+def _join(
+    held: Sequence[tuple[pa.RecordBatch, npt.NDArray[np.int64]]],
+) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+    if len(held) == 1:
+        return held[0]
+    batch = pa.concat_batches([batch for batch, _ in held])
+    return batch, np.concatenate([buckets for _, buckets in held])
+
+
+def _write_by_bucket(runs: Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]], sink: Any) -> npt.NDArray[np.int64]:
+    """Write each bucket's records of a run as one record batch; returns the bucket of each batch."""
+    written = [np.empty(0, np.int64)]
+    writer: pa.RecordBatchFileWriter | None = None
+    for batch, buckets in runs:
+        writer = writer or pa.ipc.new_file(sink, batch.schema)
+        by_bucket = group(buckets)
+        ordered = batch.take(pa.array(by_bucket.order))
+        for start, stop in pairwise(by_bucket.bounds.tolist()):
+            writer.write_batch(ordered.slice(start, stop - start))
+        written.append(by_bucket.values.astype(np.int64))
+    if writer is not None:
+        writer.close()
+    return np.concatenate(written)
 
 
 def _check_elements(batch: pa.RecordBatch, path: str) -> None:
@@ -183,9 +235,9 @@ def _take_ordinals(class_ids: npt.NDArray[np.int32], next_ordinals: npt.NDArray[
     return result
 
 
-def _tag(batch: pa.RecordBatch, slots: npt.NDArray[np.int64], class_ids: npt.NDArray[np.int32]) -> pa.RecordBatch:
-    columns = [*batch.columns, pa.array(slots), pa.array(class_ids)]
-    return pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, _SLOT, _CLASS])
+def _tag(batch: pa.RecordBatch, places: npt.NDArray[np.int64], class_ids: npt.NDArray[np.int32]) -> pa.RecordBatch:
+    columns = [*batch.columns, pa.array(places), pa.array(class_ids)]
+    return pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, _PLACE, _CLASS])
 
 
 def _widen_ranges(ranges: dict[str, tuple[int, int]], batch: pa.RecordBatch, schema: Schema) -> None:
@@ -211,73 +263,82 @@ def shard_names(assignment: Assignment, shard: int, shard_format: str) -> tuple[
     return f"{stem}.{SUFFIXES[shard_format]}", f"{stem}.index.arrow"
 
 
-def assemble_shard(
-    source: Source, target: ShardTarget, shard: int, spills: Sequence[tuple[str, Sequence[int]]]
-) -> ShardResult:
-    """Gather one shard's records, put them in order, and write the shard and its index.
+def assemble_bucket(
+    source: Source,
+    target: ShardTarget,
+    bucketing: Bucketing,
+    bucket: int,
+    wanted: Sequence[int],
+    spill: Spill,
+    batches: Sequence[tuple[int, Sequence[int]]],
+) -> list[ShardResult]:
+    """Gather a bucket's records, put them in order, write its shards and their indexes, and note that they are done.
 
     Args:
         source: of the records.
         target: where and how to write.
-        shard: its number through all splits.
-        spills: path of each spill file, and which of its record batches belong to the shard.
+        bucketing: of the shards.
+        bucket: its number.
+        wanted: the shards of it that are not yet there.
+        spill: where the records are.
+        batches: number of each part with records of the bucket, and which record batches of its file they are.
 
     Raises:
         SourceError: records are missing or there twice: the source changed between the passes.
     """
-    split, number = target.assignment.shard(shard)
-    drafts, class_ids = _in_order(_gather(spills), target.assignment.row_of_slot(shard), f"{split.name} shard {number}")
-    batch = source.complete(drafts)
-    encoded = encode_shard(
-        batch,
-        source.schema,
-        class_ids,
-        shard_format=target.shard_format,
-        compression=target.compression,
-        layout=target.layout,
-    )
-    path, index_path = shard_names(target.assignment, shard, target.shard_format)
-    extra = {dali.index_name(path): dali.index_text(encoded.index)} if target.dali_index else {}
-    target.storage.write_all({path: encoded.data, index_path: encoded.index, **extra})
-    info = ShardInfo(
-        split=split.name,
-        path=path,
-        bytes=encoded.data.size,
-        records=batch.num_rows,
-        checksum=checksum(encoded.data),
-        class_counts=tuple(np.bincount(class_ids, minlength=len(split.class_counts)).tolist()),
-        index_path=index_path,
-        index_bytes=encoded.index.size,
-        index_checksum=checksum(encoded.index),
-    )
-    statistics = {feature.name: summarise(batch.column(feature.name), feature) for feature in source.schema.features}
-    files = {name: FileInfo(bytes=len(data), checksum=checksum(data)) for name, data in extra.items()}
-    return ShardResult(info=info, statistics=statistics, files=files)
-
-
-def _gather(spills: Sequence[tuple[str, Sequence[int]]]) -> Iterator[pa.RecordBatch]:
-    for path, batches in spills:
-        with pa.memory_map(path) as file:
-            reader = pa.ipc.open_file(file)
-            yield from (reader.get_batch(int(number)) for number in batches)
-
-
-def _in_order(
-    batches: Iterator[pa.RecordBatch], row_of_slot: npt.NDArray[np.int64], name: str
-) -> tuple[pa.RecordBatch, npt.NDArray[np.int32]]:
-    """All records in the order of their rows, and their class ids."""
-    table = pa.Table.from_batches(batches)
-    slots = table.column(_SLOT).to_numpy()
-    if len(slots) != len(row_of_slot) or np.any(np.bincount(slots, minlength=len(slots)) != 1):
-        raise SourceError(
-            f"the source changed while it was read: {name} got {len(slots)} records for {len(row_of_slot)} places; "
-            "build again"
+    assignment, shards = bucketing.assignment, bucketing.shards(bucket)
+    places_of_shards = bucketing.first_places()[shards.start : shards.stop].tolist()
+    table = pa.Table.from_batches(_gather(spill, batches)).combine_chunks()
+    row_of_place = _rows_of_places(table, sum(assignment.shard_records(shard) for shard in shards))
+    results = []
+    for number in wanted:
+        first = places_of_shards[number - shards.start]
+        slot_of_row = np.argsort(assignment.row_of_slot(number))
+        rows = row_of_place[first + slot_of_row]
+        split, _ = assignment.shard(number)
+        path, index_path = shard_names(assignment, number, target.shard_format)
+        info, statistics, dali = write_shard(
+            _blocks(source, table, rows, target.block_rows),
+            source.schema,
+            target.storage,
+            split=split.name,
+            classes=len(split.class_counts),
+            path=path,
+            index_path=index_path,
+            shard_format=target.shard_format,
+            compression=target.compression,
+            layout=target.layout,
+            dali_index=target.dali_index,
         )
-    order = np.empty(len(slots), np.int64)
-    order[row_of_slot[slots]] = np.arange(len(slots))
-    table = table.take(pa.array(order)).combine_chunks()
-    class_ids = table.column(_CLASS).to_numpy().astype(np.int32, copy=False)
-    batches_in_order = table.drop_columns([_SLOT, _CLASS]).to_batches()
-    if len(batches_in_order) != 1:
-        raise ConfigError(f"{name} holds more than the 2 GiB that one column of text or bytes can; ask for more shards")
-    return batches_in_order[0], class_ids
+        results.append(ShardResult(number=number, info=info, statistics=statistics, dali=dali))
+    record_shards(target.storage, target.plan, results)
+    return results
+
+
+def _gather(spill: Spill, batches: Sequence[tuple[int, Sequence[int]]]) -> Iterator[pa.RecordBatch]:
+    for part, numbers in batches:
+        with spill.open(part) as reader:
+            yield from (reader.get_batch(int(number)) for number in numbers)
+
+
+def _rows_of_places(table: pa.Table, records: int) -> npt.NDArray[np.int64]:
+    """Which row of the table each place of the bucket is served by."""
+    places = table.column(_PLACE).to_numpy()
+    if len(places) != records or np.any(np.bincount(places, minlength=records) != 1):
+        raise SourceError(
+            f"the source changed while it was read: there are {len(places)} records for {records} places; build again"
+        )
+    rows = np.empty(records, np.int64)
+    rows[places] = np.arange(records)
+    return rows
+
+
+def _blocks(
+    source: Source, table: pa.Table, rows: npt.NDArray[np.int64], block_rows: int
+) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int32]]]:
+    """The records at some rows of a table, complete, and their class ids; some at a time."""
+    for start in range(0, len(rows), block_rows):
+        drafts = table.take(pa.array(rows[start : start + block_rows])).combine_chunks()
+        class_ids = drafts.column(_CLASS).to_numpy().astype(np.int32, copy=False)
+        (batch,) = drafts.drop_columns([_PLACE, _CLASS]).to_batches()
+        yield source.complete(batch), class_ids

@@ -19,6 +19,15 @@ from tests.servers.store import Store
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave campaigns out, unless they are asked for with ``-m campaign``."""
+    if "campaign" in config.option.markexpr:
+        return
+    left_out = [item for item in items if item.get_closest_marker("campaign")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
 @pytest.fixture(scope="session")
 def servers_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of the servers' data: one for all workers of pytest-xdist, whose own lie in it."""

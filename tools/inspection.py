@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from ..sharding import Dataset, Feature, FeatureStatistics, Manifest
+from ..sharding import Dataset, Feature, FeatureStatistics, ImageStatistics, Manifest
 from ..sharding.interop.tfds import INFO_NAME, obstacle
 from .balance import balance_json, balance_of_dataset, balance_text
 from .console import align, human_bytes, one_line
+from .repairing import lost_json, lost_lines
 
 __all__ = ["feature_spec", "inspection_json", "inspection_text", "reading_example"]
 
@@ -44,7 +46,8 @@ def inspection_json(dataset: Dataset) -> dict[str, Any]:
             for feature in manifest.schema.features
         ],
         "splits": balance_json(balance_of_dataset(dataset), manifest.classes),
-        "tfds_obstacle": _tfds_obstacle(manifest) or None,
+        "tfds_obstacle": _tfds_obstacle(dataset) or None,
+        "lost": lost_json(manifest),
         "reading": reading_example(dataset),
     }
 
@@ -55,7 +58,7 @@ def inspection_text(dataset: Dataset) -> str:
     data_bytes = sum(shard.bytes for shard in dataset.shards)
     layout = f", fixed layout of {manifest.layout.example_bytes} bytes" if manifest.layout else ""
     codec = "" if manifest.compression == "none" else f" ({manifest.compression})"
-    reason = _tfds_obstacle(manifest)
+    reason = _tfds_obstacle(dataset)
     lines = [
         f"{dataset.storage.locate()}",
         f"  holds    {manifest.records:,} records in {len(dataset.shards):,} shards of {manifest.shard_format}{codec}, "
@@ -65,6 +68,7 @@ def inspection_text(dataset: Dataset) -> str:
         f"  written  by {manifest.writer}, seed {manifest.seed}",
         f"  label    {manifest.schema.label if manifest.schema.label is not None else '(none)'}",
         f"  tfds     {f'cannot open it: {reason}' if reason else 'opens it: tfds.builder_from_directory'}",
+        *lost_lines(manifest),
         "",
         *balance_text(balance_of_dataset(dataset), manifest.classes),
         "",
@@ -136,9 +140,10 @@ def _decoding_note(feature: Feature, *, nullable: bool) -> str:
     )
 
 
-def _tfds_obstacle(manifest: Manifest) -> str:
-    written = INFO_NAME in manifest.files
-    return "" if written else obstacle(manifest) or "an earlier version of ringfeed wrote it, without the metadata"
+def _tfds_obstacle(dataset: Dataset) -> str:
+    if INFO_NAME in dataset.manifest.files:
+        return ""
+    return obstacle(dataset.manifest, dataset.shards) or "an earlier version of ringfeed wrote it, without the metadata"
 
 
 def _nullable(manifest: Manifest) -> set[str]:
@@ -168,9 +173,25 @@ def _statistics_words(statistics: FeatureStatistics) -> str:
         shown = ", ".join(map(one_line, statistics.vocabulary[:_VOCABULARY_SHOWN]))
         more = ", ..." if len(statistics.vocabulary) > _VOCABULARY_SHOWN else ""
         words.append(f"{len(statistics.vocabulary):,} values: {shown}{more}")
+    words += [] if statistics.image is None else [_image_words(statistics.image)]
     words += [f"{statistics.nulls:,} without a value"] if statistics.nulls else []
     words += [f"{statistics.nonfinite:,} NaN or infinite"] if statistics.nonfinite else []
     return "; ".join(words)
+
+
+def _image_words(image: ImageStatistics) -> str:
+    words = []
+    if image.images:
+        heights, widths = _bounds(image.min_height, image.max_height), _bounds(image.min_width, image.max_width)
+        words.append(f"{heights} high, {widths} wide")
+    if image.mean is not None and image.std is not None:
+        mean, std = ("/".join(f"{value:.1f}" for value in values) for values in (image.mean, image.std))
+        words.append(f"RGB mean {mean}, std {std} (of {image.sampled:,} images)")
+    return "; ".join(words)
+
+
+def _bounds(low: int | None, high: int | None) -> str:
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _statistics_json(statistics: FeatureStatistics) -> dict[str, Any]:
@@ -184,4 +205,5 @@ def _statistics_json(statistics: FeatureStatistics) -> dict[str, Any]:
         "min": statistics.min,
         "max": statistics.max,
         "vocabulary": None if vocabulary is None else list(vocabulary),
+        "image": None if statistics.image is None else asdict(statistics.image),
     }

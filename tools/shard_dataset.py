@@ -1,4 +1,4 @@
-"""`shard-dataset`: build, inspect, verify and look into sharded datasets. Needs no TensorFlow."""
+"""`shard-dataset`: build, inspect, verify, repair and look into sharded datasets. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from fractions import Fraction
 from threading import current_thread, main_thread
 from time import perf_counter
 from types import FrameType
@@ -23,22 +24,30 @@ from ..sharding import (
     ExportOptions,
     Progress,
     RingfeedError,
+    Storage,
+    VerifyProgress,
     build,
+    check_dataset,
+    clean,
     export,
     open_dataset,
     plan_build,
     read_records,
-    verify,
+    repair,
 )
+from ..sharding.sources.ringfeed import only_split
 from .balance import balance_json, balance_of_dataset, balance_of_plan, balance_text
 from .console import align, human_bytes, human_seconds, one_line, stage_progress
 from .inspection import inspection_json, inspection_text
+from .prepare_args import prepare_options
+from .repairing import repair_json, repair_text
 from .shard_dataset_args import build_parser
 
 __all__ = ["main"]
 
 _OK, _FAILED, _INTERRUPTED, _TERMINATED = 0, 1, 130, 143
 _STAGES = {
+    "dedup": "compare records",
     "count": "count labels",
     "partition": "read records",
     "write": "write shards",
@@ -53,10 +62,10 @@ _HEAD_BYTES = 24
 
 def _build(args: argparse.Namespace) -> int:
     options = BuildOptions(
-        source=args.src,
+        source=args.src if args.source is None else args.source,
         destination=args.dst,
         label=args.label,
-        source_kind=args.source_kind,
+        source_kind=args.source_kind if args.source is None else "python",
         shard_format=args.format,
         compression=args.compression,
         shards=args.shards,
@@ -64,14 +73,20 @@ def _build(args: argparse.Namespace) -> int:
         splits=args.split,
         seed=args.seed,
         workers=args.workers,
+        memory_bytes=args.memory,
+        spill=args.spill,
+        engine=args.engine,
         overwrite=args.overwrite,
         min_class_records=args.min_class_records,
         dali_index=args.dali_index,
+        prepare=prepare_options(args),
     )
     started = perf_counter()
     with stage_progress(_STAGES, silent=args.json) as show, _tidy_on_sigterm():
 
         def report(progress: Progress) -> None:
+            if progress.stage == "write" and progress.resumed and progress.done == progress.resumed and not args.json:
+                print(f"going on: {progress.resumed:,} of {progress.total:,} shards are finished", file=sys.stderr)
             show(progress.stage, progress.done, progress.total, progress.records)
 
         if args.dry_run:
@@ -83,6 +98,11 @@ def _build(args: argparse.Namespace) -> int:
         return _OK
     _summarise(args, perf_counter() - started)
     return _OK
+
+
+def _reshard(args: argparse.Namespace) -> int:
+    args.split = args.split or {only_split(args.src): Fraction(1)}
+    return _build(args)
 
 
 def _summarise(args: argparse.Namespace, seconds: float) -> None:
@@ -149,30 +169,41 @@ def _inspect(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    files = 0
     try:
         with stage_progress(_STAGES, silent=args.json) as show:
 
-            def report(done: int, total: int) -> None:
-                nonlocal files
-                files = total
-                show("verify", done, total, 0)
+            def report(progress: VerifyProgress) -> None:
+                show("verify", progress.files, progress.total_files, 0)
 
-            damages = verify(args.url, report)
+            found = check_dataset(args.url, report, workers=args.workers, deep=args.deep)
     except RingfeedError as error:
         if args.json:
             print(json.dumps({"ok": False, "error": one_line(error), "damages": []}, indent=2))
         raise
+    damaged = len({damage.path for damage in found.damages})
     if args.json:
-        print(json.dumps({"ok": not damages, "files": files, "damages": [asdict(d) for d in damages]}, indent=2))
+        print(json.dumps({"ok": not damaged} | asdict(found), indent=2))
     else:
-        for damage in damages:
-            print(f"{damage.path}: {one_line(damage.problem)}")
-    if damages:
-        print(f"shard-dataset: error: {len(damages)} of {files} files are damaged or missing", file=sys.stderr)
+        print(*(f"{damage.path}: {one_line(damage.problem)}\n" for damage in found.damages), sep="", end="")
+        print(*(f"note: {note.path}: {one_line(note.remark)}\n" for note in found.notes), sep="", end="")
+    if damaged:
+        hint = "; see what can be saved with: shard-dataset repair --dry-run"
+        files = f"{damaged} of {found.files} files are damaged or missing"
+        print(f"shard-dataset: error: {files}{hint}", file=sys.stderr)
         return _FAILED
     if not args.json:
-        print(f"all {files:,} files of {args.url} are as they were written")
+        print(f"all {found.files:,} files of {args.url} are as they were written")
+    return _OK
+
+
+def _repair(args: argparse.Namespace) -> int:
+    with stage_progress(_STAGES, silent=args.json) as show, _tidy_on_sigterm():
+
+        def report(progress: VerifyProgress) -> None:
+            show("verify", progress.files, progress.total_files, 0)
+
+        done = repair(args.url, report, workers=args.workers, dry_run=args.dry_run)
+    print(json.dumps(repair_json(done, args.dry_run), indent=2) if args.json else repair_text(done, args.dry_run))
     return _OK
 
 
@@ -220,10 +251,29 @@ def _export(args: argparse.Namespace) -> int:
     return _OK
 
 
-_COMMANDS = {"build": _build, "inspect": _inspect, "verify": _verify, "cat": _cat, "export": _export}
+def _clean(args: argparse.Namespace) -> int:
+    removed = clean(Storage(args.url), spill=args.spill, dry_run=args.dry_run)
+    if args.json:
+        print(json.dumps({"dry_run": args.dry_run, "files": removed}, indent=2))
+        return _OK
+    for url in removed:
+        print(one_line(url))
+    verb = "would be" if args.dry_run else "were"
+    print(f"{len(removed):,} files {verb} removed" if removed else f"there is nothing to remove at {args.url}")
+    return _OK
+
+
+_COMMANDS = {
+    "build": _build, "reshard": _reshard, "inspect": _inspect, "verify": _verify, "repair": _repair, "cat": _cat,
+    "clean": _clean, "export": _export,
+}  # fmt: skip
 
 
 # --- errors ----------------------------------------------------------------------------------------------------
+
+
+class _Terminated(KeyboardInterrupt):
+    """The process was told to end."""
 
 
 @contextmanager
@@ -231,7 +281,7 @@ def _tidy_on_sigterm() -> Iterator[None]:
     """Let a build that is told to stop clean up as one that is interrupted does."""
 
     def stop(signum: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(_TERMINATED)
+        raise _Terminated
 
     if current_thread() is not main_thread():  # the only one that may set handlers
         yield
@@ -243,16 +293,30 @@ def _tidy_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    named = any(word.partition("=")[0] == "--source" for word in argv)
+    parser = build_parser(python_source=named)
+    args, more = parser.parse_known_args(argv)
+    if named and args.command == "build":
+        if more and not more[0].startswith("-"):
+            parser.error(f"--source stands in place of SRC, so give DST alone; got {' and '.join([args.dst, *more])}")
+        if args.source_kind not in ("auto", "python"):
+            parser.error(f"--source is of kind python, got --source-kind {args.source_kind}")
+    if more:
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    return args
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `shard-dataset` and return its exit status; an error that a user can mend is one line on stderr."""
-    args = build_parser().parse_args(argv)
+    args = _parse(sys.argv[1:] if argv is None else argv)
     try:
         status = _COMMANDS[args.command](args)
         sys.stdout.flush()
         return status
-    except KeyboardInterrupt:
-        print("shard-dataset: interrupted", file=sys.stderr)
-        return _INTERRUPTED
+    except KeyboardInterrupt as error:
+        print(f"shard-dataset: interrupted{f'; {error}' if str(error) else ''}", file=sys.stderr)
+        return _TERMINATED if isinstance(error, _Terminated) else _INTERRUPTED
     except BrokenPipeError:  # the reader of our output has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _OK

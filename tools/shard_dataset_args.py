@@ -12,6 +12,7 @@ from ..sharding.export import EXPORT_FORMATS
 from ..sharding.formats.encode import COMPRESSIONS
 from ..sharding.sources import KINDS
 from .arguments import parse_bytes, parse_splits
+from .prepare_args import PREPARE_EPILOG, add_prepare_flags
 
 __all__ = ["build_parser"]
 
@@ -20,14 +21,16 @@ exit status:
   0  all is well
   1  an error, told in one line on standard error, or damage found by verify
   2  wrong usage
-  130  interrupted; a build leaves nothing behind
+  130  interrupted; a build can be gone on with by the same command
 """
 _EPILOG = f"""\
 examples:
   shard-dataset build flights.csv shards/ --label late --split train=0.9,test=0.1
   shard-dataset inspect shards/
   shard-dataset verify s3://bucket/flights
+  shard-dataset repair shards/ --dry-run
   shard-dataset cat shards/ --split train --limit 5
+  shard-dataset reshard shards/ parquet/ --format parquet --split train=0.8,test=0.2
 
 URLs are paths of this machine, s3://bucket/path, hdfs://namenode:port/path, or whatever else fsspec opens.
 Credentials come from the environment, as for other programs: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
@@ -37,8 +40,10 @@ AWS_PROFILE, AWS_ENDPOINT_URL; HADOOP_USER_NAME.
 _BUILD_EPILOG = f"""\
 Each shard's number of records, and each class's number of records per shard, differ by at most one between the
 shards of a split. The same source, options and seed give the same bytes, whatever --workers is. The dataset
-appears at once, when all of it is written; a build that fails or is interrupted leaves nothing behind.
+appears at once, when all of it is written. A build that was killed or interrupted is gone on with by the same
+command, and ends with the same bytes; one that fails for its source's sake leaves nothing behind.
 
+{PREPARE_EPILOG}
 examples:
   # a table with a label, 16 shards or more, split by 9 to 1, every class alike
   shard-dataset build flights.parquet s3://bucket/flights --label late --split train=0.9,test=0.1
@@ -49,8 +54,53 @@ examples:
   # a folder of images for each class; the label is the folder's name
   shard-dataset build photos/ hdfs://namenode:8020/photos --shard-size 128MiB
 
+  # some columns and rows of a table, in types that suit, each record once
+  shard-dataset build flights.csv shards/ --filter 'hours is not null and hours < 20' --select hours,carrier,late \\
+    --cast hours=float32 --label late --dedup
+
+  # photographs whose shorter side has 256 pixels, all as JPEG, the same picture but once
+  shard-dataset build photos/ shards/ --resize 256 --encode jpeg:90 --dedup image
+
   # MNIST as it is distributed
   shard-dataset build 'mnist/train-*' shards/mnist --source-kind idx --shards 8
+
+  # WebDataset archives; the label is an entry of their JSON members
+  shard-dataset build 's3://bucket/laion-{{00000..00099}}.tar' shards/ --label json.language
+
+  # whatever Python can read: the function records in flights.py of this folder gives dicts
+  shard-dataset build --source flights:records shards/ --label late
+
+{_EXIT_CODES}"""
+_REPAIR_EPILOG = f"""\
+First every file is brought back as it was, bit by bit, that can be: dataset.json from the copy in shards.parquet and
+shards.parquet from the shards; shards that changed places; an index from its shard; a shard to which bytes were added,
+or in which single bits flipped. Each is proven by the checksum that it was written with.
+
+Then, of each shard that cannot be brought back, the intact records are written as a new shard beside it, and a new
+dataset.json takes it in and names what was lost (see inspect). Only then the damaged files are removed. Readers see the
+dataset as it was before, or after. A repair that was interrupted can be run again.
+
+examples:
+  # what is damaged, what can be brought back, and how many records of which class would be lost
+  shard-dataset repair shards/ --dry-run
+
+  # do it
+  shard-dataset repair s3://bucket/flights
+
+  # records lost by split and class, for a script
+  shard-dataset repair shards/ --json | jq .lost_by_class
+
+{_EXIT_CODES}"""
+_RESHARD_EPILOG = f"""\
+The records, their schema and the label are those of URL; each shard is held against its checksum before it is used.
+Of a dataset with several splits, name one as URL#SPLIT, or say with --split how to split all records anew.
+
+examples:
+  # the same records in shards of another size and format
+  shard-dataset reshard shards/ s3://bucket/flights --format parquet --shard-size 64MiB
+
+  # one split of it, split once more
+  shard-dataset reshard shards/#train folds/ --split train=0.8,validation=0.2
 
 {_EXIT_CODES}"""
 _EXPORT_EPILOG = f"""\
@@ -68,8 +118,13 @@ examples:
 T = TypeVar("T")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands and flags."""
+def build_parser(*, python_source: bool = False) -> argparse.ArgumentParser:
+    """The parser of all commands and flags.
+
+    Args:
+        python_source: whether --source is given, so that there is no SRC. argparse knows no positional argument that
+            depends on a flag, and fills one that may be missing before it has seen all that are there.
+    """
     parser = _parser_with(
         argparse.ArgumentParser,
         prog="shard-dataset",
@@ -78,7 +133,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ringfeed {version('ringfeed')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    _add_build(commands)
+    _add_build(commands, python_source)
+    _add_reshard(commands)
     inspect = _command(
         commands,
         "inspect",
@@ -94,13 +150,18 @@ examples:
         "verify",
         "hold every byte of a dataset against its checksum",
         """\
-Reads every file. Names each one that is damaged or missing and, in TFRecord shards, the first damaged record.
+Reads every file. Names each one that is damaged or missing, how, and where: records and offset in TFRecord shards, row
+group, column and offset in Parquet shards, the first wrong byte elsewhere. Files that the dataset does not know are
+noted; they are no damage. With --deep, every record is parsed as well, and held against index and class counts.
 
 examples:
   shard-dataset verify shards/ && train
-  shard-dataset verify s3://bucket/flights --json | jq .damages
+  shard-dataset verify s3://bucket/flights --workers 16
+  shard-dataset verify shards/ --deep
+  shard-dataset verify s3://bucket/flights --json | jq '.damages[] | {path, kind, record, offset}'
 """,
     )
+    repair_ = _command(commands, "repair", "mend a damaged dataset from what is left of it", _REPAIR_EPILOG)
     cat = _command(
         commands,
         "cat",
@@ -113,26 +174,67 @@ examples:
   shard-dataset cat s3://bucket/flights --limit 1000 | jq .late
 """,
     )
-    for command in (inspect, verify_, cat):
+    clean_ = _command(
+        commands,
+        "clean",
+        "remove what killed builds left",
+        """\
+Removes finished shards without a dataset, journals, drafts, and what was spilled for them on this machine. A dataset
+that is there stays as it is, and a build that is at work is left alone.
+
+examples:
+  shard-dataset clean s3://bucket/flights --dry-run
+  shard-dataset clean shards/
+""",
+    )
+    clean_.add_argument("--spill", metavar="URL", help="folder that the builds were told to spill to")
+    clean_.add_argument("--dry-run", action="store_true", help="show what would be removed, and remove nothing")
+    for command in (inspect, verify_, repair_, cat, clean_):
         command.add_argument("url", metavar="URL", help="folder of the dataset")
-    for command in (inspect, verify_):
+    for command in (inspect, verify_, repair_, clean_):
         command.add_argument("--json", action="store_true", help="one JSON document on standard output, no progress")
+    for command in (verify_, repair_):
+        command.add_argument(
+            "--workers", type=_checked(_at_least(1)), metavar="N",
+            help=f"files to read side by side (default: the cores, here {_cores()}; at least 8 of another machine)",
+        )  # fmt: skip
+    repair_.add_argument("--dry-run", action="store_true", help="show what would be done, and write nothing")
+    verify_.add_argument("--deep", action="store_true", help="parse every record, check index and class counts, too")
     cat.add_argument("--split", help="split to read (default: the first)")
     _add_export(commands)
     cat.add_argument("--limit", type=_checked(_at_least(0)), default=5, help="number of records (default: 5)")
     return parser
 
 
-def _add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser], python_source: bool) -> None:
     command = _command(commands, "build", "write a dataset as balanced shards", _BUILD_EPILOG)
+    if not python_source:
+        command.add_argument(
+            "src", metavar="SRC",
+            help="Parquet, Arrow IPC, ORC, CSV, TSV, JSON Lines, HDF5, NumPy, TFRecord or tar files (one, a folder, a "
+            "glob), a folder of image folders, a list of images, IDX files, a ringfeed dataset",
+        )  # fmt: skip
     command.add_argument(
-        "src", metavar="SRC", help="Parquet or CSV (file, folder or glob), folder of image folders, IDX"
-    )
-    command.add_argument("dst", metavar="DST", help="folder to write; new or empty, unless --overwrite")
+        "--source", metavar="MODULE:FUNCTION",
+        help="in place of SRC, a Python function that gives records: dicts, or Arrow batches, the same in every call",
+    )  # fmt: skip
     command.add_argument("--label", metavar="COL", help="column that makes the classes; without it there is one class")
     command.add_argument(
         "--source-kind", choices=("auto", *KINDS), default="auto", help="what SRC is (default: by its names)"
     )
+    _add_output(command)
+
+
+def _add_reshard(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = _command(commands, "reshard", "write a dataset's records as other shards", _RESHARD_EPILOG)
+    command.add_argument("src", metavar="URL", help="folder of the dataset, or FOLDER#SPLIT for one split of it")
+    _add_output(command, split_default="the split that is read")
+    command.set_defaults(label=None, source_kind="ringfeed", split=None)
+
+
+def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1") -> None:
+    """The destination, and the flags that say what is written there and how."""
+    command.add_argument("dst", metavar="DST", help="folder to write; new or empty, unless --overwrite")
     command.add_argument(
         "--format", choices=tuple(COMPRESSIONS), default="tfrecord", help="of the shards (default: tfrecord)"
     )
@@ -144,10 +246,22 @@ def _add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )  # fmt: skip
     command.add_argument(
         "--split", type=_checked(parse_splits), default="train=1", metavar="NAME=SHARE,...",
-        help="splits and their shares, stratified by class, such as train=0.9,test=0.1 (default: train=1)",
+        help=f"splits and their shares, stratified by class, such as train=0.9,test=0.1 (default: {split_default})",
     )  # fmt: skip
     command.add_argument("--seed", type=int, default=0, help="of splits, shards and order (default: 0)")
     _add_workers(command)
+    command.add_argument(
+        "--memory", type=_checked(parse_bytes), metavar="SIZE",
+        help="about what all processes may use together, such as 2GiB (default: 1 GiB for each, and 2 GiB at least)",
+    )  # fmt: skip
+    command.add_argument(
+        "--spill", metavar="URL",
+        help="folder for what lies between the passes, about the size of SRC (default: that of temporary files)",
+    )  # fmt: skip
+    command.add_argument(
+        "--engine", default="local", metavar="ENGINE",
+        help="local, or a cluster that is there: dask://HOST:PORT, ray://HOST:PORT, ray://auto (default: local)",
+    )  # fmt: skip
     codecs = "; ".join(f"{name}: {', '.join(names)}" for name, names in COMPRESSIONS.items())
     command.add_argument("--compression", metavar="CODEC", help=f"of the shards ({codecs})")
     command.add_argument(
@@ -157,6 +271,7 @@ def _add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument(
         "--dali-index", action="store_true", help="write an index for NVIDIA DALI (.idx) beside each TFRecord shard"
     )
+    add_prepare_flags(command)
     command.add_argument("--overwrite", action="store_true", help="replace a dataset that is at DST")
     command.add_argument("--dry-run", action="store_true", help="show what would be written, and write nothing")
     command.add_argument("--json", action="store_true", help="one JSON document on standard output, no progress")

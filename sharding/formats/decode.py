@@ -1,15 +1,29 @@
-"""One serialised `tf.train.Example` to plain Python values, without TensorFlow: to look at records, not to train."""
+"""Serialised `tf.train.Example` messages back to values, without TensorFlow: one to plain Python, or many to columns.
+
+Messages of one layout need none of this: see `matrix`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from ..schema import Feature, Schema
+from .example import LIST_TAGS, delimited
+from .matrix import cast_integers
+from .protobuf import read_fields, read_varint, read_varints
 
-__all__ = ["decode_example"]
+__all__ = ["decode_example", "decode_examples"]
+
+Bytes = npt.NDArray[np.uint8]
+Int64 = npt.NDArray[np.int64]
+
+_DELIMITED_1 = 0x0A  # field 1, length-delimited
+_FEW = 16  # records; below it a loop over their elements costs less than NumPy's calls do
 
 
 def decode_example(message: bytes, schema: Schema) -> dict[str, Any]:
@@ -36,7 +50,7 @@ def _value(feature_message: bytes, feature: Feature) -> Any:
     if kind == "bytes":
         values: list[Any] = [chunk.decode() if feature.dtype == "string" else chunk for chunk in chunks]
     elif kind == "int64":
-        values = [_integer(number, feature) for number in _varints(b"".join(chunks))]
+        values = [_integer(number, feature) for number in read_varints(b"".join(chunks))]
     else:
         dtype = "<f4" if kind == "float" else np.dtype(feature.dtype).newbyteorder("<")
         values = np.frombuffer(b"".join(chunks), dtype).tolist()
@@ -53,29 +67,198 @@ def _integer(number: int, feature: Feature) -> int | bool:
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
     """Number and content of each length-delimited field; there are no others in an Example that ringfeed wrote."""
+    for number, value in read_fields(message):
+        if isinstance(value, int):
+            raise ValueError(f"expected a length-delimited field, got the integer {value} in field {number}")
+        yield number, value
+
+
+# --- many records side by side ---------------------------------------------------------------------------------
+
+
+class _UnusualError(Exception):
+    """A message is not laid out as ringfeed lays it out, though it may be a good Example."""
+
+
+def decode_examples(
+    data: Bytes, starts: Int64, ends: Int64, schema: Schema, names: Sequence[str] | None = None
+) -> pa.RecordBatch:
+    """Many records at once: the inverse of `encode_examples` without a layout.
+
+    All messages are walked side by side, a feature at a time in the schema's order, which is that in which ringfeed
+    writes them. If one of them departs from it, all are decoded one by one.
+
+    Args:
+        data: uint8 [bytes], with the messages in it.
+        starts: of each message in `data`, ascending; int64 [records].
+        ends: past the last byte of each; int64 [records].
+        schema: of the dataset.
+        names: of the features wanted; by default all.
+
+    Returns:
+        The records, of the schema's Arrow types; an absent feature is null.
+
+    Raises:
+        ValueError: a message is no Example.
+    """
+    wanted = Schema(features=tuple(f for f in schema.features if names is None or f.name in names))
+    try:
+        columns = _decode_side_by_side(data, starts, ends, schema, wanted)
+    except (_UnusualError, IndexError):
+        records = [decode_example(data[a:b].tobytes(), wanted) for a, b in zip(starts, ends, strict=True)]
+        columns = [pa.array([_flat(r[f.name], f) for r in records], f.arrow_type) for f in wanted.features]
+    return pa.RecordBatch.from_arrays(columns, schema=wanted.arrow)
+
+
+def _flat(value: Any, feature: Feature) -> Any:
+    return np.array(value, object).reshape(-1).tolist() if value is not None and feature.fixed_shape else value
+
+
+def _decode_side_by_side(data: Bytes, starts: Int64, ends: Int64, schema: Schema, wanted: Schema) -> list[pa.Array]:
+    _require(data[starts] == _DELIMITED_1)
+    lengths, at = _varints_at(data, starts + 1)
+    _require(at + lengths == ends)
+    columns = []
+    for feature in schema.features:
+        rows = np.flatnonzero(at < ends)
+        found, bodies, stops = _entries(data, at[rows], feature)
+        rows = rows[found]
+        at[rows] = stops
+        if feature.name in wanted.names:
+            values, counts = _values(data, bodies, stops, feature)
+            columns.append(_column(values, counts, rows, len(starts), feature))
+    _require(at == ends)
+    return columns
+
+
+def _require(condition: npt.NDArray[np.bool_] | bool) -> None:
+    if not np.all(condition):
+        raise _UnusualError
+
+
+def _varints_at(data: Bytes, at: Int64) -> tuple[Int64, Int64]:
+    """The varint at each place, and the place after it."""
+    byte = data[at]
+    values, at = (byte & 0x7F).astype(np.int64), at + 1
+    more, shift = np.flatnonzero(byte & 0x80), 7
+    while len(more):
+        byte = data[at[more]]
+        values[more] |= (byte & 0x7F).astype(np.int64) << shift
+        at[more] += 1
+        more, shift = more[byte >= 0x80], shift + 7
+        _require(shift < 64)
+    return values, at
+
+
+def _entries(data: Bytes, at: Int64, feature: Feature) -> tuple[Int64, Int64, Int64]:
+    """Which of the entries of feature maps are of a feature; where the serialised list in each starts and ends."""
+    key = np.frombuffer(delimited(_DELIMITED_1, feature.name.encode()) + b"\x12", np.uint8)
+    none = np.empty(0, np.int64)
+    if not len(at) or len(data) < len(key):
+        return none, none, none
+    lengths, keys = _varints_at(data, at + 1)
+    windows = np.lib.stride_tricks.sliding_window_view(data, len(key))
+    found = np.flatnonzero(
+        (windows[np.minimum(keys, len(windows) - 1)] == key).all(axis=1) & (data[at] == _DELIMITED_1)
+    )
+    stops = keys[found] + lengths[found]
+    lengths, at = _varints_at(data, keys[found] + len(key))
+    _require((at + lengths == stops) & (data[at] == LIST_TAGS[feature.example_kind]))
+    lengths, bodies = _varints_at(data, at + 1)
+    _require(bodies + lengths == stops)
+    return found, bodies, stops
+
+
+def _values(data: Bytes, bodies: Int64, stops: Int64, feature: Feature) -> tuple[pa.Array, Int64]:
+    """All elements of the serialised lists, and how many each has."""
+    if feature.example_kind == "bytes":
+        starts, ends, counts = _split(data, bodies, stops) if feature.shape else (*_chunks(data, bodies, stops), None)
+        values = _gather(data, starts, ends).cast(feature.primitive)
+        return values, (stops > bodies).astype(np.int64) if counts is None else counts
+    packed = _gather(data, *_chunks(data, bodies, stops))
+    offsets = np.frombuffer(packed.buffers()[1], np.int64)[: len(packed) + 1]
+    content = np.frombuffer(packed.buffers()[2] or b"", np.uint8)[: offsets[-1]]
+    if feature.example_kind == "int64":
+        numbers, ends = _all_varints(content)
+        _require(np.isin(offsets[1:][np.diff(offsets) > 0], ends))
+        return pa.array(cast_integers(numbers, feature)), np.diff(np.searchsorted(ends, offsets, side="right"))
+    stored = np.dtype("float32" if feature.example_kind == "float" else feature.dtype).newbyteorder("<")
+    _require(np.diff(offsets) % stored.itemsize == 0)
+    return pa.array(content.view(stored).astype(feature.dtype)), np.diff(offsets) // stored.itemsize
+
+
+def _chunks(data: Bytes, bodies: Int64, stops: Int64) -> tuple[Int64, Int64]:
+    """Start and end of the one value in each list; both at its end where the list is empty."""
+    starts = stops.copy()
+    filled = np.flatnonzero(bodies < stops)
+    _require(data[bodies[filled]] == _DELIMITED_1)
+    lengths, starts[filled] = _varints_at(data, bodies[filled] + 1)
+    _require(starts[filled] + lengths == stops[filled])
+    return starts, stops
+
+
+def _split(data: Bytes, bodies: Int64, stops: Int64) -> tuple[Int64, Int64, Int64]:
+    """Start and end of every value in the lists, list after list, and how many each has."""
+    at, rows = bodies.copy(), np.flatnonzero(bodies < stops)
+    found: list[tuple[Int64, ...]] = [(np.empty(0, np.int64),) * 3]
+    while len(rows) > _FEW:
+        _require(data[at[rows]] == _DELIMITED_1)
+        lengths, starts = _varints_at(data, at[rows] + 1)
+        at[rows] = starts + lengths
+        found.append((rows, starts, at[rows]))
+        rows = rows[at[rows] < stops[rows]]
+    for row in rows.tolist():
+        values = list(_split_one(data[at[row] : stops[row]].tobytes(), int(at[row])))
+        at[row] = values[-1][1]
+        found.append((np.full(len(values), row), *np.array(values, np.int64).T))
+    _require(at == stops)
+    of, starts, ends = (np.concatenate(pieces) for pieces in zip(*found, strict=True))
+    order = np.argsort(of, kind="stable")
+    return starts[order], ends[order], np.bincount(of, minlength=len(bodies))
+
+
+def _split_one(body: bytes, first: int) -> Iterator[tuple[int, int]]:
     position = 0
-    while position < len(message):
-        tag, position = _varint(message, position)
-        if tag & 7 != 2:
-            raise ValueError(f"expected a length-delimited field at byte {position}, got wire type {tag & 7}")
-        length, position = _varint(message, position)
-        yield tag >> 3, message[position : position + length]
-        position += length
+    while position < len(body):
+        _require(body[position] == _DELIMITED_1)
+        length, start = read_varint(body, position + 1)
+        position = start + length
+        yield first + start, first + position
 
 
-def _varints(data: bytes) -> Iterator[int]:
-    position = 0
-    while position < len(data):
-        value, position = _varint(data, position)
-        yield value
+def _all_varints(content: Bytes) -> tuple[npt.NDArray[np.uint64], Int64]:
+    """The varints that lie one after the other, and the place after each."""
+    ends = np.flatnonzero(content < 0x80) + 1
+    starts = np.concatenate([[0], ends[:-1]])[: len(ends)]
+    widths = ends - starts
+    _require(widths <= 10)
+    numbers = (content[starts] & 0x7F).astype(np.uint64)
+    for place in range(1, int(widths.max(initial=0))):
+        longer = np.flatnonzero(widths > place)
+        numbers[longer] |= (content[starts[longer] + place] & 0x7F).astype(np.uint64) << np.uint64(7 * place)
+    return numbers, ends
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[position]
-        value |= (byte & 0x7F) << shift
-        position += 1
-        if byte < 0x80:
-            return value, position
-        shift += 7
+def _gather(data: Bytes, starts: Int64, ends: Int64) -> pa.LargeBinaryArray:
+    """Copies of pieces of the data, which lie one behind the other: every second one of an array of pieces and gaps."""
+    offsets = np.stack([starts, ends], axis=1).reshape(-1)
+    _require(np.diff(offsets) >= 0)
+    if not len(starts):
+        return pa.array([], pa.large_binary())
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    pieces = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
+    return pieces.take(pa.array(np.arange(0, len(offsets), 2)))
+
+
+def _column(values: pa.Array, counts: Int64, rows: Int64, records: int, feature: Feature) -> pa.Array:
+    """The elements of those records that have a value, put together to a column of all."""
+    if feature.elements is None:
+        column = pa.ListArray.from_arrays(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), values)
+    else:
+        _require(counts == feature.elements)
+        column = pa.FixedSizeListArray.from_arrays(values, feature.elements) if feature.shape else values
+    if len(rows) == records:
+        return column
+    places = np.full(records, -1)
+    places[rows] = np.arange(len(rows))
+    return column.take(pa.array(places, mask=places < 0))

@@ -1,4 +1,4 @@
-"""One shard's rows to the bytes of its file and of its index, for every format.
+"""One shard's rows to the bytes of its file and of its index, block by block, for every format.
 
 The index is an Arrow IPC file with one row a record: `offset` and `length` in bytes in the (decompressed) TFRecord
 file, frame included, and `class_id`. A Parquet shard has only the last: Parquet has its own index.
@@ -6,29 +6,43 @@ file, frame included, and `class_id`. A Parquet shard has only the last: Parquet
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import zlib
+from typing import IO, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from ..schema import Schema
-from .example import RecordLayout, encode_examples, encode_matrix
-from .parquet import write_parquet
-from .tfrecord import FOOTER_BYTES, HEADER_BYTES, compress, frame_matrix, frame_records
+from .example import RecordLayout, encode_matrix, encode_pieces
+from .framing import frame_pieces
+from .parquet import open_writer
+from .tfrecord import FOOTER_BYTES, HEADER_BYTES, compressor, frame_matrix
 
-__all__ = ["COMPRESSIONS", "SUFFIXES", "EncodedShard", "default_compression", "encode_shard"]
+__all__ = [
+    "COMPRESSIONS",
+    "SUFFIXES",
+    "ShardEncoder",
+    "default_compression",
+    "encode_index",
+    "encode_shard",
+    "open_encoder",
+]
 
 SUFFIXES = {"tfrecord": "tfrecord", "parquet": "parquet"}
 COMPRESSIONS = {"tfrecord": ("none", "gzip", "zlib"), "parquet": ("none", "snappy", "zstd", "lz4", "gzip")}
 
+ClassIds = npt.NDArray[np.int32]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedShard:
-    """The two files of a shard, still in memory."""
 
-    data: pa.Buffer
-    index: pa.Buffer
+class ShardEncoder(Protocol):
+    """Writes the rows of one shard, in their order, to a file."""
+
+    def write(self, batch: pa.RecordBatch, class_ids: ClassIds) -> None:
+        """Write the next rows: of the schema's Arrow types, and their classes, int32 [rows]."""
+
+    def finish(self) -> pa.Buffer:
+        """Write what is left, and return the index."""
 
 
 def default_compression(shard_format: str) -> str:
@@ -36,38 +50,94 @@ def default_compression(shard_format: str) -> str:
     return {"tfrecord": "none", "parquet": "snappy"}[shard_format]
 
 
-def encode_shard(
-    batch: pa.RecordBatch,
-    schema: Schema,
-    class_ids: npt.NDArray[np.int32],
-    *,
-    shard_format: str,
-    compression: str,
-    layout: RecordLayout | None,
-) -> EncodedShard:
-    """Encode the rows of one shard, in their order.
+def open_encoder(
+    sink: IO[bytes], schema: Schema, *, shard_format: str, compression: str, layout: RecordLayout | None
+) -> ShardEncoder:
+    """An encoder of one shard.
 
     Args:
-        batch: all rows, of the schema's Arrow types.
+        sink: of the file's bytes.
         schema: of the dataset.
-        class_ids: int32 [rows].
-        shard_format: ``tfrecord`` or ``parquet``.
+        shard_format: ``tfrecord`` or ``parquet``. Blocks of rows become row groups of Parquet; the bytes of TFRecord do
+            not depend on them.
         compression: one of `COMPRESSIONS` for the format.
         layout: of fixed-layout TFRecord datasets, else None.
     """
     if shard_format == "parquet":
-        return EncodedShard(data=write_parquet(batch, compression), index=_ipc({"class_id": class_ids}))
-    if layout is None:
-        framed = frame_records(encode_examples(batch, schema, None))
-    else:
-        framed = frame_matrix(encode_matrix(batch, schema, layout, margins=(HEADER_BYTES, FOOTER_BYTES)))
-    offsets = np.frombuffer(framed.buffers()[1], np.int64)[: len(framed) + 1]
-    data = (framed.buffers()[2] or pa.py_buffer(b"")).slice(0, int(offsets[-1]))
-    index = _ipc({"offset": offsets[:-1], "length": np.diff(offsets).astype(np.int32), "class_id": class_ids})
-    return EncodedShard(data=pa.py_buffer(compress(data, compression)), index=index)
+        return _ParquetEncoder(sink, schema, compression)
+    return _TFRecordEncoder(sink, schema, compression, layout)
 
 
-def _ipc(columns: dict[str, npt.NDArray[np.integer]]) -> pa.Buffer:
+def encode_shard(
+    batch: pa.RecordBatch,
+    schema: Schema,
+    class_ids: ClassIds,
+    *,
+    shard_format: str,
+    compression: str,
+    layout: RecordLayout | None,
+) -> tuple[pa.Buffer, pa.Buffer]:
+    """Data and index of a shard of one block of rows, in memory."""
+    sink = pa.BufferOutputStream()
+    encoder = open_encoder(sink, schema, shard_format=shard_format, compression=compression, layout=layout)
+    encoder.write(batch, class_ids)
+    index = encoder.finish()
+    return sink.getvalue(), index
+
+
+class _TFRecordEncoder:
+    def __init__(self, sink: IO[bytes], schema: Schema, compression: str, layout: RecordLayout | None) -> None:
+        self._sink = sink
+        self._schema = schema
+        self._compressor: zlib._Compress | None = compressor(compression)
+        self._layout = layout
+        self._lengths: list[npt.NDArray[np.int64]] = []
+        self._class_ids: list[ClassIds] = []
+
+    def write(self, batch: pa.RecordBatch, class_ids: ClassIds) -> None:
+        if self._layout is None:
+            framed = frame_pieces(encode_pieces(batch, self._schema))
+        else:
+            margins = (HEADER_BYTES, FOOTER_BYTES)
+            framed = frame_matrix(encode_matrix(batch, self._schema, self._layout, margins=margins))
+        offsets = np.frombuffer(framed.buffers()[1], np.int64)[: len(framed) + 1]
+        data = (framed.buffers()[2] or pa.py_buffer(b"")).slice(0, int(offsets[-1]))
+        self._sink.write(data if self._compressor is None else self._compressor.compress(data))
+        self._lengths.append(np.diff(offsets))
+        self._class_ids.append(class_ids)
+
+    def finish(self) -> pa.Buffer:
+        if self._compressor is not None:
+            self._sink.write(self._compressor.flush())
+        lengths = np.concatenate([np.zeros(1, np.int64), *self._lengths])
+        return encode_index(np.concatenate(self._class_ids), np.cumsum(lengths))
+
+
+class _ParquetEncoder:
+    def __init__(self, sink: IO[bytes], schema: Schema, compression: str) -> None:
+        self._writer = open_writer(sink, schema.arrow, compression)
+        self._class_ids: list[ClassIds] = []
+
+    def write(self, batch: pa.RecordBatch, class_ids: ClassIds) -> None:
+        self._writer.write_batch(batch, row_group_size=max(batch.num_rows, 1))
+        self._class_ids.append(class_ids)
+
+    def finish(self) -> pa.Buffer:
+        self._writer.close()
+        return encode_index(np.concatenate(self._class_ids))
+
+
+def encode_index(class_ids: ClassIds, offsets: npt.NDArray[np.int64] | None = None) -> pa.Buffer:
+    """The bytes of a shard's index.
+
+    Args:
+        class_ids: of its records, int32 [records].
+        offsets: of its frames and of the end of the last, int64 [records + 1]; None for Parquet.
+    """
+    columns: dict[str, npt.NDArray[np.integer]] = {}
+    if offsets is not None:
+        columns = {"offset": offsets[:-1], "length": np.diff(offsets).astype(np.int32)}
+    columns["class_id"] = class_ids
     batch = pa.record_batch({name: pa.array(values) for name, values in columns.items()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:

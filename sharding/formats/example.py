@@ -21,11 +21,14 @@ import pyarrow as pa
 
 from ..schema import Feature, Schema
 
-__all__ = ["ColumnLayout", "RecordLayout", "encode_examples", "encode_matrix", "plan_layout", "varint_width"]
+__all__ = [
+    "LIST_TAGS", "ColumnLayout", "RecordLayout", "delimited", "encode_examples", "encode_matrix", "encode_pieces",
+    "join_binary", "plan_layout", "varint_width",
+]  # fmt: skip
 
 Bytes2D = npt.NDArray[np.uint8]
 
-_LIST_TAG = {"bytes": 0x0A, "raw": 0x0A, "float": 0x12, "int64": 0x1A}  # the `kind` oneof of Feature
+LIST_TAGS = {"bytes": 0x0A, "raw": 0x0A, "float": 0x12, "int64": 0x1A}  # the `kind` oneof of Feature
 _DELIMITED_1 = 0x0A  # field 1, length-delimited
 _DELIMITED_2 = 0x12  # field 2, length-delimited
 
@@ -100,7 +103,7 @@ def encode_examples(batch: pa.RecordBatch, schema: Schema, layout: RecordLayout 
         One message a row.
     """
     if layout is None:
-        return _encode_joined(batch, schema)
+        return join_binary(encode_pieces(batch, schema))
     matrix = encode_matrix(batch, schema, layout)
     offsets = np.arange(len(matrix) + 1, dtype=np.int64) * layout.example_bytes
     return _binary_array(offsets, matrix.reshape(-1))
@@ -124,7 +127,7 @@ def _assemble_template(schema: Schema, int_ranges: Mapping[str, tuple[int, int]]
     for feature in schema.features:
         item_bytes = _item_bytes(feature, int_ranges)
         values = bytes(item_bytes * (feature.elements or 0))
-        body = _delimited(_DELIMITED_1, values)  # packed floats and integers, and the one value of raw bytes
+        body = delimited(_DELIMITED_1, values)  # packed floats and integers, and the one value of raw bytes
         entries += _entry_head(feature, len(body)) + body
         columns.append((feature.name, len(entries) - len(values), item_bytes))
     head = bytes([_DELIMITED_1]) + _varint(len(entries))
@@ -180,30 +183,45 @@ def _padded_varints(values: npt.NDArray[np.uint64], width: int) -> npt.NDArray[n
 # --- records that differ ---------------------------------------------------------------------------------------
 
 
-def _encode_joined(batch: pa.RecordBatch, schema: Schema) -> pa.LargeBinaryArray:
-    pieces: list[pa.Array] = []
-    for feature in schema.features:
-        pieces += _entry_pieces(batch.column(feature.name), feature)
-    features = join_binary(pieces)
-    return join_binary([_prefixes(_lengths(features), lambda n: bytes([_DELIMITED_1]) + _varint(n)), features])
+def encode_pieces(batch: pa.RecordBatch, schema: Schema) -> list[pa.LargeBinaryArray]:
+    """Encode each row as a `tf.train.Example`, in pieces: a row's message is its elements, one after the other.
+
+    The values of a feature of one string or one piece of bytes are a piece by themselves, and are not copied.
+
+    Args:
+        batch: of the schema's Arrow types; a null becomes an absent feature.
+        schema: of the dataset.
+    """
+    pieces = [piece for feature in schema.features for piece in _entry_pieces(batch.column(feature.name), feature)]
+    return [_headed([bytes([_DELIMITED_1])], [_total_lengths(pieces)]), *pieces]
 
 
 def _entry_pieces(column: pa.Array, feature: Feature) -> list[pa.Array]:
-    body = _list_bodies(column, feature)
-    heads = _prefixes(_lengths(body), lambda n: _entry_head(feature, n))
+    """One entry of the feature map."""
+    body = _body_pieces(column, feature)
+    lengths = _total_lengths(body)
+    key = delimited(_DELIMITED_1, feature.name.encode()) + bytes([_DELIMITED_2])
+    value_lengths = 1 + _varint_widths(lengths) + lengths
+    entry_lengths = len(key) + _varint_widths(value_lengths) + value_lengths
+    marks = [bytes([_DELIMITED_1]), key, bytes([LIST_TAGS[feature.example_kind]])]
+    pieces = [_headed(marks, [entry_lengths, value_lengths, lengths]), *body]
     if not column.null_count:
-        return [heads, body]
+        return pieces
     empty = pa.scalar(b"", pa.large_binary())
-    return [pa.compute.if_else(column.is_valid(), piece, empty) for piece in (heads, body)]
+    return [pa.compute.if_else(column.is_valid(), piece, empty) for piece in pieces]
 
 
-def _list_bodies(column: pa.Array, feature: Feature) -> pa.Array:
+def _body_pieces(column: pa.Array, feature: Feature) -> list[pa.Array]:
     """The serialised BytesList, FloatList or Int64List of each row."""
+    mark = bytes([_DELIMITED_1])
     starts = _list_offsets(column, feature)
     if feature.example_kind == "bytes":
         elements = _flat_arrow(column, feature).cast(pa.large_binary())
-        framed = join_binary([_prefixes(_lengths(elements), lambda n: b"\x0a" + _varint(n)), elements])
-        return _binary_array(_offsets(framed)[starts], _data(framed))
+        heads = _headed([mark], [_lengths(elements)])
+        if feature.shape == ():
+            return [heads, elements]
+        framed = join_binary([heads, elements])
+        return [_binary_array(_offsets(framed)[starts], _data(framed))]
     values = _flat_numpy(column, feature)
     if feature.example_kind == "int64":
         packed, ends = _minimal_varints(values)
@@ -212,21 +230,45 @@ def _list_bodies(column: pa.Array, feature: Feature) -> pa.Array:
         packed = np.ascontiguousarray(values).view(np.uint8)
         offsets = starts * values.itemsize
     payload = _binary_array(offsets, packed)
+    heads = _headed([mark], [_lengths(payload)])
     if feature.shape == (None,) and feature.example_kind != "raw":  # an empty list has no packed field at all
-        return join_binary([_prefixes(_lengths(payload), lambda n: b"\x0a" + _varint(n) if n else b""), payload])
-    return join_binary([_prefixes(_lengths(payload), lambda n: b"\x0a" + _varint(n)), payload])
+        heads = pa.compute.if_else(pa.array(_lengths(payload) > 0), heads, pa.scalar(b"", pa.large_binary()))
+    return [heads, payload]
+
+
+def _headed(marks: Sequence[bytes], numbers: Sequence[npt.NDArray[np.int64]]) -> pa.LargeBinaryArray:
+    """For each row, each mark with the row's number after it as a varint."""
+    pieces: list[Any] = []
+    for mark, values in zip(marks, numbers, strict=True):
+        packed, offsets = _minimal_varints(values.view(np.uint64))
+        pieces += [pa.scalar(mark, pa.large_binary()), _binary_array(offsets, packed)]
+    return join_binary(pieces)
 
 
 def _minimal_varints(values: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """Varints without padding, and the offset at which each starts (one more than there are values)."""
-    widths = np.ones(len(values), np.int64)
-    for position in range(1, 10):
-        widths += values >= np.uint64(1 << (7 * position))
-    columns = np.arange(10)
-    matrix = _padded_varints(values, 10)
+    widths = _varint_widths(values)
+    columns = np.arange(widths.max(initial=1))
+    matrix = _padded_varints(values, len(columns))
     matrix[columns == widths[:, None] - 1] &= 0x7F
     offsets = np.concatenate([[0], np.cumsum(widths)])
     return matrix[columns < widths[:, None]], offsets
+
+
+def _varint_widths(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Bytes of each varint; of numbers that are not negative."""
+    widths = np.ones(len(values), np.int64)
+    greatest = int(values.max(initial=0))
+    for position in range(1, 10):
+        if greatest < 1 << (7 * position):
+            break
+        widths += values >= values.dtype.type(1 << (7 * position))
+    return widths
+
+
+def _total_lengths(pieces: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
+    total: npt.NDArray[np.int64] = np.sum([_lengths(piece) for piece in pieces], axis=0, dtype=np.int64)
+    return total
 
 
 def join_binary(pieces: Sequence[pa.Array]) -> pa.LargeBinaryArray:
@@ -234,11 +276,6 @@ def join_binary(pieces: Sequence[pa.Array]) -> pa.LargeBinaryArray:
     if len(pieces) == 1:
         return pieces[0]
     return pa.compute.binary_join_element_wise(*pieces, pa.scalar(b"", pa.large_binary()))
-
-
-def _prefixes(lengths: npt.NDArray[np.int64], make: Any) -> pa.LargeBinaryArray:
-    unique, inverse = np.unique(lengths, return_inverse=True)
-    return pa.array([make(int(n)) for n in unique], pa.large_binary()).take(pa.array(inverse))
 
 
 # --- shared by both --------------------------------------------------------------------------------------------
@@ -253,14 +290,15 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _delimited(tag: int, payload: bytes) -> bytes:
+def delimited(tag: int, payload: bytes) -> bytes:
+    """A length-delimited field: tag, length, payload."""
     return bytes([tag]) + _varint(len(payload)) + payload
 
 
 def _entry_head(feature: Feature, body_bytes: int) -> bytes:
     """What stands before the serialised list in one entry of the feature map: the key, tags and lengths."""
-    key = _delimited(_DELIMITED_1, feature.name.encode())
-    kind = bytes([_LIST_TAG[feature.example_kind]]) + _varint(body_bytes)
+    key = delimited(_DELIMITED_1, feature.name.encode())
+    kind = bytes([LIST_TAGS[feature.example_kind]]) + _varint(body_bytes)
     value = bytes([_DELIMITED_2]) + _varint(len(kind) + body_bytes) + kind
     return bytes([_DELIMITED_1]) + _varint(len(key) + len(value) + body_bytes) + key + value
 

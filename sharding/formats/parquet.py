@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["iterate_parquet", "read_parquet", "write_parquet"]
+__all__ = [
+    "RowGroup", "iterate_parquet", "open_writer", "read_parquet", "read_row_groups", "row_group_rows", "rows_within",
+    "scan_row_groups", "write_parquet",
+]  # fmt: skip
 
-_ROW_GROUP_ROWS = 1 << 16
 
-
-def write_parquet(batch: pa.RecordBatch, compression: str) -> pa.Buffer:
-    """Write rows, in their order, as a Parquet file."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        pa.Table.from_batches([batch]), sink, compression=compression, row_group_size=_ROW_GROUP_ROWS, version="2.6"
+def open_writer(sink: IO[bytes], schema: pa.Schema, compression: str) -> pq.ParquetWriter:
+    """A writer of row groups; the caller closes it."""
+    return pq.ParquetWriter(
+        sink,
+        schema,
+        compression=compression,
+        version="2.6",
+        write_page_checksum=True,  # a plain Parquet page tells of no flipped bit
     )
+
+
+def write_parquet(batch: pa.RecordBatch, compression: str, group_rows: int) -> pa.Buffer:
+    """Rows, in their order, as a Parquet file with so many of them in a row group."""
+    sink = pa.BufferOutputStream()
+    with open_writer(sink, batch.schema, compression) as writer:
+        writer.write_batch(batch, row_group_size=group_rows)
     return sink.getvalue()
+
+
+def row_group_rows(data: bytes | pa.Buffer) -> int:
+    """Rows of the first row group of a Parquet file; 1 if there is none."""
+    metadata = _open(data).metadata
+    return int(metadata.row_group(0).num_rows) if metadata.num_row_groups else 1
 
 
 def read_parquet(data: bytes | pa.Buffer, columns: Sequence[str] | None = None) -> pa.Table:
@@ -26,13 +46,129 @@ def read_parquet(data: bytes | pa.Buffer, columns: Sequence[str] | None = None) 
     return _open(data).read(columns=None if columns is None else list(columns), use_threads=False)
 
 
-def iterate_parquet(data: bytes | pa.Buffer, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """The rows of a Parquet file, so many at a time."""
-    yield from _open(data).iter_batches(batch_rows, use_threads=False)
+def iterate_parquet(
+    data: bytes | pa.Buffer, batch_rows: int, columns: Sequence[str] | None = None, batch_bytes: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a Parquet file, or some of its columns, so many at a time and about so many bytes at most."""
+    file = _open(data)
+    names = file.schema_arrow.names if columns is None else list(columns)
+    if batch_bytes is not None:
+        batch_rows = rows_within(file, range(file.metadata.num_row_groups), names, batch_rows, batch_bytes)
+    yield from file.iter_batches(batch_rows, columns=names, use_threads=False)
 
 
-def _open(data: bytes | pa.Buffer) -> pq.ParquetFile:
+def rows_within(
+    file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str], batch_rows: int, batch_bytes: int
+) -> int:
+    """How many rows of some row groups make a batch of at most `batch_rows` rows and about `batch_bytes` bytes.
+
+    From the metadata alone: a value of fixed width has that width; of others it says the size as they are encoded,
+    which is less than in memory where long strings repeat.
+    """
+    row_bytes = max(
+        (_row_bytes(file.metadata.row_group(group), file.schema_arrow, columns) for group in groups), default=0
+    )
+    return min(batch_rows, max(1, int(batch_bytes / max(row_bytes, 1))))
+
+
+def _row_bytes(group: pq.RowGroupMetaData, schema: pa.Schema, columns: Sequence[str]) -> float:
+    """Mean size of a row of some columns, once it is decoded."""
+    encoded: Counter[str] = Counter()
+    for number in range(group.num_columns):
+        chunk = group.column(number)
+        encoded[_top(chunk.path_in_schema, schema)] += chunk.total_uncompressed_size
+    rows = max(group.num_rows, 1)
+    return sum((max(_fixed_bytes(schema.field(name).type), encoded[name] / rows) for name in columns), 0.0)
+
+
+def _top(path: str, schema: pa.Schema) -> str:
+    """The column that a leaf such as ``features.list.element`` belongs to; names may hold dots themselves."""
+    while path and schema.get_field_index(path) < 0:
+        path = path.rpartition(".")[0]
+    return path
+
+
+def _fixed_bytes(kind: pa.DataType) -> float:
+    """Size of a value, as far as its type tells."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _fixed_bytes(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _fixed_bytes(kind.value_type)
+    if pa.types.is_fixed_size_list(kind):
+        return float(kind.list_size) * _fixed_bytes(kind.value_type)
+    fixed = pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind)
+    return float(kind.bit_width) / 8 if fixed else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroup:
+    """A row group of a file that may be damaged.
+
+    Attributes:
+        number: of it.
+        first_record: number of its first row.
+        records: rows of it.
+        columns: bytes ``[offset, stop)`` of each column in the file, by name.
+        damaged: the columns that cannot be read, or whose pages have another checksum than was written.
+    """
+
+    number: int
+    first_record: int
+    records: int
+    columns: dict[str, tuple[int, int]]
+    damaged: tuple[str, ...]
+
+
+def scan_row_groups(data: pa.Buffer) -> Iterator[RowGroup]:
+    """Read every column of every row group, holding each page against its checksum.
+
+    Raises:
+        ValueError: the footer is damaged, so that nothing can be found.
+    """
+    try:
+        file = _open(data, check_pages=True)
+        names, metadata = file.schema_arrow.names, file.metadata
+    except Exception as error:  # damaged bytes make a reader raise anything
+        raise ValueError(f"the footer is damaged: {' '.join(str(error).split())[:200]}") from error
+    first = 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        leaves = [group.column(leaf) for leaf in range(group.num_columns)]  # one a feature: none is nested deeper
+        columns = {name: _extent(leaf) for name, leaf in zip(names, leaves, strict=False)}
+        damaged = [
+            name
+            for name, leaf in zip(names, leaves, strict=False)
+            if not _readable(file, number, leaf.path_in_schema, group.num_rows)
+        ]
+        yield RowGroup(
+            number=number, first_record=first, records=group.num_rows, columns=columns, damaged=tuple(damaged)
+        )
+        first += group.num_rows
+
+
+def read_row_groups(data: pa.Buffer, numbers: Sequence[int]) -> pa.Table:
+    """The rows of some row groups, each page held against its checksum."""
+    return _open(data, check_pages=True).read_row_groups(list(numbers), use_threads=False)
+
+
+def _extent(leaf: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    start = leaf.data_page_offset
+    if leaf.has_dictionary_page and leaf.dictionary_page_offset is not None:
+        start = min(start, leaf.dictionary_page_offset)
+    return start, start + leaf.total_compressed_size
+
+
+def _readable(file: pq.ParquetFile, number: int, column: str, rows: int) -> bool:
+    try:
+        table = file.read_row_group(number, columns=[column], use_threads=False)
+        table.validate(full=True)
+    except Exception:  # damaged bytes make a reader raise anything
+        return False
+    return bool(table.num_rows == rows)
+
+
+def _open(data: bytes | pa.Buffer, *, check_pages: bool = False) -> pq.ParquetFile:
     """With none of Arrow's own threads, as in the reads above: one that lets go of a Python buffer while the
     interpreter shuts down aborts the process (12 of 60 short programs, pyarrow 26.0.1, 2026-11-21).
     """
-    return pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
+    return pq.ParquetFile(pa.BufferReader(data), pre_buffer=False, page_checksum_verification=check_pages)

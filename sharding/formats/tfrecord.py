@@ -6,10 +6,11 @@ payload, uint32 masked CRC of the payload; little-endian.
 
 from __future__ import annotations
 
-import gzip
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain, pairwise
 
 import google_crc32c
@@ -20,10 +21,16 @@ import pyarrow as pa
 from ..errors import CorruptionError
 from .example import join_binary
 
-__all__ = ["FOOTER_BYTES", "HEADER_BYTES", "compress", "decompress", "frame_matrix", "frame_records", "iterate_records"]
+__all__ = [
+    "FOOTER_BYTES", "HEADER_BYTES", "FrameBlock", "FrameDamage", "compress", "compressor", "decompress",
+    "frame_matrix", "frame_records", "has_header", "iterate_frames", "iterate_records", "mask_crcs",
+    "record_headers",
+]  # fmt: skip
 
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
+MAX_RECORD_BYTES = 1 << 30  # what a reader that holds whole records will take on
+_KNOWN_HEADERS = 1 << 14  # as many lengths' checksums need be computed but once
 _MASK_DELTA = np.uint32(0xA282EAD8)
 
 
@@ -43,7 +50,7 @@ def frame_records(messages: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
     lengths = np.diff(offsets)
     payloads = (data[start:end] for start, end in pairwise((offsets - offsets[0]).tolist()))
     footers = _masked_crcs(payloads, len(lengths))
-    return join_binary([_rows(_headers(lengths)), messages, _rows(footers)])
+    return join_binary([_rows(record_headers(lengths)), messages, _rows(footers)])
 
 
 def frame_matrix(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
@@ -58,7 +65,7 @@ def frame_matrix(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
     length = matrix.shape[1] - HEADER_BYTES - FOOTER_BYTES
     cells = struct.iter_unpack(f"{HEADER_BYTES}x{length}s{FOOTER_BYTES}x", matrix.reshape(-1).data)
     footers = _masked_crcs(chain.from_iterable(cells), len(matrix))
-    matrix[:, :HEADER_BYTES] = _headers(np.array([length]))
+    matrix[:, :HEADER_BYTES] = record_headers(np.array([length]))
     matrix[:, -FOOTER_BYTES:] = footers
     return _rows(matrix)
 
@@ -66,10 +73,15 @@ def frame_matrix(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
 def _masked_crcs(payloads: Iterable[bytes], count: int) -> npt.NDArray[np.uint8]:
     """The masked CRC of each payload, little-endian: uint8 [count, 4]."""
     crcs = np.fromiter(map(google_crc32c.value, payloads), np.uint32, count)
+    return mask_crcs(crcs)
+
+
+def mask_crcs(crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+    """CRCs as they stand in a file, masked and little-endian: uint8 [records, 4]."""
     return _mask(crcs).astype("<u4").reshape(-1, 1).view(np.uint8)
 
 
-def _headers(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+def record_headers(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     """Length and masked CRC of the length: uint8 [records, 12]."""
     unique, inverse = np.unique(lengths, return_inverse=True)
     crcs = _masked_crcs((int(n).to_bytes(8, "little") for n in unique), len(unique))
@@ -108,16 +120,176 @@ def iterate_records(data: bytes, path: str) -> Iterator[tuple[int, bytes]]:
         record += 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameBlock:
+    """Some records of a TFRecord file, whole and of the right checksum, in the bytes that were read.
+
+    Attributes:
+        data: what was read; each payload has its footer after it.
+        starts: of the payloads in `data`, int64.
+        lengths: of the payloads.
+        offsets: of the frames in the (decompressed) file.
+        numbers: of the records in the file; those that are damaged count too.
+    """
+
+    data: bytes
+    starts: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int64]
+
+    def slice(self, start: int, stop: int) -> FrameBlock:
+        """The records of a half-open range."""
+        arrays = (self.starts, self.lengths, self.offsets, self.numbers)
+        starts, lengths, offsets, numbers = (array[start:stop] for array in arrays)
+        return FrameBlock(data=self.data, starts=starts, lengths=lengths, offsets=offsets, numbers=numbers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameDamage:
+    """A record that is not what was written, at an offset of the (decompressed) file.
+
+    Attributes:
+        number: of the record in the file.
+        offset: of its frame.
+        reason: what is wrong.
+        final: nothing that follows can be told apart.
+    """
+
+    number: int
+    offset: int
+    reason: str
+    final: bool = False
+
+
+def iterate_frames(
+    read: Callable[[int], bytes],
+    damaged: Callable[[FrameDamage], None],
+    *,
+    offset: int = 0,
+    number: int = 0,
+    block_bytes: int,
+) -> Iterator[FrameBlock]:
+    """The records of a TFRecord file as a stream; every checksum is checked.
+
+    Args:
+        read: gives some bytes, up to so many, and none where the file ends; raises EOFError, with the reason, where
+            it ends too early.
+        damaged: called for each damaged record; if it returns, the record is passed over.
+        offset: of the first frame in the file.
+        number: of the first record.
+        block_bytes: how much to read at a time; a longer record is read whole, up to `MAX_RECORD_BYTES`.
+    """
+    data, wanted, cut_short = b"", block_bytes, ""
+    frames: dict[bytes, int] = {}
+    while True:
+        try:
+            chunk = read(wanted)
+        except EOFError as error:
+            chunk, cut_short = b"", str(error)
+        data = data + chunk if data else chunk
+        starts, lengths, position, missing = _walk(data, frames)
+        numbers = np.arange(number, number + len(starts))
+        number += len(starts)
+        good = _check_payloads(data, starts, lengths)
+        for bad in np.flatnonzero(~good).tolist():
+            at = int(starts[bad]) - HEADER_BYTES
+            reason = "the content is damaged: its checksum is wrong"
+            damaged(FrameDamage(number=int(numbers[bad]), offset=offset + at, reason=reason))
+        if good.any():
+            starts, lengths, numbers = starts[good], lengths[good], numbers[good]
+            yield FrameBlock(
+                data=data, starts=starts, lengths=lengths, offsets=starts - HEADER_BYTES + offset, numbers=numbers
+            )
+        offset += position
+        data = data[position:]
+        if missing < 0:
+            reason = "the length is damaged, so that nothing after it can be told apart"
+            damaged(FrameDamage(number=number, offset=offset, reason=reason, final=True))
+            return
+        if missing > MAX_RECORD_BYTES and chunk and _skip(read, missing, block_bytes):
+            size = len(data) + missing
+            reason = f"the record is of {size:,} bytes, more than the {MAX_RECORD_BYTES:,} that are taken on"
+            damaged(FrameDamage(number=number, offset=offset, reason=reason))
+            offset, number, data, missing = offset + size, number + 1, b"", 0
+        elif missing > MAX_RECORD_BYTES or not chunk:
+            if data or cut_short:
+                reason = cut_short or "the file ends within the record"
+                damaged(FrameDamage(number=number, offset=offset, reason=reason, final=True))
+            return
+        wanted = max(block_bytes, missing)
+
+
+def _walk(data: bytes, frames: dict[bytes, int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int, int]:
+    """Start and length of each whole payload, the position after the last, and how much the next record lacks.
+
+    That is -1 where its length is damaged. `frames` are sizes of frames by their headers, where these were found good.
+    """
+    positions = [0]
+    position = missing = 0
+    while position < len(data):
+        header = data[position : position + HEADER_BYTES]
+        frame = frames.get(header)
+        if frame is None:
+            if len(header) < HEADER_BYTES:
+                missing = HEADER_BYTES - len(header)
+                break
+            if not has_header(header):
+                missing = -1
+                break
+            frame = HEADER_BYTES + int.from_bytes(header[:8], "little") + FOOTER_BYTES
+            if len(frames) < _KNOWN_HEADERS:
+                frames[header] = frame
+        position += frame
+        if position > len(data):
+            missing = position - len(data)
+            break
+        positions.append(position)
+    bounds = np.array(positions, np.int64)
+    return bounds[:-1] + HEADER_BYTES, np.diff(bounds) - (HEADER_BYTES + FOOTER_BYTES), positions[-1], missing
+
+
+def _check_payloads(
+    data: bytes, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Whether the checksum of each payload is right."""
+    ends = starts + lengths
+    payloads = (data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True))
+    crcs = np.fromiter(map(google_crc32c.value, payloads), np.uint32, len(starts))
+    footers = np.ndarray((max(0, len(data) - FOOTER_BYTES + 1),), "<u4", data, 0, (1,))
+    good: npt.NDArray[np.bool_] = _mask(crcs) == footers[ends]
+    return good
+
+
+def _skip(read: Callable[[int], bytes], count: int, block_bytes: int) -> bool:
+    """Pass over so many bytes; whether there were as many."""
+    with suppress(EOFError):
+        while count and (got := len(read(min(count, block_bytes)))):
+            count -= got
+    return not count
+
+
+def has_header(head: bytes) -> bool:
+    """Whether a file's first bytes are a length and its checksum, as no other kind of file has them but by chance."""
+    return len(head) >= HEADER_BYTES and _matches(head[:8], head[8:HEADER_BYTES])
+
+
 def _matches(payload: bytes, masked: bytes) -> bool:
-    crc = np.array([google_crc32c.value(payload)], np.uint32)
-    return len(masked) == 4 and _mask(crc)[0] == int.from_bytes(masked, "little")
+    crc = google_crc32c.value(payload)
+    mask = ((crc >> 15 | crc << 17) + int(_MASK_DELTA)) & 0xFFFF_FFFF
+    return len(masked) == 4 and bool(mask == int.from_bytes(masked, "little"))
+
+
+def compressor(compression: str) -> zlib._Compress | None:
+    """Compresses a file as `tf.data.TFRecordDataset(compression_type=...)` expects it: gzip or zlib; None for none."""
+    wbits = {"gzip": 31, "zlib": 15}.get(compression)
+    return None if wbits is None else zlib.compressobj(6, wbits=wbits)
 
 
 def compress(data: bytes | memoryview, compression: str) -> bytes | memoryview:
-    """Compress a whole file as `tf.data.TFRecordDataset(compression_type=...)` expects it: none, gzip or zlib."""
-    if compression == "gzip":
-        return gzip.compress(data, compresslevel=6, mtime=0)
-    return zlib.compress(data, 6) if compression == "zlib" else data
+    """A whole file, compressed as `compressor` does it."""
+    stream = compressor(compression)
+    return data if stream is None else stream.compress(data) + stream.flush()
 
 
 def decompress(data: bytes, compression: str) -> bytes:

@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..manifest import Manifest, ShardInfo
 from ..schema import Feature
 
-__all__ = ["INFO_NAME", "obstacle", "tfds_files"]
+__all__ = ["INFO_NAME", "TFDS_NAMES", "obstacle", "tfds_files"]
 
 INFO_NAME = "dataset_info.json"
 _FEATURES_NAME = "features.json"
+TFDS_NAMES = (INFO_NAME, _FEATURES_NAME)
 _FEATURES = "tensorflow_datasets.core.features"
 _MAX_SHARDS = 99_999  # of a split; above, it expects more digits in the first of a file name's two numbers
 _DECODED = {"jpeg", "png", "bmp"}  # image files that its Image feature decodes to [height, width, 3]
 
 
-def obstacle(manifest: Manifest) -> str:
+def obstacle(manifest: Manifest, shards: Sequence[ShardInfo]) -> str:
     """Why TensorFlow Datasets cannot open a dataset, in words; empty if it can."""
     if manifest.shard_format != "tfrecord":
         return f"it reads TFRecord shards, these are {manifest.shard_format}"
@@ -38,12 +39,19 @@ def obstacle(manifest: Manifest) -> str:
     for feature in manifest.schema.features:
         if feature.elements is None and _nullable(manifest, feature):
             return f"feature {feature.name!r} holds lists of any length, and none at all in some records"
+    if [shard.path for shard in shards] != list(_expected_paths(manifest)):
+        return "a repair left records out, and the shards that hold the others have names that it does not expect"
     return ""
+
+
+def _expected_paths(manifest: Manifest) -> Iterator[str]:
+    for name, split in manifest.splits.items():
+        yield from (f"{name}-{number:05d}-of-{split.shards:05d}.tfrecord" for number in range(split.shards))
 
 
 def tfds_files(manifest: Manifest, shards: Sequence[ShardInfo]) -> dict[str, bytes]:
     """The metadata files by name; none if there is an `obstacle`."""
-    if obstacle(manifest):
+    if obstacle(manifest, shards):
         return {}
     features = {feature.name: _feature(manifest, feature) for feature in manifest.schema.features}
     return {

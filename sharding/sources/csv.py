@@ -1,193 +1,148 @@
-"""CSV files with a header: types inferred over every line, so that no value is found unreadable half-way."""
+"""CSV and TSV files with a header: types inferred over every line, so that no value is found unreadable half-way."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pacsv
 
-from ..errors import SourceError
-from ..schema import Schema
-from .base import Part, Reject, fail_on_bad, fingerprint_files, list_files, open_file, translate_errors
+from ..errors import ConfigError, SourceError
+from ..schema import Feature, Schema
+from .base import (
+    BATCH_ROWS,
+    NO_FEATURES,
+    BadRecord,
+    Part,
+    Reject,
+    fail_on_bad,
+    fingerprint_files,
+    list_files,
+)
+from .csv_blocks import MISSING, Header, Rows, delimiter_of, parse_block, read_header
+from .csv_records import cut_records
+from .csv_types import infer_types
+from .given import arrow_type_given, cast_text, check_names
+from .text import read_blocks
 
-__all__ = ["CsvSource"]
+__all__ = ["SUFFIXES", "CsvSource"]
 
-_SUFFIXES = tuple(f".csv{ending}" for ending in ("", ".gz", ".bz2", ".xz", ".zst"))
+SUFFIXES = tuple(f"{kind}{ending}" for kind in (".csv", ".tsv") for ending in ("", ".gz", ".bz2", ".xz", ".zst"))
 _BLOCK_BYTES = 8 << 20
-_BY_WORD = {"null": pa.null(), "int64": pa.int64()}
-_WIDER = {pa.null(): pa.int64(), pa.int64(): pa.float64()}  # any other type that a value breaks becomes text
+_SAMPLE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvSource:
-    """A source of CSV files; a part is a file."""
+    """A source of CSV or TSV files; a part is some 64 MiB of a file, or a compressed file.
+
+    Attributes:
+        types: that the columns are read as; those that the user gives types are read as text.
+        given: the types that the user gives, by column.
+    """
 
     url: str
     schema: Schema
     types: pa.Schema
+    given: Mapping[str, Feature]
     parts: tuple[Part, ...]
     fingerprint: str
 
     @classmethod
-    def open(cls, url: str, label: str | None) -> CsvSource:
+    def open(
+        cls,
+        url: str,
+        label: str | None,
+        features: Mapping[str, Feature] = NO_FEATURES,
+        reject: Reject = fail_on_bad,
+    ) -> CsvSource:
         """Read all files once to find each column's type.
+
+        Args:
+            url: of a file, a folder or a glob.
+            label: the column that classes are made of, if any.
+            features: types of columns that are not to be inferred, by name.
+            reject: called with each line that cannot be read; `labels` and `drafts` meet them again.
 
         Raises:
             SourceError: there is no file, one is not UTF-8, a line has too few or too many fields, or headers differ.
+            ConfigError: a type is given for a column that is not there, or is one that no text has.
         """
-        files = list_files(url, _SUFFIXES)
-        paths = [file.url for file in files]
-        if not paths:
-            raise SourceError(f"there is no CSV file ({', '.join(_SUFFIXES)}) at {url}")
-        types = _infer(paths)
+        files = list_files(url, SUFFIXES)
+        if not files:
+            raise SourceError(f"there is no CSV or TSV file ({', '.join(SUFFIXES)}) at {url}")
+        headers = [read_header(file.url, _BLOCK_BYTES) for file in files]
+        for file, header in zip(files, headers, strict=True):
+            if header.names != headers[0].names:
+                raise SourceError(f"{file.url}: its header differs from that of {files[0].url}; the columns must agree")
+        check_names(features, headers[0].names)
+        for feature in features.values():
+            if feature.shape:
+                raise ConfigError(f"column {feature.name!r} is of CSV, which has no lists; give it a scalar type")
+            arrow_type_given(feature)
+        types, parts = infer_types(files, headers, features, reject, _BLOCK_BYTES)
+        inferred = Schema.from_arrow(types, label)
         return cls(
             url=url,
-            schema=Schema.from_arrow(types, label),
+            schema=Schema(features=tuple(features.get(f.name, f) for f in inferred.features), label=label),
             types=types,
-            parts=tuple(Part(path=path) for path in paths),
+            given=dict(features),
+            parts=tuple(parts),
             fingerprint=fingerprint_files(files),
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
-        """The label column; the lines are parsed, the other fields are not converted."""
+        """The label column; the lines are parsed, the fields of inferred types are not converted."""
         label = self.schema.label
-        for batch in _read(part.path, self.types, [self.types.names[0] if label is None else label]):
-            yield pa.nulls(batch.num_rows) if label is None else self.schema[label].conform(batch.column(0))
+        wanted = {self.types.names[0] if label is None else label, *self.given}
+        for batch in self._batches(part, [name for name in self.types.names if name in wanted], reject):
+            yield pa.nulls(batch.num_rows) if label is None else self.schema[label].conform(batch.column(label))
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """The records; they are complete."""
-        for batch in _read(part.path, self.types, None):
+        for batch in self._batches(part, None, reject):
             yield self.schema.conform(batch)
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """The head of the file."""
-        return next(self.drafts(part)).slice(0, records)
+        """The head of the part."""
+        batches = self._batches(part, None, lambda _: None, _SAMPLE_BYTES)
+        head = next((batch for batch in batches if batch.num_rows), None)
+        if head is None:
+            return self.schema.arrow.empty_table().combine_chunks().to_batches()[0]
+        return self.schema.conform(head.slice(0, records))
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Nothing is left to do."""
         return drafts
 
+    def _batches(
+        self, part: Part, columns: Sequence[str] | None, reject: Reject, block_bytes: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        (span,) = part.pieces
+        header = Header(names=tuple(self.types.names), delimiter=delimiter_of(part.path), start=0, line=1)
+        types = dict(zip(self.types.names, self.types.types, strict=True))
+        cut = partial(cut_records, delimiter=header.delimiter)
+        for block in read_blocks(part.path, span, cut, block_bytes or _BLOCK_BYTES):
+            rows = parse_block(part.path, header, block, types, columns, reject)
+            table = self._cast(part.path, rows, reject) if self.given else rows.table
+            yield from table.combine_chunks().to_batches(max_chunksize=BATCH_ROWS)
 
-def _read(path: str, types: pa.Schema, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
-    """Batches of the columns, which are of the types found before.
-
-    Raises:
-        SourceError: a value is not: the file changed.
-    """
-    try:
-        yield from _parse(path, types, columns)
-    except pa.ArrowInvalid as error:
-        raise translate_errors(path, error, "the file changed while it was read; build again") from error
-
-
-def _parse(path: str, types: pa.Schema, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
-    convert = pacsv.ConvertOptions(column_types=types, include_columns=columns)
-    read = pacsv.ReadOptions(block_size=_BLOCK_BYTES)
-    parse = pacsv.ParseOptions(newlines_in_values=True)
-    with (
-        open_file(path) as file,
-        pacsv.open_csv(file, read_options=read, parse_options=parse, convert_options=convert) as reader,
-    ):
-        yield from reader
-
-
-def _infer(paths: list[str]) -> pa.Schema:
-    """The narrowest types that hold every value of all files: a type that a value breaks is widened, and again."""
-    types: dict[str, pa.DataType] = {}
-    while True:
-        header: pa.Schema | None = None
-        try:
-            for path in paths:
-                schema = _scan(path, types)
-                header = header or schema
-                if schema.names != header.names:
-                    raise SourceError(f"{path}: its header differs from that of {paths[0]}; the columns must agree")
-                types = {field.name: types.get(field.name, field.type) for field in schema}
-            # Types found in one file were not yet asked of the files before it.
-            if all(_scan_types(path, types) for path in paths[:-1]):
-                break
-        except _Widen as widen:
-            types[widen.column] = widen.type
-    return pa.schema([(name, pa.string() if kind == pa.null() else kind) for name, kind in types.items()])
-
-
-def _scan_types(path: str, types: dict[str, pa.DataType]) -> bool:
-    _scan(path, types)
-    return True
-
-
-def _scan(path: str, types: dict[str, pa.DataType]) -> pa.Schema:
-    """Convert every value of a file; the types given are taken, the others inferred from the first block.
-
-    Raises:
-        _Widen: a value does not fit.
-        SourceError: the file is no readable CSV.
-    """
-    schema: pa.Schema | None = None
-    try:
-        for batch in _parse(path, pa.schema(list(types.items())), None):
-            schema = batch.schema
-        names = [] if schema is None else schema.names
-    except UnicodeDecodeError as error:  # of a column's name
-        raise _not_utf8(path) from error
-    except pa.ArrowInvalid as error:
-        raise _explain(path, error, types, schema) from error
-    if schema is None:
-        raise SourceError(f"{path}: the file is empty; a CSV needs a header and at least one line")
-    if len(names) == 1 and (separator := next((s for s in ";\t|" if s in names[0]), "")):
-        raise SourceError(f"{path}: the fields seem to be separated by {separator!r}; write the file with commas")
-    if len(set(names)) < len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise SourceError(f"{path}: column names must differ, got {', '.join(map(repr, twice))} more than once")
-    for field in schema:
-        if field.type == pa.binary():  # what Arrow makes of text that is not UTF-8
-            raise _not_utf8(path)
-    return schema
-
-
-class _Widen(Exception):
-    """A value that the column's type does not hold."""
-
-    def __init__(self, column: str, kind: pa.DataType) -> None:
-        super().__init__(column)
-        self.column = column
-        self.type = kind
-
-
-def _explain(path: str, error: pa.ArrowInvalid, types: dict[str, pa.DataType], schema: pa.Schema | None) -> Exception:
-    text = str(error)
-    with open_file(path) as file:
-        utf16 = file.read(2) in (b"\xff\xfe", b"\xfe\xff")
-    if utf16 or "UTF8" in text or "UTF-8" in text:
-        return _not_utf8(path)
-    match = re.search(r"In CSV column #(\d+): CSV conversion error to (\w+)", text)
-    if match is None:
-        if "Empty CSV" in text:
-            return SourceError(f"{path}: the file is empty; a CSV needs a header and at least one line")
-        return translate_errors(path, error, "mend that line, or quote its fields")
-    name = _header(path)[int(match.group(1))]
-    kind = types.get(name) or (schema.field(name).type if schema else _BY_WORD.get(match.group(2), pa.string()))
-    return _Widen(name, _WIDER.get(kind, pa.string()))
-
-
-def _header(path: str) -> list[str]:
-    with open_file(path) as file:
-        line = file.readline()
-    return list(pacsv.read_csv(pa.BufferReader(line)).column_names)
-
-
-def _not_utf8(path: str) -> SourceError:
-    """Names the line."""
-    with open_file(path) as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                return SourceError(
-                    f"{path}: line {number}, byte {error.start + 1} is not UTF-8; "
-                    "convert the file first, for example with: iconv -f latin1 -t utf-8"
-                )
-    return SourceError(f"{path}: the file is not UTF-8; convert it first, for example with: iconv -f latin1 -t utf-8")
+    def _cast(self, path: str, rows: Rows, reject: Reject) -> pa.Table:
+        """Bring the columns to the types that the user gives, and pass over the records with a value that has none."""
+        table, bad = rows.table, dict[int, str]()
+        for number, name in enumerate(table.column_names):
+            if name not in self.given:
+                continue
+            text = table.column(number).combine_chunks()
+            values, failed = cast_text(text, self.given[name], MISSING)
+            kind = self.given[name].logical or self.given[name].dtype
+            for row in np.flatnonzero(failed).tolist():
+                bad.setdefault(row, f"column {name!r}: {text[row].as_py()[:50]!r} is no {kind}")
+            table = table.set_column(number, name, values)
+        for row in sorted(bad):
+            reject(BadRecord(path=path, place=f"line {rows.line(row)}", reason=bad[row]))
+        keep = np.ones(table.num_rows, bool)
+        keep[list(bad)] = False
+        return table.filter(pa.array(keep)) if bad else table

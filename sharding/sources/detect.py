@@ -2,55 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ..errors import SourceError
-from .base import Source, list_files
+from ..manifest import MANIFEST_NAME
+from ..schema import Feature
+from .base import NO_FEATURES, Reject, Source, fail_on_bad, list_files, plain_name
+from .csv import SUFFIXES as CSV_SUFFIXES
 from .csv import CsvSource
+from .hdf5 import SUFFIXES as HDF5_SUFFIXES
+from .hdf5 import Hdf5Source
 from .idx import SUFFIXES as IDX_SUFFIXES
 from .idx import IdxSource
+from .image_list import ImageListSource
 from .images import SUFFIXES as IMAGE_SUFFIXES
 from .images import ImageFolderSource
+from .ipc import SUFFIXES as IPC_SUFFIXES
+from .ipc import IpcSource
+from .iterable import IterableSource
+from .jsonl import SUFFIXES as JSONL_SUFFIXES
+from .jsonl import JsonlSource
+from .npy import SUFFIXES as NPY_SUFFIXES
+from .npy import NpySource
+from .orc import SUFFIXES as ORC_SUFFIXES
+from .orc import OrcSource
+from .parquet import SUFFIXES as PARQUET_SUFFIXES
 from .parquet import ParquetSource
+from .ringfeed import RingfeedSource, find_dataset
+from .selection import split_selection
+from .tfrecord import SUFFIXES as TFRECORD_SUFFIXES
+from .tfrecord import TFRecordSource
+from .webdataset import SUFFIXES as TAR_SUFFIXES
+from .webdataset import WebDatasetSource, expand_braces
 
 __all__ = ["KINDS", "open_source"]
 
-_OPENERS: dict[str, tuple[tuple[str, ...], Callable[[str, str | None], Source]]] = {
-    "parquet": ((".parquet", ".pq"), ParquetSource.open),
-    "csv": ((".csv", ".csv.gz", ".csv.bz2", ".csv.xz", ".csv.zst"), CsvSource.open),
+_OPENERS: dict[str, tuple[tuple[str, ...], Callable[..., Source]]] = {
+    "ringfeed": ((f"/{MANIFEST_NAME}",), RingfeedSource.open),
+    "parquet": (PARQUET_SUFFIXES, ParquetSource.open),
+    "ipc": (IPC_SUFFIXES, IpcSource.open),
+    "orc": (ORC_SUFFIXES, OrcSource.open),
+    "csv": (CSV_SUFFIXES, CsvSource.open),
+    "jsonl": (JSONL_SUFFIXES, JsonlSource.open),
     "images": (IMAGE_SUFFIXES, ImageFolderSource.open),
+    "image-list": ((), lambda url, label: ImageListSource.open(url, label, open_source)),
     "idx": (IDX_SUFFIXES, IdxSource.open),
+    "numpy": (NPY_SUFFIXES, NpySource.open),
+    "hdf5": (HDF5_SUFFIXES, Hdf5Source.open),
+    "tfrecord": (TFRECORD_SUFFIXES, TFRecordSource.open),
+    "webdataset": (TAR_SUFFIXES, WebDatasetSource.open),
+    "python": ((), IterableSource.open),
 }
+_INFERRING = {"csv", "jsonl", "tfrecord"}  # kinds whose files do not say the types: they can be given
 KINDS = tuple(_OPENERS)
 
 
-def open_source(url: str, label: str | None, kind: str = "auto") -> Source:
+def open_source(
+    url: str,
+    label: str | None,
+    kind: str = "auto",
+    features: Mapping[str, Feature] = NO_FEATURES,
+    reject: Reject = fail_on_bad,
+) -> Source:
     """Open a dataset to be sharded.
 
     Args:
-        url: of a file, a folder or a glob, local or whatever fsspec opens.
+        url: of a file, a folder or a glob, local or whatever fsspec opens; or ``module:function`` of kind ``python``.
         label: the column that classes are made of; None for data without. Image folders and IDX files have one in
             any case, and name it so (by default ``label``).
         kind: one of `KINDS`, or ``auto``: by the files' names.
+        features: types of columns, by name, for kinds whose types would else be inferred. Others pass over them.
+        reject: called with each record that cannot be read while types are inferred. What is passed over then must
+            be passed over by `Source.labels` and `Source.drafts` too, which meet it again.
 
     Raises:
         SourceError: nothing is there, it is of no known kind, or it cannot be read.
+        ConfigError: types are given for columns that are not there.
     """
     if kind == "auto":
         kind = _detect(url)
-    return _OPENERS[kind][1](url, label)
+    opener = _OPENERS[kind][1]
+    return opener(url, label, features, reject) if kind in _INFERRING else opener(url, label)
 
 
 def _detect(url: str) -> str:
-    files = [
-        file.url.lower() for file in list_files(url, [suffix for known, _ in _OPENERS.values() for suffix in known])
-    ]
+    if find_dataset(url):  # its shards are files of other kinds
+        return "ringfeed"
+    suffixes = [suffix for known, _ in _OPENERS.values() for suffix in known]
+    first = expand_braces(split_selection(url)[0])[0]
+    files = [plain_name(file.url) for file in list_files(first, suffixes, facts=False)]
     found = [kind for kind, (suffixes, _) in _OPENERS.items() if any(name.endswith(suffixes) for name in files)]
     if len(found) == 1:
         return found[0]
     if found:
         raise SourceError(f"{url} holds files of several kinds ({', '.join(found)}); say which with --source-kind")
-    known = ", ".join(suffixes[0] for suffixes, _ in _OPENERS.values())
+    known = ", ".join(suffixes[0] for suffixes, _ in _OPENERS.values() if suffixes)
     raise SourceError(
         f"{url} holds no records: no file of a known kind ({known}, ...); if there is one by another name, say "
         f"--source-kind {'|'.join(KINDS)}"

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import BytesIO
 
 import fsspec
 import pyarrow as pa
-from PIL import Image
 
 from ..errors import SourceError
 from ..schema import Feature, Schema
-from .base import Part, Reject, fail_on_bad, fingerprint_files, list_files, read_files
+from .base import Part, Reject, fail_on_bad, fingerprint_files, list_files
+from .image_files import bad_images, read_images
 
 __all__ = ["SUFFIXES", "ImageFolderSource"]
 
@@ -24,6 +23,8 @@ _SAMPLE_FILES = 16
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFolderSource:
     """A source of image files; the label is the name of the folder. A part is a run of files.
+
+    The pieces of a part are the names of its files and their sizes in bytes.
 
     The records: ``image`` (the file's bytes), ``height``, ``width``, the label, and ``path`` within the folder.
     """
@@ -52,24 +53,25 @@ class ImageFolderSource:
         for name in names:
             if "/" not in name:
                 raise SourceError(f"{root}/{name} lies in no class folder; expected {root}/CLASS/{name}")
-        chunks = [names[start : start + _PART_FILES] for start in range(0, len(names), _PART_FILES)]
+        sizes = tuple(file.bytes for file in files)
+        runs = [slice(start, start + _PART_FILES) for start in range(0, len(names), _PART_FILES)]
         return cls(
             url=url,
             root=root,
             schema=_schema(label or "label"),
-            parts=tuple(Part(path=chunk[0], pieces=chunk) for chunk in chunks),
+            parts=tuple(Part(path=names[run.start], pieces=(names[run], sizes[run])) for run in runs),
             fingerprint=fingerprint_files(files),
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
         """The folders' names; no file is opened."""
-        yield pa.array([name.partition("/")[0] for name in part.pieces], pa.string())
+        yield pa.array([name.partition("/")[0] for name in part.pieces[0]], pa.string())
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """Label and path."""
         labels = next(self.labels(part))
         yield pa.RecordBatch.from_arrays(
-            [labels, pa.array(part.pieces, pa.string())], names=[self.schema.label, "path"]
+            [labels, pa.array(part.pieces[0], pa.string())], names=[self.schema.label, "path"]
         )
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
@@ -78,17 +80,15 @@ class ImageFolderSource:
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Read the files, and check that each is a whole image."""
-        paths = [f"{self.root}/{name}" for name in drafts.column("path").to_pylist()]
-        images = read_files(paths)
-        sizes = [_check(path, data) for path, data in zip(paths, images, strict=True)]
-        columns = {
-            "image": pa.array(images, pa.binary()),
-            "height": pa.array([height for height, _ in sizes], pa.int32()),
-            "width": pa.array([width for _, width in sizes], pa.int32()),
-            str(self.schema.label): drafts.column(str(self.schema.label)),
-            "path": drafts.column("path"),
-        }
+        files = read_images([f"{self.root}/{name}" for name in drafts.column("path").to_pylist()])
+        columns = {"image": files.images, "height": files.heights, "width": files.widths}
+        columns |= {name: drafts.column(name) for name in (str(self.schema.label), "path")}
         return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema.arrow)
+
+    def check(self, part: Part, reject: Reject) -> Iterator[pa.Array]:
+        """Read the files and look at each as `complete` will."""
+        names, sizes = part.pieces
+        yield from bad_images([f"{self.root}/{name}" for name in names], sizes, reject)
 
 
 def _schema(label: str) -> Schema:
@@ -102,25 +102,3 @@ def _schema(label: str) -> Schema:
         ),
         label=label,
     )
-
-
-def _check(path: str, data: bytes) -> tuple[int, int]:
-    """Height and width.
-
-    Raises:
-        SourceError: the file is no image, or is cut short or damaged as far as its format can tell.
-    """
-    try:
-        with Image.open(BytesIO(data)) as image:
-            width, height = image.size
-            if image.format == "PNG":
-                image.verify()  # walks all chunks and their CRCs
-            elif image.format == "JPEG":
-                if data.rstrip(b"\0\n\r ")[-2:] != b"\xff\xd9":
-                    raise SourceError("it has no end-of-image marker")
-            else:
-                image.load()
-    except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error, ...
-        detail = " ".join(str(error).split()) or type(error).__name__
-        raise SourceError(f"{path}: the image is damaged or cut short ({detail}); mend or remove it") from error
-    return height, width

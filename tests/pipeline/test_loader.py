@@ -19,7 +19,7 @@ Make = Callable[..., str]
 Samples = dict[str, npt.NDArray[Any]]
 RECORDS = 1000
 GOLDEN_NATURAL = [490, 136, 618, 619, 931, 909, 74, 226, 357, 52, 28, 53]
-GOLDEN_UNIFORM = [400, 741, 855, 300, 497, 465, 200, 273, 785, 50, 28, 570]
+GOLDEN_UNIFORM = [400, 741, 855, 300, 497, 465, 200, 273, 785, 500, 28, 570]
 
 
 def read(loader: Loader, epoch: int = 0, start_step: int = 0, stop_step: int | None = None) -> Samples:

@@ -25,7 +25,7 @@ from ringfeed.sharding import (
     read_records,
     verify,
 )
-from ringfeed.sharding import tasks as tasks_module
+from ringfeed.sharding import write as write_module
 from ringfeed.sharding.storage import Storage
 from tests.servers.store import Store
 from tests.sharding.conftest import built
@@ -278,7 +278,7 @@ class TestEveryStore:
 
 
 def fail_after_first_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = tasks_module.summarise
+    original = write_module.summarise
     seen: list[str] = []
 
     def fail(column: pa.Array, feature: Any) -> Any:
@@ -287,7 +287,7 @@ def fail_after_first_shard(monkeypatch: pytest.MonkeyPatch) -> None:
             raise SourceError("planted")
         return original(column, feature)
 
-    monkeypatch.setattr(tasks_module, "summarise", fail)
+    monkeypatch.setattr(write_module, "summarise", fail)
 
 
 def test_a_failing_worker_leaves_nothing(tmp_path: Path, nothing_left: Path) -> None:
@@ -303,16 +303,11 @@ def test_a_failing_worker_leaves_nothing(tmp_path: Path, nothing_left: Path) -> 
 TINY_GIF = bytes.fromhex("47494638396101000100800000000000ffffff2c00000000010001000002024401003b")
 
 
-@pytest.mark.parametrize("when", ["write", "commit"])
-def test_an_interrupt_leaves_nothing(
-    parquet: str, nothing_left: Path, monkeypatch: pytest.MonkeyPatch, when: str
+def test_an_interrupt_before_a_shard_is_finished_leaves_nothing(
+    parquet: str, nothing_left: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Storage.write
-
-    def write(self: Storage, path: str, data: bytes) -> None:
-        original(self, path, data)
-        if path == ("train-00001-of-00003.tfrecord" if when == "write" else "dataset.json"):
-            raise KeyboardInterrupt
+    def write(self: Storage, path: str, data: bytes, *, durable: bool = True) -> None:
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(Storage, "write", write)
     with pytest.raises(KeyboardInterrupt):
@@ -341,7 +336,10 @@ def test_a_dataset_that_another_build_committed_meanwhile_is_an_error(parquet: s
         build(options, report=intrude)
 
 
-def test_what_a_killed_build_left_is_cleared(parquet: str, tmp_path: Path, files_of: Any) -> None:
+def test_what_a_killed_build_left_is_cleared(
+    parquet: str, tmp_path: Path, files_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ringfeed.sharding.lease._SILENT_SECONDS", 0.1)
     whole = files_of_build(parquet, tmp_path / "whole", files_of)
     out = tmp_path / "out"
     out.mkdir()

@@ -33,7 +33,7 @@ def found_damage(root: Path) -> set[str]:
     try:
         return {damage.path for damage in verify(str(root))}
     except RingfeedError as error:
-        return {name for name in ("dataset.json", "shards.parquet") if str(root / name) in str(error)} or {str(root)}
+        return {name for name in ("dataset.json", "shards.parquet") if str(root / name) in str(error)}
 
 
 @given(data=st.data())
@@ -69,7 +69,7 @@ def test_every_missing_file_is_found(pristine: Path, tmp_path: Path) -> None:
         root = tmp_path / file.name
         shutil.copytree(pristine, root)
         (root / file.name).unlink()
-        assert found_damage(root) == ({str(root)} if file.name == "dataset.json" else {file.name})
+        assert found_damage(root) == {file.name}
 
 
 def test_swapped_files_are_found(pristine: Path, tmp_path: Path) -> None:
@@ -84,10 +84,7 @@ def test_swapped_files_are_found(pristine: Path, tmp_path: Path) -> None:
 
 def test_all_is_well_with_a_dataset_that_was_moved(pristine: Path, tmp_path: Path) -> None:
     shutil.copytree(pristine, tmp_path / "moved")
-    seen: list[tuple[int, int]] = []
-    assert verify(str(tmp_path / "moved"), lambda done, total: seen.append((done, total))) == []
-    files = len(list(pristine.iterdir())) - len(["dataset.json", "shards.parquet"])
-    assert seen == [(done, files) for done in range(1, files + 1)]
+    assert verify(str(tmp_path / "moved")) == []
 
 
 def test_records_come_from_checked_shards_up_to_the_limit(pristine: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ringfeed.sharding import FeatureStatistics, Manifest, open_dataset
+from ringfeed.sharding import FeatureStatistics, Manifest, ShardInfo, open_dataset
 from ringfeed.sharding.interop.tfds import obstacle, tfds_files
 from tests.sharding.conftest import built
 from tests.sharding.kinds import ROWS, columns, image, plain, values_of, write_kinds
@@ -86,6 +86,11 @@ def manifest(dataset: Path) -> Manifest:
     return open_dataset(str(dataset)).manifest
 
 
+@pytest.fixture
+def shards(dataset: Path) -> tuple[ShardInfo, ...]:
+    return open_dataset(str(dataset)).shards
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -93,31 +98,38 @@ def manifest(dataset: Path) -> Manifest:
         ({"compression": "gzip"}, "compressed with gzip"),
     ],
 )
-def test_a_dataset_that_it_cannot_read_gets_no_metadata(manifest: Manifest, change: dict[str, str], words: str) -> None:
+def test_a_dataset_that_it_cannot_read_gets_no_metadata(
+    manifest: Manifest, shards: tuple[ShardInfo, ...], change: dict[str, str], words: str
+) -> None:
     refused = replace(manifest, **change)  # type: ignore[arg-type]
-    assert words in obstacle(refused)
-    assert tfds_files(refused, ()) == {}
+    assert words in obstacle(refused, shards)
+    assert tfds_files(refused, shards) == {}
 
 
-def test_names_that_it_would_read_otherwise_get_no_metadata(manifest: Manifest) -> None:
+def test_names_that_it_would_read_otherwise_get_no_metadata(manifest: Manifest, shards: tuple[ShardInfo, ...]) -> None:
     split = manifest.splits["train"]
-    assert "a split is named 'all'" in obstacle(replace(manifest, splits={"all": split}))
+    assert "a split is named 'all'" in obstacle(replace(manifest, splits={"all": split}), shards)
     many = {"train": replace(split, shards=100_000)}
-    assert "split 'train' has 100,000 shards" in obstacle(replace(manifest, splits=many))
+    assert "split 'train' has 100,000 shards" in obstacle(replace(manifest, splits=many), shards)
+    salvaged = (replace(shards[0], path="train-00000-of-00001.salvaged.tfrecord"), *shards[1:])
+    assert "a repair left records out" in obstacle(manifest, salvaged)
+    assert obstacle(manifest, shards) == ""
 
 
 def test_lists_that_may_be_missing_or_empty_get_no_metadata(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [[1], None, []]}), tmp_path / "x.parquet")
     dataset = built(str(tmp_path / "x.parquet"), tmp_path / "out", shards=1)
-    assert "feature 'x' holds lists of any length, and none at all" in obstacle(dataset.manifest)
+    assert "feature 'x' holds lists of any length, and none at all" in obstacle(dataset.manifest, dataset.shards)
     assert dataset.manifest.files == {}
     assert [path.name for path in (tmp_path / "out").glob("*.json")] == ["dataset.json"]
 
 
 @pytest.mark.parametrize("formats", [("webp",), ("gif", "jpeg"), ("",), None])
-def test_images_that_it_cannot_decode_are_their_bytes(manifest: Manifest, formats: tuple[str, ...] | None) -> None:
+def test_images_that_it_cannot_decode_are_their_bytes(
+    manifest: Manifest, shards: tuple[ShardInfo, ...], formats: tuple[str, ...] | None
+) -> None:
     split = manifest.splits["train"]
     statistics = {**split.statistics, "image": FeatureStatistics(count=ROWS, vocabulary=formats)}
     changed = replace(manifest, splits={"train": replace(split, statistics=statistics)})
-    features = json.loads(tfds_files(changed, ())["features.json"])["featuresDict"]["features"]
+    features = json.loads(tfds_files(changed, shards)["features.json"])["featuresDict"]["features"]
     assert features["image"]["tensor"] == {"shape": {"dimensions": []}, "dtype": "string", "encoding": "none"}

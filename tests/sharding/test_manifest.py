@@ -19,7 +19,8 @@ from ringfeed.sharding import (
     SplitInfo,
 )
 from ringfeed.sharding.formats.example import ColumnLayout, RecordLayout
-from ringfeed.sharding.manifest import FileInfo, checksum, decode_shards, encode_shards
+from ringfeed.sharding.manifest import FileInfo, checksum
+from ringfeed.sharding.table import decode_shards, encode_shards
 
 SHARD = ShardInfo(
     split="train", path="train-00000-of-00001.tfrecord", bytes=10, records=2, checksum="c", class_counts=(1, 1),

@@ -2,21 +2,39 @@
 
 import bz2
 import gzip
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ringfeed.sharding import SourceError
-from ringfeed.sharding.sources import Source, open_source
+from ringfeed.sharding import ConfigError, SourceError
+from ringfeed.sharding.schema import Feature
+from ringfeed.sharding.sources import Source, open_source, text
 from ringfeed.sharding.sources import csv as module
+from ringfeed.sharding.sources.base import BadRecord
 
 Write = Callable[..., str]
 
 
-def records(source: Source) -> list[dict[str, Any]]:
-    return [row for part in source.parts for batch in source.drafts(part) for row in batch.to_pylist()]
+def records(source: Source, **options: Any) -> list[dict[str, Any]]:
+    return [row for part in source.parts for batch in source.drafts(part, **options) for row in batch.to_pylist()]
+
+
+def labels(source: Source, **options: Any) -> list[Any]:
+    return [value for part in source.parts for batch in source.labels(part, **options) for value in batch.to_pylist()]
+
+
+def features(**dtypes: str) -> dict[str, Feature]:
+    return {name: Feature(name=name, dtype=dtype) for name, dtype in dtypes.items()}
 
 
 def dtypes(source: Source) -> dict[str, str]:
@@ -74,15 +92,20 @@ def test_types_hold_over_all_files(write_csv: Write, tmp_path: Path) -> None:
     assert [row["x"] for row in records(open_source(str(tmp_path), None))] == [1.0, 1.5]
 
 
-@pytest.mark.parametrize(("ending", "module"), [(".gz", gzip), (".bz2", bz2)])
+def zstd(data: bytes) -> bytes:
+    packed: bytes = pa.Codec("zstd").compress(data, asbytes=True)
+    return packed
+
+
+@pytest.mark.parametrize(("ending", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".zst", zstd)])
 def test_compressed_files_are_read_and_damaged_ones_named(
-    write_csv: Write, tmp_path: Path, ending: str, module: Any
+    write_csv: Write, tmp_path: Path, ending: str, compress: Callable[[bytes], bytes]
 ) -> None:
     plain = Path(write_csv(["x", "y"], *[[i * 7919 % 1000, i] for i in range(3000)])).read_bytes()
     path = tmp_path / f"z.csv{ending}"
-    path.write_bytes(module.compress(plain))
+    path.write_bytes(compress(plain))
     assert len(records(open_source(str(path), None))) == 3000
-    path.write_bytes(module.compress(plain)[:-200])
+    path.write_bytes(compress(plain)[:-200])
     with pytest.raises(SourceError, match=r"z\.csv.*the compressed file is damaged or cut short"):
         open_source(str(path), None)
 
@@ -99,6 +122,10 @@ def test_compressed_files_are_read_and_damaged_ones_named(
         (b"a,a\n1,2\n", "column names must differ, got 'a' more than once"),
         (b"a;b\n1;2\n", "separated by ';'; write the file with commas"),
         (b"a\tb\n1\t2\n", r"separated by '\\t'"),
+        (b'a,b\n1,2\n3,"x\n4,5\n', "line 3: a quoted field begins there and never ends; close it"),
+        (b"a,b\0\n1,2\n", r"the column name 'b\\x00' holds a zero byte; rename it"),
+        (b"a" + b",a" * 65536 + b"\n1,2\n", "the header has 65,537 columns, the most are 65,536"),
+        (b"a" + b",a" * 10**6 + b"\n1,2\n", "the header has 1,000,001 columns, the most are 65,536"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, content: bytes, message: str) -> None:
@@ -120,3 +147,171 @@ def test_a_file_that_changes_after_it_was_opened_is_found(write_csv: Write) -> N
     write_csv(["x"], ["text"])
     with pytest.raises(SourceError, match="the file changed while it was read; build again"):
         records(source)
+
+
+BAD = [
+    ("3", "line 3: Expected 3 columns, got 1"),
+    ("3,4,5,6", "line 3: Expected 3 columns, got 4"),
+    (" ", "line 3: Expected 3 columns, got 1"),
+    ('"3\n",4', "line 3: Expected 3 columns, got 2"),
+    ("\xff,1,2", "line 3, byte 1 is not UTF-8"),
+    ('"\n\n\xff",1,2', "line 5, byte 1 is not UTF-8"),
+    ("1,2,3\n\n4,5", "line 5: Expected 3 columns, got 2"),
+]
+
+
+@pytest.mark.parametrize("block_bytes", [1 << 23, 5])
+@pytest.mark.parametrize(("bad", "message"), BAD, ids=[case[1] for case in BAD])
+def test_a_bad_line_is_named_or_passed_over_by_labels_and_drafts_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int, bad: str, message: str
+) -> None:
+    monkeypatch.setattr(module, "_BLOCK_BYTES", block_bytes)
+    path = tmp_path / "x.csv"
+    path.write_bytes(f'a,b,c\n1,x,0.5\n{bad}\n7,"y\n",0.5\n8,9\n'.encode("latin-1"))
+    with pytest.raises(SourceError) as caught:
+        open_source(str(path), None)
+    assert message in str(caught.value)
+    seen: list[list[BadRecord]] = [[], [], []]
+    source = open_source(str(path), "a", reject=seen[0].append)
+    found = records(source, reject=seen[1].append)
+    assert [row["a"] for row in found][-1] == 7
+    assert labels(source, reject=seen[2].append) == [row["a"] for row in found]
+    assert seen[0] == seen[1] == seen[2]
+    assert [bad.reason for bad in seen[0]][1:] == ["Expected 3 columns, got 2"]
+    assert source.sample(source.parts[0], 9).to_pylist() == found
+    with pytest.raises(SourceError, match=r"x\.csv: line.*--on-bad-record"):
+        labels(source)
+
+
+PIECES = st.sampled_from(["a", '"', '""', "\n", "\r", "\r\n", ",", "x,y\n", '"q"', " ", '"a\nb",c\n'])
+
+
+@given(st.lists(PIECES, max_size=25).map("".join), st.integers(1, 40))
+def test_records_end_where_arrow_s_parser_ends_them(body: str, block_bytes: int) -> None:
+    bad: list[str] = []
+
+    def skip(row: Any) -> str:
+        bad.append(row.text)
+        return "skip"
+
+    names = ["h1", "h2"]
+    whole = pacsv.read_csv(
+        pa.BufferReader(body.encode() or b"\n"),
+        read_options=pacsv.ReadOptions(column_names=names),
+        parse_options=pacsv.ParseOptions(newlines_in_values=True, invalid_row_handler=skip),
+        convert_options=pacsv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
+    ).to_pylist()
+    seen: list[BadRecord] = []
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_BLOCK_BYTES", block_bytes)
+        patch.setattr(text, "PART_BYTES", 2 * block_bytes)
+        path = Path(folder) / "x.csv"
+        path.write_bytes(b"h1,h2\n" + body.encode())
+        try:
+            source = open_source(str(path), None, "csv", features(h1="string", h2="string"), lambda _: None)
+        except SourceError as error:
+            if "never ends" in str(error) or (not whole and "the file is empty" in str(error)):
+                return
+            raise
+        assert records(source, reject=seen.append) == whole
+        lines = path.read_bytes().replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+    assert len(seen) == len(bad)
+    for record, line in zip(seen, bad, strict=True):
+        first = line.replace("\r\n", "\n").replace("\r", "\n").partition("\n")[0]
+        assert lines[int(record.place.removeprefix("line ")) - 1] == first.encode()
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        (["1", "18446744073709551615"], "uint64"),
+        (["18446744073709551615", "0", "1"], "uint64"),
+        (["18446744073709551615", "-1"], "float64"),
+        (["18446744073709551615", "1.5"], "float64"),
+        (["2020-01-01", "2020-01-01 00:00:01"], "timestamp[s]"),
+        (["2020-01-01 00:00:01.5", "2020-01-01"], "timestamp[ns]"),
+        (["2020-01-01 00:00:01.5", "0001-01-01"], "string"),
+        (["1", "true"], "string"),
+        (["2020-01-01T00:00Z", "2020-01-01"], "string"),
+    ],
+)
+@pytest.mark.parametrize("block_bytes", [1 << 23, 5])
+def test_a_type_does_not_depend_on_where_blocks_end(
+    write_csv: Write, monkeypatch: pytest.MonkeyPatch, values: list[str], dtype: str, block_bytes: int
+) -> None:
+    monkeypatch.setattr(module, "_BLOCK_BYTES", block_bytes)
+    source = open_source(write_csv(["x"], *[[value] for value in values]), None)
+    (feature,) = source.schema.features
+    assert (feature.logical or feature.dtype) == dtype
+    found = [row["x"] for row in records(source)]
+    if dtype == "uint64":
+        assert found == list(map(int, values))
+    if dtype == "string":
+        assert found == values
+
+
+def test_a_file_is_shared_in_parts_whose_lines_are_numbered(write_csv: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 50)
+    monkeypatch.setattr(text, "PART_BYTES", 200)
+    url = write_csv(["i", "s"], *[[i, "x\n" if i % 3 == 0 else "yy"] for i in range(300)])
+    source = open_source(url, "s", "csv", features(i="uint8"))
+    assert len(source.parts) > 5
+    bad: list[BadRecord] = []
+    assert [row["i"] for row in records(source, reject=bad.append)] == list(range(256))
+    assert labels(source, reject=lambda _: None) == ["x\n" if i % 3 == 0 else "yy" for i in range(256)]
+    lines = [f"line {2 + i + (i + 2) // 3}" for i in range(256, 300)]
+    assert [(b.place, b.reason) for b in bad] == [
+        (line, f"column 'i': '{i}' is no uint8") for line, i in zip(lines, range(256, 300), strict=True)
+    ]
+    early = [part for part in source.parts if part.first_record < 256]
+    assert [next(source.drafts(part)).column(0)[0].as_py() for part in early[:3]] == [p.first_record for p in early[:3]]
+
+
+def test_given_types_hold(write_csv: Write) -> None:
+    url = write_csv(["zip", "n", "f", "b"], ["00123", "1.0", "0.1", "1"], ["NA", "NA", "", ""])
+    source = open_source(url, "zip", "csv", features(zip="string", n="int16", f="float32", b="bool"))
+    assert dtypes(source) == {"zip": "string", "n": "int16", "f": "float32", "b": "bool"}
+    assert [list(row.values()) for row in records(source)] == [
+        ["00123", 1, pytest.approx(0.1), True],
+        ["NA", None, None, None],
+    ]
+    with pytest.raises(ConfigError, match="'zpi', but there is no such column; did you mean 'zip'"):
+        open_source(url, None, "csv", features(zpi="string"))
+    with pytest.raises(ConfigError, match="'zip' is of CSV, which has no lists; give it a scalar type"):
+        open_source(url, None, "csv", {"zip": Feature(name="zip", dtype="int8", shape=(2,))})
+
+
+def test_tabs_separate_the_fields_of_tsv_files(tmp_path: Path) -> None:
+    (tmp_path / "x.tsv").write_bytes(b'\xef\xbb\xbfa\tb\r\n1,5\t"x\ty"\r\n2,5\tz\r\n')
+    (tmp_path / "y.tsv.gz").write_bytes(gzip.compress(b"a\tb\n3\t\n"))
+    source = open_source(str(tmp_path), None)
+    assert [list(row.values()) for row in records(source)] == [["1,5", "x\ty"], ["2,5", "z"], ["3", ""]]
+    (tmp_path / "x.tsv").write_bytes(b"a,b\n1,5\n")
+    with pytest.raises(SourceError, match=r"x\.tsv: the fields seem to be separated by ','; write the file with tabs"):
+        open_source(str(tmp_path / "x.tsv"), None)
+
+
+def test_odd_names_and_values_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes(b'"a\nb",c\n"x\0",1\n"",2')
+    assert records(open_source(str(tmp_path / "x.csv"), None)) == [{"a\nb": "x\0", "c": 1}, {"a\nb": "", "c": 2}]
+
+
+def test_memory_stays_bounded_whatever_a_file_unpacks_to(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv.gz"
+    path.write_bytes(gzip.compress(b"a,b\n1,") + gzip.compress(b"a" * (1 << 20)) * 150)
+    code = """if True:
+        import sys
+        from ringfeed.sharding.sources import open_source
+        try: open_source(sys.argv[1], None)
+        except ValueError as error: assert "starts in line 2 is longer than 64 MiB" in str(error), error
+        else: sys.exit(9)
+        print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+    """
+    peak = subprocess.run([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert int(peak) >> 10 < 400
+
+
+def test_types_are_given_only_where_files_do_not_say_them(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "x.parquet")
+    with pytest.raises(ConfigError, match="of kind parquet, which says the types of its columns itself"):
+        open_source(str(tmp_path), None, features=features(x="string"))

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ringfeed.sharding import SourceError
-from ringfeed.sharding.sources import Source, open_source
+from ringfeed.sharding import ConfigError, SourceError
+from ringfeed.sharding.sources import Source, image_files, open_source
+from ringfeed.sharding.sources.base import BadRecord, Checked, fail_on_bad
 from tests.servers.store import Store
 
 
@@ -104,3 +105,48 @@ def test_files_of_several_kinds_are_not_guessed_at(tmp_path: Any) -> None:
 def test_an_empty_folder_holds_no_records(tmp_path: Any) -> None:
     with pytest.raises(SourceError, match="holds no records"):
         open_source(str(tmp_path), "x")
+
+
+def test_a_check_finds_the_positions_of_bad_images(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_files, "BATCH_BYTES", 2000)
+    (tmp_path / "cat").mkdir()
+    for i in range(20):
+        (tmp_path / "cat" / f"{i:02d}.png").write_bytes(image(i)[: -30 if i in (3, 17) else None])
+    source = open_source(str(tmp_path), None)
+    (tmp_path / "cat" / "05.png").unlink()
+    assert isinstance(source, Checked)
+    found: list[BadRecord] = []
+    batches = list(source.check(source.parts[0], found.append))
+    assert len(batches) > 1
+    assert [p for batch in batches for p in batch.to_pylist()] == [3, 5, 17]
+    assert [record.path[-6:] for record in found] == ["03.png", "05.png", "17.png"]
+    with pytest.raises(SourceError, match=r"03\.png: the image is damaged or cut short .*; mend or remove it"):
+        list(source.check(source.parts[0], fail_on_bad))
+
+
+def test_an_image_that_changes_while_it_is_read_is_named(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.png").write_bytes(image(1))
+    source = open_source(str(tmp_path), None)
+    for change in (-1, 1):
+        monkeypatch.setattr(image_files, "_size", lambda path, by=change: len(image(1)) + by)
+        with pytest.raises(SourceError, match=r"1\.png: the file changed while the source was read"):
+            completed(source)
+
+
+def test_more_than_one_column_can_hold_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.png").write_bytes(image(1))
+    monkeypatch.setattr(image_files, "_size", lambda path: 1 << 31)
+    with pytest.raises(ConfigError, match="more than the 2 GiB that one column can hold; ask for more shards"):
+        completed(open_source(str(tmp_path), None))
+
+
+def test_links_to_images_are_followed(tmp_path: Any) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "blob").write_bytes(image(1))
+    (tmp_path / "data" / "cat").mkdir(parents=True)
+    (tmp_path / "data" / "cat" / "1.png").symlink_to(tmp_path / "store" / "blob")
+    (tmp_path / "data" / "cat" / "loop").symlink_to(tmp_path / "data")
+    (row,) = completed(open_source(str(tmp_path / "data"), None))
+    assert row["image"] == image(1)

@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.sharding import SourceError
-from ringfeed.sharding.sources import Source, open_source
+from ringfeed.sharding.formats.parquet import rows_within
+from ringfeed.sharding.sources import Source, open_source, tables
 from ringfeed.sharding.sources import parquet as module
+from ringfeed.sharding.sources.base import BATCH_BYTES
 
 
 def records(source: Source) -> list[dict[str, object]]:
@@ -77,3 +80,59 @@ def test_the_fingerprint_follows_the_files(parquet: str, table: pa.Table) -> Non
     assert open_source(parquet, "label").fingerprint == before
     pq.write_table(table.slice(1), parquet)
     assert open_source(parquet, "label").fingerprint != before
+
+
+def test_parts_end_at_row_groups_by_rows_or_bytes(
+    tmp_path: Path, table: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(table, path, row_group_size=100)
+    group_bytes = pq.ParquetFile(path).metadata.row_group(0).total_byte_size
+    monkeypatch.setattr(module, "PART_BYTES", group_bytes * 3 // 2)
+    source = open_source(str(path), "label")
+    assert [part.pieces for part in source.parts] == [(0, 1), (2, 3), (4, 5)]
+    assert [part.first_record for part in source.parts] == [0, 200, 400]
+
+
+@pytest.mark.parametrize(
+    ("column", "row_bytes"),
+    [
+        (pa.array([5] * 1000, pa.int64()), 8),  # of which the file holds one
+        (pa.FixedSizeListArray.from_arrays(pa.array([0.5] * 16000, pa.float32()), 16), 64),
+        (pa.array([f"{i:0100}" for i in range(1000)]), 104),
+    ],
+)
+def test_rows_of_a_batch_follow_from_the_metadata(tmp_path: Path, column: pa.Array, row_bytes: int) -> None:
+    pq.write_table(pa.table({"a.b": column}), tmp_path / "x.parquet", use_dictionary=row_bytes == 8)
+    file = pq.ParquetFile(tmp_path / "x.parquet")
+    assert rows_within(file, [0], ["a.b"], 1 << 16, row_bytes * 100) == pytest.approx(100, rel=0.1)
+    assert rows_within(file, [0], ["a.b"], 7, row_bytes * 100) == 7
+    assert rows_within(file, [0], ["a.b"], 7, 1) == 1
+
+
+def test_memory_does_not_grow_with_a_row_group(tmp_path: Path) -> None:
+    rows = 400_000
+    values = pa.array(np.tile(np.arange(100, dtype=np.float32), rows))
+    pq.write_table(
+        pa.table({"x": pa.FixedSizeListArray.from_arrays(values, 100)}), tmp_path / "x.parquet", row_group_size=rows
+    )
+    source = open_source(str(tmp_path), None)
+    before, most, found = pa.total_allocated_bytes(), 0, 0
+    for batch in source.drafts(source.parts[0]):
+        most = max(most, pa.total_allocated_bytes() - before)
+        found += batch.num_rows
+    assert (len(source.parts), found) == (1, rows)
+    assert most < 4 * BATCH_BYTES < values.nbytes / 2
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(0, []), (5, [5]), (10, [5, 5]), (11, [4, 4, 3])])
+def test_slices_are_about_equal(rows: int, expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "BATCH_ROWS", 5)
+    batch = pa.record_batch({"x": pa.array(range(rows), pa.int8())})
+    assert [piece.num_rows for piece in tables.bounded(batch)] == expected
+
+
+def test_a_dictionary_counts_as_the_values_it_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "BATCH_BYTES", 1000)
+    batch = pa.record_batch({"x": pa.array(["x" * 100, "y" * 100] * 50).dictionary_encode()})
+    assert len(list(tables.bounded(batch))) == 10

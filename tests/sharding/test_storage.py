@@ -1,6 +1,9 @@
 """One contract for local disk, S3 and HDFS; what is stored is looked at past the code under test."""
 
+import multiprocessing
 import os
+from collections.abc import Callable
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,19 @@ from tests.servers.seaweedfs import S3Server
 from tests.servers.store import Store
 
 BIG = bytes(range(256)) * 4096 * 7  # 7 MiB: several parts of a multipart upload
+
+
+def create_one(url: str, number: int) -> str:
+    """Try to be the one that creates ``lock``; return 'won' or the name of the error."""
+    try:
+        Storage(url).create("lock", b"%d" % number)
+    except OSError as error:
+        return type(error).__name__
+    return "won"
+
+
+def processes() -> Executor:
+    return ProcessPoolExecutor(4, mp_context=multiprocessing.get_context("spawn"))
 
 
 class TestEveryStore:
@@ -46,10 +62,76 @@ class TestEveryStore:
         assert storage.exists("x")
         assert storage.list() == ["x"]
 
+    def test_sizes_are_those_of_all_files_below(self, store: Store) -> None:
+        storage = Storage(store.url)
+        assert storage.sizes() == {}
+        storage.write_all({"a/b": b"12345", "a.b": b"", "c": BIG})
+        assert list(storage.sizes().items()) == [("a.b", 0), ("a/b", 5), ("c", len(BIG))]
+        assert storage.list() == ["a.b", "a/b", "c"]
+
+    def test_a_file_is_created_once_and_then_left_as_it_is(self, store: Store) -> None:
+        storage = Storage(store.url)
+        storage.create("deep/lock", b"first")
+        with pytest.raises(FileExistsError, match=f"there is a file {store.url}/deep/lock already"):
+            storage.create("deep/lock", b"second")
+        assert store.read_bytes("deep/lock") == b"first"
+        assert store.list() == ["deep/lock"]
+        storage.remove("deep/lock")
+        storage.create("deep/lock", b"")
+        assert store.read_bytes("deep/lock") == b""
+
+    @pytest.mark.parametrize("pool", [lambda: ThreadPoolExecutor(8), processes], ids=["threads", "processes"])
+    def test_of_eight_creators_one_wins(self, store: Store, pool: Callable[[], Executor]) -> None:
+        with pool() as executor:
+            outcomes = list(executor.map(create_one, [store.url] * 8, range(8)))
+        assert sorted(outcomes) == ["FileExistsError"] * 7 + ["won"]
+        assert store.list() == ["lock"]
+        assert store.read_bytes("lock") == b"%d" % outcomes.index("won")
+
+    def test_an_input_is_read_anywhere(self, store: Store) -> None:
+        store.write_bytes("a", BIG)
+        store.write_bytes("empty", b"")
+        with Storage(store.url).open_input("a") as file:
+            assert file.read(10) == BIG[:10]
+            file.seek(-5, 2)
+            assert file.tell() == len(BIG) - 5
+            assert file.read() == BIG[-5:]
+            assert file.read(1) == b""
+            file.seek(6 << 20)
+            assert file.read(1000) == BIG[6 << 20 :][:1000]
+            file.seek(0)
+            assert file.read() == BIG
+        with Storage(store.url).open_input("empty") as file:
+            assert file.read() == b""
+
+    def test_an_output_appears_whole_when_its_body_has_ended(self, store: Store) -> None:
+        storage = Storage(store.url)
+        storage.write("a/b", b"old")
+        for content in (BIG * 5, b"new", b""):  # 35 MiB: several parts
+            with storage.open_output("a/b") as file:
+                assert file.write(content[:1000]) == len(content[:1000])
+                file.write(content[1000:])
+                assert store.read_bytes("a/b") != content
+            assert store.read_bytes("a/b") == content
+            assert store.list() == ["a/b"]
+
+    @pytest.mark.parametrize("content", [b"small", BIG * 5], ids=["small", "several parts"])
+    def test_an_output_whose_body_fails_leaves_nothing(self, store: Store, content: bytes) -> None:
+        def write_and_fail() -> None:
+            with Storage(store.url).open_output("a") as file:
+                file.write(content)
+                raise KeyError("mine")
+
+        with pytest.raises(KeyError, match="mine"):
+            write_and_fail()
+        assert store.list() == []
+
     def test_a_missing_file_is_file_not_found(self, store: Store) -> None:
         for read in (Storage(store.url).read, Storage(store.url).map):
             with pytest.raises(FileNotFoundError, match=f"there is no file {store.url}/missing"):
                 read("missing")
+        with pytest.raises(FileNotFoundError, match="there is no file"), Storage(store.url).open_input("missing"):
+            pass
 
     def test_a_missing_folder_lists_as_empty(self, store: Store) -> None:
         assert Storage(store.url + "/missing").list() == []

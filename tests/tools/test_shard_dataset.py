@@ -123,7 +123,7 @@ assert main(["verify", {str(tmp_path / "o")!r}]) == main(["inspect", {str(tmp_pa
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
     @pytest.mark.parametrize(("sig", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-    def test_a_signal_leaves_nothing_and_no_trace(self, tmp_path: Path, sig: int, status: int) -> None:
+    def test_a_signal_says_how_to_go_on_and_clean_leaves_nothing(self, tmp_path: Path, sig: int, status: int) -> None:
         rows = 300_000
         pq.write_table(pa.table({"x": range(rows), "y": ["a", "b"] * (rows // 2)}), tmp_path / "x.parquet")
         out = tmp_path / "new" / "out"
@@ -144,7 +144,32 @@ assert main(["verify", {str(tmp_path / "o")!r}]) == main(["inspect", {str(tmp_pa
         _, stderr = process.communicate(timeout=60)
         assert process.returncode == status
         assert "Traceback" not in stderr
-        assert not (tmp_path / "new").exists()
+        assert "of 3,000 shards are finished: start the same command again to go on with the rest" in stderr
+        assert not (out / "dataset.json").exists()
+        assert main(["clean", str(out)]) == 0
+        assert not out.exists()
+
+
+class TestReshard:
+    def test_writes_one_split_as_other_shards(
+        self, capsys: pytest.CaptureFixture[str], dataset: Path, tmp_path: Path
+    ) -> None:
+        assert main(["reshard", f"{dataset}#test", f"{tmp_path}/out", "--format", "parquet", "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert (document["format"], document["records"]) == ("parquet", 40)
+        assert [c["class"] for c in document["splits"]["test"]["classes"]] == ["late", "on time"]
+
+    def test_mixes_splits_only_when_told(
+        self, capsys: pytest.CaptureFixture[str], dataset: Path, tmp_path: Path
+    ) -> None:
+        assert main(["reshard", str(dataset), f"{tmp_path}/out"]) == 1
+        assert f"name one as {dataset}#train, or say with --split" in capsys.readouterr().err
+        assert main(["reshard", str(dataset), f"{tmp_path}/out", "--split", "a=0.5,b=0.5", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["records"] == ROWS
+
+    def test_what_is_no_dataset_is_named(self, capsys: pytest.CaptureFixture[str], source: str, tmp_path: Path) -> None:
+        assert main(["reshard", source, f"{tmp_path}/out"]) == 1
+        assert f"there is no dataset at {source}" in capsys.readouterr().err
 
 
 class TestInspect:
@@ -207,7 +232,10 @@ class TestVerify:
             "train-00001-of-00003.tfrecord",
             "test-00000-of-00001.index.arrow",
         ]
-        assert done.stderr.splitlines()[-1] == "shard-dataset: error: 2 of 10 files are damaged or missing"
+        assert done.stderr.splitlines()[-1] == (
+            "shard-dataset: error: 2 of 10 files are damaged or missing; "
+            "see what can be saved with: shard-dataset repair --dry-run"
+        )
         done = cli("shard-dataset", "verify", str(dataset), "--json")
         assert done.returncode == 1
         document = json.loads(done.stdout)
@@ -218,8 +246,45 @@ class TestVerify:
         manifest.write_bytes(manifest.read_bytes().replace(b"late", b"lame"))
         done = cli("shard-dataset", "verify", str(dataset), "--json")
         assert done.returncode == 1
+        document = json.loads(done.stdout)
+        assert (document["ok"], document["damages"][0]["path"]) == (False, "dataset.json")
+        (dataset / "shards.parquet").unlink()
+        done = cli("shard-dataset", "verify", str(dataset), "--json")
         assert json.loads(done.stdout)["ok"] is False
         assert_one_line(done, r"dataset.json is damaged")
+
+
+class TestRepair:
+    def test_tells_what_it_would_do_then_does_it(self, cli: Cli, dataset: Path) -> None:
+        before = {path.name: path.read_bytes() for path in dataset.iterdir()}
+        (dataset / "train-00002-of-00003.tfrecord").rename(dataset / "train-00001-of-00003.tfrecord")
+        (dataset / "dataset.json").unlink()
+        wounded = {path.name: path.read_bytes() for path in dataset.iterdir()}
+        done = cli("shard-dataset", "repair", str(dataset), "--dry-run")
+        assert done.returncode == 0, done.stderr
+        assert {path.name: path.read_bytes() for path in dataset.iterdir()} == wounded
+        lines = done.stdout.splitlines()
+        assert lines[0] == "dataset.json: rewrite: made again from the other files of the dataset"
+        assert "train-00002-of-00003.tfrecord: move: its bytes lie in train-00001-of-00003.tfrecord" in lines
+        assert lines[-2] == "lost: train: 120 records (on time 108, late 12)"
+        assert lines[-1] == "3 files are damaged; 120 records would be lost; nothing was written (--dry-run)"
+        done = cli("shard-dataset", "repair", str(dataset), "--json")
+        document = json.loads(done.stdout)
+        assert document["lost_records"] == 120
+        assert document["lost_by_class"]["train"][0] == {"class": "late", "records": 12}
+        assert (dataset / "train-00002-of-00003.tfrecord").read_bytes() == before["train-00002-of-00003.tfrecord"]
+        done = cli("shard-dataset", "inspect", str(dataset))
+        assert "lost     records that were damaged" in done.stdout
+        assert "train: 120 records (on time 108, late 12)" in done.stdout
+        done = cli("shard-dataset", "inspect", str(dataset), "--json")
+        assert json.loads(done.stdout)["lost"][0]["path"] == "train-00001-of-00003.tfrecord"
+        done = cli("shard-dataset", "verify", str(dataset), "--deep", "--workers", "2")
+        assert done.returncode == 0, done.stdout
+
+    def test_says_so_if_all_is_well(self, capsys: pytest.CaptureFixture[str], dataset: Path) -> None:
+        capsys.readouterr()
+        assert main(["repair", str(dataset)]) == 0
+        assert capsys.readouterr().out == "nothing is damaged; nothing was written\n"
 
 
 class TestCat:
@@ -445,8 +510,9 @@ class TestDestinations:
 
     def test_a_newer_dataset(self, cli: Cli, dataset: Path) -> None:
         manifest = dataset / "dataset.json"
-        manifest.write_text(manifest.read_text().replace('"format_version": "1.0"', '"format_version": "2.0"'))
-        for command in ("inspect", "verify", "cat"):
+        text = manifest.read_text().replace('"format_version": "1.0"', '"format_version": "2.0",\n "new": 1')
+        manifest.write_text(text)
+        for command in ("inspect", "verify", "repair", "cat"):
             assert_one_line(cli("shard-dataset", command, str(dataset)), "format version 2.0", "upgrade")
 
 
@@ -481,7 +547,7 @@ class TestUsage:
         assert stop.value.code == 2
         assert message in capsys.readouterr().err
 
-    @pytest.mark.parametrize("command", [[], ["build"], ["inspect"], ["verify"], ["cat"], ["export"]])
+    @pytest.mark.parametrize("command", [[], ["build"], ["inspect"], ["verify"], ["repair"], ["cat"], ["export"]])
     def test_help_shows_examples_and_exit_statuses(
         self, capsys: pytest.CaptureFixture[str], command: list[str]
     ) -> None:

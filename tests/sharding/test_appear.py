@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ringfeed.sharding import DestinationError
-from ringfeed.sharding.staging import staged_folder
+from ringfeed.sharding.appear import appearing_folder
 from ringfeed.sharding.storage import Storage
 from tests.servers.store import Store
 
@@ -14,7 +14,7 @@ NAMES = ("a.tar", "README.md")
 
 
 def fill(target: Storage, data: bytes, then: Callable[[], None] = lambda: None) -> None:
-    with staged_folder(target, NAMES) as draft:
+    with appearing_folder(target, NAMES) as draft:
         draft.write("a.tar", data)
         then()
 
@@ -25,7 +25,7 @@ def interrupt() -> None:
 
 def test_the_files_are_there_when_the_body_has_ended(store: Store) -> None:
     target = Storage(f"{store.url}/new/out")
-    with staged_folder(target, NAMES) as draft:
+    with appearing_folder(target, NAMES) as draft:
         draft.write("a.tar", b"a")
         if not target.is_object_store:
             assert target.list() == []
@@ -47,7 +47,7 @@ def test_what_is_there_stays_there(store: Store) -> None:
     store.write_bytes("out/thesis.txt", b"mine")
     with (
         pytest.raises(DestinationError, match=r"is not empty \(there is 'thesis.txt'\)"),
-        staged_folder(Storage(f"{store.url}/out"), NAMES),
+        appearing_folder(Storage(f"{store.url}/out"), NAMES),
     ):
         pass
     assert store.list() == ["out/thesis.txt"]
@@ -55,7 +55,7 @@ def test_what_is_there_stays_there(store: Store) -> None:
 
 def test_a_folder_that_is_empty_is_filled(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    with staged_folder(Storage(str(tmp_path / "out")), NAMES) as draft:
+    with appearing_folder(Storage(str(tmp_path / "out")), NAMES) as draft:
         draft.write("a.tar", b"a")
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "a.tar"]
 
@@ -72,18 +72,18 @@ def test_in_an_object_store_what_a_killed_one_left_is_overwritten() -> None:
     target = Storage("memory://killed/out")
     target.write("_exporting.json", b"{}")
     target.write("a.tar", b"half")
-    with staged_folder(target, NAMES) as draft:
+    with appearing_folder(target, NAMES) as draft:
         draft.write("a.tar", b"whole")
         draft.write("README.md", b"r")
     assert target.list() == ["README.md", "a.tar"]
     assert target.read("a.tar") == b"whole"
     target.write("_exporting.json", b"{}")
     target.write("thesis.txt", b"mine")
-    with pytest.raises(DestinationError, match=r"there is 'thesis\.txt'"), staged_folder(target, NAMES):
+    with pytest.raises(DestinationError, match=r"there is 'thesis\.txt'"), appearing_folder(target, NAMES):
         pass
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
     with pytest.raises(DestinationError, match="is a file; name a folder"):
-        staged_folder(Storage(str(tmp_path / "out")), NAMES).__enter__()
+        appearing_folder(Storage(str(tmp_path / "out")), NAMES).__enter__()

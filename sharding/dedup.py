@@ -1,0 +1,265 @@
+"""Exact de-duplication, in bounded memory: records are hashed to 128 bits, and the hashes compared bucket by bucket.
+
+Two tasks, as those of a build: one hashes a part and writes its hashes, sorted by their first byte, to a file; the
+other reads one range of first bytes from all files and finds every hash that came before. Two different records have
+the same hash with a probability of n**2 / 2**129 for n records: 1e-21 for a thousand million of them.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from .dropping import DroppingSource
+from .errors import ConfigError, SourceError
+from .execute import run_tasks
+from .grouping import group
+from .prepare.columns import check_columns
+from .prepare.image_source import ImageSource
+from .prepare.source import completed, draft_columns, narrowed
+from .sources import Part, Source
+
+__all__ = ["drop_duplicates", "find_duplicates", "find_in_bucket", "hash_part", "hash_records"]
+
+Int64 = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]  # [records, 2]: of each record, high half and low half
+
+_PREFIXES = 256  # of a hash: its first byte
+_RUN_RECORDS = 1 << 20  # hashes that are sorted by prefix and written at once
+_BUCKET_RECORDS = 1 << 22  # hashes that are compared at once: about 400 MB with all that it takes
+
+
+def drop_duplicates(
+    source: Source, columns: Sequence[str], pool: Executor | None, report: Callable[[int, int, int], None]
+) -> Source:
+    """A source without the records that another before them is equal to.
+
+    Args:
+        source: of all records. Images are compared as they are before they are resized and encoded.
+        columns: that are compared; none: all.
+        pool: where to run the tasks; None is this process.
+        report: called with tasks done, tasks in all, and records hashed.
+    """
+    before_images = source.inner if isinstance(source, ImageSource) else source
+    with tempfile.TemporaryDirectory(prefix="ringfeed-dedup-") as folder:
+        dropped = find_duplicates(before_images, columns, pool, Path(folder), report)
+    return DroppingSource.over(source, dropped)
+
+
+def find_duplicates(
+    source: Source,
+    columns: Sequence[str],
+    pool: Executor | None,
+    folder: Path,
+    report: Callable[[int, int, int], None],
+) -> list[Int64]:
+    """For each part, the positions among its drafts, ascending, of the records that come again.
+
+    Args:
+        source: of the records.
+        columns: that are compared; none: all.
+        pool: where to run the tasks; None is this process.
+        folder: for the files of hashes, seen by every task.
+        report: called with tasks done, tasks in all, and records hashed.
+
+    Raises:
+        ConfigError: there is no such column, or no record can come again.
+    """
+    check_columns("--dedup", columns, source.schema.names)
+    lazy = set(source.schema.names) - draft_columns(source)
+    if not columns and lazy and "path" in source.schema.names:
+        raise ConfigError(
+            "--dedup: each record has a path of its own, so that no two are equal as a whole; name the columns to "
+            f"compare, such as --dedup {sorted(lazy)[0] if 'image' not in lazy else 'image'}"
+        )
+    compared = tuple(columns) or source.schema.names
+    files = tuple(str(folder / f"{i:06d}") for i in range(len(source.parts)))
+    jobs = [
+        (hash_part, (source, part, compared, not lazy.isdisjoint(compared), path))
+        for part, path in zip(source.parts, files, strict=True)
+    ]
+    hashed = run_tasks(pool, jobs, lambda done, _: report(done, len(jobs) + 1, 0))
+    records = sum(hashed)
+    count = min(_PREFIXES, -(-records // _BUCKET_RECORDS))
+    bounds = [_PREFIXES * i // max(1, count) for i in range(count + 1)]
+    buckets = [(find_in_bucket, (files, first, stop)) for first, stop in pairwise(bounds)]
+    found = run_tasks(pool, buckets, lambda done, _: report(len(jobs) + (done == count), len(jobs) + 1, records))
+    parts = np.concatenate([np.empty(0, np.int64), *(part for part, _ in found)])
+    positions = np.concatenate([np.empty(0, np.int64), *(position for _, position in found)])
+    dropped = [np.empty(0, np.int64) for _ in hashed]
+    for number, places in group(parts):
+        dropped[number] = np.sort(positions[places])
+    return dropped
+
+
+def hash_part(source: Source, part: Part, columns: Sequence[str], complete: bool, path: str) -> int:
+    """Hash the records of a part; write ``path``.hashes, of uint64 [records, 3], and ``path``.runs.npy.
+
+    A row is a hash and the record's position. Rows lie in runs, each sorted by prefix; row r of the second file holds
+    where in the first the prefixes of run r begin, and where the last ends.
+
+    Args:
+        source: of the records.
+        part: of the source.
+        columns: that are hashed.
+        complete: whether the drafts must be completed for that.
+        path: of the files, without their endings.
+
+    Returns:
+        The number of records.
+    """
+    runs: list[Int64] = []
+    written = 0
+    reader = narrowed(source, columns)
+    with open(f"{path}.hashes", "wb") as file:
+        for rows in _in_runs(_hashes(reader, part, columns, complete)):
+            by_prefix = group((rows[:, 0] >> np.uint64(56)).astype(np.int64))
+            file.write(rows[by_prefix.order].data)
+            counts = np.zeros(_PREFIXES, np.int64)
+            counts[by_prefix.values] = np.diff(by_prefix.bounds)
+            runs.append(written + np.concatenate([[0], np.cumsum(counts)]))
+            written += len(rows)
+    np.save(f"{path}.runs.npy", np.array(runs, np.int64).reshape(-1, _PREFIXES + 1), allow_pickle=False)
+    return written
+
+
+def _hashes(source: Source, part: Part, columns: Sequence[str], complete: bool) -> Iterator[Hashes]:
+    for drafts in source.drafts(part):
+        for batch in completed(source, drafts) if complete else [drafts]:
+            yield hash_records(batch.select(list(columns)))
+
+
+def _in_runs(batches: Iterator[Hashes]) -> Iterator[npt.NDArray[np.uint64]]:
+    """Rows of hash and position, [up to about _RUN_RECORDS, 3]."""
+    held: list[npt.NDArray[np.uint64]] = []
+    position = count = 0
+    for hashes in batches:
+        numbers = np.arange(position, position + len(hashes), dtype=np.uint64)
+        held.append(np.column_stack([hashes, numbers]))
+        position += len(hashes)
+        count += len(hashes)
+        if count >= _RUN_RECORDS:
+            yield np.concatenate(held)
+            held, count = [], 0
+    if count:
+        yield np.concatenate(held)
+
+
+def find_in_bucket(files: Sequence[str], first: int, stop: int) -> tuple[Int64, Int64]:
+    """The records that come again, of those whose hash has a prefix in ``[first, stop)``.
+
+    Args:
+        files: what `hash_part` wrote, of each part in order.
+        first: prefix.
+        stop: prefix.
+
+    Returns:
+        Part and position of each.
+    """
+    rows, parts = [np.empty((0, 3), np.uint64)], [np.empty(0, np.int64)]
+    for number, path in enumerate(files):
+        runs = np.load(f"{path}.runs.npy", allow_pickle=False)
+        if not runs.size:
+            continue
+        hashes = np.memmap(f"{path}.hashes", np.uint64, "r").reshape(-1, 3)
+        found = [hashes[run[first] : run[stop]] for run in runs]
+        rows += found
+        parts.append(np.full(sum(map(len, found)), number, np.int64))
+    bucket, part = np.concatenate(rows), np.concatenate(parts)
+    order = np.lexsort((bucket[:, 1], bucket[:, 0]))  # stable: equal ones stay in the order of the source
+    ordered = bucket[order, :2]
+    again = order[1:][(ordered[1:] == ordered[:-1]).all(axis=1)]
+    return part[again], bucket[again, 2].astype(np.int64)
+
+
+# --- hashing ---------------------------------------------------------------------------------------------------
+
+
+def hash_records(batch: pa.RecordBatch) -> Hashes:
+    """The XXH3-128 of each record: of its values' bytes, bit by bit; nulls differ from every value.
+
+    The hash of a record does not depend on the batch that it lies in, nor on the names of the columns.
+    """
+    pieces: list[Any] = []
+    for column in batch.columns:
+        pieces += [_prefixes(column), _bytes(column)]
+    joined = pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.large_binary()))
+    offsets, data = _parts(joined)
+    digest = xxhash.xxh3_128_digest
+    digests = b"".join([digest(data[start:stop]) for start, stop in pairwise(offsets.tolist())])
+    return np.frombuffer(digests, ">u8").astype(np.uint64).reshape(-1, 2)
+
+
+def _prefixes(column: pa.Array) -> pa.LargeBinaryArray:
+    """Of each value: whether it is there, and where lengths vary, its length in bytes, so that no two records agree."""
+    valid = pc.is_valid(column).cast(pa.uint8()).to_numpy().reshape(-1, 1)
+    if _width(column.type) is not None:
+        return _rows(valid)
+    lengths = pc.binary_length(_bytes(column)).to_numpy().astype("<i8").reshape(-1, 1).view(np.uint8)
+    return _rows(np.concatenate([valid, lengths], axis=1))
+
+
+def _width(kind: pa.DataType) -> int | None:
+    """Bytes of every value of a type, or None where they vary."""
+    if pa.types.is_fixed_size_list(kind):
+        width = _width(kind.value_type)
+        return None if width is None else width * kind.list_size
+    return None if kind in (pa.string(), pa.binary()) or pa.types.is_list(kind) else max(8, kind.bit_width) // 8
+
+
+def _bytes(column: pa.Array) -> pa.LargeBinaryArray:
+    """The bytes of each value, none or zeros where it is missing; of lists of text with each element's length.
+
+    Raises:
+        SourceError: a list lacks elements.
+    """
+    kind = column.type
+    if kind in (pa.string(), pa.binary()):
+        return pc.cast(pc.cast(column, pa.binary()), pa.large_binary()).fill_null(b"")
+    if not (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)):
+        return _rows(_matrix(column))
+    elements = column.flatten()  # leaves out what lies under a null
+    if elements.null_count:
+        raise SourceError("lists hold nulls, and cannot be compared; drop those records with --drop-nulls")
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    width = _width(elements.type)
+    if width is not None:
+        return _binary(bounds * width, _matrix(elements))
+    joined = pc.binary_join_element_wise(_prefixes(elements), _bytes(elements), pa.scalar(b"", pa.large_binary()))
+    offsets, data = _parts(joined)
+    return _binary(offsets[bounds], data)
+
+
+def _matrix(column: pa.Array) -> npt.NDArray[np.uint8]:
+    """The bytes of numbers, in little-endian order, uint8 [n, width]; zeros where one is missing."""
+    values = column.cast(pa.uint8()) if column.type == pa.bool_() else column
+    width = values.type.bit_width // 8
+    bits = values.view(pa.type_for_alias(f"uint{8 * width}")).fill_null(0).to_numpy()
+    return np.ascontiguousarray(bits, f"<u{width}").view(np.uint8).reshape(len(column), width)
+
+
+def _rows(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
+    return _binary(np.arange(len(matrix) + 1, dtype=np.int64) * matrix.shape[1], matrix)
+
+
+def _binary(offsets: Int64, data: Any) -> pa.LargeBinaryArray:
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
+
+
+def _parts(array: pa.LargeBinaryArray) -> tuple[Int64, Any]:
+    """Offsets, int64 [n + 1], and the bytes that they point into."""
+    _, offsets, data = array.buffers()
+    bounds = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
+    return bounds, memoryview(b"" if data is None else data)

@@ -1,0 +1,119 @@
+"""A source without some of the records of another: doubles, or those that could not be read."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from .keyed import derive_key
+from .schema import Schema
+from .sources.base import Part, Reject, Source, fail_on_bad
+
+__all__ = ["DroppingSource"]
+
+Int64 = npt.NDArray[np.int64]
+Rows = TypeVar("Rows", pa.Array, pa.RecordBatch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DroppingSource:
+    """A source that passes over records by their positions among a part's drafts.
+
+    Attributes:
+        inner: the source of all records.
+        dropped: for each part the positions, packed: the source goes to every task, and a position then weighs a byte
+            or two.
+    """
+
+    inner: Source
+    dropped: tuple[bytes, ...]
+
+    @classmethod
+    def over(cls, inner: Source, dropped: Sequence[Int64]) -> DroppingSource:
+        """A source without these records.
+
+        Args:
+            inner: the source of all records.
+            dropped: for each of its parts the positions, ascending, from 0.
+
+        Raises:
+            ValueError: there are more or fewer arrays than parts, or positions do not ascend.
+        """
+        if len(dropped) != len(inner.parts):
+            raise ValueError(f"dropped must hold one array for each of {len(inner.parts)} parts, got {len(dropped)}")
+        return cls(inner=inner, dropped=tuple(map(_pack, dropped)))
+
+    @property
+    def url(self) -> str:
+        """Where the inner source is."""
+        return self.inner.url
+
+    @property
+    def schema(self) -> Schema:
+        """That of the inner source."""
+        return self.inner.schema
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """Those of the inner source; one may be left without a record."""
+        return self.inner.parts
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the inner source and of what is dropped."""
+        return f"{derive_key(self.inner.fingerprint, *(xxhash.xxh3_64_intdigest(p) for p in self.dropped)):016x}"
+
+    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
+        """The labels of the records that stay."""
+        return _without(self.inner.labels(part, reject), self._dropped(part))
+
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
+        """The records that stay."""
+        return _without(self.inner.drafts(part, reject), self._dropped(part))
+
+    def sample(self, part: Part, records: int) -> pa.RecordBatch:
+        """Those of the inner source's sample that stay, for a sample is the head of the drafts."""
+        head = self.inner.sample(part, records)
+        return next(_without(iter([head]), self._dropped(part)), head.slice(0, 0))
+
+    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
+        """As the inner source does."""
+        return self.inner.complete(drafts)
+
+    def _dropped(self, part: Part) -> Int64:
+        return _unpack(self.dropped[list(self.inner.parts).index(part)])
+
+
+def _pack(positions: Int64) -> bytes:
+    steps = np.diff(np.asarray(positions, np.int64), prepend=-1)
+    if steps.size and steps.min() < 1:
+        raise ValueError("the positions of dropped records must ascend from 0 or more")
+    return zlib.compress(steps.astype("<i8").tobytes(), level=1) if steps.size else b""
+
+
+def _unpack(packed: bytes) -> Int64:
+    steps = np.frombuffer(zlib.decompress(packed) if packed else b"", "<i8")
+    return np.cumsum(steps, dtype=np.int64) - 1
+
+
+def _without(batches: Iterator[Rows], dropped: Int64) -> Iterator[Rows]:
+    """Batches without the rows at positions counted through all of them; none that is left empty."""
+    start = 0
+    for batch in batches:
+        first, last = np.searchsorted(dropped, (start, start + len(batch)))
+        if first < last:
+            stays = np.ones(len(batch), np.bool_)
+            stays[dropped[first:last] - start] = False
+            start += len(batch)
+            batch = batch.filter(pa.array(stays))
+        else:
+            start += len(batch)
+        if len(batch):
+            yield batch

@@ -1,0 +1,156 @@
+"""A shard's index read with suspicion, made again from the shard, and held against it.
+
+The loader needs none of this: it has the checksum. Here the question is what an index is worth whose checksum, or whose
+shard's, is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .formats.decode import decode_example
+from .formats.encode import encode_index
+from .formats.parquet import read_parquet
+from .formats.scan import scan_frames
+from .formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
+from .manifest import Manifest, ShardInfo
+from .schema import Schema
+
+__all__ = ["Index", "classes_of_messages", "classes_of_table", "frame_bounds", "read_index", "rebuild_index"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """What an index says.
+
+    Attributes:
+        class_ids: int32 [records].
+        offsets: of the frames and of the end of the last, int64 [records + 1]; None for Parquet.
+    """
+
+    class_ids: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64] | None
+
+    def differing_records(self, other: Index) -> npt.NDArray[np.int64]:
+        """Numbers of the records of which two indexes of as many records say different things."""
+        differ = self.class_ids != other.class_ids
+        if self.offsets is not None and other.offsets is not None:
+            differ |= (self.offsets[:-1] != other.offsets[:-1]) | (np.diff(self.offsets) != np.diff(other.offsets))
+        return np.flatnonzero(differ)
+
+
+def read_index(data: pa.Buffer, manifest: Manifest) -> Index:
+    """Read an index that may be damaged.
+
+    Raises:
+        ValueError: it is none, or contradicts itself or the dataset's classes.
+    """
+    names = ["class_id"] if manifest.shard_format == "parquet" else ["offset", "length", "class_id"]
+    try:
+        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        table.validate(full=True)
+        columns = [table.column(name).to_numpy() for name in names]
+    except Exception as error:  # damaged bytes make a reader raise anything
+        raise ValueError(f"it cannot be read: {' '.join(str(error).split())[:200]}") from error
+    if table.column_names != names or [column.dtype.name for column in columns][-1] != "int32":
+        raise ValueError(f"it has the columns {', '.join(table.column_names)}, not {', '.join(names)}")
+    class_ids = columns[-1]
+    strange = np.flatnonzero((class_ids < 0) | (class_ids >= len(manifest.classes)))
+    if len(strange):
+        record = int(strange[0])
+        raise ValueError(f"record {record} has class id {class_ids[record]}, of {len(manifest.classes)} classes")
+    if len(columns) == 1:
+        return Index(class_ids=class_ids, offsets=None)
+    starts, lengths = columns[0].astype(np.int64), columns[1].astype(np.int64)
+    offsets = np.append(np.zeros(1, np.int64), np.cumsum(lengths))
+    broken = np.flatnonzero((offsets[:-1] != starts) | (lengths < HEADER_BYTES + FOOTER_BYTES))
+    if len(broken):
+        raise ValueError(f"record {broken[0]} does not begin where the one before it ends")
+    return Index(class_ids=class_ids, offsets=offsets)
+
+
+def frame_bounds(manifest: Manifest, shard: ShardInfo, index: Index | None) -> list[tuple[int, int]] | None:
+    """Where each frame of a TFRecord shard lies, ``[offset, stop)``: by its index, or the layout that all share."""
+    if index is not None and index.offsets is not None:
+        offsets = index.offsets
+    elif manifest.layout is not None:
+        width = HEADER_BYTES + manifest.layout.example_bytes + FOOTER_BYTES
+        offsets = np.arange(shard.records + 1, dtype=np.int64) * width
+    else:
+        return None
+    return list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
+
+
+def rebuild_index(data: pa.Buffer, manifest: Manifest) -> tuple[Index, pa.Buffer]:
+    """The index of an intact shard, and its bytes.
+
+    Args:
+        data: of the shard, decompressed.
+        manifest: of the dataset.
+
+    Raises:
+        ValueError: the shard is damaged, or holds a label that the dataset does not know.
+    """
+    if manifest.shard_format == "parquet":
+        try:
+            table = read_parquet(data, [manifest.schema.label or manifest.schema.names[0]])
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"the shard cannot be read: {' '.join(str(error).split())[:200]}") from error
+        index = Index(class_ids=classes_of_table(table, manifest), offsets=None)
+    else:
+        view = memoryview(data)
+        offsets = [0]
+
+        def messages() -> Iterator[bytes]:
+            for frame in scan_frames(view, None):
+                if frame.problem:
+                    raise ValueError(f"record {frame.record} of the shard {frame.problem}")
+                offsets.append(frame.stop)
+                yield bytes(view[frame.payload])
+
+        class_ids = classes_of_messages(messages(), manifest)
+        index = Index(class_ids=class_ids, offsets=np.array(offsets, np.int64))
+    return index, encode_index(index.class_ids, index.offsets)
+
+
+def classes_of_messages(messages: Iterator[bytes], manifest: Manifest) -> npt.NDArray[np.int32]:
+    """The class id of each `tf.train.Example`, by its label.
+
+    Raises:
+        ValueError: a label is missing, unknown, or cannot be parsed.
+    """
+    label = manifest.schema.label
+    if label is None:
+        return np.zeros(sum(1 for _ in messages), np.int32)
+    ids = {value: number for number, value in enumerate(manifest.classes)}
+    only_label = Schema(features=(manifest.schema[label],), label=label)
+    found = []
+    for number, message in enumerate(messages):
+        try:
+            found.append(ids[decode_example(message, only_label)[label]])
+        except Exception as error:  # bytes that are no Example make the decoder raise anything
+            raise ValueError(f"record {number} has no label that the dataset knows") from error
+    return np.array(found, np.int32)
+
+
+def classes_of_table(table: pa.Table, manifest: Manifest) -> npt.NDArray[np.int32]:
+    """The class id of each row, by its label.
+
+    Raises:
+        ValueError: a label is missing or unknown.
+    """
+    label = manifest.schema.label
+    if label is None:
+        return np.zeros(table.num_rows, np.int32)
+    column = table.column(label).combine_chunks()
+    ids = pc.index_in(column, value_set=pa.array(manifest.classes, column.type))
+    if ids.null_count:
+        record = int(np.flatnonzero(ids.is_null().to_numpy(zero_copy_only=False))[0])
+        raise ValueError(f"record {record} has no label that the dataset knows")
+    return np.asarray(ids.to_numpy(zero_copy_only=False)).astype(np.int32)

@@ -1,0 +1,117 @@
+"""What a build has finished, beside what it writes: so that one that was killed goes on where it stopped.
+
+An entry tells of a run of shards that lie complete at the destination. Entries are keyed by the plan's fingerprint:
+those of another plan count for nothing. They are no part of the dataset, and go when it is committed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .errors import RingfeedError
+from .interop import dali
+from .manifest import FileInfo, ShardInfo, checksum
+from .statistics import FeatureStatistics
+from .storage import Storage
+
+__all__ = ["JOURNAL_FOLDER", "ShardResult", "read_journal", "record_shards"]
+
+JOURNAL_FOLDER = "_building"
+_READERS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardResult:
+    """A shard that was written.
+
+    Attributes:
+        number: through all splits.
+        info: as in the manifest.
+        statistics: of its features, by name.
+        dali: its index for DALI, if there is one.
+    """
+
+    number: int
+    info: ShardInfo
+    statistics: Mapping[str, FeatureStatistics]
+    dali: FileInfo | None = None
+
+    @property
+    def files(self) -> dict[str, FileInfo]:
+        """Those for other programs, by path."""
+        return {} if self.dali is None else {dali.index_name(self.info.path): self.dali}
+
+    @property
+    def all_files(self) -> dict[str, FileInfo]:
+        """All that were written, by path."""
+        info = self.info
+        return {
+            info.path: FileInfo(bytes=info.bytes, checksum=info.checksum),
+            info.index_path: FileInfo(bytes=info.index_bytes, checksum=info.index_checksum),
+            **self.files,
+        }
+
+
+def record_shards(storage: Storage, fingerprint: str, results: Iterable[ShardResult]) -> None:
+    """Note that shards are finished; call it when their files are durable."""
+    entries = [asdict(result) for result in results]
+    body = json.dumps(entries).encode()
+    name = f"{JOURNAL_FOLDER}/{fingerprint}/{entries[0]['number']:06d}-{entries[-1]['number']:06d}.json"
+    entry = json.dumps({"checksum": checksum(body), "shards": entries})
+    storage.write(name, entry.encode(), durable=False)  # one that is lost, or damaged, only costs time
+
+
+def read_journal(storage: Storage, fingerprint: str, sizes: Mapping[str, int]) -> dict[int, ShardResult]:
+    """The shards of a plan that an earlier build finished, and whose files are there with the sizes noted.
+
+    On local disk their bytes are held against their checksums too: reading them costs little beside writing them anew.
+
+    Args:
+        storage: of the destination.
+        fingerprint: of the plan.
+        sizes: of all files at the destination.
+    """
+    names = [name for name in sizes if name.startswith(f"{JOURNAL_FOLDER}/{fingerprint}/")]
+    with ThreadPoolExecutor(_READERS) as pool:
+        entries = [entry for found in pool.map(lambda name: _read(storage, name), names) for entry in found]
+        whole = pool.map(lambda entry: _is_whole(storage, entry, sizes), entries)
+        return {entry.number: entry for entry, good in zip(entries, whole, strict=True) if good}
+
+
+def _read(storage: Storage, name: str) -> list[ShardResult]:
+    try:
+        value = json.loads(storage.read(name))
+        if checksum(json.dumps(value["shards"]).encode()) != value["checksum"]:
+            return []
+        return [_result(entry) for entry in value["shards"]]
+    except (ValueError, KeyError, TypeError, FileNotFoundError):
+        return []  # of no use: its shards are written again
+
+
+def _result(entry: Mapping[str, Any]) -> ShardResult:
+    info = entry["info"] | {"class_counts": tuple(entry["info"]["class_counts"])}
+    statistics = {name: FeatureStatistics.from_json(value) for name, value in entry["statistics"].items()}
+    index = entry["dali"]
+    return ShardResult(
+        number=entry["number"],
+        info=ShardInfo(**info),
+        statistics=statistics,
+        dali=None if index is None else FileInfo(**index),
+    )
+
+
+def _is_whole(storage: Storage, result: ShardResult, sizes: Mapping[str, int]) -> bool:
+    for path, expected in result.all_files.items():
+        if sizes.get(path) != expected.bytes:
+            return False
+        if storage.local_path is not None:
+            try:
+                if checksum(storage.map(path)) != expected.checksum:
+                    return False
+            except (FileNotFoundError, RingfeedError):
+                return False
+    return True

@@ -1,0 +1,220 @@
+"""Where in a damaged file the damage lies: which records of a TFRecord shard, which row group and column of a Parquet
+shard, which byte of an index.
+
+Reads the one file, and for an index its shard. Not here: which files are damaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from .damage import Damage, first_difference, kind_of_size, runs, runs_text
+from .formats.parquet import RowGroup, read_parquet, row_group_rows, scan_row_groups, write_parquet
+from .formats.scan import Frame, scan_frames
+from .formats.tfrecord import compress
+from .indexes import Index, frame_bounds, read_index, rebuild_index
+from .manifest import Manifest, ShardInfo, checksum
+from .staging import Measure, staged
+from .storage import Storage
+
+__all__ = ["encode_again", "locate_in_index", "locate_in_shard"]
+
+
+def locate_in_shard(
+    storage: Storage, manifest: Manifest, shard: ShardInfo, found: Measure, index: Index | None
+) -> Damage:
+    """What is wrong with a shard whose checksum is wrong.
+
+    Args:
+        storage: of the dataset.
+        manifest: of the dataset.
+        shard: as it was written.
+        found: what the file holds.
+        index: of the shard, if it is intact.
+    """
+    damage = Damage(
+        path=shard.path,
+        kind=kind_of_size(found.bytes, shard.bytes),
+        problem=_sizes(found, shard.bytes),
+        split=shard.split,
+    )
+    with staged(storage, shard.path) as stored:
+        if found.bytes > shard.bytes and checksum(stored.slice(0, shard.bytes)) == shard.checksum:
+            added = found.bytes - shard.bytes
+            return replace(
+                damage, offset=shard.bytes, problem=f"{added} bytes were added at its end; what was written is intact"
+            )
+        if manifest.shard_format == "parquet":
+            return _in_parquet(damage, stored, manifest, shard)
+        with staged(storage, shard.path, manifest.file_compression) as data:
+            return _in_tfrecord(damage, stored, memoryview(data), manifest, shard, index)
+
+
+def _sizes(found: Measure, expected_bytes: int) -> str:
+    if found.bytes != expected_bytes:
+        return f"it has {found.bytes} bytes, {expected_bytes} were written"
+    return "its checksum does not match"
+
+
+def _in_tfrecord(
+    damage: Damage, stored: pa.Buffer, data: memoryview, manifest: Manifest, shard: ShardInfo, index: Index | None
+) -> Damage:
+    bounds = frame_bounds(manifest, shard, index)
+    bad = [frame for frame in scan_frames(data, bounds) if frame.problem]
+    if not bad:
+        return _between_records(damage, stored, data, manifest, shard)
+    first = bad[0]
+    numbers = () if any(f.record is None for f in bad) or bounds is None else runs(f.record or 0 for f in bad)
+    count = f"{len(bad)} of {shard.records} records are damaged: {runs_text(numbers)}" if numbers else ""
+    if not numbers and len(bad) > 1:
+        count = f"and {len(bad) - 1} more places"
+    place = f"{_name(first)} at offset {first.offset}{_of_the_inflated(manifest)} {first.problem}"
+    return replace(
+        damage,
+        problem=f"{damage.problem} ({place}{'; ' if count else ''}{count})",
+        record=first.record,
+        records=numbers,
+        offset=first.offset,
+    )
+
+
+def _name(frame: Frame) -> str:
+    return "a record" if frame.record is None else f"record {frame.record}"
+
+
+def _of_the_inflated(manifest: Manifest) -> str:
+    return "" if manifest.compression == "none" else " of the decompressed data"
+
+
+def _between_records(
+    damage: Damage, stored: pa.Buffer, data: memoryview, manifest: Manifest, shard: ShardInfo
+) -> Damage:
+    """All records that are there are intact: the damage is in what surrounds them."""
+    if manifest.compression == "none":
+        return replace(damage, offset=len(data), problem=f"{damage.problem} (all records that it holds are intact)")
+    original = encode_again(data, manifest, shard)
+    offset = None if original is None else first_difference(memoryview(stored), original)
+    place = "" if offset is None else f", at byte {offset} of the file"
+    return replace(
+        damage, offset=offset, problem=f"{damage.problem} (in what gzip and zlib put around the records{place})"
+    )
+
+
+def _in_parquet(damage: Damage, stored: pa.Buffer, manifest: Manifest, shard: ShardInfo) -> Damage:
+    try:
+        groups = list(scan_row_groups(stored))
+    except ValueError as error:
+        return replace(damage, offset=_footer_offset(stored), problem=f"{damage.problem} ({error})")
+    bad = [group for group in groups if group.damaged]
+    if bad:
+        first = bad[0]
+        count = f"; {len(bad)} of {len(groups)} row groups are damaged: {runs_text(runs(g.number for g in bad))}"
+        return _in_row_group(damage, first, first.damaged[0], None, count if len(bad) > 1 else "")
+    original = encode_again(stored, manifest, shard)
+    offset = None if original is None else first_difference(memoryview(stored), original)
+    for group in groups if offset is not None else ():
+        for column, (start, stop) in group.columns.items():
+            if start <= (offset or 0) < stop:
+                return _in_row_group(damage, group, column, offset, "; all values can be read")
+    place = _footer_offset(stored) if offset is None else offset
+    return replace(
+        damage, offset=place, problem=f"{damage.problem} (in the footer, at offset {place}; all values can be read)"
+    )
+
+
+def _in_row_group(damage: Damage, group: RowGroup, column: str, offset: int | None, more: str) -> Damage:
+    offset = group.columns[column][0] if offset is None else offset
+    place = f"row group {group.number}, records {group.first_record}-{group.first_record + group.records - 1}"
+    return replace(
+        damage,
+        problem=f"{damage.problem} ({place}, column {column!r} at offset {offset}{more})",
+        record=group.first_record,
+        row_group=group.number,
+        column=column,
+        offset=offset,
+    )
+
+
+def _footer_offset(stored: pa.Buffer) -> int:
+    """Where the footer of a Parquet file begins, by its own word; its last bytes, if that makes no sense."""
+    size = int.from_bytes(memoryview(stored)[-8:-4], "little")
+    end = max(0, int(stored.size) - 8)
+    return end - size if size < end else end
+
+
+def encode_again(data: pa.Buffer | memoryview, manifest: Manifest, shard: ShardInfo) -> memoryview | None:
+    """The bytes of a shard's file, from what it holds, if that gives the bytes that were written; else None.
+
+    Args:
+        data: a Parquet file whose row groups can be read; or the frames of a compressed TFRecord file.
+        manifest: of the dataset.
+        shard: as it was written.
+    """
+    if manifest.shard_format == "parquet":
+        try:
+            (rows,) = read_parquet(data).combine_chunks().to_batches()
+            encoded = memoryview(write_parquet(rows, manifest.compression, row_group_rows(data)))
+        except Exception:  # a footer that says other things than were written makes a reader raise anything
+            return None
+    else:
+        encoded = memoryview(compress(bytes(data), manifest.compression))
+    return encoded if checksum(encoded) == shard.checksum else None
+
+
+def locate_in_index(
+    storage: Storage, manifest: Manifest, shard: ShardInfo, found: Measure, *, shard_intact: bool
+) -> Damage:
+    """What is wrong with an index whose checksum is wrong.
+
+    Args:
+        storage: of the dataset.
+        manifest: of the dataset.
+        shard: as it was written.
+        found: what the file holds.
+        shard_intact: whether the shard's data file is as it was written, so that it can be held against it.
+    """
+    damage = Damage(
+        path=shard.index_path,
+        kind=kind_of_size(found.bytes, shard.index_bytes),
+        problem=_sizes(found, shard.index_bytes),
+        split=shard.split,
+    )
+    with staged(storage, shard.index_path) as stored:
+        try:
+            index = read_index(stored, manifest)
+            wrong = ""
+        except ValueError as error:
+            index, wrong = None, str(error)
+        original: Index | None = None
+        if shard_intact:
+            with staged(storage, shard.path, manifest.file_compression) as data:
+                original, encoded = rebuild_index(data, manifest)
+            offset = first_difference(memoryview(stored), memoryview(encoded))
+            damage = replace(damage, offset=offset)
+    if index is None:
+        return replace(damage, problem=f"{damage.problem} ({wrong}{_at_byte(damage)})")
+    if original is None:
+        return replace(damage, problem=f"{damage.problem} (it can be read, but its shard is damaged as well)")
+    return _compare(damage, index, original)
+
+
+def _compare(damage: Damage, index: Index, original: Index) -> Damage:
+    if len(index.class_ids) != len(original.class_ids):
+        differing: Sequence[int] = range(min(len(index.class_ids), len(original.class_ids)))
+        what = f"it is of {len(index.class_ids)} records, the shard has {len(original.class_ids)}"
+    else:
+        differing = index.differing_records(original).tolist()
+        what = f"it says other things than the shard of {len(differing)} records"
+    if len(differing) > 1:  # whole in itself, and still of other records: no single fault makes that
+        return replace(damage, kind="stale", problem=f"{damage.problem} (it is an index of other records: {what})")
+    if len(differing) == 1:
+        record = int(differing[0])
+        return replace(damage, record=record, problem=f"{damage.problem} (record {record}{_at_byte(damage)})")
+    return replace(damage, problem=f"{damage.problem} (what it says is right{_at_byte(damage)})")
+
+
+def _at_byte(damage: Damage) -> str:
+    return "" if damage.offset is None else f"; from byte {damage.offset} on"

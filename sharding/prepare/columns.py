@@ -1,0 +1,56 @@
+"""Names of columns in options: checked, with the nearest name in the error; and the columns that no step sees."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable
+
+import pyarrow as pa
+
+from ..errors import ConfigError
+
+__all__ = ["HIDDEN", "check_columns", "check_distinct", "is_hidden", "visible"]
+
+HIDDEN = "\0draft:"  # before the names of columns that travel with drafts, past all steps; no source has such names
+_LISTED = 20
+
+
+def check_columns(flag: str, wanted: Iterable[str], names: Collection[str]) -> None:
+    """Refuse a name that is no column.
+
+    Raises:
+        ConfigError: it names the flag, the column and the nearest name.
+
+    >>> check_columns("--select", ["prise"], ["price", "size"])
+    Traceback (most recent call last):
+    ringfeed.sharding.errors.ConfigError: --select: there is no column 'prise'; did you mean 'price'? The columns here are: price, size
+    """  # noqa: E501
+    for name in wanted:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            listed = ", ".join(list(names)[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
+            raise ConfigError(f"{flag}: there is no column {name!r}; {hint}The columns here are: {listed}")
+
+
+def check_distinct(flag: str, names: Iterable[str]) -> None:
+    """Refuse a name that is there twice.
+
+    Raises:
+        ConfigError: it names the flag and the column.
+    """
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ConfigError(f"{flag}: each column is named once, got {name!r} twice")
+        seen.add(name)
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a column is none of the user's."""
+    return name.startswith(HIDDEN)
+
+
+def visible(batch: pa.RecordBatch) -> list[str]:
+    """The names of the columns that steps see."""
+    return [name for name in batch.schema.names if not is_hidden(name)]

@@ -1,0 +1,300 @@
+"""The language of `--filter`: Python's syntax for comparisons and arithmetic over columns, and nothing else of it.
+
+An expression is parsed by `ast` and walked over a whitelist of nodes into calls of `pyarrow.compute`; nothing is ever
+evaluated as Python. Missing values are unknown, as in SQL: a comparison with one is neither true nor false.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Collection, Iterator, Mapping
+from decimal import Decimal
+from functools import lru_cache, reduce
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import ConfigError
+from .columns import check_columns
+
+__all__ = ["columns_of", "evaluate"]
+
+Value = Any  # a pa.Array for what is made of columns, else a literal: bool, int, float or str
+_GRAMMAR = "comparisons, and, or, not, in (...), is null, + - * /, numbers, 'text', true, false, column names"
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: pc.equal, ast.NotEq: pc.not_equal, ast.Lt: pc.less, ast.LtE: pc.less_equal,
+    ast.Gt: pc.greater, ast.GtE: pc.greater_equal,
+}  # fmt: skip
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: pc.add_checked, ast.Sub: pc.subtract_checked, ast.Mult: pc.multiply_checked, ast.Div: pc.divide,
+}  # fmt: skip
+_WORDS = {"true": True, "false": False}
+_NULL = object()
+_WIDE = pa.decimal128(38, 0)  # holds every int64 and uint64: two integer types that have no integer type in common
+
+
+def columns_of(text: str, names: Collection[str]) -> frozenset[str]:
+    """The columns that an expression reads.
+
+    Args:
+        text: the expression.
+        names: the columns there are.
+
+    Raises:
+        ConfigError: it is no such expression, or names a column that is not there.
+
+    >>> sorted(columns_of("0 < a/2 < 5 and col('b c') is not null", ["a", "b c"]))
+    ['a', 'b c']
+    """
+    for node in ast.walk(_parse(text)):
+        if isinstance(node, ast.Call) and _column_name(node) is None:
+            call = ast.unparse(node)
+            raise ConfigError(f"--filter {text!r}: {call!r} is not part of it; the one function is col('a column')")
+    used = frozenset(_references(_parse(text), names))
+    check_columns(f"--filter {text!r}", sorted(used), names)
+    if not used:
+        raise ConfigError(f"--filter {text!r}: the expression names no column; it knows {_GRAMMAR}")
+    return used
+
+
+def evaluate(text: str, columns: Mapping[str, pa.Array]) -> pa.BooleanArray:
+    """The truth of an expression for each record; null where it is unknown.
+
+    Args:
+        text: an expression that `columns_of` took.
+        columns: those that it reads, at least.
+
+    Raises:
+        ConfigError: it is no such expression, or the columns' types do not fit it.
+        pa.ArrowInvalid: a value goes beyond its type.
+
+    >>> evaluate("a + 1 > 2 or a is null", {"a": pa.array([1, 2, None])}).to_pylist()
+    [False, True, True]
+    """
+    try:
+        result = _Walk(text, columns).value(_parse(text))
+    except pa.ArrowNotImplementedError as error:
+        raise ConfigError(f"--filter {text!r}: {' '.join(str(error).split())[:200]}") from error
+    except OverflowError as error:
+        raise ConfigError(f"--filter {text!r}: a number in it is too large") from error
+    if not isinstance(result, pa.Array) or result.type != pa.bool_():
+        raise ConfigError(f"--filter {text!r}: the expression must be true or false, it is {_kind(result)}")
+    return result
+
+
+@lru_cache(maxsize=64)
+def _parse(text: str) -> ast.expr:
+    try:
+        return ast.parse(" ".join(text.split("\n")).strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        where = f" at character {error.offset}" if isinstance(error, SyntaxError) and error.offset else ""
+        raise ConfigError(
+            f"--filter {text!r}: cannot be read{where}; it knows {_GRAMMAR}, and col('a name') for any column"
+        ) from error
+
+
+def _references(node: ast.AST, names: Collection[str]) -> Iterator[str]:
+    """The columns that a node and those below it name."""
+    name = _column_name(node)
+    if name is not None:
+        yield name
+    elif isinstance(node, ast.Name) and _literal_word(node.id, names) is None:
+        yield node.id
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from _references(child, names)
+
+
+def _column_name(node: ast.AST) -> str | None:
+    """Of ``col('name')``."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "col"):
+        return None
+    if len(node.args) != 1 or node.keywords or not isinstance(node.args[0], ast.Constant):
+        return None
+    name = node.args[0].value
+    return name if isinstance(name, str) else None
+
+
+def _literal_word(word: str, names: Collection[str]) -> Any:
+    """What `true`, `false` and `null` stand for, where no column is named so."""
+    if word in names:
+        return None
+    return _NULL if word == "null" else _WORDS.get(word)
+
+
+class _Walk:
+    """One evaluation."""
+
+    def __init__(self, text: str, columns: Mapping[str, pa.Array]) -> None:
+        self._text = text
+        self._columns = columns
+
+    def value(self, node: ast.expr) -> Value:
+        """Of any node of the whitelist."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float, str)):
+            return node.value
+        if isinstance(node, (ast.Name, ast.Call)):
+            return self._named(node)
+        if isinstance(node, ast.BoolOp):
+            both = pc.and_kleene if isinstance(node.op, ast.And) else pc.or_kleene
+            return reduce(both, [self._truth(value) for value in node.values])
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return pc.invert(self._truth(node.operand))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+            return self._signed(node)
+        if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+            return self._arithmetic(node)
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            pairs = zip(sides, node.ops, sides[1:], strict=False)
+            return reduce(pc.and_kleene, [self._compare(left, op, right) for left, op, right in pairs])
+        raise self._fault(f"{ast.unparse(node)!r} is not part of it; it knows {_GRAMMAR}")
+
+    def _fault(self, problem: str) -> ConfigError:
+        return ConfigError(f"--filter {self._text!r}: {problem}")
+
+    def _named(self, node: ast.Name | ast.Call) -> Value:
+        name = node.id if isinstance(node, ast.Name) else str(_column_name(node))
+        word = _literal_word(name, self._columns) if isinstance(node, ast.Name) else None
+        if word is _NULL:
+            raise self._fault("a missing value equals nothing; write: is null, or is not null")
+        return self._columns[name] if word is None else word
+
+    def _truth(self, node: ast.expr) -> pa.Array:
+        value = self.value(node)
+        if isinstance(value, bool):
+            return pa.scalar(value)
+        if not isinstance(value, pa.Array) or value.type != pa.bool_():
+            raise self._fault(f"{ast.unparse(node)!r} must be true or false, it is {_kind(value)}")
+        return value
+
+    def _number(self, node: ast.expr) -> Value:
+        value = self.value(node)
+        kind = value.type if isinstance(value, pa.Array) else None
+        if isinstance(value, (bool, str)) or (kind is not None and not _is_number(kind)):
+            raise self._fault(f"{ast.unparse(node)!r} must be a number, it is {_kind(value)}")
+        return value
+
+    def _signed(self, node: ast.UnaryOp) -> Value:
+        value = self._number(node.operand)
+        if isinstance(node.op, ast.UAdd):
+            return value
+        return pc.negate_checked(_widened(value)) if isinstance(value, pa.Array) else -value
+
+    def _arithmetic(self, node: ast.BinOp) -> Value:
+        left, right = self._number(node.left), self._number(node.right)
+        if not isinstance(left, pa.Array) and not isinstance(right, pa.Array):
+            left = pa.array([left])  # of literals alone: computed as columns are, then a literal again
+            return self._calculate(node.op, left, right)[0].as_py()
+        return self._calculate(node.op, left, right)
+
+    def _calculate(self, operator: ast.operator, left: Value, right: Value) -> pa.Array:
+        """Integers as int64, so that no small type overflows; `/` and all else as float64, as in Python."""
+        divides = isinstance(operator, ast.Div)
+        integers = all(isinstance(v, int) or (isinstance(v, pa.Array) and _is_integer(v.type)) for v in (left, right))
+        kind = pa.int64() if integers and not divides else pa.float64()
+        return _ARITHMETIC[type(operator)](_as_type(left, kind), _as_type(right, kind))
+
+    def _compare(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> pa.Array:
+        if isinstance(op, (ast.Is, ast.IsNot)):
+            value = self.value(left)
+            if not self._is_null(right) or not isinstance(value, pa.Array):
+                raise self._fault("is takes a column and null, such as: price is not null")
+            return pc.is_null(value) if isinstance(op, ast.Is) else pc.is_valid(value)
+        if isinstance(op, (ast.In, ast.NotIn)):
+            found = self._member(left, right)
+            return found if isinstance(op, ast.In) else pc.invert(found)
+        for side in (left, right):
+            if isinstance(side, ast.Constant) and side.value is None:
+                raise self._fault("a missing value equals nothing; write: is null, or is not null")
+        operands = self._alike(self.value(left), self.value(right))
+        return _COMPARISONS[type(op)](*operands)
+
+    def _is_null(self, node: ast.expr) -> bool:
+        word = _literal_word(node.id, self._columns) if isinstance(node, ast.Name) else None
+        return word is _NULL or (isinstance(node, ast.Constant) and node.value is None)
+
+    def _member(self, left: ast.expr, right: ast.expr) -> pa.Array:
+        """Whether a column's value is one of a list; unknown where it is missing."""
+        column = self.value(left)
+        if not isinstance(column, pa.Array) or not isinstance(right, (ast.Tuple, ast.List, ast.Set)):
+            raise self._fault("in takes a column and a list, such as: carrier in ('AA', 'UA')")
+        equal = [pc.equal(*self._alike(column, self._listed(node))) for node in right.elts]
+        return reduce(pc.or_kleene, equal) if equal else pc.and_kleene(pc.is_null(column), pa.scalar(None, pa.bool_()))
+
+    def _listed(self, node: ast.expr) -> Value:
+        if self._is_null(node):
+            raise self._fault("a missing value equals nothing; write: or ... is null")
+        value = self.value(node)
+        if isinstance(value, pa.Array):
+            raise self._fault(f"the list after in holds numbers and texts, got {ast.unparse(node)!r}")
+        return value
+
+    def _alike(self, left: Value, right: Value) -> tuple[pa.Array, Any]:
+        """Two values of one type, that of the column where the other is a literal."""
+        if not isinstance(left, pa.Array) and not isinstance(right, pa.Array):
+            raise self._fault("each comparison takes a column on at least one side")
+        if not isinstance(left, pa.Array):
+            return tuple(reversed(self._alike(right, left)))
+        kind = _common(left.type, right)
+        if kind is None:
+            raise self._fault(f"{_kind(left)} cannot be compared with {_kind(right)}")
+        return _as_type(left, kind), _as_type(right, kind)
+
+
+def _common(kind: pa.DataType, other: Value) -> pa.DataType | None:
+    """The type in which a column of a type is compared with another one or with a literal; None if there is none."""
+    if isinstance(other, pa.Array):
+        if kind == other.type:
+            return pa.float32() if kind == pa.float16() else kind
+        if not (_is_number(kind) and _is_number(other.type)):
+            return None
+        if not (_is_integer(kind) and _is_integer(other.type)):
+            return pa.float64()
+        return _WIDE if pa.uint64() in (kind, other.type) else pa.int64()
+    if isinstance(other, bool) or kind == pa.bool_():
+        return kind if isinstance(other, bool) and kind == pa.bool_() else None
+    if isinstance(other, str):
+        return kind if kind in (pa.string(), pa.binary()) else None
+    if not _is_number(kind):
+        return None
+    if not _is_integer(kind):
+        return pa.float32() if kind == pa.float16() else kind
+    if isinstance(other, int):
+        return kind if _fits(other, kind) else _WIDE
+    return pa.float64()
+
+
+def _fits(value: int, kind: pa.DataType) -> bool:
+    signed = bool(pa.types.is_signed_integer(kind))
+    bits = int(kind.bit_width) - signed
+    return -(signed << bits) <= value < 1 << bits
+
+
+def _as_type(value: Value, kind: pa.DataType) -> Any:
+    if isinstance(value, pa.Array):
+        if value.type == kind:
+            return value
+        return pc.cast(value, kind, safe=not pa.types.is_floating(kind))
+    if kind == _WIDE:
+        return pa.scalar(Decimal(min(max(value, -(10**37)), 10**37)), kind)  # beyond both is beyond every integer
+    if pa.types.is_floating(kind):
+        return pa.scalar(float(value), kind)
+    return pa.scalar(value.encode() if kind == pa.binary() else value, kind)
+
+
+def _widened(value: pa.Array) -> pa.Array:
+    return _as_type(value, pa.int64() if _is_integer(value.type) else pa.float64())
+
+
+def _is_integer(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _kind(value: Value) -> str:
+    return f"a value of type {value.type}" if isinstance(value, pa.Array) else f"the literal {value!r}"

@@ -1,0 +1,177 @@
+"""`--map module:function`: a user's function on record batches, imported by name wherever it runs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import xxhash
+
+from ..errors import ConfigError, SourceError
+from ..schema import Feature, Schema
+
+__all__ = ["MapBatches"]
+
+
+@dataclass(frozen=True, slots=True)
+class MapBatches:
+    """Apply a function to each batch: a `pa.RecordBatch` in the schema's types in, one out, with any rows and columns.
+
+    Attributes:
+        function: ``module:function``.
+        folder: put on `sys.path` where the function is imported.
+        taken: the schema of the batches it gets, and
+        given: of those that it returned for a sample; every other must be alike. None until `bind`.
+    """
+
+    function: str
+    folder: str
+    taken: Schema | None = None
+    given: Schema | None = None
+    changes_rows: ClassVar[bool] = True
+
+    @property
+    def spec(self) -> str:
+        """As it stands on the command line."""
+        return f"--map {self.function}"
+
+    @property
+    def code_hash(self) -> str:
+        """A hash of the file that the function lies in: other code is another preparation."""
+        _load(self.folder, self.function)
+        file = sys.modules[self.function.partition(":")[0]].__file__
+        return "" if file is None else xxhash.xxh3_64_hexdigest(Path(file).read_bytes())
+
+    def bind(self, schema: Schema, sample: pa.RecordBatch) -> MapBatches:
+        """Learn the schema of what comes out from a sample of what goes in.
+
+        Raises:
+            ConfigError: there is no such function.
+            SourceError: it fails, or returns no batch of columns that features can hold.
+        """
+        result = replace(self, taken=schema)._call(sample)
+        features = tuple(_feature(field, schema) for field in result.schema)
+        if not features:
+            raise SourceError(f"{self.spec}: the function returned a batch without columns; return at least one")
+        return replace(self, taken=schema, given=Schema(features=features))
+
+    def schema(self, schema: Schema) -> Schema:
+        """What the function returns."""
+        assert self.given is not None, "bind comes first"
+        return self.given
+
+    def needs(self, names: Collection[str], schema: Schema) -> frozenset[str]:
+        """All columns."""
+        return frozenset(schema.names)
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """What the function returns, held to the schema of the sample."""
+        assert self.given is not None, "bind comes first"
+        if not batch.num_rows:  # a batch that a filter emptied is none of the user's
+            return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in self.given.arrow], schema=self.given.arrow)
+        result = self._call(batch)
+        if sorted(result.schema.names) != sorted(self.given.names):
+            raise SourceError(
+                f"{self.spec}: the function returned the columns {', '.join(result.schema.names)}, but "
+                f"{', '.join(self.given.names)} for the first records; return the same for every batch"
+            )
+        columns = [self._held(result, feature) for feature in self.given.features]
+        return pa.RecordBatch.from_arrays(columns, schema=self.given.arrow)
+
+    def _held(self, result: pa.RecordBatch, feature: Feature) -> pa.Array:
+        assert self.taken is not None
+        column = result.column(feature.name)
+        if column.type == pa.null():
+            return pa.nulls(len(column), feature.arrow_type)
+        found = _feature(result.schema.field(feature.name), self.taken)
+        if (found.arrow_type, found.logical) != (feature.arrow_type, feature.logical):
+            raise SourceError(
+                f"{self.spec}: the function returned column {feature.name!r} as {column.type}, but as "
+                f"{feature.logical or feature.arrow_type} for the first records; give the type: "
+                "pa.array(values, type=...)"
+            )
+        return feature.conform(column)
+
+    def _call(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        assert self.taken is not None
+        function = _load(self.folder, self.function)
+        columns = [batch.column(name) for name in self.taken.names]
+        given = pa.RecordBatch.from_arrays(columns, schema=self.taken.arrow)
+        try:
+            result = function(given)
+        except Exception as error:
+            raise SourceError(
+                f"{_place(error, function)}: {_text(error)} (in {self.spec}); mend the function"
+            ) from error
+        if not isinstance(result, pa.RecordBatch):
+            raise SourceError(
+                f"{self.spec}: the function must return a pyarrow.RecordBatch, it returned a {type(result).__name__}"
+            )
+        return result
+
+
+@lru_cache(maxsize=64)
+def _load(folder: str, name: str) -> Callable[[pa.RecordBatch], Any]:
+    """Import a function.
+
+    Raises:
+        ConfigError: there is none of that name, or its module fails.
+    """
+    module_name, colon, function_name = name.partition(":")
+    if not (module_name and colon and function_name):
+        raise ConfigError(f"--map takes module:function, such as prepare_flights:add_hour, got {name!r}")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise ConfigError(f"--map {name}: {_place(error, None)}: {_text(error)}; install it") from error
+        raise ConfigError(
+            f"--map {name}: there is no module {error.name!r}; it is looked for in {folder} and among what is installed"
+        ) from error
+    except Exception as error:
+        raise ConfigError(f"--map {name}: {_place(error, None)}: {_text(error)}; mend the module") from error
+    function: Callable[[pa.RecordBatch], Any] | None = getattr(module, function_name, None)
+    if function is None or not callable(function):
+        raise ConfigError(f"--map {name}: {module.__file__} has no function {function_name!r}")
+    return function
+
+
+def _place(error: Exception, function: Callable[..., Any] | None) -> str:
+    """File and line of the user's code that an error came from: the innermost that is not in an installed package."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = getattr(getattr(function, "__code__", None), "co_filename", None)
+    users = [f for f in frames if f.filename == own] or [f for f in frames if _is_user_code(f.filename)]
+    last = (users or frames)[-1]
+    return f"{last.filename}:{last.lineno}"
+
+
+def _is_user_code(filename: str) -> bool:
+    mine = str(Path(__file__).parent)
+    return not (filename.startswith((mine, "<frozen")) or "site-packages" in filename or "/importlib/" in filename)
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".rstrip(": ")
+
+
+def _feature(field: pa.Field, taken: Schema) -> Feature:
+    """Of a returned column; one that went in and came out keeps shape, encoding and meaning, whatever its metadata."""
+    if field.name in taken.names and taken[field.name].arrow_type == field.type:
+        return taken[field.name]
+    if field.type == pa.null():
+        raise SourceError(
+            f"column {field.name!r} has no value in the first records, so that its type is unknown; "
+            "give it: pa.array(values, type=...)"
+        )
+    return Feature.from_arrow(field)

@@ -1,0 +1,309 @@
+"""Find out what a dataset is although `dataset.json` or its table is damaged: each is made again from what is left.
+
+Nothing is guessed: what is made again must have the checksum that the other one, or its own copy of itself, names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import xxhash
+
+from .damage import Damage, first_difference, kind_of_size
+from .errors import CorruptionError, DatasetError, RingfeedError, StorageError
+from .formats.encode import SUFFIXES
+from .indexes import read_index
+from .lease import LEASE_NAME
+from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardInfo, checksum
+from .staging import Measure, measure, staged
+from .storage import Storage
+from .table import decode_shards, recover, seal
+
+__all__ = ["TABLE_NAMES", "Identity", "identify", "mend_bit"]
+
+TABLE_NAMES = re.compile(r"shards(?:\.salvaged(?:-(\d+))?)?\.parquet")
+_MEND_BYTES = 1 << 16  # of a file whose flipped bit is searched for: 64 KiB take about 4 s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a dataset is, and what had to be made again to know it.
+
+    Attributes:
+        storage: of the dataset.
+        manifest: as it was written.
+        shards: as they were written. If `proven` is false, as they are.
+        proven: whether every checksum in `shards` is that of the bytes that were written.
+        damages: of `dataset.json` and the table.
+        restored: the bytes of those two files as they were, by path, where they were damaged.
+        names: of the files in the folder; None if it cannot be listed.
+        measures: of the files that had to be read for it, by path.
+    """
+
+    storage: Storage
+    manifest: Manifest
+    shards: tuple[ShardInfo, ...]
+    proven: bool = True
+    damages: tuple[Damage, ...] = ()
+    restored: Mapping[str, bytes] = field(default_factory=dict)
+    names: frozenset[str] | None = None
+    measures: Mapping[str, Measure | None] = field(default_factory=dict)
+
+
+def identify(storage: Storage, workers: int) -> Identity:
+    """Read `dataset.json` and the table, or make the one from the other.
+
+    Args:
+        storage: of the dataset.
+        workers: threads that read files side by side.
+
+    Raises:
+        DatasetError: there is no dataset, or a newer version wrote it.
+        CorruptionError: `dataset.json` is damaged, and so is the copy of it in the table.
+        StorageError: the store refuses.
+    """
+    storage.check_reachable()
+    try:
+        names = frozenset(storage.list())
+    except StorageError:  # not every store, nor every account, can list
+        names = None
+    data = _read(storage, MANIFEST_NAME)
+    if data is None:
+        return _without_manifest(storage, names, None)
+    try:
+        manifest = Manifest.decode(data, storage.locate(MANIFEST_NAME))
+    except CorruptionError as error:
+        return _without_manifest(storage, names, (data, error))
+    except DatasetError as error:
+        if recovered := _from_table(storage, names, (data, error), newer=True):
+            return recovered
+        raise
+    known = Identity(storage=storage, manifest=manifest, shards=(), names=names)
+    table = _read(storage, manifest.shards_path)
+    if table is not None and len(table) == manifest.shards_bytes and checksum(table) == manifest.shards_checksum:
+        return replace(known, shards=decode_shards(table))
+    return _without_table(known, table, workers)
+
+
+def _read(storage: Storage, path: str) -> bytes | None:
+    try:
+        return storage.read(path)
+    except FileNotFoundError:
+        return None
+
+
+# --- dataset.json from the table -------------------------------------------------------------------------------
+
+Broken = tuple[bytes, RingfeedError]  # the bytes of `dataset.json`, and what is wrong with them
+
+
+def _without_manifest(storage: Storage, names: frozenset[str] | None, broken: Broken | None) -> Identity:
+    if (broken or LEASE_NAME not in (names or ())) and (recovered := _from_table(storage, names, broken)):
+        return recovered
+    if broken:
+        raise CorruptionError(
+            f"{broken[1]}; no table of shards holds an intact copy of it either, so build the dataset again"
+        ) from broken[1]
+    raise DatasetError(
+        f"there is no dataset at {storage.locate()}: it has no {MANIFEST_NAME}. Either the path is wrong, or a "
+        "build has not finished; make one with: shard-dataset build SRC DST --label COL"
+    )
+
+
+def _from_table(
+    storage: Storage, names: frozenset[str] | None, broken: Broken | None, *, newer: bool = False
+) -> Identity | None:
+    """The dataset by the newest table that is intact; None if there is none."""
+    tables = {SHARDS_NAME} if names is None else {name for name in names if TABLE_NAMES.fullmatch(name)}
+    for path in sorted(tables, key=_generation, reverse=True):
+        data = _read(storage, path)
+        found = None if data is None else recover(data, path)
+        if found is None:
+            continue
+        manifest, shards = found
+        original = manifest.encode()
+        if newer and broken and _changed_bits(broken[0], original) > 8:
+            return None  # not this dataset's file with a damaged version, but that of another version
+        problem, kind, offset = "the file is missing", "missing", None
+        if broken:
+            kind, offset = kind_of_size(len(broken[0]), len(original)), first_difference(broken[0], original)
+            problem = f"it is not as it was written, from byte {offset} on"
+        damage = Damage(
+            path=MANIFEST_NAME, kind=kind, offset=offset, problem=f"{problem}; {path} holds an intact copy of it"
+        )
+        return Identity(
+            storage=storage,
+            manifest=manifest,
+            shards=shards,
+            damages=(damage,),
+            restored={MANIFEST_NAME: original},
+            names=names,
+        )
+    return None
+
+
+def _generation(name: str) -> int:
+    match = TABLE_NAMES.fullmatch(name)
+    return 0 if match is None or name == SHARDS_NAME else int(match.group(1) or 1)
+
+
+def _changed_bits(actual: bytes, original: bytes) -> int:
+    if len(actual) != len(original):
+        return 8 * max(len(actual), len(original))
+    return int(np.bitwise_count(np.frombuffer(actual, np.uint8) ^ np.frombuffer(original, np.uint8)).sum())
+
+
+# --- the table from the shards ---------------------------------------------------------------------------------
+
+
+def _without_table(known: Identity, table: bytes | None, workers: int) -> Identity:
+    manifest = known.manifest
+    path = manifest.shards_path
+    mended = None if table is None else _mend_table(table, manifest)
+    if mended is not None:
+        return _with_table(known, table, mended, decode_shards(mended), {})
+    shards: tuple[ShardInfo, ...] = ()
+    measures: dict[str, Measure | None] = {}
+    for newest in (True, False):
+        pairs = list(_shard_names(manifest, known.names or frozenset(), newest=newest))
+        measures |= _measure_all(known.storage, [name for _, *pair in pairs for name in pair], workers)
+        shards = tuple(shard for pair in pairs if (shard := _derive(known.storage, manifest, pair, measures)))
+        sealed, data = seal(replace(manifest, shards_path=path), shards)
+        if sealed.shards_checksum == manifest.shards_checksum:
+            return _with_table(known, table, data, shards, measures)
+        if manifest.shards_rows and sealed.shards_rows == manifest.shards_rows:  # of another version of Arrow
+            remade = _with_table(known, table, data, shards, measures)
+            return replace(remade, manifest=sealed, restored={path: data, MANIFEST_NAME: sealed.encode()})
+    damages = (_table_damage(path, table, None), *_underivable(known, shards))
+    return replace(known, shards=shards, proven=False, damages=damages, measures=measures)
+
+
+def _underivable(known: Identity, shards: Sequence[ShardInfo]) -> Iterator[Damage]:
+    """The files for want of which there is no row for some shard: they are missing, or an index cannot be read."""
+    manifest, names = known.manifest, known.names or frozenset()
+    there = {path for shard in shards for path in (shard.path, shard.index_path)}
+    for split, info in manifest.splits.items():
+        for number in range(0 if manifest.lost else info.shards):
+            stem = f"{split}-{number:05d}-of-{info.shards:05d}"
+            data, index = f"{stem}.{SUFFIXES[manifest.shard_format]}", f"{stem}.index.arrow"
+            for name in (data, index):
+                if name not in names:
+                    yield Damage(path=name, split=split, kind="missing", problem="the file is missing")
+            if index in names - there and data in names:
+                yield Damage(path=index, split=split, kind="altered", problem="it cannot be read as an index")
+
+
+def _with_table(
+    known: Identity,
+    table: bytes | None,
+    data: bytes,
+    shards: tuple[ShardInfo, ...],
+    measures: Mapping[str, Measure | None],
+) -> Identity:
+    path = known.manifest.shards_path
+    return replace(
+        known, shards=shards, damages=(_table_damage(path, table, data),), restored={path: data}, measures=measures
+    )
+
+
+def _table_damage(path: str, table: bytes | None, original: bytes | None) -> Damage:
+    if table is None:
+        kind, problem, offset = "missing", "the file is missing", None
+    elif original is None:
+        kind, problem, offset = "altered", "it is damaged: its checksum does not match", None
+    else:
+        kind, offset = kind_of_size(len(table), len(original)), first_difference(table, original)
+        problem = f"it is not as it was written, from byte {offset} on"
+    remedy = (
+        "it can be made again, bit by bit"
+        if original is not None
+        else "it cannot be made again, for other files are damaged as well"
+    )
+    return Damage(path=path, kind=kind, offset=offset, problem=f"{problem}; {remedy}")
+
+
+def _mend_table(table: bytes, manifest: Manifest) -> bytes | None:
+    size = manifest.shards_bytes
+    if len(table) > size and checksum(table[:size]) == manifest.shards_checksum:
+        return table[:size]
+    return mend_bit(table, manifest.shards_checksum) if len(table) == size else None
+
+
+def mend_bit(data: bytes, expected_checksum: str) -> bytes | None:
+    """A small file with that one bit turned back that gives it the expected checksum; None if there is no such bit."""
+    if len(data) > _MEND_BYTES:
+        return None
+    expected = expected_checksum.partition(":")[2]
+    before, changed = xxhash.xxh3_128(), bytearray(data)
+    for position, byte in enumerate(data):
+        for bit in range(8):
+            changed[position] = byte ^ 1 << bit
+            digest = before.copy()
+            digest.update(memoryview(changed)[position:])
+            if digest.hexdigest() == expected:
+                return bytes(changed)
+        changed[position] = byte
+        before.update(data[position : position + 1])
+    return None
+
+
+def _shard_names(manifest: Manifest, names: frozenset[str], *, newest: bool) -> Sequence[tuple[str, str, str]]:
+    """Split, shard and index of each shard in the folder, by their names, in the table's order.
+
+    Args:
+        manifest: of the dataset.
+        names: of all files.
+        newest: which to take of a file that was written and one that was salvaged from it.
+    """
+    pick = max if newest else min
+    pattern = re.compile(
+        rf"(\w+)-(\d{{5,}})-of-\d{{5,}}(?:\.salvaged(?:-(\d+))?)?\.({SUFFIXES[manifest.shard_format]}|index\.arrow)"
+    )
+    found: dict[tuple[str, int], dict[bool, list[tuple[int, str]]]] = {}
+    for name in names:
+        if match := pattern.fullmatch(name):
+            generation = 0 if ".salvaged" not in name else int(match.group(3) or 1)
+            slot = found.setdefault((match.group(1), int(match.group(2))), {True: [], False: []})
+            slot[match.group(4) == "index.arrow"].append((generation, name))
+    order = {split: number for number, split in enumerate(manifest.splits)}
+    complete = sorted(
+        (key for key, slot in found.items() if all(slot.values()) and key[0] in order),
+        key=lambda key: (order[key[0]], key[1]),
+    )
+    return [(key[0], pick(found[key][False])[1], pick(found[key][True])[1]) for key in complete]
+
+
+def _measure_all(storage: Storage, paths: Sequence[str], workers: int) -> dict[str, Measure | None]:
+    with ThreadPoolExecutor(workers) as pool:
+        return dict(zip(paths, pool.map(lambda path: measure(storage, path), paths), strict=True))
+
+
+def _derive(
+    storage: Storage, manifest: Manifest, names: tuple[str, str, str], measures: Mapping[str, Measure | None]
+) -> ShardInfo | None:
+    """The row of a shard, from its files as they are; None if they do not give one."""
+    split, path, index_path = names
+    data, index_data = measures[path], measures[index_path]
+    if data is None or index_data is None:
+        return None
+    try:
+        with staged(storage, index_path) as buffer:
+            class_ids = read_index(buffer, manifest).class_ids
+            counts = np.bincount(class_ids, minlength=len(manifest.classes))
+    except (ValueError, FileNotFoundError):
+        return None
+    return ShardInfo(
+        split=split,
+        path=path,
+        bytes=data.bytes,
+        records=len(class_ids),
+        checksum=data.checksum,
+        class_counts=tuple(counts.tolist()),
+        index_path=index_path,
+        index_bytes=index_data.bytes,
+        index_checksum=index_data.checksum,
+    )

@@ -1,0 +1,312 @@
+"""What can be done for a damaged dataset with nothing but the dataset: decided file by file, before a byte is written.
+
+A file is brought back as it was if its bytes lie elsewhere in the folder, or can be made again and proven by their
+checksum. Of a shard that cannot, the intact records are kept, as a shard of another name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from .companions import shard_of
+from .damage import Damage
+from .errors import CorruptionError, DatasetError
+from .execute import run_tasks
+from .interop import dali
+from .interop.tfds import TFDS_NAMES, obstacle
+from .manifest import MANIFEST_NAME, SHARDS_NAME, LostRecords, ShardInfo, checksum
+from .recovery import TABLE_NAMES, Identity, identify
+from .salvage import Mended, Salvaged, ShardFiles, mend_shard, salvage_shard
+from .staging import Measure, measure
+from .storage import Storage
+from .verify import Report, Verification, default_workers, examine
+
+__all__ = ["MISPLACED", "Loss", "Remedy", "RepairPlan", "files_of", "free_name", "plan_repair", "shards_left"]
+
+MISPLACED = ".misplaced"  # ends the name of a file on its way to where it belongs
+_NAME = re.compile(r"(.+?)(?:\.salvaged(?:-(\d+))?)?(\.index\.arrow|\.[a-z]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """What is done for one file.
+
+    Attributes:
+        path: of the file.
+        action: ``rewrite``: its bytes are made again; ``move``, ``copy``: they lie in the file `origin`;
+            ``salvage``: its intact records go to a new file; ``remove``: nothing of it is left, or needed.
+        how: in words.
+        origin: the file that holds its bytes.
+    """
+
+    path: str
+    action: str
+    how: str
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A shard that cannot be had as it was written, and what there is of it.
+
+    Attributes:
+        shard: as it was written.
+        replacement: what takes its place; None if no record is intact.
+    """
+
+    shard: ShardInfo
+    replacement: ShardInfo | None
+
+    @property
+    def lost(self) -> LostRecords:
+        """The records that are not in the replacement."""
+        kept = (0,) * len(self.shard.class_counts) if self.replacement is None else self.replacement.class_counts
+        return LostRecords(
+            split=self.shard.split,
+            path=self.shard.path,
+            records=self.shard.records - (0 if self.replacement is None else self.replacement.records),
+            class_counts=tuple(was - is_now for was, is_now in zip(self.shard.class_counts, kept, strict=True)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairPlan:
+    """What a repair will do.
+
+    Attributes:
+        known: the dataset.
+        verification: what is wrong with it.
+        remedies: for each file that is damaged or left over, in the order in which they are applied.
+        losses: shards that cannot be had as they were.
+    """
+
+    known: Identity
+    verification: Verification
+    remedies: tuple[Remedy, ...]
+    losses: tuple[Loss, ...]
+
+
+def _ignore(_: Any) -> None:
+    pass
+
+
+def plan_repair(location: str | Storage, report: Report = _ignore, *, workers: int | None = None) -> RepairPlan:
+    """Find out what is damaged and what can be done for each file; writes nothing. See `repair`."""
+    storage = location if isinstance(location, Storage) else Storage(location)
+    threads = default_workers(storage) if workers is None else workers
+    known = identify(storage, threads)
+    if not known.proven:
+        raise CorruptionError(
+            f"{storage.locate(known.manifest.shards_path)} is damaged, and so are shards: what was lost cannot be told "
+            "without the table; build the dataset again from its source"
+        )
+    found = examine(known, report, workers=threads)
+    damaged = {damage.path: damage for damage in found.damages}
+    meta = [_rewrite(path, "made again from the other files of the dataset") for path in known.restored]
+    moves = _plan_moves(known, damaged)
+    with ThreadPoolExecutor(threads, thread_name_prefix="ringfeed-repair") as pool:
+        work = [files for shard in known.shards if (files := files_of(known, shard, damaged, moves))]
+        outcomes = run_tasks(pool, [(_plan_shard, (files, known.names or frozenset())) for files in work], _quiet)
+    remedies = [remedy for of_shard, _ in outcomes for remedy in of_shard]
+    losses = tuple(loss for _, loss in outcomes if loss is not None)
+    if losses and all(loss.replacement is None for loss in losses) and len(losses) == len(known.shards):
+        raise CorruptionError(f"no record of {storage.locate()} is intact; build the dataset again from its source")
+    companions = _plan_companions(known, set(damaged), losses)
+    return RepairPlan(
+        known=known,
+        verification=found,
+        remedies=(*meta, *moves.values(), *remedies, *companions, *_leftovers(known, moves)),
+        losses=losses,
+    )
+
+
+def _quiet(_: int, __: Any) -> None:
+    pass
+
+
+def _rewrite(path: str, how: str) -> Remedy:
+    return Remedy(path=path, action="rewrite", how=how)
+
+
+def _plan_moves(known: Identity, damaged: Mapping[str, Damage]) -> dict[str, Remedy]:
+    """For damaged files whose bytes lie under another name, that name."""
+    wanted = {
+        path: (size, total)
+        for shard in known.shards
+        for path, size, total in (
+            (shard.path, shard.bytes, shard.checksum),
+            (shard.index_path, shard.index_bytes, shard.index_checksum),
+        )
+    }
+    sizes = {size for path, (size, _) in wanted.items() if path in damaged}
+    strangers = (known.names or frozenset()) - set(wanted) - {MANIFEST_NAME, known.manifest.shards_path}
+    holders: dict[str, str] = {}
+    for path in [*sorted(strangers), *(path for path in damaged if path in wanted)]:
+        if sizes and (found := _measure_if_sized(known.storage, path, sizes)):
+            holders[found.checksum] = path
+    moves = {}
+    for path in damaged:
+        origin = holders.get(wanted[path][1]) if path in wanted else None
+        if origin is None:
+            continue
+        ours = origin in wanted or origin.endswith(MISPLACED)
+        how = f"its bytes lie in {origin}"
+        moves[path] = Remedy(path=path, action="move" if ours else "copy", how=how, origin=origin)
+    return moves
+
+
+def _measure_if_sized(storage: Storage, path: str, sizes: set[int]) -> Measure | None:
+    with storage.errors("look at", path):
+        fs, root = storage.filesystem()
+        try:
+            size = int(fs.size(f"{root}/{path}") or 0)
+        except FileNotFoundError:
+            return None
+    return measure(storage, path) if size in sizes else None
+
+
+def files_of(
+    known: Identity, shard: ShardInfo, damaged: Mapping[str, Damage], moves: Mapping[str, Remedy]
+) -> ShardFiles | None:
+    """A shard that has a damaged file, and where its files lie; None if it has none."""
+    if not {shard.path, shard.index_path} & set(damaged):
+        return None
+    taken = {move.origin for move in moves.values() if move.action == "move"}
+
+    def lies_at(path: str) -> str | None:
+        if path in moves:
+            return moves[path].origin
+        gone = path in taken or (path in damaged and damaged[path].kind == "missing")
+        return None if gone else path
+
+    return ShardFiles(
+        storage=known.storage,
+        manifest=known.manifest,
+        shard=shard,
+        data_at=lies_at(shard.path),
+        index_at=lies_at(shard.index_path),
+        data_intact=shard.path not in damaged or shard.path in moves,
+        index_intact=shard.index_path not in damaged or shard.index_path in moves,
+    )
+
+
+def _plan_shard(files: ShardFiles, names: frozenset[str]) -> tuple[list[Remedy], Loss | None]:
+    shard = files.shard
+    mended = mend_shard(files)
+    remedies = []
+    if mended.data is not None:
+        remedies.append(_rewrite(shard.path, mended.data_how))
+    if _whole(files, mended):
+        if mended.index is not None:
+            remedies.append(_rewrite(shard.index_path, mended.index_how))
+        return remedies, None
+    salvaged = salvage_shard(files, mended)
+    if salvaged is None:
+        how = "no record of the shard is intact"
+        both = [Remedy(path=path, action="remove", how=how) for path in (shard.path, shard.index_path)]
+        return both, Loss(shard=shard, replacement=None)
+    new = _replacement(files, salvaged, names)
+    if new.path != shard.path:
+        how = f"{new.records} of {shard.records} records go to {new.path}"
+        remedies.append(Remedy(path=shard.path, action="salvage", how=how))
+    how = f"an index of the records that are left goes to {new.index_path}"
+    remedies.append(Remedy(path=shard.index_path, action="salvage", how=how))
+    return remedies, Loss(shard=shard, replacement=new)
+
+
+def _whole(files: ShardFiles, mended: Mended) -> bool:
+    return (files.data_intact or mended.data is not None) and (files.index_intact or mended.index is not None)
+
+
+def _replacement(files: ShardFiles, salvaged: Salvaged, names: frozenset[str]) -> ShardInfo:
+    shard = files.shard
+    index = salvaged.index
+    new = replace(
+        shard,
+        index_path=free_name(files.storage, shard.index_path, names, salvaged.index),
+        index_bytes=index.size,
+        index_checksum=checksum(index),
+    )
+    if salvaged.data is None:
+        return new
+    data = salvaged.data
+    return replace(
+        new,
+        path=free_name(files.storage, shard.path, names, salvaged.data),
+        bytes=data.size,
+        records=salvaged.records,
+        checksum=checksum(data),
+        class_counts=salvaged.class_counts,
+    )
+
+
+def free_name(storage: Storage, path: str, names: frozenset[str], data: pa.Buffer | bytes) -> str:
+    """The next name for what replaces a file: one that is free, or holds these very bytes since a repair was killed."""
+    match = _NAME.fullmatch(path)
+    if match is None:
+        raise DatasetError(f"{storage.locate(path)} has no name that a replacement could have one like")
+    stem, number, ending = match.groups()
+    generation = 0 if ".salvaged" not in path else int(number or 1)
+    while True:
+        generation += 1
+        name = f"{stem}.salvaged{f'-{generation}' if generation > 1 else ''}{ending}"
+        if name not in names:
+            return name
+        found = measure(storage, name)
+        if found is not None and found.checksum == checksum(data):
+            return name
+
+
+def _plan_companions(known: Identity, damaged: Set[str], losses: Sequence[Loss]) -> Iterator[Remedy]:
+    """For each file for other programs that is damaged, or was made from what is lost."""
+    manifest, left = known.manifest, shards_left(known.shards, losses)
+    no_tfds = obstacle(manifest, left)
+    replaced = {dali.index_name(loss.shard.path): loss for loss in losses}
+    for path in manifest.files:
+        loss = replaced.get(path)
+        if path in TFDS_NAMES and no_tfds:
+            yield Remedy(path=path, action="remove", how=f"TensorFlow Datasets cannot open what is left: {no_tfds}")
+        elif loss is not None and loss.replacement is None:
+            yield Remedy(path=path, action="remove", how="no record of its shard is intact")
+        elif loss is not None and loss.replacement is not None and loss.replacement.path != loss.shard.path:
+            how = f"an index of the records that are left goes to {dali.index_name(loss.replacement.path)}"
+            yield Remedy(path=path, action="salvage", how=how)
+        elif path in damaged and path in TFDS_NAMES:
+            yield _rewrite(path, "made again from dataset.json")
+        elif path in damaged and shard_of(path, left):
+            yield _rewrite(path, "made again from the index of its shard")
+        elif path in damaged:
+            yield Remedy(path=path, action="remove", how="it is not known what it was made from")
+
+
+def shards_left(shards: Sequence[ShardInfo], losses: Sequence[Loss]) -> list[ShardInfo]:
+    """The shards with the replacements of those that are damaged, and without those that have none."""
+    by_path = {loss.shard.path: loss.replacement for loss in losses}
+    return [new for shard in shards if (new := by_path.get(shard.path, shard)) is not None]
+
+
+def _leftovers(known: Identity, moves: Mapping[str, Remedy]) -> Iterator[Remedy]:
+    """What a repair that was killed did not come to remove; the user's own files are none of it."""
+    manifest = known.manifest
+    in_use = {path for shard in known.shards for path in (shard.path, shard.index_path)}
+    in_use |= {manifest.shards_path, *manifest.files}
+    lost = {
+        path for entry in manifest.lost for path in (entry.path, _index_name(entry.path), dali.index_name(entry.path))
+    }
+    lost |= set(TFDS_NAMES) if manifest.lost else set()
+    origins = {move.origin for move in moves.values()}
+    for name in sorted((known.names or frozenset()) - in_use - origins):
+        replaced = manifest.shards_path != SHARDS_NAME and TABLE_NAMES.fullmatch(name)
+        if name in lost or replaced or name.removesuffix(MISPLACED) in in_use:
+            yield Remedy(path=name, action="remove", how="left over from an earlier repair")
+
+
+def _index_name(path: str) -> str:
+    match = _NAME.fullmatch(path)
+    return "" if match is None else path.removesuffix(match.group(3)) + ".index.arrow"

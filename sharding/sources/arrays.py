@@ -1,0 +1,208 @@
+"""Arrays as columns: which of a file's arrays make records together, and NumPy's types as features and Arrow columns.
+
+Not here: any file format.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..errors import SourceError
+from ..schema import Feature
+from .base import BATCH_BYTES, BATCH_ROWS
+
+__all__ = ["Leaf", "batch_rows", "choose", "fixed_feature", "leaves_of", "part_bounds", "text_column", "to_arrow"]
+
+_PART_ROWS = 1 << 18
+_PART_BYTES = 256 << 20
+_NAMES_SHOWN = 12
+_TIMES = {("M", unit): pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")}
+_TIMES |= {("m", unit): pa.duration(unit) for unit in ("s", "ms", "us", "ns")}
+_TIMES[("M", "D")] = pa.date32()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """An array that can be a column, or a field of a structured one.
+
+    Attributes:
+        name: of the column.
+        holder: the array: a file, a member of an archive, or a dataset.
+        keys: the names of the fields that lead to it in the array, the outermost first.
+        dtype: of one element.
+        shape: of one record's value.
+        rows: of the array.
+    """
+
+    name: str
+    holder: str
+    keys: tuple[str, ...]
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    rows: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one record's value, as NumPy holds it."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def values(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Its own, of rows of the array."""
+        for key in self.keys:
+            array = array[key]
+        return array
+
+
+def leaves_of(name: str, holder: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[Leaf]:
+    """The array itself, or each field of a structured one, named ``array/field``.
+
+    >>> [leaf.name for leaf in leaves_of("a", "a", np.dtype([("x", "<f4"), ("p", [("q", "i1", (2,))])]), (9,))]
+    ['a/x', 'a/p/q']
+    """
+    stack: list[tuple[str, tuple[str, ...], np.dtype[Any], tuple[int, ...]]] = [(name, (), dtype, shape[1:])]
+    while stack:
+        name, keys, dtype, record = stack.pop()
+        if dtype.subdtype is not None:
+            stack.append((name, keys, dtype.subdtype[0], (*record, *dtype.subdtype[1])))
+        elif dtype.names is not None:
+            prefix = f"{name}/" if name else ""
+            stack += [(prefix + key, (*keys, key), dtype[key], record) for key in reversed(dtype.names)]
+        else:
+            yield Leaf(name=name, holder=holder, keys=keys, dtype=dtype, shape=record, rows=shape[0])
+
+
+def choose(leaves: Sequence[Leaf], picks: Sequence[str], path: str) -> list[Leaf]:
+    """The columns picked: by their names, or by those of the groups they are in. One group makes itself the root.
+
+    Raises:
+        SourceError: there is none, none of a name picked, or they differ in their number of rows.
+    """
+    for pick in picks:
+        if not any(_within(leaf.name, pick) for leaf in leaves):
+            close = difflib.get_close_matches(pick, [leaf.name for leaf in leaves], n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise SourceError(f"{path} holds no array {pick!r}; {hint}There are: {_listed(leaves)}")
+    chosen = [leaf for leaf in leaves if not picks or any(_within(leaf.name, pick) for pick in picks)]
+    if not chosen:
+        raise SourceError(f"{path} holds no array with a dimension of records")
+    rows = [leaf.rows for leaf in chosen]
+    if len(set(rows)) > 1:
+        common = [leaf for leaf in chosen if leaf.rows == max(rows, key=rows.count)]
+        sizes = _listed(chosen, sizes=True)
+        raise SourceError(
+            f"{path}: the arrays differ in their first dimension, the number of records: {sizes}; "
+            f"choose some of one length, such as {path}::{','.join(leaf.name for leaf in common[:3])}"
+        )
+    root = f"{picks[0]}/" if len(picks) == 1 else ""
+    if root and all(leaf.name.startswith(root) for leaf in chosen):
+        return [_renamed(leaf, leaf.name.removeprefix(root)) for leaf in chosen]
+    return chosen
+
+
+def _within(name: str, pick: str) -> bool:
+    return name == pick or name.startswith(f"{pick}/")
+
+
+def _renamed(leaf: Leaf, name: str) -> Leaf:
+    return Leaf(name=name, holder=leaf.holder, keys=leaf.keys, dtype=leaf.dtype, shape=leaf.shape, rows=leaf.rows)
+
+
+def _listed(leaves: Sequence[Leaf], *, sizes: bool = False) -> str:
+    words = [f"{leaf.name or 'the array'} ({leaf.rows})" if sizes else leaf.name for leaf in leaves]
+    return ", ".join(words[:_NAMES_SHOWN]) + (", ..." if len(words) > _NAMES_SHOWN else "")
+
+
+def fixed_feature(leaf: Leaf, path: str) -> Feature:
+    """The feature that holds every value of an array of fixed-size elements.
+
+    Raises:
+        SourceError: its type or shape has none.
+    """
+    dtype, logical = leaf.dtype, ""
+    time = _TIMES.get((dtype.kind, np.datetime_data(dtype)[0])) if dtype.kind in "mM" else None
+    if time is not None and np.datetime_data(dtype)[1] == 1:
+        name, logical = ("int32" if time == pa.date32() else "int64"), str(time)
+    elif dtype.kind in "SU" and dtype.itemsize:
+        name = "string"
+    elif dtype.kind == "V" and dtype.names is None and dtype.itemsize:
+        name = "binary"
+    elif dtype.kind in "biu" or (dtype.kind == "f" and dtype.itemsize <= 8):
+        name = dtype.name
+    else:
+        what = "Python objects (pickle), which are never loaded" if dtype.hasobject else f"{dtype} values"
+        raise SourceError(
+            f"{path}: {f'the array {leaf.name!r}' if leaf.name else 'the array'} holds {what}; "
+            "store it as numbers, strings or bytes, or choose others with ::NAME,..."
+        )
+    if 0 in leaf.shape:
+        raise SourceError(f"{path}: the array {leaf.name!r} has records of shape {leaf.shape}, which hold nothing")
+    return Feature(name=leaf.name, dtype=name, shape=leaf.shape, logical=logical)
+
+
+def to_arrow(values: npt.NDArray[Any], feature: Feature, path: str, first_record: int) -> pa.Array:
+    """Rows of an array as a column of the feature's Arrow type.
+
+    Args:
+        values: [rows, *shape], in any byte order and memory layout.
+        feature: as `fixed_feature` gave it.
+        path: of the file, for errors.
+        first_record: number of the first row in it, for errors.
+
+    Raises:
+        SourceError: text that is not UTF-8.
+    """
+    flat = np.ascontiguousarray(values).reshape(-1)
+    if flat.dtype.kind in "SUV":
+        return text_column(flat.tolist(), feature, path, first_record)
+    column = pa.array(flat.astype(flat.dtype.newbyteorder("="), copy=False))
+    column = column.view(feature.primitive) if feature.logical else column.cast(feature.primitive)
+    return _in_rows(column, feature)
+
+
+def _in_rows(column: pa.Array, feature: Feature) -> pa.Array:
+    return column if feature.shape == () else pa.FixedSizeListArray.from_arrays(column, type=feature.arrow_type)
+
+
+def text_column(values: Sequence[str | bytes], feature: Feature, path: str, first_record: int) -> pa.Array:
+    """Texts or bytes, all elements of all rows, as `to_arrow` gives them.
+
+    Raises:
+        SourceError: text that is not UTF-8.
+    """
+    try:
+        return _in_rows(pa.array(values, feature.primitive), feature)
+    except (UnicodeError, pa.ArrowException) as error:
+        for i, value in enumerate(values):
+            try:
+                value.decode() if isinstance(value, bytes) else value.encode()
+            except UnicodeError:
+                record = first_record + i // (feature.elements or 1)
+                raise SourceError(
+                    f"{path}: record {record} (from 0) of {feature.name!r} is not UTF-8; "
+                    "convert it first, or store it as opaque bytes"
+                ) from error
+        raise
+
+
+def batch_rows(row_bytes: float) -> int:
+    """Rows of a batch, by the bytes of one."""
+    return int(min(BATCH_ROWS, max(1, BATCH_BYTES // max(1, row_bytes))))
+
+
+def part_bounds(rows: int, row_bytes: float, align: int = 1) -> list[tuple[int, int]]:
+    """Half-open ranges of rows, one a part, which start at multiples of `align`.
+
+    >>> part_bounds(600_000, 4)
+    [(0, 262144), (262144, 524288), (524288, 600000)]
+    """
+    size = int(min(_PART_ROWS, max(1, _PART_BYTES // max(1, row_bytes))))
+    size = -(-size // align) * align
+    return [(start, min(rows, start + size)) for start in range(0, rows, size)]

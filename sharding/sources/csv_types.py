@@ -1,0 +1,137 @@
+"""The types of delimited text's columns: the narrowest that hold every value of every block."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import SourceError
+from .base import Part, Reject, SourceFile
+from .csv_blocks import Header, parse_block
+from .csv_records import cut_records
+from .text import Block, Mark, Span, cut_parts, read_blocks
+
+__all__ = ["infer_types"]
+
+_NUMBERS = (pa.int64(), pa.uint64(), pa.float64())
+_DATES = (pa.date32(), pa.timestamp("s"), pa.timestamp("ns"))
+_ZONED = (pa.timestamp("s", "UTC"), pa.timestamp("ns", "UTC"))
+_LAST = (pa.float64(), pa.string())
+
+
+def infer_types(
+    files: Sequence[SourceFile], headers: Sequence[Header], given: Collection[str], reject: Reject, block_bytes: int
+) -> tuple[pa.Schema, list[Part]]:
+    """Read all files once, and columns that are still in doubt once more.
+
+    Args:
+        files: to read.
+        headers: of the files; all of the same names.
+        given: columns that are left as text.
+        reject: called with each line that cannot be read.
+        block_bytes: what is read at once.
+
+    Returns:
+        The type of each column, text where it has no value, and the parts of all files.
+
+    Raises:
+        SourceError: a file holds no record, or not what CSV does.
+    """
+    types = _Types(headers[0].names, given)
+    parts: list[Part] = []
+    for file, header in zip(files, headers, strict=True):
+        marks: list[Mark] = []
+        for block in _blocks(file, header, block_bytes):
+            rows = parse_block(file.url, header, block, types.text, None, reject)
+            schema = rows.table.schema
+            for name in _beyond_int64(rows.table):
+                if _holds(file, header, block, name, pa.uint64()):
+                    schema = schema.set(schema.get_field_index(name), pa.field(name, pa.uint64()))
+            types.add(schema)
+            marks.append(Mark(start=block.start, line=block.line, records=rows.table.num_rows, clean=rows.clean))
+        if not any(mark.records for mark in marks):
+            raise SourceError(f"{file.url}: the file is empty; a CSV needs a header and at least one line")
+        parts += cut_parts(file, marks)
+    for name in types.unsure:
+        while types.known[name] not in _LAST and not all(
+            _holds(file, header, block, name, types.known[name])
+            for file, header in zip(files, headers, strict=True)
+            for block in _blocks(file, header, block_bytes)
+        ):
+            types.widen(name)
+    return types.schema(), parts
+
+
+def _blocks(file: SourceFile, header: Header, block_bytes: int) -> Iterator[Block]:
+    span = Span(start=header.start, line=header.line)
+    return read_blocks(file.url, span, partial(cut_records, delimiter=header.delimiter), block_bytes)
+
+
+def _holds(file: SourceFile, header: Header, block: Block, name: str, kind: pa.DataType) -> bool:
+    """Whether a type holds all values of a column in a block."""
+    try:
+        parse_block(file.url, header, block, {name: kind}, [name], lambda _: None)
+        return True
+    except SourceError:
+        return False
+
+
+class _Types:
+    """What is known of the columns after some blocks.
+
+    The types of a block hold its values. Where two blocks differ, the wider type may still not hold all values of the
+    other, as nanoseconds do not hold every date: such columns are `unsure`, to be read once more.
+    """
+
+    def __init__(self, names: Iterable[str], given: Collection[str]) -> None:
+        self.known = {name: pa.string() if name in given else pa.null() for name in names}
+        self.unsure: dict[str, None] = {}
+
+    @property
+    def text(self) -> dict[str, pa.DataType]:
+        """The columns that need not be inferred any more."""
+        return {name: kind for name, kind in self.known.items() if kind == pa.string()}
+
+    def add(self, schema: pa.Schema) -> None:
+        """The types of one more block."""
+        for field in schema:
+            before = self.known[field.name]
+            if before != field.type:
+                self.known[field.name], sure = _join(before, field.type)
+                if not sure:
+                    self.unsure[field.name] = None
+
+    def widen(self, name: str) -> None:
+        """The type of an unsure column does not hold a value."""
+        self.known[name] = pa.float64() if self.known[name] == pa.uint64() else pa.string()
+
+    def schema(self) -> pa.Schema:
+        """Of all columns; those without any value are text."""
+        return pa.schema([(n, pa.string() if kind == pa.null() else kind) for n, kind in self.known.items()])
+
+
+def _join(one: pa.DataType, other: pa.DataType) -> tuple[pa.DataType, bool]:
+    """The narrowest type for the values of two, and whether it surely holds them."""
+    if pa.null() in (one, other):
+        return (other if one == pa.null() else one), True
+    if one in _NUMBERS and other in _NUMBERS:
+        wider = _NUMBERS[max(_NUMBERS.index(one), _NUMBERS.index(other))]
+        return wider, wider != pa.uint64()
+    for chain in (_DATES, _ZONED):
+        if one in chain and other in chain:
+            return chain[max(chain.index(one), chain.index(other))], False
+    return pa.string(), True
+
+
+def _beyond_int64(table: pa.Table) -> Sequence[str]:
+    """Columns that were taken for floats, but might hold integers of 64 bits without a sign."""
+    names = []
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if column.type == pa.float64():
+            bounds = pc.min_max(column).as_py()
+            if bounds["max"] is not None and bounds["min"] >= 0 and 2.0**63 <= bounds["max"] <= 2.0**64:
+                names.append(name)
+    return names

@@ -1,0 +1,115 @@
+"""Text to values of a type that the user gives, each value exactly or not at all."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import ConfigError
+from ..schema import Feature
+
+__all__ = ["arrow_type_given", "cast_text", "check_names"]
+
+_TRUE, _FALSE = pa.array(["true", "True", "TRUE", "1"]), pa.array(["false", "False", "FALSE", "0"])
+_INFINITE = ("inf", "infinity")
+_TEMPORAL = ("date32[day]", "timestamp[s]", "timestamp[ms]", "timestamp[us]", "timestamp[ns]")
+
+
+def check_names(features: Mapping[str, Feature], names: Iterable[str]) -> None:
+    """Refuse types for columns that are not there.
+
+    Raises:
+        ConfigError: and what it might have been meant to be.
+    """
+    known = list(names)
+    for name in features:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            listed = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
+            raise ConfigError(f"a type is given for {name!r}, but there is no such column; {hint}They are: {listed}")
+
+
+def arrow_type_given(feature: Feature) -> pa.DataType:
+    """The Arrow type that one element is read as.
+
+    Raises:
+        ConfigError: text has no such values.
+    """
+    if not feature.logical:
+        return feature.primitive
+    if feature.logical not in _TEMPORAL:
+        raise ConfigError(
+            f"column {feature.name!r} cannot be read from text as {feature.logical}; give it as string or as one of "
+            f"{', '.join(_TEMPORAL)}"
+        )
+    return pa.type_for_alias(feature.logical)
+
+
+def cast_text(text: pa.Array, feature: Feature, missing: Sequence[str] = ()) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
+    """Elements of a feature from their text.
+
+    Args:
+        text: strings; a null stays one.
+        feature: what they are to be.
+        missing: texts that stand for no value, unless they are to be strings.
+
+    Returns:
+        The elements, and which of them the type does not hold; those are null.
+    """
+    kind = arrow_type_given(feature)
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return text.cast(kind), np.zeros(len(text), bool)
+    if missing:
+        text = pc.if_else(pc.is_in(text, pa.array(missing)), None, text)
+    if pa.types.is_boolean(kind):
+        known = pc.or_(pc.is_in(text, _TRUE), pc.is_in(text, _FALSE))
+        values = pc.if_else(known, pc.is_in(text, _TRUE), None)
+    else:
+        values = _finite(text, _cast(text, kind))
+    bad = pc.and_(values.is_null(), text.is_valid())
+    return values, np.asarray(bad.to_numpy(zero_copy_only=False), bool)
+
+
+def _cast(text: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Null where it does not fit: halves of the column are tried until such a value stands alone."""
+    try:
+        return pc.cast(text, kind)
+    except pa.ArrowInvalid:
+        if len(text) > 1:
+            half = len(text) // 2
+            return pa.concat_arrays([_cast(text[:half], kind), _cast(text[half:], kind)])
+    return pa.array([_integer(text[0].as_py(), kind)], kind)
+
+
+def _integer(text: str, kind: pa.DataType) -> int | None:
+    """A whole number that is written as a float is, as pandas does for columns with gaps."""
+    if not pa.types.is_integer(kind):
+        return None
+    try:
+        value = Decimal(text)
+        if value != value.to_integral_value() or value.adjusted() > 20:
+            return None
+        pa.scalar(int(value), kind)
+        return int(value)
+    except (InvalidOperation, OverflowError, pa.ArrowInvalid):
+        return None
+
+
+def _finite(text: pa.Array, values: pa.Array) -> pa.Array:
+    """Null for a number beyond the type's range, which Arrow takes for infinity."""
+    if not pa.types.is_floating(values.type):
+        return values
+    infinite = np.flatnonzero(np.isinf(values.fill_null(0).to_numpy(zero_copy_only=False)))
+    over = [row for row in infinite if text[int(row)].as_py().lstrip("+-").lower() not in _INFINITE]
+    if not over:
+        return values
+    mask = np.zeros(len(values), bool)
+    mask[over] = True
+    return pc.if_else(pa.array(mask), None, values)

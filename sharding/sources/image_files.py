@@ -1,0 +1,203 @@
+"""The files of images: many are read into one column with no copy between, and looked over for damage."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..errors import ConfigError, SourceError, StorageError
+from ..formats.image_size import check_image
+from ..storage import Storage
+from .base import BATCH_BYTES, BadRecord, Reject, fail_on_bad, read_files
+
+__all__ = ["ImageFiles", "bad_images", "read_images"]
+
+_THREADS = 4
+_RUN_FILES = 64  # fewer are not worth a thread
+_REMOTE_FILES = 256  # fetched or looked over at once
+_COLUMN_BYTES = (1 << 31) - 1
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFiles:
+    """Files as they are, and the sizes of the images in them; binary, int32 and int32."""
+
+    images: pa.Array
+    heights: pa.Array
+    widths: pa.Array
+
+
+def read_images(urls: Sequence[str]) -> ImageFiles:
+    """Read files, and check that each is a whole image.
+
+    Raises:
+        SourceError: one is missing, or is no image, or cut short or damaged as far as its format can tell.
+        StorageError: the store refuses.
+        ConfigError: they are more than one column can hold.
+    """
+    paths = [_local_path(url) for url in urls]
+    buffer, offsets = _read_local([path for path in paths if path]) if all(paths) else _read_remote(urls)
+    view = memoryview(buffer).cast("B")
+    sizes = np.empty((len(urls), 2), np.int32)
+    for i, (start, end) in enumerate(pairwise(offsets.tolist())):
+        try:
+            sizes[i] = check_image(view[start:end])
+        except ValueError as error:
+            fail_on_bad(_damaged(urls[i], error))
+    images = pa.BinaryArray.from_buffers(pa.binary(), len(urls), [None, pa.py_buffer(offsets.astype(np.int32)), buffer])
+    heights, widths = (pa.array(np.ascontiguousarray(column)) for column in sizes.T)
+    return ImageFiles(images=images, heights=heights, widths=widths)
+
+
+def bad_images(files: Sequence[str | BadRecord], sizes: Sequence[int] | None, reject: Reject) -> Iterator[pa.Array]:
+    """The positions of those that `read_images` would fail on, int64 and ascending, after `reject` had each.
+
+    Args:
+        files: their URLs; or what is wrong with a record that names none.
+        sizes: in bytes, where they are known: so many are held at once as make up `BATCH_BYTES`, or a few hundred.
+        reject: may raise.
+    """
+    for start, end in _blocks(len(files), sizes):
+        found = [(start + i, record) for i, record in enumerate(_look_over(files[start:end])) if record is not None]
+        for _, record in found:
+            reject(record)
+        if found:
+            yield pa.array([position for position, _ in found], pa.int64())
+
+
+def _damaged(url: str, error: Exception) -> BadRecord:
+    return BadRecord(path=url, place="", reason=f"the image is damaged or cut short ({error})")
+
+
+def _local_path(url: str) -> str | None:
+    if url.startswith(("/", "file:///")):  # nearly always, and this is asked of every file
+        return url.removeprefix("file://")
+    path = Storage(url).local_path
+    return None if path is None else str(path)
+
+
+# --- reading into one column -----------------------------------------------------------------------------------
+
+
+def _read_local(paths: Sequence[str]) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
+    """By a few threads into one buffer: they wait for the disk side by side."""
+    sizes = _by_runs(lambda run: [_size(path) for path in run], paths)
+    offsets = _offsets([size for run in sizes for size in run])
+    buffer = pa.allocate_buffer(int(offsets[-1]))  # of Arrow's pool: its pages were used before, and need no clearing
+    view, bounds = memoryview(buffer).cast("B"), offsets.tolist()
+
+    def read(run: Sequence[int]) -> None:
+        for i in run:
+            _read_into(paths[i], view[bounds[i] : bounds[i + 1]])
+
+    _by_runs(read, range(len(paths)))
+    return buffer, offsets
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError as error:
+        raise _translated(path, error) from error
+
+
+def _read_into(path: str, target: memoryview) -> None:
+    done, beyond = 0, bytearray(1)
+    try:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            while done <= len(target) and (count := os.readv(file, [target[done:], beyond])):
+                done += count
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise _translated(path, error) from error
+    if done != len(target):
+        raise SourceError(f"{path}: the file changed while the source was read; build again")
+
+
+def _translated(path: str, error: OSError) -> Exception:
+    if isinstance(error, FileNotFoundError):
+        return SourceError(f"a file went missing while the source was read: {path}; build again")
+    return StorageError(
+        f"cannot read {path}: {error.strerror}; check the rights of the file and the health of the disk"
+    )
+
+
+def _read_remote(urls: Sequence[str]) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
+    """Some at a time, side by side; their sizes are not known before."""
+    sink, sizes = pa.BufferOutputStream(), []
+    for start in range(0, len(urls), _REMOTE_FILES):
+        for data in read_files(urls[start : start + _REMOTE_FILES]):
+            sink.write(data)
+            sizes.append(len(data))
+    return sink.getvalue(), _offsets(sizes)
+
+
+def _offsets(sizes: Sequence[int]) -> npt.NDArray[np.int64]:
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    if offsets[-1] > _COLUMN_BYTES:
+        raise ConfigError(
+            f"{len(sizes)} images of one shard make {offsets[-1] >> 20} MiB, more than the 2 GiB that one column can "
+            "hold; ask for more shards"
+        )
+    return offsets
+
+
+def _by_runs(function: Callable[[Sequence[Any]], T], items: Sequence[Any]) -> list[T]:
+    """Call a function with a few runs of items side by side; its results in their order."""
+    size = max(_RUN_FILES, -(-len(items) // _THREADS))
+    runs = [items[start : start + size] for start in range(0, len(items), size)]
+    if len(runs) < 2:
+        return [function(run) for run in runs]
+    with ThreadPoolExecutor(len(runs)) as threads:
+        return list(threads.map(function, runs))
+
+
+# --- looking over ----------------------------------------------------------------------------------------------
+
+
+def _blocks(count: int, sizes: Sequence[int] | None) -> Iterator[tuple[int, int]]:
+    """Half-open ranges of files to hold at once."""
+    start = held = 0
+    for i in range(count):
+        if i > start and (i - start == _REMOTE_FILES or (sizes and held + sizes[i] > BATCH_BYTES)):
+            yield start, i
+            start, held = i, 0
+        held += sizes[i] if sizes else 0
+    if count > start:
+        yield start, count
+
+
+def _look_over(files: Sequence[str | BadRecord]) -> list[BadRecord | None]:
+    """What is wrong with each file."""
+    urls = [file for file in files if isinstance(file, str)]
+    if all(map(_local_path, urls)):
+        return [record for run in _by_runs(lambda run: [_look_at(file) for file in run], files) for record in run]
+    try:
+        contents = dict(zip(urls, read_files(urls), strict=True))
+    except SourceError:  # one is missing: which
+        return [_look_at(file) for file in files]
+    return [_look_at(file, contents.get(file) if isinstance(file, str) else None) for file in files]
+
+
+def _look_at(file: str | BadRecord, data: bytes | None = None) -> BadRecord | None:
+    if isinstance(file, BadRecord):
+        return file
+    try:
+        check_image(read_files([file])[0] if data is None else data)
+    except SourceError:
+        return BadRecord(path=file, place="", reason="there is no such file", remedy="restore it, or remove its record")
+    except ValueError as error:
+        return _damaged(file, error)
+    return None

@@ -1,0 +1,276 @@
+"""Functions of the user's that give records: dicts, or Arrow's batches and tables."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from importlib import import_module, invalidate_caches
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import SourceError
+from ..keyed import derive_key
+from ..schema import Schema
+from .base import BATCH_BYTES, BATCH_ROWS, Part, Reject, fail_on_bad
+from .values import ColumnType, column_of_values, flatten
+
+__all__ = ["IterableSource"]
+
+_BATCH_ROWS = 4096  # dicts: as Python objects they take many times what they will in Arrow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterableSource:
+    """A source of records that a function gives; it is one part.
+
+    The function is called with no argument, once a pass, and gives the same records each time: an iterable of dicts,
+    or of Arrow's batches or tables of one schema. Values of dicts are None, numbers, strings, bytes, dates and times,
+    NumPy's scalars and arrays, and lists; a dict within one becomes columns such as ``box.x``.
+    """
+
+    url: str
+    schema: Schema
+    types: pa.Schema
+    records: int
+    parts: tuple[Part, ...]
+    fingerprint: str
+
+    @classmethod
+    def open(cls, url: str, label: str | None) -> IterableSource:
+        """Call the function once to find the types of all values.
+
+        Args:
+            url: ``module:function``; the module is looked for in the current folder too.
+            label: the column that makes the classes.
+
+        Raises:
+            SourceError: there is no such function, it fails, or it gives no records that fit in columns.
+        """
+        module, _ = _load(url)
+        columns: dict[str, ColumnType] = {}
+        types: pa.Schema | None = None
+        count = 0
+        for item in _items(url):
+            if isinstance(item, Mapping):
+                for name, value in _entries(url, item, count):
+                    try:
+                        columns.setdefault(name, ColumnType()).add_one(value, count)
+                    except TypeError as error:
+                        raise SourceError(f"{url}: record {count}: the column {name!r} {error}") from error
+                count += 1
+                continue
+            types = types or item.schema.remove_metadata()
+            _check_schema(url, item.schema, types, count)
+            count += item.num_rows
+        if not count:
+            raise SourceError(f"{url} gave no records")
+        if types is None:
+            types = pa.schema([_field(url, name, column) for name, column in columns.items()])
+        elif columns:
+            raise SourceError(f"{url} gave both dicts and Arrow batches; give records of one kind")
+        return cls(
+            url=url,
+            schema=Schema.from_arrow(types, label),
+            types=types,
+            records=count,
+            parts=(Part(path=url),),
+            fingerprint=_fingerprint(url, module, count),
+        )
+
+    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
+        """The label of each record; the function gives whole ones."""
+        label = self.schema.label
+        for batch in self._batches([] if label is None else [label]):
+            yield pa.nulls(batch.num_rows) if label is None else self.schema[label].conform(batch.column(label))
+
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
+        """The records; they are complete."""
+        for batch in self._batches(self.types.names):
+            yield self.schema.conform(batch)
+
+    def sample(self, part: Part, records: int) -> pa.RecordBatch:
+        """The first records that the function gives."""
+        with closing(_items(self.url)) as items:
+            for batch in _batched(self.url, islice(items, records), self.types, self.types.names):
+                return self.schema.conform(batch.slice(0, records))
+        return self.schema.arrow.empty_table().to_batches()[0]
+
+    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
+        """Nothing is left to do."""
+        return drafts
+
+    def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
+        count = 0
+        for batch in _batched(self.url, _items(self.url), self.types, names):
+            count += batch.num_rows
+            yield batch
+        if count != self.records:
+            raise SourceError(
+                f"{self.url} gave {self.records} records when it was first called, and {count} now; it must give the "
+                "same ones each time, so let it begin anew in every call and draw nothing at random without a seed"
+            )
+
+
+def _batched(url: str, items: Iterable[Any], types: pa.Schema, names: list[str]) -> Iterator[pa.RecordBatch]:
+    """Columns of the records, in batches of bounded size."""
+    rows: list[dict[str, Any]] = []
+    size = count = 0
+    for item in items:
+        if not isinstance(item, Mapping):
+            _check_schema(url, item.schema, types, count)
+            count += item.num_rows
+            table = pa.Table.from_batches([item]) if isinstance(item, pa.RecordBatch) else item
+            most = max(1, min(BATCH_ROWS, item.num_rows * BATCH_BYTES // max(1, item.nbytes)))
+            yield from _with_rows(table, names).to_batches(max_chunksize=most)
+            continue
+        rows.append(dict(_entries(url, item, count)))
+        count += 1
+        size += sum(map(_weigh, rows[-1].values()))
+        if len(rows) == _BATCH_ROWS or size >= BATCH_BYTES:
+            yield _columns(url, rows, types, names, count)
+            rows, size = [], 0
+    if rows:
+        yield _columns(url, rows, types, names, count)
+
+
+def _columns(url: str, rows: list[dict[str, Any]], types: pa.Schema, names: list[str], count: int) -> pa.RecordBatch:
+    where = f"{url}: among the records {count - len(rows)} to {count - 1}"
+    known = set(types.names)
+    if strange := next((name for row in rows for name in row if name not in known), None):
+        raise SourceError(f"{where}: the column {strange!r} was not there before; give the same records in each call")
+    try:
+        arrays = [column_of_values([row.get(name) for row in rows], types.field(name)) for name in names]
+    except (TypeError, ValueError) as error:  # Arrow's are ValueErrors too
+        text = " ".join(str(error).split())[:200]
+        raise SourceError(f"{where}: {text}; give the same records in each call") from error
+    if not names:
+        return pa.RecordBatch.from_arrays([pa.nulls(len(rows))], names=[""])
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([types.field(name) for name in names]))
+
+
+def _with_rows(table: pa.Table, names: list[str]) -> pa.Table:
+    """Some columns; if none, one of nulls, for a table without columns has no rows."""
+    return table.select(names) if names else pa.table({"": pa.nulls(table.num_rows)})
+
+
+def _entries(url: str, record: Mapping[str, Any], number: int) -> Iterator[tuple[str, Any]]:
+    try:
+        entries = list(flatten(record))
+    except TypeError as error:
+        raise SourceError(f"{url}: record {number}: {error}") from error
+    if len({name for name, _ in entries}) < len(entries):
+        raise SourceError(f"{url}: record {number}: two of its values have one name once they are columns")
+    return iter(entries)
+
+
+def _weigh(value: Any) -> int:
+    """About how many bytes a value takes."""
+    if isinstance(value, (str, bytes, bytearray)):
+        return len(value)
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    return 8 * len(value) if isinstance(value, (list, tuple)) else 8
+
+
+def _field(url: str, name: str, column: ColumnType) -> pa.Field:
+    try:
+        return column.field(name)
+    except TypeError as error:
+        raise SourceError(f"{url}: the column {name!r} {error}") from error
+
+
+def _check_schema(url: str, schema: pa.Schema, types: pa.Schema, count: int) -> None:
+    if not schema.remove_metadata().equals(types):
+        raise SourceError(
+            f"{url}: from record {count} on the schema differs from that of the first batch; cast one to the other"
+        )
+
+
+# --- the function ------------------------------------------------------------------------------------------------
+
+
+def _load(url: str) -> tuple[ModuleType, Callable[[], Any]]:
+    """Import the module and find the function."""
+    name, colon, attribute = url.partition(":")
+    if not colon or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name) or not attribute.isidentifier():
+        raise SourceError(f"a Python source is MODULE:FUNCTION, such as flights:records, got {url!r}")
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    invalidate_caches()
+    try:
+        module = import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(error.name + ".")):
+            raise SourceError(
+                f"there is no module {error.name!r} in {folder} or among those installed; check its name, or start "
+                "where it lies"
+            ) from error
+        raise _failure(url, error, "") from error
+    except (Exception, SystemExit) as error:
+        raise _failure(url, error, "") from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        close = difflib.get_close_matches(attribute, [n for n, v in vars(module).items() if callable(v)], n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise SourceError(f"{getattr(module, '__file__', name)} has no function {attribute!r}{hint}")
+    return module, function
+
+
+def _items(url: str) -> Generator[Any, None, None]:
+    """The dicts, batches and tables that the function gives."""
+    module, function = _load(url)
+    file = getattr(module, "__file__", None) or ""
+    count = 0
+    try:
+        given = function()
+        if isinstance(given, (pa.Table, pa.RecordBatch)):
+            given = [given]
+        if not isinstance(given, Iterable):
+            raise SourceError(f"{url} returned a value of type {type(given).__name__}; it is to give records")
+        for item in given:
+            if not isinstance(item, (Mapping, pa.RecordBatch, pa.Table)):
+                raise SourceError(
+                    f"{url}: record {count} is of type {type(item).__name__}; records are dicts, or come in Arrow's "
+                    "RecordBatch or Table"
+                )
+            count += 1
+            yield item
+    except SourceError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _failure(url, error, file) from error
+
+
+def _failure(url: str, error: BaseException, file: str) -> SourceError:
+    """One line for an error in the user's code, with the innermost place of it that is theirs."""
+    frames = traceback.extract_tb(error.__traceback__)
+    here = str(Path(__file__).parent)
+    own = [frame for frame in frames if frame.filename == file]
+    others = [f for f in frames if not f.filename.startswith((here, "<frozen")) and "importlib" not in f.filename]
+    place = url
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f"{error.filename}:{error.lineno}"
+    elif chosen := own or others:
+        place = f"{chosen[-1].filename}:{chosen[-1].lineno}"
+    text = " ".join(str(error).split())[:300]
+    return SourceError(f"{place}: {type(error).__name__}{': ' * bool(text)}{text}; mend it, or see all with --debug")
+
+
+def _fingerprint(url: str, module: ModuleType, records: int) -> str:
+    """Of the function's name, the module's source and the number of records."""
+    file = getattr(module, "__file__", None)
+    source = Path(file).read_bytes() if file and os.path.isfile(file) else b""
+    return f"{derive_key(url, hashlib.blake2b(source).hexdigest(), records):016x}"

@@ -1,0 +1,125 @@
+"""JSON Lines: an object a line. Types are inferred over every line; objects within objects become columns `a.b`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from ..errors import SourceError
+from ..schema import Feature, Schema
+from .base import NO_FEATURES, Part, Reject, fail_on_bad, fingerprint_files, list_files
+from .given import arrow_type_given, check_names
+from .json_columns import Column, read_columns, rows_at_once
+from .json_records import Lines, split_lines
+from .json_types import Columns
+from .text import Mark, Span, cut_parts, read_blocks
+
+__all__ = ["SUFFIXES", "JsonlSource"]
+
+SUFFIXES = tuple(f"{kind}{ending}" for kind in (".jsonl", ".ndjson") for ending in ("", ".gz", ".bz2", ".xz", ".zst"))
+_BLOCK_BYTES = 8 << 20
+_SAMPLE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonlSource:
+    """A source of files of JSON lines; a part is some 64 MiB of a file, or a compressed file.
+
+    A missing key is a missing value. Integers become float64 beside floats; other mixtures of scalars become text, as
+    they are written. Lists of scalars are of fixed shape if all have one length, and lists of such lists are tensors.
+    """
+
+    url: str
+    schema: Schema
+    columns: tuple[Column, ...]
+    parts: tuple[Part, ...]
+    fingerprint: str
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        label: str | None,
+        features: Mapping[str, Feature] = NO_FEATURES,
+        reject: Reject = fail_on_bad,
+    ) -> JsonlSource:
+        """Read all files once to find the columns and their types.
+
+        Args:
+            url: of a file, a folder or a glob.
+            label: the column that classes are made of, if any.
+            features: types of columns that are not to be inferred, by name (``a.b`` within an object).
+            reject: called with each line that is no JSON object; `labels` and `drafts` meet them again.
+
+        Raises:
+            SourceError: there is no file, a line is no JSON object, or the objects fit into no columns.
+            ConfigError: a type is given for a column that is not there, or is one that no JSON value has.
+        """
+        files = list_files(url, SUFFIXES)
+        if not files:
+            raise SourceError(f"there is no file of JSON lines ({', '.join(SUFFIXES)}) at {url}")
+        for feature in features.values():
+            arrow_type_given(feature)
+        found = Columns(features)
+        parts: list[Part] = []
+        for file in files:
+            marks: list[Mark] = []
+            for block in read_blocks(file.url, Span(), _cut, _BLOCK_BYTES):
+                records, clean = found.add(file.url, Lines(block.data, block.line), reject)
+                marks.append(Mark(start=block.start, line=block.line, records=records, clean=clean))
+            parts += cut_parts(file, marks)
+        columns = found.columns(url)
+        check_names(features, [column.feature.name for column in columns])
+        return cls(
+            url=url,
+            schema=Schema(features=tuple(column.feature for column in columns), label=label),
+            columns=columns,
+            parts=tuple(parts),
+            fingerprint=fingerprint_files(files),
+        )
+
+    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
+        """The label; where all lines are known to be objects, only columns of given types are looked at besides."""
+        label = self.schema.label
+        columns: Sequence[Column] = self.columns
+        if part.pieces[0].clean:
+            wanted = self.columns[0].feature.name if label is None else label
+            columns = [column for column in self.columns if column.given or column.feature.name == wanted]
+        for arrays in self._read(part, columns, reject):
+            if label is None:
+                yield pa.nulls(len(arrays[0]))
+                continue
+            names = [column.feature.name for column in columns]
+            yield self.schema[label].conform(arrays[names.index(label)])
+
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
+        """The records; they are complete."""
+        for arrays in self._read(part, self.columns, reject):
+            conformed = [feature.conform(array) for feature, array in zip(self.schema.features, arrays, strict=True)]
+            yield pa.RecordBatch.from_arrays(conformed, schema=self.schema.arrow)
+
+    def sample(self, part: Part, records: int) -> pa.RecordBatch:
+        """The head of the part."""
+        for arrays in self._read(part, self.columns, lambda _: None, _SAMPLE_BYTES):
+            if len(arrays[0]):
+                conformed = [f.conform(array) for f, array in zip(self.schema.features, arrays, strict=True)]
+                return pa.RecordBatch.from_arrays(conformed, schema=self.schema.arrow).slice(0, records)
+        return self.schema.arrow.empty_table().combine_chunks().to_batches()[0]
+
+    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
+        """Nothing is left to do."""
+        return drafts
+
+    def _read(
+        self, part: Part, columns: Sequence[Column], reject: Reject, block_bytes: int | None = None
+    ) -> Iterator[list[pa.Array]]:
+        (span,) = part.pieces
+        for block in read_blocks(part.path, span, _cut, block_bytes or _BLOCK_BYTES):
+            for lines in split_lines(block, rows_at_once(self.columns)):
+                yield read_columns(part.path, lines, columns, reject, closed=not span.clean)
+
+
+def _cut(data: bytes) -> tuple[int, bool]:
+    return data.rfind(b"\n") + 1, False

@@ -1,0 +1,70 @@
+"""ORC files, as Hive and Spark write them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pyarrow as pa
+from pyarrow import orc
+
+from ..formats.protobuf import read_fields
+from .base import Part, SourceFile
+from .tables import PART_BYTES, TableSource, open_table, runs
+
+__all__ = ["SUFFIXES", "OrcSource"]
+
+SUFFIXES = (".orc",)
+_PART_ROWS = 1 << 18
+# Field numbers of orc_proto.proto: FileTail.footer, Footer.stripes, and of StripeInformation.
+_FOOTER, _STRIPES, _SIZES, _ROWS = 2, 3, (2, 3, 4), 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrcSource(TableSource):
+    """A source of ORC files; a part is a run of stripes, as (first, end, records)."""
+
+    kind: ClassVar[str] = "ORC"
+    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+
+    @classmethod
+    def inspect(cls, file: SourceFile) -> tuple[pa.Schema, Sequence[Part]]:
+        """From the footer."""
+        with _open(file.url) as reader:
+            rows, sizes = _stripes(reader.reader.serialized_file_tail())
+            if len(rows) != reader.nstripes or sum(rows) != reader.nrows:
+                raise pa.ArrowInvalid(f"an ORC footer of {sum(rows)} rows in {len(rows)} stripes for {reader.nrows}")
+            return reader.schema.remove_metadata(), [
+                Part(path=file.url, pieces=(start, stop, sum(rows[start:stop])), first_record=first)
+                for start, stop, first in runs(rows, sizes, _PART_ROWS, PART_BYTES)
+            ]
+
+    def count(self, part: Part) -> int:
+        """As the part says."""
+        return int(part.pieces[2])
+
+    def read(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """A batch a stripe: Arrow reads no less of it."""
+        first, end, _ = part.pieces
+        with _open(part.path) as reader:
+            for stripe in range(first, end):
+                yield reader.read_stripe(stripe, columns=list(columns))
+
+
+@contextmanager
+def _open(path: str) -> Iterator[orc.ORCFile]:
+    with open_table(path, "ORC") as source:
+        yield orc.ORCFile(source)
+
+
+def _stripes(tail: bytes) -> tuple[list[int], list[int]]:
+    """Rows and bytes of each stripe, from a serialised FileTail: Arrow tells only their sums."""
+    (footer,) = _messages(tail, _FOOTER)
+    stripes = [{number: int(value) for number, value in read_fields(stripe)} for stripe in _messages(footer, _STRIPES)]
+    return [stripe[_ROWS] for stripe in stripes], [sum(stripe.get(n, 0) for n in _SIZES) for stripe in stripes]
+
+
+def _messages(message: bytes, number: int) -> list[bytes]:
+    return [value for found, value in read_fields(message) if found == number and isinstance(value, bytes)]

@@ -1,0 +1,138 @@
+"""A dataset that ringfeed wrote, as a source of another: every shard is held against its checksum before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from ..dataset import open_dataset
+from ..errors import ConfigError, DatasetError, StorageError
+from ..keyed import derive_key
+from ..manifest import MANIFEST_NAME, Manifest, ShardInfo
+from ..schema import Feature, Schema
+from ..storage import Storage
+from .base import BATCH_ROWS, Part, Reject, fail_on_bad
+from .shards import read_index_rows, read_shard
+
+__all__ = ["SPLIT", "RingfeedSource", "find_dataset", "only_split"]
+
+SPLIT = "split"
+
+
+def find_dataset(url: str) -> tuple[str, str | None] | None:
+    """The folder and, of ``FOLDER#SPLIT``, the split that a URL names, if there is a dataset in it."""
+    folder, mark, split = url.rpartition("#")
+    if mark and _holds_dataset(folder):  # asked first: to HDFS clients, both URLs are the folder
+        return folder, split
+    return (url, None) if _holds_dataset(url) else None
+
+
+def _locate(url: str) -> tuple[str, str | None]:
+    found = find_dataset(url)
+    if found is None:
+        Storage(url).exists(MANIFEST_NAME)  # raises if it is the store that is the trouble
+        raise DatasetError(f"there is no dataset at {url}: it has no {MANIFEST_NAME}; name the folder of a dataset")
+    return found
+
+
+def _holds_dataset(url: str) -> bool:
+    try:
+        Storage(url).check_reachable()
+        return Storage(url).exists(MANIFEST_NAME)
+    except StorageError:  # whatever it is, it is no folder that one can look into; the listing to come tells more
+        return False
+
+
+def only_split(url: str) -> str:
+    """The name of the split that ``FOLDER#SPLIT`` names, or of the only one that the dataset has.
+
+    Raises:
+        ConfigError: it has several.
+        DatasetError: there is no dataset.
+    """
+    root, split = _locate(url)
+    splits = list(open_dataset(root).manifest.splits)
+    if split is None and len(splits) > 1:
+        raise ConfigError(
+            f"{url} has the splits {', '.join(splits)}; name one as {url}#{splits[0]}, or say with --split how to "
+            "split all its records anew"
+        )
+    return split or splits[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingfeedSource:
+    """A source that is a dataset of ours, or one split of it; a part is a shard.
+
+    Attributes:
+        url: of the dataset's folder.
+        stored: its manifest, without what it says of splits and of files for other programs.
+    """
+
+    url: str
+    schema: Schema
+    parts: tuple[Part, ...]
+    fingerprint: str
+    stored: Manifest
+
+    @classmethod
+    def open(cls, url: str, label: str | None) -> RingfeedSource:
+        """Read `dataset.json` and `shards.parquet`.
+
+        Args:
+            url: of the dataset's folder: all splits, one after the other; or ``FOLDER#SPLIT``.
+            label: None for the dataset's own. `SPLIT`, if no column has that name, makes one of the splits' names.
+
+        Raises:
+            DatasetError: there is no dataset, or no such split.
+            CorruptionError: one of the two files is damaged.
+        """
+        root, split = _locate(url)
+        dataset = open_dataset(root)
+        shards = dataset.shards if split is None else dataset.split_shards(split)
+        features = dataset.manifest.schema.features
+        if label == SPLIT and SPLIT not in dataset.manifest.schema.names:
+            features = (*features, Feature(name=SPLIT, dtype="string"))
+        return cls(
+            url=root,
+            schema=Schema(features=features, label=dataset.manifest.schema.label if label is None else label),
+            parts=tuple(Part(path=dataset.storage.locate(shard.path), pieces=(shard,)) for shard in shards),
+            fingerprint=f"{derive_key(dataset.manifest.shards_checksum, split or ''):016x}",
+            stored=replace(dataset.manifest, splits={}, files={}),
+        )
+
+    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
+        """From the index and the classes, where they are those of the dataset; of another column, from the shard."""
+        shard: ShardInfo = part.pieces[0]
+        label = self.schema.label
+        if label is None:
+            yield pa.nulls(shard.records)
+        elif label == self.stored.schema.label:
+            classes = pa.array(self.stored.classes, self.schema[label].primitive)
+            ids = read_index_rows(Storage(self.url), shard).column("class_id")
+            for start in range(0, shard.records, BATCH_ROWS):
+                yield classes.take(ids.slice(start, BATCH_ROWS))
+        elif label not in self.stored.schema.names:
+            yield pa.repeat(shard.split, shard.records)
+        else:
+            for batch in read_shard(Storage(self.url), self.stored, shard, [label]):
+                yield batch.column(label)
+
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
+        """The records; they are complete."""
+        shard: ShardInfo = part.pieces[0]
+        for batch in read_shard(Storage(self.url), self.stored, shard, self.stored.schema.names):
+            columns = [*batch.columns]
+            if len(columns) < len(self.schema.features):
+                columns.append(pa.repeat(shard.split, batch.num_rows))
+            yield pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow)
+
+    def sample(self, part: Part, records: int) -> pa.RecordBatch:
+        """The head of the shard; to be checked it is read as a whole."""
+        return next(self.drafts(part)).slice(0, records)
+
+    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
+        """Nothing is left to do."""
+        return drafts

@@ -1,0 +1,31 @@
+"""The part of a source's URL that picks arrays of a file: ``train.h5::/images,/labels``."""
+
+from __future__ import annotations
+
+import re
+
+import fsspec
+
+__all__ = ["split_selection"]
+
+_IN_ARCHIVE = re.compile(r"(^|::)(zip|tar|libarchive|rar)://[^:]*$")
+
+
+def split_selection(url: str) -> tuple[str, tuple[str, ...]]:
+    """A URL, and the names of the arrays or groups picked of what is there; none are named: all.
+
+    What stands after the last ``::`` is a selection, unless it is a link of one of fsspec's chains.
+
+    >>> split_selection("s3://bucket/train.h5::/images,/labels")
+    ('s3://bucket/train.h5', ('images', 'labels'))
+    >>> split_selection("simplecache::s3://bucket/train.h5")
+    ('simplecache::s3://bucket/train.h5', ())
+    >>> split_selection("zip://train.npy::/data/all.zip")
+    ('zip://train.npy::/data/all.zip', ())
+    """
+    files, mark, names = url.rpartition("::")
+    if not mark or "://" in names or _IN_ARCHIVE.search(files):
+        return url, ()
+    if files.rpartition("::")[2] in fsspec.available_protocols():
+        return url, ()
+    return files, tuple(stripped for name in names.split(",") if (stripped := name.strip().strip("/")))

@@ -1,0 +1,228 @@
+"""Files of tables, read by column: all that Parquet, Arrow IPC and ORC sources share. Not here: any one format."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import ClassVar, TypeVar
+
+import pyarrow as pa
+
+from ..errors import RingfeedError, SourceError
+from ..schema import Feature, Schema
+from ..storage import Storage
+from .base import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    Part,
+    Reject,
+    SourceFile,
+    fail_on_bad,
+    fingerprint_files,
+    list_files,
+    open_file,
+    translate_errors,
+)
+from .hive import Partitions, find_partitions
+
+__all__ = ["PART_BYTES", "TableSource", "bounded", "open_table", "runs"]
+
+PART_BYTES = 64 << 20  # about so much data makes a part, if its rows do not first
+Self = TypeVar("Self", bound="TableSource")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSource(ABC):
+    """A source of files that hold tables of one schema, and perhaps more columns in the names of their folders.
+
+    Attributes:
+        kind: of the files, for messages.
+        suffixes: of their names.
+        partitions: the columns that the folders name; the last of the schema.
+    """
+
+    kind: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]]
+
+    url: str
+    schema: Schema
+    parts: tuple[Part, ...]
+    fingerprint: str
+    partitions: Partitions
+
+    @classmethod
+    @abstractmethod
+    def inspect(cls, file: SourceFile) -> tuple[pa.Schema, Sequence[Part]]:
+        """The schema of a file and its parts, from its head or footer."""
+
+    @abstractmethod
+    def count(self, part: Part) -> int:
+        """Records in a part."""
+
+    @abstractmethod
+    def read(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The columns of a part, in any order, in batches of any size."""
+
+    def head(self, part: Part, columns: Sequence[str], records: int) -> Iterator[pa.RecordBatch]:
+        """As `read`, by a reader that wants no more than the first so many records."""
+        return self.read(part, columns)
+
+    @classmethod
+    def open(cls: type[Self], url: str, label: str | None) -> Self:
+        """Read the heads or footers of all files.
+
+        Raises:
+            SourceError: there is no file, one is damaged, or their schemas or partition keys differ.
+        """
+        files = list_files(url, cls.suffixes)
+        if not files:
+            raise SourceError(f"there is no {cls.kind} file ({', '.join(cls.suffixes)}) at {url}")
+        parts: list[Part] = []
+        first: pa.Schema | None = None
+        for file in files:
+            schema, found = cls.inspect(file)
+            first = first or schema
+            _check_alike(schema, first, file.url, files[0].url)
+            parts += found
+        assert first is not None
+        partitions = find_partitions(url, [file.url for file in files]).without(first.names)
+        return cls(
+            url=url,
+            schema=Schema.from_arrow(pa.schema([*first, *partitions.fields]), label),
+            parts=tuple(parts),
+            fingerprint=fingerprint_files(files),
+            partitions=partitions,
+        )
+
+    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
+        """The label column alone; none is read where there is no label, or a folder names it."""
+        label = self.schema.label
+        if label is None:
+            yield pa.nulls(self.count(part))
+        elif label in self.partitions.names:
+            rows = self.count(part)
+            for start in range(0, rows, BATCH_ROWS):
+                yield self.partitions.column(label, part.path, min(BATCH_ROWS, rows - start))
+        else:
+            for batch in self._bounded(part, [label]):
+                yield self.schema[label].conform(batch.column(label))
+
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
+        """The records; they are complete."""
+        names = [name for name in self.schema.names if name not in self.partitions.names]
+        for batch in self._bounded(part, names):
+            yield self._conformed(part, batch)
+
+    def sample(self, part: Part, records: int) -> pa.RecordBatch:
+        """The first batch, cut short."""
+        names = [name for name in self.schema.names if name not in self.partitions.names]
+        return self._conformed(part, next(self.head(part, names, records), None)).slice(0, records)
+
+    def narrow(self: Self, columns: Collection[str]) -> Self:
+        """The same records with these columns alone; no others are read."""
+        kept = tuple(feature for feature in self.schema.features if feature.name in columns)
+        label = self.schema.label if self.schema.label in columns else None
+        return replace(self, schema=Schema(features=kept, label=label))
+
+    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
+        """Nothing is left to do."""
+        return drafts
+
+    def _conformed(self, part: Part, batch: pa.RecordBatch | None) -> pa.RecordBatch:
+        if batch is None:
+            return pa.RecordBatch.from_pylist([], schema=self.schema.arrow)
+        return self.schema.conform(self.partitions.append(batch, part.path))
+
+    def _bounded(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        for batch in self.read(part, columns):
+            yield from bounded(batch)
+
+
+def _check_alike(schema: pa.Schema, first: pa.Schema, path: str, first_path: str) -> None:
+    """Schemas are alike if their columns, in whatever order, are read as the same features.
+
+    Raises:
+        SourceError: names a column that differs.
+    """
+    if schema.equals(first):
+        return
+    ours, theirs = ({field.name: field for field in fields} for fields in (schema, first))
+    for name in [*ours, *theirs]:
+        if name not in ours or name not in theirs:
+            problem = f"only one of the two has a column {name!r}"
+        elif ours[name].type != theirs[name].type and _feature(ours[name]) != _feature(theirs[name]):
+            problem = f"column {name!r} is {ours[name].type} here and {theirs[name].type} there"
+        else:
+            continue
+        raise SourceError(f"{path}: its schema differs from that of {first_path} ({problem}); cast one to the other")
+
+
+def _feature(field: pa.Field) -> Feature:
+    return Feature.from_arrow(field.remove_metadata())
+
+
+def bounded(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Slices of at most `BATCH_ROWS` records and about `BATCH_BYTES` bytes; no byte is copied."""
+    if not batch.num_rows:
+        return
+    pieces = max(-(-batch.num_rows // BATCH_ROWS), sum(map(_column_bytes, batch.columns)) // BATCH_BYTES)
+    rows = max(1, -(-batch.num_rows // pieces))
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
+
+
+def _column_bytes(column: pa.Array) -> int:
+    """Bytes of a column; of a dictionary's, about what it will have when each index is replaced by its value."""
+    if isinstance(column, pa.DictionaryArray) and len(column.dictionary):
+        return len(column) * int(column.dictionary.nbytes) // len(column.dictionary)
+    size: int = column.nbytes
+    return size
+
+
+def runs(rows: Sequence[int], sizes: Sequence[int], part_rows: int, part_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Put blocks of a file together to parts: first block, end, and number of the first record of each.
+
+    A part ends with the block that brings it to `part_rows` or `part_bytes`.
+
+    >>> list(runs([5, 5, 5, 5, 5], [1, 1, 9, 1, 1], part_rows=10, part_bytes=8))
+    [(0, 2, 0), (2, 3, 10), (3, 5, 15)]
+    """
+    starts = [0]
+    held_rows = held_bytes = 0
+    for block, (block_rows, block_bytes) in enumerate(zip(rows, sizes, strict=True), start=1):
+        held_rows, held_bytes = held_rows + block_rows, held_bytes + block_bytes
+        if held_rows >= part_rows or held_bytes >= part_bytes or block == len(rows):
+            starts.append(block)
+            held_rows = held_bytes = 0
+    for start, stop in pairwise(starts):
+        yield start, stop, sum(rows[:start])
+
+
+@contextmanager
+def open_table(path: str, kind: str, *, mapped: bool = False, read_ahead: bool = False) -> Iterator[pa.NativeFile]:
+    """Open a file of tables; what Arrow finds wrong with it then names the file.
+
+    Args:
+        path: of the file.
+        kind: of the file, for errors.
+        mapped: map it into memory if it is local.
+        read_ahead: it is read from start to end, not here and there.
+
+    Raises:
+        SourceError: it is damaged.
+        StorageError: the store refuses.
+    """
+    with open_file(path, read_ahead=read_ahead) as file:
+        local = Storage(path).local_path  # Arrow reads what is local by itself, without a way through Python
+        try:
+            if local is None:
+                yield pa.PythonFile(file, "r")
+            else:
+                yield pa.memory_map(str(local)) if mapped else pa.OSFile(str(local))
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, RingfeedError) or (isinstance(error, OSError) and error.errno is not None):
+                raise
+            raise translate_errors(path, error, f"the file is damaged or no {kind}; write it again") from error

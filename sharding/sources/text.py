@@ -1,0 +1,162 @@
+"""Files of lines, read in blocks of whole records: found exactly, in bounded memory, from any part of a file.
+
+What a record's fields are is not for here: see `csv` and `jsonl`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+import numpy as np
+
+from ..errors import SourceError
+from .base import BadRecord, Part, SourceFile, compression_of, open_file
+
+__all__ = ["LINE_BYTES", "PART_BYTES", "Block", "Mark", "Span", "count_lines", "cut_parts", "not_utf8", "read_blocks"]
+
+LINE_BYTES = 64 << 20  # a longer record is an error: one without an end must not fill the memory
+PART_BYTES = 64 << 20  # of an uncompressed file, one task reads so much
+_BOM = b"\xef\xbb\xbf"
+
+Cut = Callable[[bytes], tuple[int, bool]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Whole records of a file: the bytes [start, stop) of what it decompresses to.
+
+    Attributes:
+        start: where the first record begins.
+        stop: where the last one ends; None: with the file.
+        line: number of the first line, from 1.
+        clean: whether all of its records could be read when the source was opened.
+    """
+
+    start: int = 0
+    stop: int | None = None
+    line: int = 1
+    clean: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Some whole records of a file that follow each other.
+
+    Attributes:
+        data: the bytes, line ends included; the last line of a file may have none.
+        start: offset in the file.
+        line: number of the first line, from 1.
+        final: whether it ends the span, perhaps within a record.
+        multiline: whether a line end lies within a field.
+    """
+
+    data: bytes
+    start: int
+    line: int
+    final: bool
+    multiline: bool
+
+
+def read_blocks(path: str, span: Span, cut: Cut, block_bytes: int) -> Iterator[Block]:
+    """The records of a span, in blocks of about so many bytes.
+
+    Args:
+        path: of the file.
+        span: of the file.
+        cut: where the last record ends of which all is in some bytes that start with a record, 0 for none, and
+            whether a line end lies within a field.
+        block_bytes: what is read at once.
+
+    Raises:
+        SourceError: a record is longer than `LINE_BYTES`, or the compressed data is damaged.
+    """
+    start, line, rest = span.start, span.line, b""
+    with open_file(path) as file:
+        if start:
+            _skip(file, path, start)
+        while True:
+            got = start + len(rest)
+            data = file.read(block_bytes if span.stop is None else min(block_bytes, span.stop - got))
+            if not got and data.startswith(_BOM):
+                data, start = data[len(_BOM) :], len(_BOM)
+            rest = rest + data if rest else data
+            end, multiline = cut(rest)
+            end = end if data else len(rest)
+            if end:
+                whole, rest = rest[:end], rest[end:]
+                yield Block(data=whole, start=start, line=line, final=not data, multiline=multiline)
+                line += count_lines(whole)
+                start += end
+            if not data:
+                return
+            if len(rest) > LINE_BYTES:
+                raise SourceError(
+                    f"{path}: the record that starts in line {line} is longer than {LINE_BYTES >> 20} MiB; "
+                    "see whether a quote or a line end is missing there, or split the record"
+                )
+
+
+def _skip(file: IO[bytes], path: str, start: int) -> None:
+    if compression_of(path) is None:
+        file.seek(start)
+        return
+    while start and (data := file.read(min(start, 1 << 20))):
+        start -= len(data)
+
+
+def count_lines(data: bytes) -> int:
+    r"""The line ends in some bytes, be they ``\n``, ``\r\n`` or ``\r``.
+
+    >>> count_lines(b"a\nb\r\nc\rd")
+    3
+    """
+    letters = np.frombuffer(data, np.uint8)
+    lone = data.count(b"\r") - data.count(b"\r\n") if b"\r" in data else 0
+    return int(np.count_nonzero(letters == 0x0A)) + lone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A block that was read: where it began, how many records it held, and whether all of them could be read."""
+
+    start: int
+    line: int
+    records: int
+    clean: bool
+
+
+def cut_parts(file: SourceFile, marks: Sequence[Mark]) -> list[Part]:
+    """Parts of a file of about `PART_BYTES`, from its blocks; one if it is compressed, or of unknown size."""
+    whole = compression_of(file.url) is not None or not file.bytes
+    parts: list[Part] = []
+    first, records = 0, 0
+    for number, mark in enumerate(marks):
+        records += mark.records
+        last = number + 1 == len(marks)
+        stop = file.bytes if last else marks[number + 1].start
+        if last or (not whole and stop - marks[first].start >= PART_BYTES):
+            span = Span(
+                start=marks[first].start,
+                stop=None if whole else stop,
+                line=marks[first].line,
+                clean=all(mark.clean for mark in marks[first : number + 1]),
+            )
+            before = records - sum(mark.records for mark in marks[first : number + 1])
+            parts.append(Part(path=file.url, pieces=(span,), first_record=before))
+            first = number + 1
+    return parts
+
+
+def not_utf8(path: str, line: int, error: UnicodeDecodeError) -> BadRecord:
+    """The record that starts in a line and holds other bytes than UTF-8."""
+    before = error.object[: error.start]
+    line += count_lines(before)
+    column = error.start - max(before.rfind(b"\n"), before.rfind(b"\r"))
+    return BadRecord(
+        path=path,
+        place="",
+        reason=f"line {line}, byte {column} is not UTF-8",
+        remedy="convert the file first, for example with: iconv -f latin1 -t utf-8",
+    )

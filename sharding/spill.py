@@ -1,0 +1,159 @@
+"""Where the partition tasks of a build leave records for the tasks that assemble shards: one Arrow IPC file a part.
+
+A folder of this machine, or of any store that all workers reach. A file appears under its name when it is whole, so a
+task may run twice, at the same time too; a note beside it says what is in it. A build that was killed and is started
+again uses what is there, if the machine has not gone down in between: local files are not synced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from .errors import DestinationError
+from .keyed import derive_key
+from .lease import boot_id
+from .storage import Storage
+
+__all__ = ["PartSpill", "Spill", "open_spill", "remove_spill", "spill_root"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSpill:
+    """What a partition task left behind.
+
+    Attributes:
+        buckets: the bucket that each record batch of the part's file goes to, int64 [batches].
+        records: in the part.
+        int_ranges: least and greatest value, as int64, of each integer feature of fixed shape.
+        has_nulls: whether any value is missing.
+    """
+
+    buckets: npt.NDArray[np.int64]
+    records: int
+    int_ranges: Mapping[str, tuple[int, int]]
+    has_nulls: bool
+
+    def encode(self) -> bytes:
+        """The bytes of the note."""
+        value = {"records": self.records, "int_ranges": self.int_ranges, "has_nulls": self.has_nulls}
+        return json.dumps(value | {"buckets": self.buckets.tolist()}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> PartSpill:
+        """The inverse of `encode`."""
+        value: dict[str, Any] = json.loads(data)
+        ranges = {name: (low, high) for name, (low, high) in value["int_ranges"].items()}
+        buckets = np.array(value["buckets"], np.int64)
+        return cls(buckets=buckets, records=value["records"], int_ranges=ranges, has_nulls=value["has_nulls"])
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """The spill folder of one plan."""
+
+    storage: Storage
+
+    @contextmanager
+    def create(self, part: int) -> Iterator[IO[bytes]]:
+        """The file of a part, to be written from its start."""
+        if self.storage.local_path is None:
+            with self.storage.open_output(_file(part)) as sink:
+                yield sink
+            return
+        target = self.storage.local_path / _file(part)
+        draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+        try:
+            with self.storage.errors("write", _file(part)):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with pa.OSFile(str(draft), "wb") as sink:
+                    yield sink
+                os.replace(draft, target)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+
+    def finish(self, part: int, result: PartSpill) -> None:
+        """Note that the file of a part is whole."""
+        self.storage.write(_note(part), result.encode(), durable=False)
+
+    def finished(self) -> dict[int, PartSpill]:
+        """The parts whose files are whole."""
+        notes = [name for name in self.storage.list() if name.endswith(".json")]
+        return {int(name.removesuffix(".json")): PartSpill.decode(self.storage.read(name)) for name in notes}
+
+    @contextmanager
+    def open(self, part: int) -> Iterator[pa.RecordBatchFileReader]:
+        """The record batches of a part; mapped where they are local."""
+        if self.storage.local_path is not None:
+            with self.storage.errors("read", _file(part)):
+                mapped = pa.memory_map(str(self.storage.local_path / _file(part)))
+            with mapped:
+                yield pa.ipc.open_file(mapped)
+            return
+        with self.storage.open_input(_file(part)) as file:
+            yield pa.ipc.open_file(file)
+
+
+def _file(part: int) -> str:
+    return f"{part:06d}.arrow"
+
+
+def _note(part: int) -> str:
+    return f"{part:06d}.json"
+
+
+def spill_root(url: str | None, destination: str) -> Storage:
+    """The folder that holds the spill of all plans for a destination.
+
+    Args:
+        url: of the folder to spill to; None is this machine's folder for temporary files.
+        destination: of the dataset.
+
+    Raises:
+        DestinationError: another user has a folder of this name there.
+    """
+    key = f"{derive_key(Storage(destination).locate()):016x}"
+    if url is not None:
+        return Storage(Storage(url).locate(f"ringfeed-spill-{key}"))
+    folder = Path(tempfile.gettempdir()) / f"ringfeed-spill-{os.getuid()}-{key}"
+    if folder.exists() and folder.stat().st_uid != os.getuid():
+        raise DestinationError(f"{folder} is another user's; choose a folder to spill to with --spill")
+    return Storage(str(folder))
+
+
+def open_spill(root: Storage, plan: str) -> Spill:
+    """The spill folder of one plan, made anew unless a build of the same plan left it since this machine started."""
+    name = f"{plan}-{derive_key(boot_id() if root.local_path else ''):016x}"
+    if root.local_path is not None:
+        with root.errors("write", ""):
+            root.local_path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in root.list():
+        if not path.startswith(f"{name}/") or path.endswith(".part"):
+            root.remove(path)
+    return Spill(Storage(root.locate(name), root.options))
+
+
+def remove_spill(root: Storage) -> bool:
+    """Remove all that builds spilled for a destination; says whether there was any."""
+    if root.local_path is not None:
+        there = root.local_path.exists()
+        shutil.rmtree(root.local_path, ignore_errors=True)
+        return there
+    names = root.list()
+    for name in names:
+        root.remove(name)
+    root.prune("")
+    return bool(names)

@@ -1,0 +1,234 @@
+"""Check a dataset: every byte against its checksum, files side by side; what is damaged, how, and exactly where.
+
+Large files stream through: a thread holds one block of some MiB. A shard that is damaged and not on this machine is
+copied to a temporary file, to be looked through there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from .companions import locate_in_companion
+from .damage import Damage, Note
+from .deep import check_meaning, check_totals
+from .execute import run_tasks
+from .indexes import Index, read_index
+from .lease import LEASE_NAME
+from .locate import locate_in_index, locate_in_shard
+from .manifest import MANIFEST_NAME, Manifest, ShardInfo
+from .recovery import TABLE_NAMES, Identity, identify
+from .staging import Measure, measure, staged
+from .storage import Storage
+
+__all__ = ["Verification", "VerifyProgress", "check_dataset", "default_workers", "examine", "verify"]
+
+_REMOTE_WORKERS = 8  # a request waits for its server: more of them than there are cores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyProgress:
+    """How far a check is, in files and in bytes."""
+
+    files: int
+    total_files: int
+    bytes: int
+    total_bytes: int
+
+
+Report = Callable[[VerifyProgress], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What a check found.
+
+    Attributes:
+        damages: of files of the dataset; none if all is well.
+        notes: of other files in its folder.
+        files: that were checked, besides `dataset.json` and its table.
+        bytes: in them, as they were written.
+    """
+
+    damages: tuple[Damage, ...]
+    notes: tuple[Note, ...]
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """A file of the dataset as it was written; `shard` is None for one that is for other programs."""
+
+    path: str
+    bytes: int
+    checksum: str
+    shard: ShardInfo | None = None
+
+
+def _ignore(_: VerifyProgress) -> None:
+    pass
+
+
+def default_workers(storage: Storage) -> int:
+    """The cores; on a store that is not of this machine at least 8."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores if storage.local_path is not None else max(cores, _REMOTE_WORKERS)
+
+
+def verify(
+    location: str | Storage, report: Report = _ignore, *, workers: int | None = None, deep: bool = False
+) -> list[Damage]:
+    """The damages that `check_dataset` finds; empty if all is well."""
+    return list(check_dataset(location, report, workers=workers, deep=deep).damages)
+
+
+def check_dataset(
+    location: str | Storage, report: Report = _ignore, *, workers: int | None = None, deep: bool = False
+) -> Verification:
+    """Read every byte of a dataset against its checksum, and find out where it is damaged.
+
+    Args:
+        location: of the dataset.
+        report: called after every file, in the caller's thread.
+        workers: files to read side by side; by default see `default_workers`.
+        deep: check the meaning, too: every record parses and has the class that the index says, the counts are right.
+
+    Raises:
+        DatasetError: there is no dataset, or a newer version wrote it.
+        CorruptionError: `dataset.json` is damaged, and so is the copy of it in the table.
+        StorageError: the store refuses.
+    """
+    storage = location if isinstance(location, Storage) else Storage(location)
+    threads = default_workers(storage) if workers is None else workers
+    return examine(identify(storage, threads), report, workers=threads, deep=deep)
+
+
+def examine(known: Identity, report: Report = _ignore, *, workers: int, deep: bool = False) -> Verification:
+    """`check_dataset` of a dataset that was identified."""
+    storage, manifest = known.storage, known.manifest
+    files = [
+        file
+        for shard in known.shards
+        for file in (
+            File(path=shard.path, bytes=shard.bytes, checksum=shard.checksum, shard=shard),
+            File(path=shard.index_path, bytes=shard.index_bytes, checksum=shard.index_checksum, shard=shard),
+        )
+    ]
+    files += [File(path=path, bytes=info.bytes, checksum=info.checksum) for path, info in manifest.files.items()]
+    deep = deep or not known.proven
+    total = sum(file.bytes for file in files)
+    with ThreadPoolExecutor(workers, thread_name_prefix="ringfeed-verify") as pool:
+        jobs = [(_measure, (known, file)) for file in files]
+        measures = dict(run_tasks(pool, jobs, _reporter(report, {f.path: f.bytes for f in files}, total)))
+        bad = [file for file in files if not _matches(measures[file.path], file)]
+        holders = _holders(files, measures)
+        places = [(_locate, (known, file, measures, holders)) for file in bad]
+        damages = [*known.damages, *run_tasks(pool, places, _silent)]
+        if deep:
+            broken = {file.shard.path for file in bad if file.shard is not None}
+            whole = [shard for shard in known.shards if shard.path not in broken]
+            meanings = run_tasks(pool, [(check_meaning, (storage, manifest, shard)) for shard in whole], _silent)
+            damages += (damage for found in meanings for damage in found)
+            damages += check_totals(manifest, known.shards)
+    notes = tuple(_notes(known, {file.path for file in files}))
+    return Verification(damages=tuple(damages), notes=notes, files=len(files), bytes=total)
+
+
+def _silent(_: int, __: Any) -> None:
+    pass
+
+
+def _reporter(report: Report, sizes: Mapping[str, int], total: int) -> Callable[[int, Any], None]:
+    seen = 0
+
+    def tell(done: int, result: Any) -> None:
+        nonlocal seen
+        if result is not None:
+            seen += sizes[result[0]]
+            report(VerifyProgress(files=done, total_files=len(sizes), bytes=seen, total_bytes=total))
+
+    return tell
+
+
+def _measure(known: Identity, file: File) -> tuple[str, Measure | None]:
+    if file.path in known.measures:
+        return file.path, known.measures[file.path]
+    return file.path, measure(known.storage, file.path)
+
+
+def _matches(found: Measure | None, file: File) -> bool:
+    return found is not None and found.bytes == file.bytes and found.checksum == file.checksum
+
+
+def _holders(files: Sequence[File], measures: Mapping[str, Measure | None]) -> Mapping[str, list[File]]:
+    """By checksum, the files that were written with it."""
+    written: dict[str, list[File]] = defaultdict(list)
+    for file in files:
+        written[file.checksum].append(file)
+    return written
+
+
+def _locate(
+    known: Identity,
+    file: File,
+    measures: Mapping[str, Measure | None],
+    holders: Mapping[str, Sequence[File]],
+) -> Damage:
+    storage, manifest = known.storage, known.manifest
+    found, shard = measures[file.path], file.shard
+    split = None if shard is None else shard.split
+    if found is None:
+        return Damage(path=file.path, split=split, kind="missing", problem="the file is missing")
+    if others := holders.get(found.checksum):
+        other = next((o for o in others if _holds(measures[o.path], file)), others[0])
+        problem = f"it holds what was written as {other.path}"
+        problem += f", and that what was written as {file.path}" if _holds(measures[other.path], file) else ""
+        return Damage(path=file.path, split=split, kind="swapped", problem=problem, offset=0)
+    if shard is None:
+        return locate_in_companion(storage, manifest, known.shards, file.path, found)
+    if file.path == shard.index_path:
+        data = File(path=shard.path, bytes=shard.bytes, checksum=shard.checksum, shard=shard)
+        intact = _matches(measures[shard.path], data)
+        return locate_in_index(storage, manifest, shard, found, shard_intact=intact)
+    return locate_in_shard(storage, manifest, shard, found, _intact_index(storage, manifest, shard, measures))
+
+
+def _holds(found: Measure | None, file: File) -> bool:
+    return found is not None and found.checksum == file.checksum
+
+
+def _intact_index(
+    storage: Storage, manifest: Manifest, shard: ShardInfo, measures: Mapping[str, Measure | None]
+) -> Index | None:
+    found = measures[shard.index_path]
+    if found is None or found.checksum != shard.index_checksum:
+        return None
+    with staged(storage, shard.index_path) as stored:
+        return read_index(stored, manifest)
+
+
+def _notes(known: Identity, files: set[str]) -> Iterator[Note]:
+    if known.names is None:
+        yield Note(path="", remark="the folder cannot be listed: whether it holds other files is not known")
+        return
+    lost = {shard.path for shard in known.manifest.lost}
+    for name in sorted(known.names - files - {MANIFEST_NAME, known.manifest.shards_path}):
+        yield Note(path=name, remark=_remark(name, lost))
+
+
+def _remark(name: str, lost: set[str]) -> str:
+    last = name.rpartition("/")[2]
+    if last == LEASE_NAME:
+        return "the mark of a build that did not finish, or could not remove it"
+    if name.startswith("_replacing/"):
+        return "of a build that was to replace this dataset and did not finish"
+    if last.startswith(".") and last.endswith(".part"):
+        return "of a write that did not finish"
+    if name in lost or TABLE_NAMES.fullmatch(name) or ".salvaged" in last:
+        return "of a repair that did not finish; repair again to be rid of it"
+    return "not of this dataset"

@@ -1,0 +1,141 @@
+"""Write one shard and its indexes, block by block: what is held in memory is a block, whatever the shard's size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from .formats import RecordLayout, encode_shard, open_encoder
+from .interop import dali
+from .manifest import FileInfo, ShardInfo, checksum, describe
+from .schema import Schema
+from .statistics import FeatureStatistics, merge_statistics, summarise
+from .storage import Storage
+
+__all__ = ["write_shard"]
+
+Block = tuple[pa.RecordBatch, npt.NDArray[np.int32]]
+
+
+def write_shard(
+    blocks: Iterator[Block],
+    schema: Schema,
+    storage: Storage,
+    *,
+    split: str,
+    classes: int,
+    path: str,
+    index_path: str,
+    shard_format: str,
+    compression: str,
+    layout: RecordLayout | None,
+    dali_index: bool = False,
+) -> tuple[ShardInfo, Mapping[str, FeatureStatistics], FileInfo | None]:
+    """Encode and write the rows of a shard.
+
+    Args:
+        blocks: of rows in their order, and their class ids; at least one.
+        schema: of the dataset.
+        storage: to write to.
+        split: that the shard belongs to.
+        classes: of the dataset.
+        path: of the shard.
+        index_path: of its index.
+        shard_format: ``tfrecord`` or ``parquet``.
+        compression: of the shard.
+        layout: that all records share, if they do.
+        dali_index: write one for DALI, too.
+
+    Returns:
+        What the manifest says of it, the statistics of its features, and what the manifest says of the index for DALI.
+    """
+    counts = np.zeros(classes, np.int64)
+    statistics: dict[str, FeatureStatistics] = {}
+
+    def counted() -> Iterator[Block]:
+        for batch, class_ids in blocks:
+            counts[:] += np.bincount(class_ids, minlength=classes)
+            for feature in schema.features:
+                more = summarise(batch.column(feature.name), feature)
+                known = statistics.get(feature.name)
+                statistics[feature.name] = more if known is None else merge_statistics(known, more)
+            yield batch, class_ids
+
+    how: dict[str, Any] = {"shard_format": shard_format, "compression": compression, "layout": layout}
+    each = counted()
+    first, second = next(each), next(each, None)
+    if second is None:  # as it is with shards of usual size: one write, beside that of the index
+        data, index = encode_shard(first[0], schema, first[1], **how)
+        extra = _dali_file(path, index) if dali_index else {}
+        storage.write_all({path: data, index_path: index, **extra})
+        data_bytes, data_checksum = data.size, checksum(data)
+    else:
+        with _hashed(storage, path) as sink:
+            encoder = open_encoder(sink, schema, **how)
+            for batch, class_ids in _all(first, second, each):
+                encoder.write(batch, class_ids)
+            index = encoder.finish()
+        data_bytes, data_checksum = sink.bytes, sink.checksum
+        extra = _dali_file(path, index) if dali_index else {}
+        storage.write_all({index_path: index, **extra})
+    info = ShardInfo(
+        split=split,
+        path=path,
+        bytes=data_bytes,
+        records=int(counts.sum()),
+        checksum=data_checksum,
+        class_counts=tuple(counts.tolist()),
+        index_path=index_path,
+        index_bytes=index.size,
+        index_checksum=checksum(index),
+    )
+    return info, statistics, next((describe(text) for text in extra.values()), None)
+
+
+def _dali_file(path: str, index: pa.Buffer) -> dict[str, bytes]:
+    return {dali.index_name(path): dali.index_text(index)}
+
+
+def _all(first: Block, second: Block, rest: Iterable[Block]) -> Iterator[Block]:
+    return chain((first, second), rest)
+
+
+class _HashingSink:
+    """A file that knows the size and the checksum of what was written to it."""
+
+    closed = False
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._digest = xxhash.xxh3_128()
+        self.bytes = 0
+
+    @property
+    def checksum(self) -> str:
+        return f"xxh3-128:{self._digest.hexdigest()}"
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self._digest.update(view)
+        self._file.write(view)
+        self.bytes += view.nbytes
+        return view.nbytes
+
+    def tell(self) -> int:
+        return self.bytes
+
+    def flush(self) -> None:
+        """What the file holds back goes out when it is closed."""
+
+
+@contextmanager
+def _hashed(storage: Storage, path: str) -> Iterator[Any]:
+    with storage.open_output(path) as file:
+        yield _HashingSink(file)

@@ -1,0 +1,152 @@
+"""`--filter`: what its language says, what it means with missing values and at the edges of types, and its errors."""
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfeed.sharding import ConfigError
+from ringfeed.sharding.prepare.expression import columns_of, evaluate
+
+COLUMNS = {
+    "x": pa.array([1, 2, None], pa.int8()),
+    "f": pa.array([0.1, 0.2, None], pa.float32()),
+    "h": pa.array([0.5, 1.5, None], pa.float16()),
+    "s": pa.array(["a", "b", None]),
+    "raw": pa.array([b"a", b"b", None]),
+    "u": pa.array([0, 5, 2**64 - 1], pa.uint64()),
+    "b": pa.array([True, False, None]),
+    "a b, ü": pa.array([1.0, math.nan, -math.inf]),
+    "class": pa.array([3, 4, 5]),
+    "l": pa.array([[1], [2], [3]]),
+}
+T, F, N = True, False, None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x > 1", [F, T, N]),
+        ("1 < x", [F, T, N]),
+        ("0 < x < 2", [T, F, N]),
+        ("x + 127 > 128", [F, T, N]),  # beyond int8
+        ("x / 2 == 0.5", [T, F, N]),
+        ("-x * 2 - 1 == -5", [F, T, N]),
+        ("x != 200", [T, T, N]),
+        ("x > 1e400", [F, F, N]),
+        (f"x < {10**60}", [T, T, N]),
+        ("f == 0.1", [T, F, N]),  # in the column's own precision
+        ("h > 1", [F, T, N]),
+        ("f > x", [F, F, N]),
+        ("u > -1", [T, T, T]),
+        ("u == 18446744073709551615", [F, F, T]),
+        ("u >= x", [F, T, N]),
+        ("u > x - 1.5", [T, T, N]),
+        ("s == 'a'", [T, F, N]),
+        ('s >= "b"', [F, T, N]),
+        ("raw == 'b'", [F, T, N]),
+        ("b", [T, F, N]),
+        ("not b", [F, T, N]),
+        ("b == false", [F, T, N]),
+        ("b and s == 'a'", [T, F, N]),
+        ("b or u > 5", [T, F, T]),  # unknown or true is true
+        ("b and false", [F, F, F]),
+        ("x in (1, 3)", [T, F, N]),
+        ("x not in [1, 3, 500]", [F, T, N]),
+        ("x in ()", [F, F, N]),
+        ("s in {'b', 'c'}", [F, T, N]),
+        ("x is null", [F, F, T]),
+        ("x is None", [F, F, T]),
+        ("x is not null and u > 0", [F, T, F]),
+        ("col('a b, ü') > 0", [T, F, F]),
+        ("col('class') - 3 == 0", [T, F, F]),
+        ("(x == 1 or x == 2) == b", [T, F, N]),
+        ("  x\n> 1 ", [F, T, N]),
+    ],
+)  # fmt: skip
+def test_it_means_what_it_says(text: str, expected: list[bool | None]) -> None:
+    assert evaluate(text, COLUMNS).to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("xx > 1", "no column 'xx'; did you mean 'x'"),
+        ("x >", "cannot be read"),
+        ("class == 1", "col('a name')"),
+        ("x = 1", "cannot be read"),
+        ("x == null", "write: is null"),
+        ("x != None", "write: is null"),
+        ("x in (1, null)", "is null"),
+        ("x is 1", "is takes a column and null"),
+        ("x", "must be true or false"),
+        ("x + 1", "must be true or false"),
+        ("x and b", "'x' must be true or false"),
+        ("not x", "'x' must be true or false"),
+        ("s == 1", "cannot be compared with the literal 1"),
+        ("x == '1'", "cannot be compared"),
+        ("b == 1", "cannot be compared"),
+        ("l == 1", "cannot be compared"),
+        ("s == x", "cannot be compared"),
+        ("s + 'a' == 'b'", "'s' must be a number"),
+        ("b + 1 > 0", "'b' must be a number"),
+        ("1 < 2 and b", "a column on at least one side"),
+        ("true", "names no column"),
+        ("x in s", "in takes a column and a list"),
+        ("x in (s,)", "numbers and texts"),
+        ("'a' in s", "in takes a column and a list"),
+        (f"x + {10**30} > 1", "too large"),
+        ("__import__('os')", "not part of it"),
+        ("x.real > 1", "'x.real' is not part of it"),
+        ("x[0] > 1", "not part of it"),
+        ("(lambda: x)() > 1", "not part of it"),
+        ("[x for x in s] == 1", "not part of it"),
+        ("x ** 2 > 1", "not part of it"),
+        ("x if b else u", "not part of it"),
+        ("col(s) > 1", "not part of it"),
+        ("col('x', 1) > 1", "not part of it"),
+        ("f'{x}' == s", "not part of it"),
+        ("(y := x) > 1", "no column 'y'"),
+        ("x > 1j", "not part of it"),
+        ("x > ...", "not part of it"),
+        ("(" * 500 + "x" + ")" * 500, "cannot be read"),
+        ("x > \0", "cannot be read"),
+    ],
+)
+def test_anything_else_is_refused_with_the_reason(text: str, told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        columns_of(text, COLUMNS) and evaluate(text, COLUMNS)
+    assert told in str(error.value)
+    assert "--filter" in str(error.value)
+
+
+def test_words_are_columns_where_a_column_is_named_so() -> None:
+    columns = {"true": pa.array([1, 2]), "col": pa.array([2, 2])}
+    assert columns_of("true == col", columns) == {"true", "col"}
+    assert evaluate("true == col", columns).to_pylist() == [False, True]
+
+
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+
+
+@given(
+    st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1),
+    st.sampled_from(sorted(_COMPARE)),
+    st.integers(-(2**70), 2**70),
+)
+def test_integers_compare_as_python_s_do(values: list[int], sign: str, literal: int) -> None:
+    found = evaluate(f"x {sign} {literal}", {"x": pa.array(values, pa.int64())})
+    assert found.to_pylist() == [_COMPARE[sign](value, literal) for value in values]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(-(2**63), 2**63 - 1)), min_size=1))
+def test_unsigned_and_signed_columns_compare_as_python_s_do(pairs: list[tuple[int, int]]) -> None:
+    columns = {"u": pa.array([u for u, _ in pairs], pa.uint64()), "x": pa.array([x for _, x in pairs], pa.int64())}
+    assert evaluate("u > x", columns).to_pylist() == [u > x for u, x in pairs]

@@ -1,0 +1,71 @@
+"""The file of `--schema`: what it may say, and what is told where it says something else."""
+
+from pathlib import Path
+
+import pytest
+
+from ringfeed.sharding import ConfigError, Feature, StorageError
+from ringfeed.sharding.prepare import read_features
+
+
+def test_types_shapes_and_encodings_are_read(tmp_path: Path) -> None:
+    text = """
+features:
+  zip: string  # with its zeros
+  pixels: {dtype: uint8, shape: [28, 28]}
+  tags: {dtype: string, shape: [null]}
+  photo: {dtype: binary, encoding: image}
+  "größe, y": float32
+"""
+    (tmp_path / "types.yaml").write_text(text, encoding="utf-8")
+    assert read_features((tmp_path / "types.yaml").as_uri()) == {
+        "zip": Feature(name="zip", dtype="string"),
+        "pixels": Feature(name="pixels", dtype="uint8", shape=(28, 28)),
+        "tags": Feature(name="tags", dtype="string", shape=(None,)),
+        "photo": Feature(name="photo", dtype="binary", encoding="image"),
+        "größe, y": Feature(name="größe, y", dtype="float32"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "must hold features"),
+        ("[]", "must hold features"),
+        ("features:", "features must hold NAME: DTYPE, ...; got nothing"),
+        ("features: {}", "features must hold"),
+        ("feature: {a: string}", "unknown key 'feature'; did you mean 'features'"),
+        ("features: {a: string}\nlabel: a", "unknown key 'label'"),
+        ("features: {a: text}", "features.a: there is no dtype 'text'"),
+        ("features: {a: int}", "there is no dtype 'int'; did you mean 'int8'"),
+        ("features: {a: {shape: [2]}}", "there is no dtype None"),
+        ("features: {a: {dtype: int8, shapes: [2]}}", "features.a: unknown key 'shapes'; did you mean 'shape'"),
+        ("features: {a: {dtype: int8, shape: 2}}", "features.a: a shape is .* got 2"),
+        ("features: {a: {dtype: int8, shape: [2, null]}}", "a shape is"),
+        ("features: {a: {dtype: int8, shape: [0]}}", "a shape is"),
+        ("features: {a: {dtype: int8, shape: [true]}}", "a shape is"),
+        ("features: {a: {dtype: string, encoding: image}}", "the one encoding is image"),
+        ("features: {a: {dtype: binary, encoding: jpeg}}", "the one encoding is image"),
+        ("features: {a: 3}", "features.a must hold a dtype"),
+        ("features: {yes: string}", "has the key True, .* quotes"),
+        ("features: {1: string}", "has the key 1, .* quotes: '1'"),
+        ("features: {a: string, a: int8}", "the key 'a' is there twice"),
+        ("features: {a: !!python/name:os.system x}", "this is not YAML"),
+        ("features: {a", "this is not YAML"),
+        ("a: \x00", "this is not YAML"),
+    ],
+)
+def test_all_else_is_an_error_in_one_line(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "types.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=told) as error:
+        read_features(str(path))
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no file"):
+        read_features(str(tmp_path / "none.yaml"))
+    with pytest.raises(StorageError, match="Is a directory"):
+        read_features(str(tmp_path))

@@ -1,0 +1,242 @@
+"""A build that is killed goes on where it stopped, and ends with the bytes of one that nobody disturbed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ringfeed.sharding import (
+    BuildOptions,
+    DatasetError,
+    DestinationError,
+    Progress,
+    SourceError,
+    StorageError,
+    build,
+    open_dataset,
+    verify,
+)
+from ringfeed.sharding.destination import clean
+from ringfeed.sharding.storage import Storage
+from tests.servers.store import Store
+from tests.sharding.conftest import built, make_table
+
+SHARDS = 12
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where builds of this test spill; nothing may be left there."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    yield folder
+    assert not [p for p in folder.rglob("*") if p.is_file()]
+
+
+def interrupt_after(shards: int, error: BaseException) -> Any:
+    def report(progress: Progress) -> None:
+        if progress.stage == "write" and progress.done >= shards:
+            raise error
+
+    return report
+
+
+def contents(store: Store) -> dict[str, bytes]:
+    return {name: store.read_bytes(name) for name in store.list()}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), StorageError("planted"), OSError("planted")])
+@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+def test_finished_shards_are_kept_and_not_written_again(
+    parquet: str, tmp_path: Path, files_of: Any, error: BaseException, shard_format: str
+) -> None:
+    how: dict[str, Any] = {"label": "label", "shards": SHARDS, "shard_format": shard_format}
+    built(parquet, tmp_path / "whole", **how)
+    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), **how)
+    with pytest.raises(type(error)) as raised:
+        build(options, report=interrupt_after(5, error))
+    if not isinstance(error, KeyboardInterrupt | OSError) or isinstance(error, StorageError):
+        assert "shards are finished: start the same command again" in str(raised.value)
+    with pytest.raises(DatasetError, match="no dataset at"):
+        open_dataset(str(tmp_path / "out"))
+    written = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("train-*.*")}
+    seen: list[Progress] = []
+    build(options, report=seen.append)
+    writing = [progress for progress in seen if progress.stage == "write"]
+    assert writing[0].done == writing[0].resumed >= 5
+    again = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("train-*.*")}
+    assert sum(again[name] == changed for name, changed in written.items()) >= 2 * 5
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_a_kept_shard_that_was_damaged_meanwhile_is_written_again(parquet: str, tmp_path: Path, files_of: Any) -> None:
+    built(parquet, tmp_path / "whole", label="label", shards=SHARDS)
+    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), label="label", shards=SHARDS)
+    with pytest.raises(KeyboardInterrupt):
+        build(options, report=interrupt_after(6, KeyboardInterrupt()))
+    first, second, third = sorted((tmp_path / "out").glob("train-*.tfrecord"))[:3]
+    first.write_bytes(first.read_bytes()[:-1] + b"x")
+    second.write_bytes(second.read_bytes()[:-1])
+    third.unlink()
+    build(options)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"shards": 5}, {"shard_format": "parquet"}])
+def test_the_work_of_another_plan_is_not_gone_on_with(
+    parquet: str, tmp_path: Path, files_of: Any, change: dict[str, Any]
+) -> None:
+    how: dict[str, Any] = {"label": "label", "shards": SHARDS}
+    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), **how)
+    with pytest.raises(KeyboardInterrupt):
+        build(options, report=interrupt_after(5, KeyboardInterrupt()))
+    built(parquet, tmp_path / "out", **(how | change))
+    built(parquet, tmp_path / "whole", **(how | change))
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_a_source_that_changed_is_read_anew(parquet: str, tmp_path: Path, files_of: Any) -> None:
+    how: dict[str, Any] = {"label": "label", "shards": SHARDS}
+    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), **how)
+    with pytest.raises(KeyboardInterrupt):
+        build(options, report=interrupt_after(5, KeyboardInterrupt()))
+    pq.write_table(make_table(500), parquet, row_group_size=100)
+    built(parquet, tmp_path / "out", **how)
+    built(parquet, tmp_path / "whole", **how)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_a_bad_source_leaves_nothing_to_go_on_with(parquet: str, nothing_left: Path) -> None:
+    options = BuildOptions(source=parquet, destination=str(nothing_left), label="label", shards=SHARDS)
+    with pytest.raises(SourceError, match=r"^planted$"):
+        build(options, report=interrupt_after(5, SourceError("planted")))
+
+
+def test_a_build_killed_after_its_commit_is_tidied_up(parquet: str, tmp_path: Path, files_of: Any) -> None:
+    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), label="label", shards=SHARDS)
+    build(options)
+    whole = files_of(tmp_path / "out")
+    plan = open_dataset(str(tmp_path / "out")).manifest.plan
+    holder = {"token": "1", "host": "elsewhere", "boot": "", "pid": 1, "started": "", "about": {}, "released": True}
+    (tmp_path / "out" / "_building.json").write_text(json.dumps(holder))
+    (tmp_path / "out" / "_building" / plan).mkdir(parents=True)
+    (tmp_path / "out" / "_building" / plan / "000000-000000.json").write_text("{}")
+    build(options)
+    assert files_of(tmp_path / "out") == whole
+    with pytest.raises(DestinationError, match="already holds a dataset"):
+        build(options)
+
+
+def test_clean_removes_what_a_killed_build_left_and_nothing_else(parquet: str, tmp_path: Path, files_of: Any) -> None:
+    out = tmp_path / "out"
+    build(BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS))
+    whole = files_of(out)
+    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS, seed=1, overwrite=True)
+    with pytest.raises(KeyboardInterrupt):
+        build(options, report=interrupt_after(5, KeyboardInterrupt()))
+    assert len(files_of(out)) > len(whole)
+    foreseen = clean(Storage(str(out)), dry_run=True)
+    assert len(files_of(out)) == len(whole) + sum(url.startswith(f"{out}/") for url in foreseen)
+    assert clean(Storage(str(out))) == foreseen
+    assert files_of(out) == whole
+
+
+def test_a_replacement_is_gone_on_with_too(parquet: str, tmp_path: Path, files_of: Any) -> None:
+    built(parquet, tmp_path / "out", label="label", shards=3)
+    how: dict[str, Any] = {"label": "label", "shards": SHARDS, "seed": 1}
+    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), overwrite=True, **how)
+    with pytest.raises(KeyboardInterrupt):
+        build(options, report=interrupt_after(5, KeyboardInterrupt()))
+    assert verify(str(tmp_path / "out")) == []
+    seen: list[Progress] = []
+    build(options, report=seen.append)
+    assert max(progress.resumed for progress in seen if progress.stage == "write") >= 5
+    built(parquet, tmp_path / "whole", **how)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+# --- kills -------------------------------------------------------------------------------------------------------
+
+
+def write_source(path: Path, rows: int) -> None:
+    rng = np.random.default_rng(0)
+    words = pa.array([f"word {n}" for n in range(50)]).take(pa.array(rng.integers(0, 50, rows)))
+    labels = pa.array(rng.choice(["a", "b", "c"], rows, p=[0.7, 0.25, 0.05]))
+    table = pa.table({"id": np.arange(rows), "x": rng.random(rows), "word": words, "label": labels})
+    pq.write_table(table, path, row_group_size=rows // 8)
+
+
+def command(source: Path, url: str, shard_format: str) -> list[str]:
+    program = str(Path(sys.executable).with_name("shard-dataset"))
+    options = ["--label", "label", "--shards", "24", "--workers", "2", "--split", "train=0.8,test=0.2"]
+    return [program, "build", str(source), url, "--format", shard_format, "--json", *options]
+
+
+def kill_until_done(argv: list[str], store: Store, kills: int, seconds: float, rng: random.Random) -> int:
+    """Start a build again and again, killing it after random times, and then let it end; returns the kills."""
+    env = {**os.environ, **store.env}
+    killed = 0
+    for _ in range(kills):
+        process = subprocess.Popen(
+            argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        time.sleep(rng.uniform(0.1, seconds))
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            killed += 1
+        elif process.returncode == 0:
+            process.wait()
+            break
+        process.wait()
+        if "dataset.json" not in store.list():
+            with pytest.raises(DatasetError, match="no dataset at"):
+                open_dataset(store.url)
+    if "dataset.json" not in store.list() or "_building.json" in store.list():
+        subprocess.run(argv, env=env, check=True, stdout=subprocess.DEVNULL)
+    return killed
+
+
+@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+def test_killed_at_random_it_ends_byte_identical(store: Store, tmp_path: Path, shard_format: str) -> None:
+    """The short version of the campaign below."""
+    _campaign(store, tmp_path, shard_format, kills=3, rows=200_000, seed=1)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+def test_campaign_of_kills(store: Store, tmp_path: Path, shard_format: str) -> None:
+    """On each store and in each format until 34 builds were killed: 204 in all."""
+    total = 0
+    for seed in range(1000):
+        total += _campaign(store, tmp_path / str(seed), shard_format, kills=6, rows=200_000, seed=seed)
+        if total >= 34:
+            return
+
+
+def _campaign(store: Store, folder: Path, shard_format: str, *, kills: int, rows: int, seed: int) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    source = folder / "source.parquet"
+    write_source(source, rows)
+    whole = folder / "whole"
+    start = time.monotonic()
+    subprocess.run(command(source, str(whole), shard_format), check=True, stdout=subprocess.DEVNULL)
+    seconds = time.monotonic() - start
+    child = Store(name=store.name, url=f"{store.url}/{seed}", env=store.env, storage_options=store.storage_options)
+    killed = kill_until_done(command(source, child.url, shard_format), child, kills, seconds, random.Random(seed))
+    expected = {str(p.relative_to(whole)): p.read_bytes() for p in whole.rglob("*") if p.is_file()}
+    assert contents(child) == expected
+    return killed

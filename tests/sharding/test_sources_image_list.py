@@ -1,0 +1,132 @@
+"""Lists of images."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ringfeed.sharding import SourceError
+from ringfeed.sharding.sources import Source, lines, open_source
+from ringfeed.sharding.sources.base import BadRecord, Checked
+from tests.servers.store import Store
+
+from .conftest import built
+from .test_sources_images import image
+
+Write = Callable[..., str]
+
+
+def completed(source: Source) -> list[dict[str, Any]]:
+    return [row for part in source.parts for batch in source.drafts(part) for row in source.complete(batch).to_pylist()]
+
+
+def test_images_come_with_the_other_columns_on_every_store(store: Store) -> None:
+    files = {"a/1.png": image(1), "b/2.jpg": image(2, "JPEG"), "a/3.png": image(3, width=5)}
+    for name, data in files.items():
+        store.write_bytes(f"data/{name}", data)
+    rows = ["label,file_name,score,width", "cat,a/1.png,1.5,1", "dog,b/2.jpg,,2", "cat,a/3.png,0.5,3"]
+    store.write_bytes("data/list.csv", "\n".join(rows).encode())
+    source = pickle.loads(pickle.dumps(open_source(f"{store.url}/data/list.csv", "label", "image-list")))
+    assert source.schema.names == ("image", "height", "width", "label", "score", "path")
+    assert completed(source) == [
+        {"image": files["a/1.png"], "height": 7, "width": 9, "label": "cat", "score": 1.5, "path": "a/1.png"},
+        {"image": files["b/2.jpg"], "height": 7, "width": 9, "label": "dog", "score": None, "path": "b/2.jpg"},
+        {"image": files["a/3.png"], "height": 7, "width": 5, "label": "cat", "score": 0.5, "path": "a/3.png"},
+    ]
+    assert [v for part in source.parts for batch in source.labels(part) for v in batch.to_pylist()] == [
+        "cat", "dog", "cat",
+    ]  # fmt: skip
+    assert source.sample(source.parts[0], 2).num_rows == 2
+
+
+def test_paths_may_be_absolute_or_urls(tmp_path: Path, write_csv: Write) -> None:
+    (tmp_path / "x.png").write_bytes(image(1))
+    (tmp_path / "lists").mkdir()
+    paths = [str(tmp_path / "x.png"), (tmp_path / "x.png").as_uri(), "../x.png"]
+    url = write_csv(["path", "label"], *[[path, "a"] for path in paths], name="lists/l.csv")
+    rows = completed(open_source(url, "label", "image-list"))
+    assert [row["image"] for row in rows] == [image(1)] * 3
+    assert [row["path"] for row in rows] == paths
+
+
+def test_any_table_can_be_a_list(tmp_path: Path) -> None:
+    (tmp_path / "1.png").write_bytes(image(1))
+    pq.write_table(pa.table({"only": ["1.png"]}), tmp_path / "list.parquet")
+    (row,) = completed(open_source(str(tmp_path / "list.parquet"), None, "image-list"))
+    assert (row["image"], row["path"]) == (image(1), "1.png")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_plain_text_is_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    monkeypatch.setattr(lines, "_BLOCK_BYTES", 7)
+    names = ["1.png", "zwei é.png", "3.png"]
+    for i, name in enumerate(names):
+        (tmp_path / name).write_bytes(image(i))
+    (tmp_path / "list.txt").write_bytes(end.join([names[0], "", *names[1:]]).encode())
+    source = open_source(str(tmp_path / "list.txt"), None, "image-list")
+    assert [(row["path"], row["image"]) for row in completed(source)] == [(n, image(i)) for i, n in enumerate(names)]
+    assert sum(len(batch) for part in source.parts for batch in source.labels(part)) == 3
+    assert source.sample(source.parts[0], 5).num_rows > 0
+    (tmp_path / "list.txt").write_bytes(b"1.png\n\n\xff.png\n")
+    with pytest.raises(SourceError, match=r"list\.txt: line 3 is not UTF-8"):
+        completed(source)
+
+
+@pytest.mark.parametrize(
+    ("header", "label", "message"),
+    [
+        (["a", "b"], None, "has no column of paths; name it one of image, path, file"),
+        (["image", "path"], None, r"several columns of paths \(image, path\); keep one"),
+        (["path", "b"], "path", "the column 'path' names the images; the label has to be another"),
+        (["path", "b"], "c", "there is no label column 'c'"),
+    ],
+)
+def test_a_list_without_one_column_of_paths_is_refused(
+    write_csv: Write, header: list[str], label: str | None, message: str
+) -> None:
+    with pytest.raises(SourceError, match=message):
+        open_source(write_csv(header, ["1.png", "2.png"]), label, "image-list")
+
+
+def test_paths_are_strings(write_csv: Write) -> None:
+    with pytest.raises(SourceError, match="'path' holds int64 values, no paths"):
+        open_source(write_csv(["path", "b"], [1, 2]), None, "image-list")
+
+
+@pytest.mark.parametrize("folder", ["memory://list", "{}"])
+def test_a_check_finds_what_complete_would_fail_on(tmp_path: Path, folder: str) -> None:
+    folder = folder.format(tmp_path)
+    names = [f"{i}.png" for i in range(6)]
+    for i, name in enumerate(names):
+        if i != 4:
+            with fsspec.open(f"{folder}/{name}", "wb") as file:
+                file.write(image(i)[: -30 if i == 2 else None])
+    with fsspec.open(f"{folder}/list.parquet", "wb") as file:
+        pq.write_table(pa.table({"path": [*names[:5], None, names[5]], "label": ["a"] * 7}), file)
+    source = open_source(f"{folder}/list.parquet", "label", "image-list")
+    assert isinstance(source, Checked)
+    found: list[BadRecord] = []
+    positions = [p for part in source.parts for batch in source.check(part, found.append) for p in batch.to_pylist()]
+    assert positions == [2, 4, 5]
+    assert "2.png: the image is damaged" in str(found[0])
+    assert "4.png: there is no such file" in str(found[1])
+    assert "record 5 (from 0): a record names no image" in str(found[2])
+    drafts = next(source.drafts(source.parts[0]))
+    assert source.complete(drafts.take(pa.array([0, 1, 3, 6]))).num_rows == 4
+    for bad in positions:
+        with pytest.raises(SourceError):
+            source.complete(drafts.slice(bad, 1))
+
+
+def test_a_dataset_is_built_of_a_list(tmp_path: Path, write_csv: Write) -> None:
+    for i in range(12):
+        (tmp_path / f"{i}.png").write_bytes(image(i))
+    url = write_csv(["file", "label"], *[[f"{i}.png", "ab"[i % 2]] for i in range(12)])
+    dataset = built(url, tmp_path / "out", label="label", source_kind="image-list", shards=2)
+    assert dataset.manifest.classes == ("a", "b")
+    assert [shard.class_counts for shard in dataset.shards] == [(3, 3), (3, 3)]

@@ -1,0 +1,272 @@
+"""Records that a Python function gives."""
+
+import datetime
+import itertools
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfeed.sharding import SourceError
+from ringfeed.sharding.sources import Source, open_source
+from ringfeed.sharding.sources import iterable as module
+from ringfeed.sharding.sources.values import ColumnType, column_of_values
+from tests.sharding.conftest import built
+
+Write = Callable[[str], str]
+names = (f"ringfeed_records_{i}" for i in itertools.count())
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Write a module into the current folder; returns its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def write_module(code: str) -> str:
+        name = next(names)
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(code))
+        return name
+
+    return write_module
+
+
+def opened(name: str, label: str | None = None) -> Source:
+    return open_source(f"{name}:records", label, "python")
+
+
+def records(source: Source) -> list[dict[str, Any]]:
+    return [row for part in source.parts for batch in source.drafts(part) for row in batch.to_pylist()]
+
+
+def labels(source: Source) -> list[Any]:
+    return [value for part in source.parts for batch in source.labels(part) for value in batch.to_pylist()]
+
+
+def kinds(source: Source) -> dict[str, tuple[str, tuple[int | None, ...], str]]:
+    return {f.name: (f.dtype, f.shape, f.logical) for f in source.schema.features}
+
+
+def test_dicts_become_columns(write: Write) -> None:
+    source = opened(
+        write(
+            """
+            import datetime
+            import numpy as np
+
+            def records():
+                for i in range(3):
+                    yield {
+                        "i": i, "f": i if i else 0.5, "s": "ü", "b": b"\\xff", "t": i > 1, "n": None if i else 7,
+                        "small": np.int8(i), "x": np.full((2, 3), i, np.float32), "v": [1] * i, "w": (1.0, 2.0),
+                        "box": {"x": i, "y": {"z": "s"}}, "when": datetime.datetime(2020, 1, 1 + i), "never": None,
+                        "words": ["a", "b"], "rows": [[1, 2], [3, 4]],
+                    }
+                yield {"late": np.float16(2.5)}
+            """
+        ),
+        "i",
+    )
+    assert kinds(source) == {
+        "i": ("int64", (), ""), "f": ("float64", (), ""), "s": ("string", (), ""), "b": ("binary", (), ""),
+        "t": ("bool", (), ""), "n": ("int64", (), ""), "small": ("int8", (), ""), "x": ("float32", (2, 3), ""),
+        "v": ("int64", (None,), ""), "w": ("float64", (2,), ""), "box.x": ("int64", (), ""),
+        "box.y.z": ("string", (), ""), "when": ("int64", (), "timestamp[us]"), "never": ("string", (), ""),
+        "words": ("string", (2,), ""), "rows": ("int64", (2, 2), ""), "late": ("float16", (), ""),
+    }  # fmt: skip
+    found = records(source)
+    assert found[1] == {
+        "i": 1, "f": 1.0, "s": "ü", "b": b"\xff", "t": False, "n": None, "small": 1, "x": [1.0] * 6, "v": [1],
+        "w": [1.0, 2.0], "box.x": 1, "box.y.z": "s", "when": 1577923200000000, "never": None, "words": ["a", "b"],
+        "rows": [1, 2, 3, 4], "late": None,
+    }  # fmt: skip
+    assert found[3] == dict.fromkeys(found[1]) | {"late": 2.5}
+    assert labels(source) == [0, 1, 2, None]
+    assert source.sample(source.parts[0], 2).to_pylist() == found[:2]
+
+
+@pytest.mark.parametrize("wrap", ["{}", "{}.to_batches(max_chunksize=4)", "[{}, {}]", "{}.to_reader(3)"])
+def test_arrow_comes_as_it_is(write: Write, wrap: str) -> None:
+    table = "pa.table({'x': pa.array(range(10), pa.uint8()), 'y': pa.array(list('abcdefghij')).dictionary_encode()})"
+    source = opened(write(f"import pyarrow as pa\ndef records():\n    return {wrap.format(table, table)}"), "y")
+    assert kinds(source) == {"x": ("uint8", (), ""), "y": ("string", (), "")}
+    times = 2 if "[" in wrap else 1
+    assert [row["x"] for row in records(source)] == [*range(10)] * times
+    assert labels(source) == list("abcdefghij") * times
+    assert source.sample(source.parts[0], 2).num_rows == 2
+
+
+def test_without_a_label_records_are_counted(write: Write) -> None:
+    assert labels(opened(write("def records():\n    return ({'x': i} for i in range(5))"))) == [None] * 5
+    name = write("import pyarrow as pa\ndef records():\n    return pa.table({'x': [1, 2]})")
+    assert labels(opened(name)) == [None, None]
+
+
+def test_large_values_come_in_small_batches(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCH_BYTES", 10_000)
+    source = opened(write("import numpy as np\ndef records():\n    return ({'x': np.zeros(500)} for i in range(30))"))
+    assert [batch.num_rows for batch in source.drafts(source.parts[0])] == [3] * 10
+    name = write("import numpy as np, pyarrow as pa\ndef records():\n    return pa.table({'x': np.zeros(5000)})")
+    assert max(batch.num_rows for batch in opened(name).drafts(source.parts[0])) == 1250
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ("1, 'a'", "the column 'x' has int64 values in record 0 and string values in record 1"),
+        ("'a', b'a'", "has string values in record 0 and binary values in record 1"),
+        ("True, 2", "has bool values in record 0 and int64 values in record 1"),
+        ("1, [1]", "has single values in record 0 and arrays of shape \\(1,\\) in record 1"),
+        ("np.ones((2, 1)), np.ones((1, 2))", "arrays of shape \\(2, 1\\) in record 0 and arrays of shape \\(1, 2\\)"),
+        ("[[1], [1, 2]]", "record 0: the column 'x' has lists within lists that are not all of one length"),
+        ("[1, None]", "record 0: the column 'x' has lists with None"),
+        ("object()", "record 0: the column 'x' has a value of type object"),
+        ("{1}", "has a value of type set"),
+        ("1j", "has a value of type complex"),
+        ("np.ones(1, complex)", "has NumPy values of type complex128"),
+        ("2**64", "has integers from 0 to 18446744073709551616, which take more than 64 bits"),
+        ("-1, 2**63", "has integers from -1 to 9223372036854775808, which no integer type holds"),
+        ("{2: 1}", "record 0: the name of a column must be a string, got 2"),
+        ("{'a.b': 1, 'a': {'b': 1}}", "record 0: two of its values have one name"),
+    ],
+)
+def test_values_that_fit_no_column_are_named(write: Write, values: str, reason: str) -> None:
+    name = write(f"import numpy as np\ndef records():\n    return [{{'x': value}} for value in ({values},)]")
+    with pytest.raises(SourceError, match=rf"{name}:records: .*{reason}"):
+        opened(name)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("def records():\n    return []", "gave no records"),
+        ("def records():\n    return 3", "returned a value of type int; it is to give records"),
+        ("def records():\n    return {'x': 1}", "record 0 is of type str; records are dicts"),
+        ("def records():\n    yield {'x': 1}\n    yield [1]", "record 1 is of type list"),
+        (
+            "import pyarrow as pa\ndef records():\n    yield pa.table({'x': [1]})\n    yield pa.table({'x': ['a']})",
+            "from record 1 on the schema differs",
+        ),
+        (
+            "import pyarrow as pa\ndef records():\n    yield {'x': 1}\n    yield pa.table({'x': [1]})",
+            "gave both dicts and Arrow batches",
+        ),
+        ("def record():\n    pass", r"\.py has no function 'records'; did you mean record\?"),
+        ("def records(x):\n    pass", "TypeError: records\\(\\) missing 1 required positional argument"),
+        ("import nothing_of_that_name", r"\.py:1: ModuleNotFoundError: No module named 'nothing_of_that_name'"),
+        ("def records(:", r"\.py:1: SyntaxError"),
+        ("raise SystemExit(3)", r"\.py:1: SystemExit: 3"),
+        ("\n\ndef records():\n    yield {'x': 1}\n    help_()\ndef help_():\n    1 / 0", r"\.py:7: ZeroDivisionError"),
+        ("import json\ndef records():\n    json.loads('{')", r"\.py:3: JSONDecodeError: Expecting"),
+    ],
+)
+def test_what_is_wrong_with_the_function_is_said(write: Write, code: str, reason: str) -> None:
+    with pytest.raises(SourceError, match=reason) as caught:
+        opened(write(code))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("nothing", "a Python source is MODULE:FUNCTION"),
+        ("a/b.py:records", "a Python source is MODULE:FUNCTION"),
+        ("nothing_of_that_name:records", "there is no module 'nothing_of_that_name' in /.* or among those installed"),
+        ("json.nothing:records", "there is no module 'json.nothing'"),
+    ],
+)
+def test_what_names_no_function_is_refused(url: str, reason: str, write: Write) -> None:
+    with pytest.raises(SourceError, match=reason):
+        open_source(url, None, "python")
+
+
+def test_records_that_change_from_call_to_call_are_found(write: Write) -> None:
+    once = "made = iter([{'x': 1}, {'x': 2}])\ndef records():\n    return made"
+    source = opened(write(once), "x")
+    with pytest.raises(SourceError, match="gave 2 records when it was first called, and 0 now"):
+        labels(source)
+    calls = "calls = 0\ndef records():\n    global calls\n    calls += 1\n    return [{%s}]"
+    source = opened(write(calls % "'x': 1 if calls == 1 else 'a'"))
+    with pytest.raises(SourceError, match=r"among the records 0 to 0: .*; give the same records in each call"):
+        records(source)
+    source = opened(write(calls % "'x' * calls: 1"))
+    with pytest.raises(SourceError, match="the column 'xx' was not there before"):
+        records(source)
+    source = opened(write(calls % "'x': [1] * (1 + calls)"))
+    with pytest.raises(SourceError, match="an array has not the 2 elements"):
+        records(source)
+
+
+def test_the_fingerprint_is_of_the_code(write: Write) -> None:
+    code = "def records():\n    return [{'x': 1}]"
+    name, other = write(code), write(code + "\n")
+    assert opened(name).fingerprint == opened(name).fingerprint != opened(other).fingerprint
+
+
+def test_worker_processes_give_the_same_bytes(
+    write: Write, tmp_path: Path, files_of: Callable[[Path], dict[str, bytes]]
+) -> None:
+    name = write("def records():\n    return ({'x': i, 'y': 'ab'[i % 2]} for i in range(100))")
+    for workers in (1, 2):
+        source = f"{name}:records"
+        built(source, tmp_path / str(workers), label="y", shards=3, source_kind="python", workers=workers)
+    assert files_of(tmp_path / "1") == files_of(tmp_path / "2")
+
+
+numbers = st.integers(-(2**63), 2**63 - 1)
+floats = st.floats(allow_nan=False)
+columns = st.one_of(
+    st.lists(st.none() | numbers),
+    st.lists(st.none() | floats | st.integers(-(2**53), 2**53)),
+    st.lists(st.none() | st.text()),
+    st.lists(st.none() | st.binary()),
+    st.lists(st.none() | st.booleans()),
+    st.lists(st.none() | st.lists(numbers, max_size=3)),
+    st.lists(st.none() | st.lists(floats, min_size=2, max_size=2)),
+    st.lists(st.none() | st.lists(st.text(max_size=2), max_size=3)),
+    st.lists(st.none() | st.datetimes()),
+    st.lists(st.none() | st.integers(-128, 127).map(np.int8) | st.integers(0, 255).map(np.uint8)),
+)
+
+
+@given(columns)
+def test_the_type_that_is_found_holds_every_value(values: list[Any]) -> None:
+    together, one_by_one = ColumnType(), ColumnType()
+    together.add(values, 0)
+    for i, value in enumerate(values):
+        one_by_one.add_one(value, i)
+    field = together.field("x")
+    assert field.equals(one_by_one.field("x"), check_metadata=True)
+    assert column_of_values(values, field).to_pylist() == values
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=5), st.sampled_from(["i2", "f4", "bool", "u8"]))
+def test_arrays_of_several_lengths_make_lists(lengths: list[int], dtype: str) -> None:
+    arrays = [np.arange(length).astype(dtype) for length in lengths]
+    column = ColumnType()
+    column.add(arrays, 0)
+    field = column.field("x")
+    found = column_of_values([*arrays, None], field).to_pylist()
+    assert found == [*(array.tolist() for array in arrays), None]
+    assert field.type.value_type == column_of_values(arrays, field).flatten().type
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ([datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc), datetime.datetime(2020, 1, 1)], "in record 0"),  # noqa: DTZ001
+        ([datetime.date(2020, 1, 1), datetime.datetime(2020, 1, 1)], "has date32.* values in record"),  # noqa: DTZ001
+        ([[datetime.date(2020, 1, 1)]], "has lists of date32.* values, which no column has"),
+    ],
+)
+def test_dates_that_are_not_alike_are_refused(values: list[Any], reason: str) -> None:
+    column = ColumnType()
+    column.add(values, 0)
+    with pytest.raises(TypeError, match=reason):
+        column.field("x")

@@ -1,0 +1,166 @@
+"""What all sources of table files share: Parquet, Arrow IPC (files and streams) and ORC."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import orc
+
+from ringfeed.sharding import SourceError
+from ringfeed.sharding.sources import Source, open_source, tables
+from tests.servers.store import Store
+
+ROWS = 600
+
+
+def write_file(table: pa.Table, path: Any) -> None:
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=100)
+
+
+def write_stream(table: pa.Table, path: Any) -> None:
+    with pa.ipc.new_stream(path, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_table(table, max_chunksize=100)
+
+
+WRITERS: dict[str, Callable[[pa.Table, Any], None]] = {
+    "x.parquet": lambda table, path: pq.write_table(table, path, row_group_size=100),
+    "x.arrow": write_file,
+    "x.arrows": write_stream,
+    "x.orc": lambda table, path: orc.write_table(table, path),
+}
+pytestmark = pytest.mark.parametrize("name", WRITERS)
+
+
+def records(source: Source) -> list[dict[str, object]]:
+    return [row for part in source.parts for batch in source.drafts(part) for row in source.complete(batch).to_pylist()]
+
+
+def labels(source: Source) -> list[object]:
+    return [value for part in source.parts for batch in source.labels(part) for value in batch.to_pylist()]
+
+
+@pytest.fixture
+def plain(table: pa.Table) -> pa.Table:
+    """Of types that all formats hold; ORC has no fixed-size lists."""
+    rng = np.random.default_rng(1)
+    return table.drop_columns(["vector"]).append_column(
+        "list", pa.array([rng.normal(size=n).tolist() if n else None for n in rng.integers(0, 4, ROWS)])
+    )
+
+
+def test_all_records_come_in_order(name: str, tmp_path: Path, plain: pa.Table) -> None:
+    WRITERS[name](plain, tmp_path / name)
+    source = open_source(str(tmp_path), "label")
+    assert records(source) == records(pickle.loads(pickle.dumps(source))) == plain.to_pylist()
+    assert labels(source) == plain.column("label").to_pylist()
+    assert source.sample(source.parts[0], 7).to_pylist() == plain.slice(0, 7).to_pylist()
+    assert sum(len(batch) for part in source.parts for batch in open_source(str(tmp_path), None).labels(part)) == ROWS
+
+
+def test_the_same_records_come_from_any_store(name: str, store: Store, tmp_path: Path, plain: pa.Table) -> None:
+    WRITERS[name](plain, tmp_path / "local")
+    store.write_bytes(f"kind=a/{name}", (tmp_path / "local").read_bytes())
+    source = open_source(store.url, "label")
+    assert records(source) == plain.append_column("kind", pa.array(["a"] * ROWS)).to_pylist()
+    assert labels(source) == plain.column("label").to_pylist()
+    assert source.sample(source.parts[0], 7).num_rows == 7
+
+
+def test_batches_keep_within_their_bounds(
+    name: str, tmp_path: Path, plain: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    WRITERS[name](plain, tmp_path / name)
+    monkeypatch.setattr(tables, "BATCH_BYTES", 1000)
+    source = open_source(str(tmp_path), None)
+    sizes = [batch.nbytes for part in source.parts for batch in source.drafts(part)]
+    assert max(sizes) < 2500
+    assert records(source) == plain.to_pylist()
+
+
+def test_the_order_of_columns_and_what_may_be_null_may_differ(name: str, tmp_path: Path) -> None:
+    first = pa.table({"a": pa.array([1, 2]), "b": ["x", "y"]})
+    second = pa.table([["z"], [3]], schema=pa.schema([pa.field("b", pa.string(), nullable=False), ("a", pa.int64())]))
+    WRITERS[name](first, tmp_path / f"1{name}")
+    WRITERS[name](second, tmp_path / f"2{name}")
+    source = open_source(str(tmp_path), "b")
+    assert records(source) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}, {"a": 3, "b": "z"}]
+    assert labels(source) == ["x", "y", "z"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [({"a": ["1"]}, "column 'a' is string here and int64 there"), ({"b": [1]}, "only one of the two has a column 'b'")],
+)
+def test_files_of_other_columns_are_refused(name: str, tmp_path: Path, columns: Any, problem: str) -> None:
+    WRITERS[name](pa.table({"a": [1]}), tmp_path / f"1{name}")
+    WRITERS[name](pa.table(columns), tmp_path / f"2{name}")
+    with pytest.raises(SourceError, match=rf"2{name}: its schema differs from that of .*1{name} \({problem}\)"):
+        open_source(str(tmp_path), None)
+
+
+class TestPartitions:
+    def write(self, name: str, folder: Path, *keys: str) -> str:
+        for i, key in enumerate(keys):
+            (folder / key).mkdir(parents=True)
+            WRITERS[name](pa.table({"id": [2 * i, 2 * i + 1]}), folder / key / name)
+        return str(folder)
+
+    def test_folders_make_columns(self, name: str, tmp_path: Path) -> None:
+        url = self.write(name, tmp_path, "year=2023/city=K%C3%B6ln", "year=2024/city=__HIVE_DEFAULT_PARTITION__")
+        expected = [{"id": i, "year": 2023 + i // 2, "city": "Köln" if i < 2 else None} for i in range(4)]
+        assert records(open_source(url, None)) == expected
+        assert records(open_source(f"{url}/year=2*/*/x.*", None)) == expected
+        assert records(open_source(f"{url}/year=2023", None)) == [{"id": i, "city": "Köln"} for i in range(2)]
+        assert records(open_source(f"{url}/year=2023/city=K%C3%B6ln/{name}", None)) == [{"id": 0}, {"id": 1}]
+
+    def test_a_key_can_be_the_label_with_no_record_read(
+        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source = open_source(self.write(name, tmp_path, "month=02", "month=1"), "month")
+        monkeypatch.setattr(type(source), "read", None)
+        assert labels(source) == [2, 2, 1, 1]
+
+    def test_values_are_integers_only_if_all_are(self, name: str, tmp_path: Path) -> None:
+        source = open_source(self.write(name, tmp_path, "v=1", "v=1.5", "v=99999999999999999999"), None)
+        assert [row["v"] for row in records(source)] == ["1.5", "1.5", "1", "1", *["99999999999999999999"] * 2]
+
+    def test_different_keys_are_refused(self, name: str, tmp_path: Path) -> None:
+        url = self.write(name, tmp_path, "a=1", "b=1")
+        with pytest.raises(SourceError, match=r"partition keys \(b\), those of .*a=1.* \(a\)"):
+            open_source(url, None)
+
+    def test_a_column_of_the_files_goes_before_a_key(self, name: str, tmp_path: Path) -> None:
+        assert records(open_source(self.write(name, tmp_path, "id=7"), "id")) == [{"id": 0}, {"id": 1}]
+
+
+@pytest.mark.parametrize("damage", ["empty", "text", "cut", "half"])
+def test_a_damaged_file_is_named(name: str, tmp_path: Path, plain: pa.Table, damage: str) -> None:
+    WRITERS[name](plain, tmp_path / name)
+    data = (tmp_path / name).read_bytes()
+    damages = {"empty": b"", "text": b"hello, I am no table", "cut": data[:-10], "half": data[: len(data) // 2]}
+    (tmp_path / name).write_bytes(damages[damage])
+    with pytest.raises(SourceError, match=rf"{name}: .*the file is damaged or no "):
+        open_source(str(tmp_path), "label")
+
+
+def test_damage_within_is_found_or_harmless(name: str, tmp_path: Path, plain: pa.Table) -> None:
+    WRITERS[name](plain, tmp_path / name)
+    data = (tmp_path / name).read_bytes()
+    rng = np.random.default_rng(0)
+    found = 0
+    for _ in range(40):
+        damaged = bytearray(data)
+        place = int(rng.integers(len(data) - 16))
+        damaged[place : place + 16] = rng.bytes(16)
+        (tmp_path / name).write_bytes(damaged)
+        try:
+            records(open_source(str(tmp_path), "label"))
+        except (SourceError, UnicodeDecodeError):
+            found += 1
+    assert found > 0

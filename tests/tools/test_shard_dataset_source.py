@@ -1,0 +1,73 @@
+"""`shard-dataset build --source`: records from a function of the user's."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringfeed.sharding import open_dataset
+from ringfeed.tools.shard_dataset import main
+
+CODE = """
+def records():
+    return ({"x": i, "y": "ab"[i % 2]} for i in range(40))
+
+def broken():
+    yield {"x": 1}
+    yield {"x": 1 / 0}
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "ringfeed_cli_records", raising=False)
+    (tmp_path / "ringfeed_cli_records.py").write_text(CODE)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--source", "ringfeed_cli_records:records", "out", "--label", "y"],
+        ["out", "--label", "y", "--source=ringfeed_cli_records:records"],
+        ["--label", "y", "--source-kind", "python", "--source", "ringfeed_cli_records:records", "out"],
+        ["ringfeed_cli_records:records", "--label", "y", "out", "--source-kind", "python"],
+    ],
+)
+def test_a_function_takes_the_place_of_src(words: list[str]) -> None:
+    assert main(["build", *words, "--shards", "2", "--workers", "1", "--json"]) == 0
+    dataset = open_dataset("out")
+    assert dataset.manifest.classes == ("a", "b")
+    assert dataset.manifest.source["url"] == "ringfeed_cli_records:records"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--source", "a:b", "src", "dst"], "--source stands in place of SRC, so give DST alone; got src and dst"),
+        (["src", "--source", "a:b", "dst"], "--source stands in place of SRC, so give DST alone; got src and dst"),
+        (["--source", "a:b"], "the following arguments are required: DST"),
+        (["--source", "a:b", "dst", "--source-kind", "csv"], "--source is of kind python, got --source-kind csv"),
+        (["--source", "a:b", "dst", "--nothing"], "unrecognized arguments: --nothing"),
+        (["src", "dst", "more"], "unrecognized arguments: more"),
+        (["dst"], "the following arguments are required: DST"),
+    ],
+)
+def test_wrong_usage_is_told(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["build", *words])
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_an_error_in_the_function_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["build", "--source", "ringfeed_cli_records:broken", "out"]
+    assert main(words) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
+    expected = f"{tmp_path}/ringfeed_cli_records.py:7: ZeroDivisionError: division by zero"
+    assert line.startswith(f"shard-dataset: error: {expected}")
+    assert not Path("out").exists()
+    with pytest.raises(ValueError, match="division by zero") as caught:
+        main([*words, "--debug"])
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
