@@ -69,6 +69,8 @@ def read_checked(storage: Storage, path: str, expected_bytes: int, expected_chec
     """
     try:
         data = storage.map(path)
+        if storage.local_path is None and checksum(data) != expected_checksum:
+            data = storage.map(path)  # it may have been damaged on its way
     except FileNotFoundError as error:
         raise CorruptionError(f"{storage.locate(path)} is missing; see: shard-dataset verify") from error
     if data.size != expected_bytes:

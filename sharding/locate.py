@@ -156,7 +156,8 @@ def encode_again(data: pa.Buffer | memoryview, manifest: Manifest, shard: ShardI
     if manifest.shard_format == "parquet":
         try:
             (rows,) = read_parquet(data).combine_chunks().to_batches()
-            encoded = memoryview(write_parquet(rows, manifest.compression, row_group_rows(data)))
+            again = write_parquet(manifest.schema.conform(rows), manifest.compression, row_group_rows(data))
+            encoded = memoryview(again)
         except Exception:  # a footer that says other things than were written makes a reader raise anything
             return None
     else:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from .errors import DestinationError
+from .errors import DestinationError, RingfeedError
 from .keyed import derive_key
 from .lease import boot_id
 from .storage import Storage
@@ -78,12 +78,23 @@ class Spill:
         try:
             with self.storage.errors("write", _file(part)):
                 target.parent.mkdir(parents=True, exist_ok=True)
-                with pa.OSFile(str(draft), "wb") as sink:
-                    yield sink
-                os.replace(draft, target)
+                file = pa.OSFile(str(draft), "wb")
+            with file, self._errors_of_writes(part):
+                yield file
+            os.replace(draft, target)
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
+
+    @contextmanager
+    def _errors_of_writes(self, part: int) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, RingfeedError):
+                raise
+            with self.storage.errors("write", _file(part)):
+                raise
 
     def finish(self, part: int, result: PartSpill) -> None:
         """Note that the file of a part is whole."""

@@ -61,20 +61,26 @@ class RangeReader(io.RawIOBase):
 
 
 class Sink(io.RawIOBase):
-    """A file that hands all that is written to a function, which takes the whole of it or raises.
+    """A file that hands all that is written to a function, which takes the whole of it, at once, or raises.
 
     >>> pieces = []
-    >>> Sink(pieces.append).write(b"abc"), pieces
-    (3, [b'abc'])
+    >>> file = Sink(lambda data: pieces.append(bytes(data)))
+    >>> file.write(b"abc"), file.tell(), pieces
+    (3, 3, [b'abc'])
     """
 
-    def __init__(self, take: Callable[[bytes], object]) -> None:
+    def __init__(self, take: Callable[[memoryview], object]) -> None:
         self._take = take
+        self._position = 0
 
     def writable(self) -> bool:
         return True
 
+    def tell(self) -> int:
+        return self._position
+
     def write(self, data: Any) -> int:
-        content = bytes(data)
-        self._take(content)
-        return len(content)
+        view = memoryview(data).cast("B")
+        self._take(view)
+        self._position += view.nbytes
+        return view.nbytes

@@ -229,7 +229,7 @@ def _add_reshard(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     command = _command(commands, "reshard", "write a dataset's records as other shards", _RESHARD_EPILOG)
     command.add_argument("src", metavar="URL", help="folder of the dataset, or FOLDER#SPLIT for one split of it")
     _add_output(command, split_default="the split that is read")
-    command.set_defaults(label=None, source_kind="ringfeed", split=None)
+    command.set_defaults(label=None, source=None, source_kind="ringfeed", split=None)
 
 
 def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1") -> None:

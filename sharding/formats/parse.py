@@ -25,6 +25,7 @@ UInt8 = npt.NDArray[np.uint8]
 
 MARGIN_BYTES = 4  # that must follow each message, for reads just past its end; a TFRecord's frame has them
 _KINDS = {0x0A: "bytes", 0x12: "float", 0x1A: "int64"}  # tags of the `kind` oneof of Feature
+_SHORT_BYTES = 32  # ranges up to this long on the mean are copied by the byte, at 5 ns each, others one by one
 _STEPS = 64  # values of a record that are read in step with those of others; the rest, of few records, one by one
 
 
@@ -97,6 +98,7 @@ def parse_examples(data: bytes, starts: Int64, lengths: Int64) -> Parsed:
     """
     columns, odd = _locate(data, starts, lengths)
     bad: dict[int, str] = {}
+    good = np.ones(len(starts), bool)
     if odd.any():
         pieces, size = [data], len(data)
         starts, lengths = starts.copy(), lengths.copy()
@@ -109,12 +111,10 @@ def parse_examples(data: bytes, starts: Int64, lengths: Int64) -> Parsed:
             starts[row], lengths[row] = size, len(message)
             pieces += [message, bytes(MARGIN_BYTES)]
             size += len(message) + MARGIN_BYTES
-        good = np.ones(len(starts), bool)
         good[list(bad)] = False
         columns, odd = _locate(b"".join(pieces), starts[good], lengths[good])
         assert not odd.any()
-    kept = np.setdiff1d(np.arange(len(starts)), list(bad))
-    return Parsed(kept=kept, bad=bad, columns=columns)
+    return Parsed(kept=np.flatnonzero(good), bad=bad, columns=columns)
 
 
 def _locate(data: bytes, starts: Int64, lengths: Int64) -> tuple[dict[str, tuple[Values, ...]], Bool]:
@@ -175,7 +175,7 @@ def _values(data: bytes, content: UInt8, rows: Int64, starts: Int64, ends: Int64
     """One `Values` for each kind; rows in an unusual form are marked in `odd`."""
     result = []
     tags = content[starts]
-    odd[rows[~np.isin(tags, list(_KINDS))]] = True
+    odd[rows[(tags != 0x0A) & (tags != 0x12) & (tags != 0x1A)]] = True
     for tag, kind in _KINDS.items():
         if not (chosen := tags == tag).any():
             continue
@@ -273,6 +273,10 @@ def _gather(data: bytes, starts: Int64, lengths: Int64) -> UInt8:
     if width and (lengths == width).all():  # copied as items of that width: 10 times as fast as by the byte
         items = np.ndarray((len(data) - width + 1,), f"V{width}", data, 0, (1,))
         return items[starts].view(np.uint8)
+    ends = np.cumsum(lengths)
+    if ends[-1] <= _SHORT_BYTES * len(starts):
+        places = np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1])
+        return np.frombuffer(data, np.uint8).take(places)
     spans = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
     return np.frombuffer(b"".join([data[start:end] for start, end in spans]), np.uint8)
 

@@ -25,7 +25,7 @@ from .csv_blocks import MISSING, Header, Rows, delimiter_of, parse_block, read_h
 from .csv_records import cut_records
 from .csv_types import infer_types
 from .given import arrow_type_given, cast_text, check_names
-from .text import read_blocks
+from .text import read_blocks, read_marked, span_of
 
 __all__ = ["SUFFIXES", "CsvSource"]
 
@@ -107,7 +107,7 @@ class CsvSource:
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """The head of the part."""
-        batches = self._batches(part, None, lambda _: None, _SAMPLE_BYTES)
+        batches = self._batches(part, None, lambda _: None, sample=True)
         head = next((batch for batch in batches if batch.num_rows), None)
         if head is None:
             return self.schema.arrow.empty_table().combine_chunks().to_batches()[0]
@@ -118,13 +118,16 @@ class CsvSource:
         return drafts
 
     def _batches(
-        self, part: Part, columns: Sequence[str] | None, reject: Reject, block_bytes: int | None = None
+        self, part: Part, columns: Sequence[str] | None, reject: Reject, *, sample: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        (span,) = part.pieces
         header = Header(names=tuple(self.types.names), delimiter=delimiter_of(part.path), start=0, line=1)
         types = dict(zip(self.types.names, self.types.types, strict=True))
         cut = partial(cut_records, delimiter=header.delimiter)
-        for block in read_blocks(part.path, span, cut, block_bytes or _BLOCK_BYTES):
+        if sample:
+            blocks = read_blocks(part.path, span_of(part), cut, _SAMPLE_BYTES)
+        else:
+            blocks = read_marked(part.path, part.pieces)
+        for block in blocks:
             rows = parse_block(part.path, header, block, types, columns, reject)
             table = self._cast(part.path, rows, reject) if self.given else rows.table
             yield from table.combine_chunks().to_batches(max_chunksize=BATCH_ROWS)

@@ -19,7 +19,8 @@ from .text import Block, Span, count_lines, not_utf8, read_blocks
 __all__ = ["MISSING", "Header", "Rows", "delimiter_of", "parse_block", "read_header"]
 
 MISSING = tuple(pacsv.ConvertOptions().null_values)  # texts that stand for no value in columns that are not text
-_MOST_COLUMNS = 1 << 16
+_MOST_COLUMNS = 1 << 15  # each costs some 25 KB of memory while a block is parsed
+_THREAD_COLUMNS = 1 << 10  # above it, a column's overhead in each piece outweighs the threads
 _THREAD_BYTES = 1 << 20  # Arrow parses pieces of this size side by side
 _TRUE, _FALSE = ["true", "True", "TRUE"], ["false", "False", "FALSE"]  # 1 and 0 are numbers
 _NAMES = {",": "commas", "\t": "tabs"}
@@ -152,7 +153,8 @@ def parse_block(
 
     parse = pacsv.ParseOptions(delimiter=header.delimiter, newlines_in_values=block.multiline, invalid_row_handler=skip)
     try:
-        table = _read(data, header.names, parse, convert, threads=True)
+        wide = len(header.names) > _THREAD_COLUMNS
+        table = _read(data, header.names, parse, convert, threads=not wide, whole=wide)
         if bad:  # threads do not number them
             bad.clear()
             table = _read(data, header.names, parse, convert, threads=False, whole=True)

@@ -51,7 +51,7 @@ def infer_types(
                 if _holds(file, header, block, name, pa.uint64()):
                     schema = schema.set(schema.get_field_index(name), pa.field(name, pa.uint64()))
             types.add(schema)
-            marks.append(Mark(start=block.start, line=block.line, records=rows.table.num_rows, clean=rows.clean))
+            marks.append(Mark.of(block, rows.table.num_rows, clean=rows.clean))
         if not any(mark.records for mark in marks):
             raise SourceError(f"{file.url}: the file is empty; a CSV needs a header and at least one line")
         parts += cut_parts(file, marks)

@@ -200,6 +200,8 @@ def _convert_raw(values: Values, feature: Feature) -> tuple[pa.Array, Int64, Boo
 def _by_record(good: Bool, counts: Int64) -> Bool:
     """Whether all values of each record are good."""
     bad = np.zeros(len(counts), bool)
+    if good.all():
+        return ~bad
     bad[np.repeat(np.arange(len(counts)), counts)[~good]] = True
     return ~bad
 

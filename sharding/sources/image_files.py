@@ -115,8 +115,8 @@ def _read_into(path: str, target: memoryview) -> None:
     try:
         file = os.open(path, os.O_RDONLY)
         try:
-            while done <= len(target) and (count := os.readv(file, [target[done:], beyond])):
-                done += count
+            while (count := os.readv(file, [target[done:], beyond])) and (done := done + count) < len(target):
+                pass  # a read that stops at the end, though there was room for a byte beyond, has met it
         finally:
             os.close(file)
     except OSError as error:

@@ -14,7 +14,7 @@ from .given import arrow_type_given, check_names
 from .json_columns import Column, read_columns, rows_at_once
 from .json_records import Lines, split_lines
 from .json_types import Columns
-from .text import Mark, Span, cut_parts, read_blocks
+from .text import Mark, Span, cut_parts, read_blocks, read_marked, span_of
 
 __all__ = ["SUFFIXES", "JsonlSource"]
 
@@ -68,7 +68,7 @@ class JsonlSource:
             marks: list[Mark] = []
             for block in read_blocks(file.url, Span(), _cut, _BLOCK_BYTES):
                 records, clean = found.add(file.url, Lines(block.data, block.line), reject)
-                marks.append(Mark(start=block.start, line=block.line, records=records, clean=clean))
+                marks.append(Mark.of(block, records, clean=clean))
             parts += cut_parts(file, marks)
         columns = found.columns(url)
         check_names(features, [column.feature.name for column in columns])
@@ -84,7 +84,7 @@ class JsonlSource:
         """The label; where all lines are known to be objects, only columns of given types are looked at besides."""
         label = self.schema.label
         columns: Sequence[Column] = self.columns
-        if part.pieces[0].clean:
+        if _is_clean(part):
             wanted = self.columns[0].feature.name if label is None else label
             columns = [column for column in self.columns if column.given or column.feature.name == wanted]
         for arrays in self._read(part, columns, reject):
@@ -102,7 +102,7 @@ class JsonlSource:
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """The head of the part."""
-        for arrays in self._read(part, self.columns, lambda _: None, _SAMPLE_BYTES):
+        for arrays in self._read(part, self.columns, lambda _: None, sample=True):
             if len(arrays[0]):
                 conformed = [f.conform(array) for f, array in zip(self.schema.features, arrays, strict=True)]
                 return pa.RecordBatch.from_arrays(conformed, schema=self.schema.arrow).slice(0, records)
@@ -113,12 +113,21 @@ class JsonlSource:
         return drafts
 
     def _read(
-        self, part: Part, columns: Sequence[Column], reject: Reject, block_bytes: int | None = None
+        self, part: Part, columns: Sequence[Column], reject: Reject, *, sample: bool = False
     ) -> Iterator[list[pa.Array]]:
-        (span,) = part.pieces
-        for block in read_blocks(part.path, span, _cut, block_bytes or _BLOCK_BYTES):
+        clean = _is_clean(part)
+        if sample:
+            blocks = read_blocks(part.path, span_of(part), _cut, _SAMPLE_BYTES)
+        else:
+            blocks = read_marked(part.path, part.pieces)
+        for block in blocks:
             for lines in split_lines(block, rows_at_once(self.columns)):
-                yield read_columns(part.path, lines, columns, reject, closed=not span.clean)
+                yield read_columns(part.path, lines, columns, reject, closed=not clean)
+
+
+def _is_clean(part: Part) -> bool:
+    """Whether all lines could be read when the source was opened."""
+    return all(mark.clean for mark in part.pieces)
 
 
 def _cut(data: bytes) -> tuple[int, bool]:

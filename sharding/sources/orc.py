@@ -12,7 +12,7 @@ from pyarrow import orc
 
 from ..formats.protobuf import read_fields
 from .base import Part, SourceFile
-from .tables import PART_BYTES, TableSource, open_table, runs
+from .tables import PART_BYTES, TableSource, checked, open_table, plain_schema, runs
 
 __all__ = ["SUFFIXES", "OrcSource"]
 
@@ -36,7 +36,7 @@ class OrcSource(TableSource):
             rows, sizes = _stripes(reader.reader.serialized_file_tail())
             if len(rows) != reader.nstripes or sum(rows) != reader.nrows:
                 raise pa.ArrowInvalid(f"an ORC footer of {sum(rows)} rows in {len(rows)} stripes for {reader.nrows}")
-            return reader.schema.remove_metadata(), [
+            return plain_schema(reader.schema), [
                 Part(path=file.url, pieces=(start, stop, sum(rows[start:stop])), first_record=first)
                 for start, stop, first in runs(rows, sizes, _PART_ROWS, PART_BYTES)
             ]
@@ -50,7 +50,7 @@ class OrcSource(TableSource):
         first, end, _ = part.pieces
         with _open(part.path) as reader:
             for stripe in range(first, end):
-                yield reader.read_stripe(stripe, columns=list(columns))
+                yield checked(reader.read_stripe(stripe, columns=list(columns)))
 
 
 @contextmanager

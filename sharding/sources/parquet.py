@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from ..formats.parquet import rows_within
 from ..storage import Storage
 from .base import BATCH_BYTES, BATCH_ROWS, Part, SourceFile
-from .tables import PART_BYTES, TableSource, open_table, runs
+from .tables import PART_BYTES, TableSource, checked, open_table, plain_schema, runs
 
 __all__ = ["SUFFIXES", "ParquetSource"]
 
@@ -39,7 +39,7 @@ class ParquetSource(TableSource):
                 Part(path=file.url, pieces=tuple(range(start, stop)), first_record=first)
                 for start, stop, first in runs(rows, sizes, _PART_ROWS, PART_BYTES)
             ]
-            return parquet.schema_arrow.remove_metadata(), parts
+            return plain_schema(parquet.schema_arrow), parts
 
     def count(self, part: Part) -> int:
         """From the footer."""
@@ -50,12 +50,12 @@ class ParquetSource(TableSource):
         """Batches of about `BATCH_BYTES`."""
         with _open(part.path) as parquet:
             rows = rows_within(parquet, part.pieces, columns, BATCH_ROWS, BATCH_BYTES)
-            yield from parquet.iter_batches(rows, row_groups=list(part.pieces), columns=list(columns))
+            yield from map(checked, parquet.iter_batches(rows, row_groups=list(part.pieces), columns=list(columns)))
 
     def head(self, part: Part, columns: Sequence[str], records: int) -> Iterator[pa.RecordBatch]:
         """The first pages of the first row group."""
         with _open(part.path, ahead=False) as parquet:
-            yield from parquet.iter_batches(records, row_groups=[part.pieces[0]], columns=list(columns))
+            yield from map(checked, parquet.iter_batches(records, row_groups=[part.pieces[0]], columns=list(columns)))
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from .base import (
 )
 from .hive import Partitions, find_partitions
 
-__all__ = ["PART_BYTES", "TableSource", "bounded", "open_table", "runs"]
+__all__ = ["PART_BYTES", "TableSource", "bounded", "checked", "open_table", "plain_schema", "runs"]
 
 PART_BYTES = 64 << 20  # about so much data makes a part, if its rows do not first
 Self = TypeVar("Self", bound="TableSource")
@@ -182,6 +182,26 @@ def _column_bytes(column: pa.Array) -> int:
     return size
 
 
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """A schema without the metadata of the file, once its names are found to be text.
+
+    Raises:
+        UnicodeDecodeError: one is no UTF-8.
+    """
+    list(schema.names)
+    return schema.remove_metadata()
+
+
+def checked(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch, once its offsets and its text are found sound: Arrow's readers take both on trust.
+
+    Raises:
+        pa.ArrowInvalid: an offset lies beyond the data, or a string is no UTF-8.
+    """
+    batch.validate(full=True)
+    return batch
+
+
 def runs(rows: Sequence[int], sizes: Sequence[int], part_rows: int, part_bytes: int) -> Iterator[tuple[int, int, int]]:
     """Put blocks of a file together to parts: first block, end, and number of the first record of each.
 
@@ -222,7 +242,7 @@ def open_table(path: str, kind: str, *, mapped: bool = False, read_ahead: bool =
                 yield pa.PythonFile(file, "r")
             else:
                 yield pa.memory_map(str(local)) if mapped else pa.OSFile(str(local))
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             if isinstance(error, RingfeedError) or (isinstance(error, OSError) and error.errno is not None):
                 raise
             raise translate_errors(path, error, f"the file is damaged or no {kind}; write it again") from error

@@ -14,7 +14,18 @@ import numpy as np
 from ..errors import SourceError
 from .base import BadRecord, Part, SourceFile, compression_of, open_file
 
-__all__ = ["LINE_BYTES", "PART_BYTES", "Block", "Mark", "Span", "count_lines", "cut_parts", "not_utf8", "read_blocks"]
+__all__ = [
+    "LINE_BYTES",
+    "PART_BYTES",
+    "Block",
+    "Mark",
+    "Span",
+    "count_lines",
+    "cut_parts",
+    "not_utf8",
+    "read_blocks",
+    "read_marked",
+]
 
 LINE_BYTES = 64 << 20  # a longer record is an error: one without an end must not fill the memory
 PART_BYTES = 64 << 20  # of an uncompressed file, one task reads so much
@@ -31,13 +42,11 @@ class Span:
         start: where the first record begins.
         stop: where the last one ends; None: with the file.
         line: number of the first line, from 1.
-        clean: whether all of its records could be read when the source was opened.
     """
 
     start: int = 0
     stop: int | None = None
     line: int = 1
-    clean: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,33 +128,64 @@ def count_lines(data: bytes) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A block that was read: where it began, how many records it held, and whether all of them could be read."""
+    """A block as it was found when the source was opened: the pieces of a part.
 
-    start: int
-    line: int
+    Attributes:
+        span: that it takes.
+        multiline: whether a line end lies within a field.
+        records: that could be read.
+        clean: whether that is all.
+    """
+
+    span: Span
+    multiline: bool
     records: int
     clean: bool
+
+    @classmethod
+    def of(cls, block: Block, records: int, *, clean: bool) -> Mark:
+        """The mark of a block."""
+        span = Span(start=block.start, stop=block.start + len(block.data), line=block.line)
+        return cls(span=span, multiline=block.multiline, records=records, clean=clean)
+
+
+def span_of(part: Part) -> Span:
+    """All of a part whose pieces are marks."""
+    first, last = part.pieces[0].span, part.pieces[-1].span
+    return Span(start=first.start, stop=last.stop, line=first.line)
+
+
+def read_marked(path: str, marks: Sequence[Mark]) -> Iterator[Block]:
+    """The blocks of a part again, which need not be searched for record ends any more.
+
+    Raises:
+        SourceError: the file has become shorter, or its compressed data is damaged.
+    """
+    with open_file(path) as file:
+        if marks and marks[0].span.start:
+            _skip(file, path, marks[0].span.start)
+        for mark in marks:
+            size = (mark.span.stop or 0) - mark.span.start
+            data = file.read(size)
+            while len(data) < size and (more := file.read(size - len(data))):
+                data += more
+            if len(data) < size:
+                raise SourceError(f"{path}: the file changed while it was read; build again")
+            yield Block(data=data, start=mark.span.start, line=mark.span.line, final=False, multiline=mark.multiline)
 
 
 def cut_parts(file: SourceFile, marks: Sequence[Mark]) -> list[Part]:
     """Parts of a file of about `PART_BYTES`, from its blocks; one if it is compressed, or of unknown size."""
     whole = compression_of(file.url) is not None or not file.bytes
     parts: list[Part] = []
-    first, records = 0, 0
-    for number, mark in enumerate(marks):
-        records += mark.records
-        last = number + 1 == len(marks)
-        stop = file.bytes if last else marks[number + 1].start
-        if last or (not whole and stop - marks[first].start >= PART_BYTES):
-            span = Span(
-                start=marks[first].start,
-                stop=None if whole else stop,
-                line=marks[first].line,
-                clean=all(mark.clean for mark in marks[first : number + 1]),
-            )
-            before = records - sum(mark.records for mark in marks[first : number + 1])
-            parts.append(Part(path=file.url, pieces=(span,), first_record=before))
-            first = number + 1
+    pieces: list[Mark] = []
+    records = 0
+    for mark in marks:
+        pieces.append(mark)
+        if mark is marks[-1] or (not whole and (mark.span.stop or 0) - pieces[0].span.start >= PART_BYTES):
+            parts.append(Part(path=file.url, pieces=tuple(pieces), first_record=records))
+            records += sum(piece.records for piece in pieces)
+            pieces = []
     return parts
 
 

@@ -104,7 +104,8 @@ def read(source: Source) -> pa.Table:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if p.name != "dataset.json"}
+    """The shards and their indexes: dataset.json, and its copy in shards.parquet, tell of the source."""
+    return {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if "-of-" in p.name}
 
 
 # --- a prepared build is the build of what was prepared ----------------------------------------------------------

@@ -34,7 +34,7 @@ from ringfeed.sharding.prepare import (
 )
 from ringfeed.sharding.prepare.images import transform_all
 from ringfeed.sharding.sources import Source, open_source
-from ringfeed.sharding.sources import images as images_module
+from ringfeed.sharding.sources import image_files as images_module
 
 SIZES = {"cat/1.png": (9, 7), "cat/2.jpg": (40, 20), "dog/3.png": (5, 7), "dog/4.png": (64, 48), "fox/5.png": (6, 6)}
 
@@ -60,13 +60,13 @@ def folder(tmp_path: Path) -> str:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files that were read."""
     found: list[str] = []
-    read = images_module.read_files
+    read = images_module._read_local
 
-    def watched(paths: list[str]) -> list[bytes]:
+    def watched(paths: list[str]) -> Any:
         found.extend(path.rpartition("/photos/")[2] for path in paths)
         return read(paths)
 
-    monkeypatch.setattr(images_module, "read_files", watched)
+    monkeypatch.setattr(images_module, "_read_local", watched)
     return found
 
 

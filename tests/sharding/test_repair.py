@@ -1,6 +1,7 @@
 """Repair from what is left: bit by bit where that can be proven, else the intact records; killed and run again."""
 
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,6 @@ from ringfeed.sharding import (
     repair,
     verify,
 )
-from ringfeed.sharding.formats import parquet as parquet_format
 from ringfeed.sharding.storage import Storage
 from tests.sharding.conftest import built, make_table
 
@@ -62,7 +62,7 @@ def large_parquet(folder: Path, compression: str) -> Dataset:
     """20,000 records in two shards of five row groups."""
     pq.write_table(make_table(20_000), folder / "x.parquet")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parquet_format, "_ROW_GROUP_ROWS", 2000)
+        patch.setattr(sys.modules["ringfeed.sharding.build"], "_BLOCK_ROWS", 2000)
         options = {"shard_format": "parquet", "compression": compression, "label": "label", "shards": 2}
         return built(str(folder / "x.parquet"), folder / "out", **options)
 
@@ -70,7 +70,7 @@ def large_parquet(folder: Path, compression: str) -> Dataset:
 @pytest.fixture(autouse=True)
 def _small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repairs write shards as those above were written."""
-    monkeypatch.setattr(parquet_format, "_ROW_GROUP_ROWS", 2000)
+    monkeypatch.setattr(sys.modules["ringfeed.sharding.build"], "_BLOCK_ROWS", 2000)
 
 
 def actions(root: Path) -> dict[str, str]:
@@ -218,7 +218,7 @@ class TestSalvage:
         pq.write_table(make_table(60), tmp_path / "y.parquet")
         options = BuildOptions(source=str(tmp_path / "y.parquet"), destination=str(root), label="label", shards=1)
         build(replace(options, overwrite=True, min_class_records=1))
-        assert len(list(root.iterdir())) == 4
+        assert len(list(root.iterdir())) == 6
 
     def test_a_split_without_records_is_no_split(self, pristine: Dataset, tmp_path: Path) -> None:
         from fractions import Fraction

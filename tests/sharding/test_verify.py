@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -54,7 +55,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
                 table = table.append_column("text", pa.array(["x" * (i % 40) for i in range(RECORDS)]))
             pq.write_table(table, folder / "x.parquet")
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(parquet_format, "_ROW_GROUP_ROWS", 20)
+                patch.setattr(sys.modules["ringfeed.sharding.build"], "_BLOCK_ROWS", 20)
                 made[key] = built(
                     str(folder / "x.parquet"),
                     folder / "out",
@@ -74,7 +75,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
 @pytest.fixture(autouse=True)
 def _small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repairs write shards as the datasets above were written."""
-    monkeypatch.setattr(parquet_format, "_ROW_GROUP_ROWS", 20)
+    monkeypatch.setattr(sys.modules["ringfeed.sharding.build"], "_BLOCK_ROWS", 20)
 
 
 def root_of(dataset: Dataset) -> Path:
@@ -248,7 +249,7 @@ class TestPlaces:
 
     def test_a_flip_that_no_reader_would_notice_is_found_by_the_checksum_of_its_page(self, tmp_path: Path) -> None:
         values = pa.array(np.random.default_rng(0).normal(size=1000))
-        buffer = parquet_format.write_parquet(pa.record_batch({"x": values}), "none")
+        buffer = parquet_format.write_parquet(pa.record_batch({"x": values}), "none", 1 << 16)
         data = bytearray(buffer.to_pybytes())
         place = data.index(values.buffers()[1].to_pybytes()[800:816])
         data[place] ^= 1

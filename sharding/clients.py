@@ -1,0 +1,75 @@
+"""The fsspec file system of a URL: one for all threads of a process, and without retries of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+from urllib.parse import urlsplit
+
+import fsspec
+
+__all__ = ["OBJECT_STORES", "S3", "filesystem"]
+
+S3 = {"s3", "s3a"}
+OBJECT_STORES = {*S3, "gs", "gcs", "az", "abfs", "abfss", "memory"}  # a single PUT is atomic there
+
+_ENVIRONMENT = ("AWS_", "HADOOP_", "HDFS_")  # what the clients below read besides their options
+# The clients' own retries would multiply ours: s3fs makes 5 of botocore's 5 each, and HDFS waits for three minutes.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "s3": {
+        "use_listings_cache": False,
+        "max_concurrency": 1,  # else each read asks for the size first
+        "config_kwargs": {"retries": {"total_max_attempts": 1}, "max_pool_connections": 32},
+    },
+    "hdfs": {
+        "dfs.client.failover.max.attempts": "3",
+        "dfs.client.failover.sleep.max.millis": "500",
+        "dfs.client.socket-timeout": "15000",  # a minute by default; s3fs waits as long for a reply
+    },
+}
+
+
+def filesystem(url: str, protocol: str, options: Mapping[str, Any]) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The file system and the path of the URL in it.
+
+    fsspec's own cache keeps a client a thread, which takes 0.1 s to make for S3, and does not look at the environment.
+    """
+    kind = "s3" if protocol in S3 else protocol
+    if kind not in _OPTIONS:
+        fs, path = fsspec.url_to_fs(url, **options)
+        return fs, path.rstrip("/")
+    place = urlsplit(url).netloc if kind == "hdfs" else ""
+    environment = tuple(item for item in sorted(os.environ.items()) if item[0].startswith(_ENVIRONMENT))
+    fs = _connect(kind, place, _Options(options), environment, os.getpid())
+    return fs, fs._strip_protocol(url).rstrip("/")
+
+
+class _Options:
+    """Options as a key: they need not hash themselves."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options = options
+        self._key = repr(sorted(options.items()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Options) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+@lru_cache(maxsize=16)
+def _connect(
+    kind: str, place: str, options: _Options, environment: tuple[tuple[str, str], ...], pid: int
+) -> fsspec.AbstractFileSystem:
+    """A client; the environment and the process are part of the key alone."""
+    merged = {**_OPTIONS[kind], **options.options}
+    if kind == "s3":
+        config = options.options.get("config_kwargs", {})
+        merged["config_kwargs"] = {**_OPTIONS[kind]["config_kwargs"], **config}
+    fs, _ = fsspec.url_to_fs(f"{kind}://{place}", skip_instance_cache=True, **merged)
+    if kind == "s3":
+        fs.retries = 1
+    return fs

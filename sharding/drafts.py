@@ -1,0 +1,154 @@
+"""Files that nobody sees under their names until they are whole: on local disk, and on stores that rename.
+
+What S3 has instead is in `s3.py`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import fsspec
+import pyarrow as pa
+
+from .retry import IncompleteError, RetryPolicy, retry
+
+__all__ = ["Draft", "LocalDraft", "RemoteDraft", "SpooledDraft"]
+
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+class Draft(Protocol):
+    """A file that is being written, until `commit` or `discard`; after a `commit` that failed, `discard` it."""
+
+    def write(self, data: bytes | memoryview | pa.Buffer) -> None:
+        """Append to it."""
+
+    def commit(self, *, exclusive: bool = False) -> None:
+        """Make it appear under its name, whole and lasting, in place of a file of that name.
+
+        Raises:
+            FileExistsError: there is one, and the draft was to be `exclusive`.
+        """
+
+    def discard(self) -> None:
+        """Leave nothing of it."""
+
+
+class LocalDraft:
+    """A file beside the target, linked or renamed to it once its bytes are on the disk (if it is to be `durable`)."""
+
+    def __init__(self, target: Path, *, durable: bool = True) -> None:
+        self._durable = durable
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self._target = target
+        self._draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+        self._file = open(self._draft, "xb")  # noqa: SIM115
+
+    def write(self, data: bytes | memoryview | pa.Buffer) -> None:
+        self._file.write(data)
+
+    def commit(self, *, exclusive: bool = False) -> None:
+        if self._durable:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self._file.close()
+        if not exclusive:
+            os.replace(self._draft, self._target)
+            return
+        self._link()
+        self._draft.unlink()
+
+    def discard(self) -> None:
+        with suppress(OSError):  # on a full disk the flush fails again
+            self._file.close()
+        self._draft.unlink(missing_ok=True)
+
+    def _link(self) -> None:
+        """Give it its name, which fails where a rename would replace."""
+        try:
+            os.link(self._draft, self._target)
+        except FileExistsError:
+            if self._draft.stat().st_nlink != 2:  # else it is there already: NFS has lost the reply, and asked again
+                raise
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            with open(self._target, "xb") as file:  # exclusive, too; but seen before it is whole
+                file.write(self._draft.read_bytes())
+                file.flush()
+                os.fsync(file.fileno())
+
+
+class RemoteDraft:
+    """A file beside the target that the store renames.
+
+    Only of HDFS is it known that the rename is atomic, and exclusive where it has to be; of another store, that it
+    renames.
+    """
+
+    def __init__(self, fs: fsspec.AbstractFileSystem, target: str, policy: RetryPolicy, *, renames_exclusively: bool):
+        parent, _, name = target.rpartition("/")
+        fs.makedirs(parent, exist_ok=True)
+        self._fs, self._target, self._policy, self._exact = fs, target, policy, renames_exclusively
+        self._draft = f"{parent}/.{name}.{secrets.token_hex(4)}.part"
+        self._file = fs.open(self._draft, "wb")
+        self._bytes = 0
+
+    def write(self, data: bytes | memoryview | pa.Buffer) -> None:
+        self._file.write(data)
+        self._bytes += memoryview(data).nbytes
+
+    def commit(self, *, exclusive: bool = False) -> None:
+        self._file.close()
+        size = self._fs.info(self._draft)["size"]
+        if size != self._bytes:
+            raise IncompleteError(f"{size} bytes were stored of {self._bytes}")
+        if exclusive and not self._exact and self._fs.exists(self._target):
+            raise FileExistsError(self._target)
+        retry(lambda: self._rename(exclusive), self._policy)
+
+    def discard(self) -> None:
+        with suppress(Exception):
+            self._file.close()
+        with suppress(Exception):  # what made the write fail is what to tell
+            self._fs.rm_file(self._draft)
+
+    def _rename(self, exclusive: bool) -> None:
+        try:
+            self._fs.mv(self._draft, self._target, **({"overwrite": not exclusive} if self._exact else {}))
+        except (FileExistsError, FileNotFoundError):
+            if self._fs.exists(self._draft) or not self._fs.exists(self._target):
+                raise
+            # It was renamed before, and the reply was lost.
+
+
+class SpooledDraft:
+    """A temporary local file, put into the store whole, for stores where one PUT is atomic."""
+
+    def __init__(self, fs: fsspec.AbstractFileSystem, target: str, policy: RetryPolicy) -> None:
+        self._fs, self._target, self._policy = fs, target, policy
+        self._file = tempfile.NamedTemporaryFile(prefix="ringfeed-")  # noqa: SIM115
+
+    def write(self, data: bytes | memoryview | pa.Buffer) -> None:
+        self._file.write(data)
+
+    def commit(self, *, exclusive: bool = False) -> None:
+        self._file.flush()
+        retry(lambda: self._put(exclusive), self._policy)
+        self._file.close()
+
+    def discard(self) -> None:
+        with suppress(OSError):
+            self._file.close()
+
+    def _put(self, exclusive: bool) -> None:
+        self._fs.put_file(self._file.name, self._target, mode="create" if exclusive else "overwrite")
+        size, expected = self._fs.info(self._target)["size"], os.path.getsize(self._file.name)
+        if size != expected:
+            raise IncompleteError(f"{size} bytes were stored of {expected}")

@@ -1,0 +1,86 @@
+"""One line for what a store's client raised: what is wrong, and what to do about it."""
+
+from __future__ import annotations
+
+import errno
+import re
+
+from .retry import error_code, error_number
+
+__all__ = ["explain"]
+
+_DENIALS = ("NoCredentials", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessControlException")
+_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired", "InvalidToken")
+_BUSY = ("SlowDown", "ServiceUnavailable", "503", "429", "TooManyRequests")
+_DISK = {
+    errno.ENOSPC: "the disk is full; free space or choose another folder",
+    errno.EDQUOT: "the disk quota is used up; free space or choose another folder",
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.EFBIG: "the file is larger than this process or file system may write; raise the limit (ulimit -f), or ask "
+    "for more --shards",
+    errno.EMFILE: "too many open files; raise the limit (ulimit -n)",
+}
+_HDFS = {
+    "QuotaExceeded": "the quota of the folder is used up; free space or choose another folder",
+    "could only be replicated to 0 nodes": "no DataNode takes data: they are down or full",
+    "SafeModeException": "the NameNode is in safe mode; wait until it has left it",
+    "All DataNodes failed": "the DataNodes that hold the file do not answer",
+    "All nodes failed": "the DataNodes do not answer",
+    "Failed to complete file in time": "the DataNodes do not answer",
+    "Connection refused (os error": "the NameNode or a DataNode is down",
+}
+
+
+def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
+    """What is wrong and what to do about it, in one line.
+
+    Args:
+        error: as the client raised it.
+        protocol: of the store.
+        writing: whether something was being written: then an unknown file is an unknown bucket or folder.
+
+    >>> explain(OSError(28, "No space left on device"), "file", writing=True)
+    'the disk is full; free space or choose another folder'
+    """
+    name, text = type(error).__name__, str(error)
+    code = error_code(error)
+    if code in _EXPIRED:
+        goes_on = ": it goes on where it stopped" if writing else ""
+        return f"the credentials have expired ({code}); renew them and start the same command again{goes_on}"
+    if code == "RequestTimeTooSkewed":
+        return "the clock of this machine is wrong; set it"
+    if isinstance(error, FileNotFoundError):
+        return _missing(protocol)
+    if (
+        isinstance(error, PermissionError)
+        or "Permission denied" in text
+        or any(w in f"{name} {text}" for w in _DENIALS)
+    ):
+        return f"permission denied; {_remedy(protocol)}"
+    number = error_number(error)
+    if number in _DISK:
+        return _DISK[number]
+    if protocol == "hdfs":
+        for mark, meaning in _HDFS.items():
+            if mark in text:
+                return meaning
+    if code in _BUSY:
+        return f"the store asks for fewer requests ({code}); use fewer --workers, or try later"
+    if code:
+        name, text = code, re.sub(r"^\[Errno \d+\] ", "", text)
+    line = " ".join(re.split(r"\n|\\n", text)[0].split())  # HDFS clients append a Java stack trace
+    return f"{name}: {line[:300]}" if line else name
+
+
+def _missing(protocol: str) -> str:
+    if protocol in ("s3", "s3a"):
+        return "the bucket does not exist; create it first, or check its name and the endpoint (AWS_ENDPOINT_URL)"
+    return "there is no such file or folder"
+
+
+def _remedy(protocol: str) -> str:
+    if protocol in ("s3", "s3a"):
+        return "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or AWS_PROFILE, and the rights they have"
+    if protocol == "hdfs":
+        return "check the folder's owner and mode, and HADOOP_USER_NAME"
+    return "check the rights of the folder"

@@ -1,0 +1,129 @@
+"""A folder by its URL: how it is reached, and what its errors mean. What is done in it is in `storage.py`."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import fsspec
+
+from .clients import OBJECT_STORES, S3, filesystem
+from .errors import StorageError
+from .explain import explain
+from .retry import Exhausted, RetryPolicy, retry
+
+__all__ = ["Location", "public_url"]
+
+T = TypeVar("T")
+
+_INSTALL_HINTS = {"hdfs": "ringfeed[hdfs]", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
+_CONNECT_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A folder, by its URL.
+
+    Attributes:
+        url: of the folder.
+        options: of the fsspec file system.
+        retries: how often and how long each operation is tried where its error may pass.
+    """
+
+    url: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    retries: RetryPolicy = field(default_factory=RetryPolicy)
+
+    @property
+    def protocol(self) -> str:
+        """``file``, ``s3``, ``hdfs``, ..."""
+        match = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*)(://|::)", self.url)
+        return match.group(1).lower() if match else "file"
+
+    @property
+    def local_path(self) -> Path | None:
+        """The folder as a path of this machine, or None if it is elsewhere."""
+        if self.protocol != "file":
+            return None
+        return Path(os.path.abspath(os.path.expanduser(self.url.removeprefix("file://"))))
+
+    @property
+    def is_object_store(self) -> bool:
+        """Whether it has keys and no folders: one write is atomic there, and nothing can be renamed."""
+        return self.protocol in OBJECT_STORES
+
+    def locate(self, path: str = "") -> str:
+        """The URL of a file of the folder, for messages and other programs."""
+        base = str(self.local_path or self.url.rstrip("/"))
+        return f"{base}/{path}" if path else base
+
+    def check_reachable(self) -> None:
+        """Fail early where a first request would hang: an HDFS client waits for minutes for a NameNode that is down."""
+        with self.errors("reach", ""):
+            if self.protocol == "hdfs" and (address := urlsplit(self.url)).port:
+                socket.create_connection((address.hostname or "", address.port), _CONNECT_SECONDS).close()
+
+    def check_writable(self) -> None:
+        """`check_reachable`, and that the bucket is there: some S3 servers make one of a mistyped name."""
+        self.check_reachable()
+        if self.protocol in S3:
+            fs, root = self.filesystem()
+            bucket, _, prefix = root.partition("/")
+            prefix = f"{prefix}/" if prefix else ""
+            self.run("reach", "", lambda: fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=1))
+
+    def filesystem(self) -> tuple[fsspec.AbstractFileSystem, str]:
+        """The fsspec file system, the same for all threads, and the folder's path in it; use it in `run`."""
+        with self.errors("open", ""):
+            return filesystem(self.locate(), self.protocol, self.options)
+
+    @contextmanager
+    def errors(self, verb: str, path: str) -> Iterator[None]:
+        """Turn what the many clients raise into one error with one line."""
+        where = self.locate(path)
+        try:
+            yield
+        except StorageError:
+            raise
+        except ImportError as error:
+            package = _INSTALL_HINTS.get(self.protocol, self.protocol)
+            raise StorageError(f"cannot open {where}: install its client with: pip install '{package}'") from error
+        except FileExistsError as error:
+            if verb == "create":
+                raise FileExistsError(f"there is a file {where} already") from error
+            raise self._error(verb, where, error) from error
+        except FileNotFoundError as error:
+            if verb not in ("write", "create") and path:
+                raise FileNotFoundError(f"there is no file {where}") from error
+            raise self._error(verb, where, error) from error
+        except Exhausted as error:
+            cause = error.__cause__ or error
+            tried = f"{error}; if the store and the network are well again, start the same command again"
+            raise StorageError(f"{self._error(verb, where, cause)} ({tried})") from cause
+        except Exception as error:
+            raise self._error(verb, where, error) from error
+
+    def _error(self, verb: str, where: str, error: BaseException) -> StorageError:
+        reason = explain(error, self.protocol, writing=verb in ("write", "create", "move"))
+        return StorageError(f"cannot {verb} {where}: {reason}")
+
+    def run(self, verb: str, path: str, operation: Callable[[], T]) -> T:
+        """Do something with the `filesystem` that may be done twice: repeated, and its errors translated, as here."""
+        with self.errors(verb, path):
+            return retry(operation, self.retries)
+
+
+def public_url(url: str) -> str:
+    """A URL without the password that it may hold, to be written down.
+
+    >>> public_url("https://me:secret@example.org/x.csv")
+    'https://me@example.org/x.csv'
+    """
+    return re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1@", url)

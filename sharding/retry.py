@@ -1,0 +1,246 @@
+"""Whether an error of a store may pass by itself, and how often and how long to wait for that.
+
+Knows what the clients of stores raise as it surfaces, by names and numbers: none of them is imported here.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+__all__ = ["Exhausted", "IncompleteError", "RetryPolicy", "error_code", "error_number", "is_transient", "retry"]
+
+T = TypeVar("T")
+
+_logger = logging.getLogger(__name__)
+
+_STATUSES = {408, 425, 429, 500, 502, 503, 504}
+_CODES = {  # of S3, where the status alone would say that the request itself is wrong
+    "BadDigest",
+    "ConditionalRequestConflict",
+    "IncompleteBody",
+    "InternalError",
+    "OperationAborted",
+    "RequestTimeout",
+    "ServiceUnavailable",
+    "SlowDown",
+    "XAmzContentSHA256Mismatch",
+}
+_ERRNOS = {
+    errno.EAGAIN,
+    errno.ECONNABORTED,
+    errno.ECONNREFUSED,
+    errno.ECONNRESET,
+    errno.EHOSTUNREACH,
+    errno.ENETDOWN,
+    errno.ENETRESET,
+    errno.ENETUNREACH,
+    errno.EPIPE,
+    errno.ESTALE,  # NFS, whose server has another file under the handle: opening by name again helps
+    errno.ETIMEDOUT,
+}
+_NAMES = {
+    # botocore's bases of errors of the network, and what it makes of a reply that ends too soon
+    "ConnectionError",
+    "HTTPClientError",
+    "FlexibleChecksumError",  # the CRC that S3 sends with an object
+    "IncompleteReadError",
+    "ResponseParserError",
+    "ResponseStreamingError",
+    # aiohttp, for what happens in the middle of a body, which botocore does not translate
+    "ClientConnectionError",
+    "ClientPayloadError",
+    # urllib3 and http.client
+    "IncompleteRead",
+    "ProtocolError",
+    "RemoteDisconnected",
+    # asyncio's, before Python 3.11 made it the builtin one
+    "TimeoutError",
+}
+_HDFS = re.compile(
+    "All DataNodes failed|All nodes failed|Failed to complete file in time|Block writer is closed|could only be "
+    "replicated to 0 nodes|SafeModeException|StandbyException|RetriableException|NotReplicatedYetException"
+)
+_QUIET_ATTEMPTS = 2  # S3 asks for a retry now and then in the best of times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How to meet errors that may pass: exponential backoff with full jitter, within bounds.
+
+    By default a store that refuses every request at once is given up after 11 s on average, and one that answers none
+    after a minute and the one attempt that was under way.
+
+    Attributes:
+        attempts: at most, the first included; 1 is no retry.
+        base_seconds: longest pause after the first attempt; it doubles with each further one.
+        cap_seconds: longest pause at all.
+        budget_seconds: from the beginning of the first attempt to that of the last, at most.
+    """
+
+    attempts: int = 8
+    base_seconds: float = 0.2
+    cap_seconds: float = 10.0
+    budget_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ValueError(f"attempts must be at least 1, got {self.attempts}")
+        for name in ("base_seconds", "cap_seconds", "budget_seconds"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+
+    def pause_seconds(self, attempt: int, draw: float) -> float:
+        """The pause after a failed attempt.
+
+        Args:
+            attempt: its number, from 1 on.
+            draw: uniform in [0, 1).
+
+        >>> policy = RetryPolicy(base_seconds=0.2, cap_seconds=1)
+        >>> [policy.pause_seconds(attempt, 0.5) for attempt in (1, 2, 3, 4, 2000)]
+        [0.1, 0.2, 0.4, 0.5, 0.5]
+        """
+        return draw * min(self.cap_seconds, self.base_seconds * 2.0 ** min(attempt - 1, 60))
+
+
+class IncompleteError(OSError):
+    """Fewer or other bytes were moved than there are."""
+
+
+class Exhausted(Exception):
+    """The last attempt failed as those before it; its error is the cause.
+
+    Attributes:
+        attempts: that were made.
+        seconds: from the first to the end of the last.
+    """
+
+    def __init__(self, attempts: int, seconds: float) -> None:
+        super().__init__(f"{attempts} attempts in {seconds:.0f} s failed")
+        self.attempts = attempts
+        self.seconds = seconds
+
+
+def retry(
+    operation: Callable[[], T],
+    policy: RetryPolicy,
+    *,
+    transient: Callable[[Exception], bool] | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+    draw: Callable[[], float] = random.random,
+) -> T:
+    """Return the operation's result; repeat it, as the policy says, while its error may pass.
+
+    Args:
+        operation: one that may be done twice.
+        policy: how often.
+        transient: whether an error may pass; `is_transient` by default.
+        sleep: waits.
+        clock: seconds.
+        draw: uniform in [0, 1).
+
+    Raises:
+        Exhausted: it failed for the last time.
+        Exception: any error of the operation that will not pass, and, without retries, any.
+    """
+    start = clock()
+    attempt = 1
+    while True:
+        try:
+            return operation()
+        except Exception as error:
+            if policy.attempts == 1 or not (transient or is_transient)(error):
+                raise
+            seconds = clock() - start
+            pause = policy.pause_seconds(attempt, draw())
+            if attempt == policy.attempts or seconds + pause > policy.budget_seconds:
+                raise Exhausted(attempt, seconds) from error
+            _logger.log(
+                logging.INFO if attempt <= _QUIET_ATTEMPTS else logging.WARNING,
+                "%s: %s; trying again in %.1f s (attempt %d of %d failed)",
+                type(error).__name__,
+                " ".join(str(error).split())[:200],
+                pause,
+                attempt,
+                policy.attempts,
+            )
+        sleep(pause)
+        attempt += 1
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether an error may pass by itself.
+
+    >>> is_transient(ConnectionResetError(104, "Connection reset by peer"))
+    True
+    >>> is_transient(OSError("Connection refused (os error 111)"))  # as hdfs-native puts it
+    True
+    >>> is_transient(OSError(28, "No space left on device"))
+    False
+    """
+    for link in _chain(error):
+        if isinstance(link, (Exhausted, FileNotFoundError, FileExistsError, PermissionError)):
+            return False
+        if _is_of_the_wire(link):
+            return True  # its own cause may pose as a reply: aiohttp gives a body that ends too soon the status 400
+        status = _status(link)
+        if status is not None:
+            return status in _STATUSES or error_code(link) in _CODES
+    return False
+
+
+def error_code(error: BaseException) -> str:
+    """The code by which S3 names an error, such as ``ExpiredToken``; empty if it names none."""
+    for link in _chain(error):
+        response = getattr(link, "response", None)
+        if isinstance(response, dict):
+            return str(response.get("Error", {}).get("Code", ""))
+    return ""
+
+
+def error_number(error: BaseException) -> int | None:
+    """The `errno` of an error, in whatever way it is given.
+
+    >>> error_number(OSError("Connection refused (os error 111)"))
+    111
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return int(match.group(1)) if match else None
+
+
+def _is_of_the_wire(error: BaseException) -> bool:
+    if "CERTIFICATE" in str(error):
+        return False
+    if isinstance(error, (IncompleteError, ConnectionError, TimeoutError)) or error_number(error) in _ERRNOS:
+        return True
+    if any(kind.__name__ in _NAMES for kind in type(error).__mro__):
+        return True
+    return isinstance(error, RuntimeError) and _HDFS.search(str(error)) is not None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and its explicit causes; of a context nobody said that it is to blame."""
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status of a reply, as botocore, aiohttp, gcsfs and Azure's client keep it."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        return status if isinstance(status, int) else None
+    numbers = (getattr(error, name, None) for name in ("status_code", "status", "code"))
+    return next((number for number in numbers if isinstance(number, int) and 100 <= number < 600), None)
