@@ -15,8 +15,9 @@ from .errors import (
     TrainingError,
     WorkerError,
 )
+from .export import Export, ExportOptions, export
 from .image_statistics import ImageStatistics
-from .manifest import LostRecords, Manifest, ShardInfo, SplitInfo
+from .manifest import FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo
 from .plan import BuildOptions
 from .remedies import Remedy, RepairPlan, plan_repair
 from .repair import RepairReport, apply_repair, repair
@@ -34,8 +35,11 @@ __all__ = [
     "Dataset",
     "DatasetError",
     "DestinationError",
+    "Export",
+    "ExportOptions",
     "Feature",
     "FeatureStatistics",
+    "FileInfo",
     "ImageStatistics",
     "LostRecords",
     "Manifest",
@@ -59,6 +63,7 @@ __all__ = [
     "build",
     "check_dataset",
     "clean",
+    "export",
     "open_dataset",
     "plan_build",
     "plan_repair",

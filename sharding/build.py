@@ -24,9 +24,10 @@ from .errors import ConfigError, RingfeedError
 from .execute import Job, stream_tasks
 from .formats import encode_shard, plan_layout
 from .grouping import group
+from .interop.tfds import tfds_files
 from .journal import ShardResult
 from .keyed import derive_key
-from .manifest import Manifest, ShardInfo, SplitInfo
+from .manifest import FileInfo, Manifest, ShardInfo, SplitInfo, describe
 from .plan import BuildOptions, check_label, plan_assignment, sort_classes
 from .prepare import open_prepared
 from .sources import Source, light
@@ -55,8 +56,8 @@ class Progress:
     """How far a build is.
 
     Attributes:
-        stage: ``dedup``, ``count``, ``partition`` or ``write``.
-        done: tasks of the stage that are finished (in ``write``: shards).
+        stage: ``dedup``, ``count``, ``partition`` or ``write``; of an export, ``export``.
+        done: tasks of the stage that are finished (in ``write`` and ``export``: shards).
         total: tasks, or shards, of the stage.
         records: records in what is finished.
         resumed: of `done`, what an earlier build had finished.
@@ -274,6 +275,7 @@ def _write(
         compression=options.codec,
         layout=layout,
         block_rows=plan.block_rows,
+        dali_index=options.dali_index,
     )
     gathered = _Gathered(plan.assignment)
     for result in _assemble(plan, options, target, bucketing, finished, parts, spill, pool, report, draft):
@@ -291,7 +293,12 @@ def _write(
         writer=_writer(),
         plan=fingerprint,
     )
-    return manifest, gathered.infos()
+    infos = gathered.infos()
+    metadata = tfds_files(manifest, infos)
+    if metadata:
+        draft.storage.write_all(metadata)
+    files = gathered.files() | {path: describe(data) for path, data in metadata.items()}
+    return replace(manifest, files=files), infos
 
 
 def _shards_per_bucket(plan: BuildPlan) -> int:
@@ -393,12 +400,14 @@ class _Gathered:
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
         self._infos: dict[int, ShardInfo] = {}
+        self._files: dict[int, dict[str, FileInfo]] = {}
         self._waiting: dict[int, ShardResult] = {}
         self._next = 0
         self._statistics: dict[str, dict[str, FeatureStatistics]] = {split.name: {} for split in assignment.splits}
 
     def add(self, result: ShardResult) -> None:
         self._infos[result.number] = result.info
+        self._files[result.number] = result.files
         self._waiting[result.number] = result
         while (ready := self._waiting.pop(self._next, None)) is not None:
             known = self._statistics[ready.info.split]
@@ -408,6 +417,9 @@ class _Gathered:
 
     def infos(self) -> list[ShardInfo]:
         return [self._infos[number] for number in range(self._assignment.shards)]
+
+    def files(self) -> dict[str, FileInfo]:
+        return {path: info for _, files in sorted(self._files.items()) for path, info in files.items()}
 
     def splits(self) -> dict[str, SplitInfo]:
         return {

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from posixpath import normpath
 
-from .dataset import open_dataset
+from .dataset import Dataset, open_dataset
 from .errors import DestinationError, RingfeedError
+from .interop.tfds import TFDS_NAMES
 from .journal import JOURNAL_FOLDER, ShardResult, read_journal
 from .lease import LEASE_NAME, Lease, hold, is_held, read_holder
 from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest
@@ -22,7 +23,8 @@ _STAGING = "_replacing"
 _OURS = re.compile(
     r"(.*/)?(.*-\d{5,}-of-\d{5,}(\.salvaged(-\d+)?)?\.(tfrecord|parquet|index\.arrow|idx)"
     r"|shards(\.salvaged(-\d+)?)?\.parquet|\..*\.part)"
-    rf"|{re.escape(LEASE_NAME)}|_building\.takeover-.*\.json|{JOURNAL_FOLDER}/.*\.json|{_STAGING}/.*"
+    rf"|{'|'.join(map(re.escape, (*TFDS_NAMES, LEASE_NAME)))}"
+    rf"|_building\.takeover-.*\.json|{JOURNAL_FOLDER}/.*\.json|{_STAGING}/.*"
 )
 _REMOVERS = 16
 
@@ -90,7 +92,7 @@ class Draft:
         finished = read_journal(self.storage, fingerprint, sizes)
         keep = {LEASE_NAME, *(name for name in sizes if name.startswith(f"{JOURNAL_FOLDER}/{fingerprint}/"))}
         for result in finished.values():
-            keep |= {result.info.path, result.info.index_path}
+            keep |= result.all_files.keys()
         _remove(self.storage, sizes.keys() - keep)
         self.finished = len(finished)
         return finished
@@ -119,9 +121,7 @@ class Draft:
 
     def _replace(self) -> None:
         try:
-            there = open_dataset(self.destination)
-            old = [there.manifest.shards_path]
-            old += (path for shard in there.shards for path in (shard.path, shard.index_path))
+            old = _files_of(open_dataset(self.destination))
         except RingfeedError:
             old = []  # it was damaged: that may be why it is being replaced
         self.destination.remove(MANIFEST_NAME)
@@ -234,11 +234,7 @@ def clean(destination: Storage, *, spill: str | None = None, dry_run: bool = Fal
         raise DestinationError(f"a build is writing to {destination.locate()}; wait for it, or stop it first")
     known: set[str] = set()
     if MANIFEST_NAME in files:
-        dataset = open_dataset(destination)
-        known = {
-            dataset.manifest.shards_path,
-            *(path for shard in dataset.shards for path in (shard.path, shard.index_path)),
-        }
+        known = set(_files_of(open_dataset(destination)))
     debris = [name for name in files if _OURS.fullmatch(name) and name not in known]
     if not dry_run:
         _remove(destination, debris)
@@ -248,6 +244,12 @@ def clean(destination: Storage, *, spill: str | None = None, dry_run: bool = Fal
     if not dry_run:
         remove_spill(root)
     return [destination.locate(name) for name in debris] + spilled
+
+
+def _files_of(dataset: Dataset) -> list[str]:
+    """All but `dataset.json`."""
+    shards = (path for shard in dataset.shards for path in (shard.path, shard.index_path))
+    return [dataset.manifest.shards_path, *shards, *dataset.manifest.files]
 
 
 def _remove(storage: Storage, names: Iterable[str]) -> None:

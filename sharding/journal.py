@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .errors import RingfeedError
-from .manifest import ShardInfo, checksum
+from .interop import dali
+from .manifest import FileInfo, ShardInfo, checksum
 from .statistics import FeatureStatistics
 from .storage import Storage
 
@@ -31,11 +32,28 @@ class ShardResult:
         number: through all splits.
         info: as in the manifest.
         statistics: of its features, by name.
+        dali: its index for DALI, if there is one.
     """
 
     number: int
     info: ShardInfo
     statistics: Mapping[str, FeatureStatistics]
+    dali: FileInfo | None = None
+
+    @property
+    def files(self) -> dict[str, FileInfo]:
+        """Those for other programs, by path."""
+        return {} if self.dali is None else {dali.index_name(self.info.path): self.dali}
+
+    @property
+    def all_files(self) -> dict[str, FileInfo]:
+        """All that were written, by path."""
+        info = self.info
+        return {
+            info.path: FileInfo(bytes=info.bytes, checksum=info.checksum),
+            info.index_path: FileInfo(bytes=info.index_bytes, checksum=info.index_checksum),
+            **self.files,
+        }
 
 
 def record_shards(storage: Storage, fingerprint: str, results: Iterable[ShardResult]) -> None:
@@ -60,7 +78,7 @@ def read_journal(storage: Storage, fingerprint: str, sizes: Mapping[str, int]) -
     names = [name for name in sizes if name.startswith(f"{JOURNAL_FOLDER}/{fingerprint}/")]
     with ThreadPoolExecutor(_READERS) as pool:
         entries = [entry for found in pool.map(lambda name: _read(storage, name), names) for entry in found]
-        whole = pool.map(lambda entry: _is_whole(storage, entry.info, sizes), entries)
+        whole = pool.map(lambda entry: _is_whole(storage, entry, sizes), entries)
         return {entry.number: entry for entry, good in zip(entries, whole, strict=True) if good}
 
 
@@ -77,17 +95,22 @@ def _read(storage: Storage, name: str) -> list[ShardResult]:
 def _result(entry: Mapping[str, Any]) -> ShardResult:
     info = entry["info"] | {"class_counts": tuple(entry["info"]["class_counts"])}
     statistics = {name: FeatureStatistics.from_json(value) for name, value in entry["statistics"].items()}
-    return ShardResult(number=entry["number"], info=ShardInfo(**info), statistics=statistics)
+    index = entry["dali"]
+    return ShardResult(
+        number=entry["number"],
+        info=ShardInfo(**info),
+        statistics=statistics,
+        dali=None if index is None else FileInfo(**index),
+    )
 
 
-def _is_whole(storage: Storage, info: ShardInfo, sizes: Mapping[str, int]) -> bool:
-    files = ((info.path, info.bytes, info.checksum), (info.index_path, info.index_bytes, info.index_checksum))
-    for path, size, expected in files:
-        if sizes.get(path) != size:
+def _is_whole(storage: Storage, result: ShardResult, sizes: Mapping[str, int]) -> bool:
+    for path, expected in result.all_files.items():
+        if sizes.get(path) != expected.bytes:
             return False
         if storage.local_path is not None:
             try:
-                if checksum(storage.map(path)) != expected:
+                if checksum(storage.map(path)) != expected.checksum:
                     return False
             except (FileNotFoundError, RingfeedError):
                 return False

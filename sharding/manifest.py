@@ -22,11 +22,13 @@ from .statistics import FeatureStatistics
 __all__ = [
     "MANIFEST_NAME",
     "SHARDS_NAME",
+    "FileInfo",
     "LostRecords",
     "Manifest",
     "ShardInfo",
     "SplitInfo",
     "checksum",
+    "describe",
 ]
 
 MANIFEST_NAME = "dataset.json"
@@ -69,6 +71,19 @@ def _check_inside(path: str, where: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FileInfo:
+    """A file for other programs, which ringfeed writes and checks but does not read."""
+
+    bytes: int
+    checksum: str
+
+
+def describe(data: bytes) -> FileInfo:
+    """What the manifest says of a file with these bytes."""
+    return FileInfo(bytes=len(data), checksum=checksum(data))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SplitInfo:
     """One split: totals over its shards, and the statistics of its features by name."""
 
@@ -108,6 +123,7 @@ class Manifest:
         shards_bytes: its size.
         shards_rows: checksum of its rows, whichever version of Arrow encodes them.
         shards_path: its name; a repair that leaves records out writes a table of another name.
+        files: by path, those for other programs, beside the shards and their indexes.
         lost: what such repairs left out. The statistics of the splits are still those of all records that were written.
     """
 
@@ -126,10 +142,12 @@ class Manifest:
     shards_bytes: int = 0
     shards_rows: str = ""
     shards_path: str = SHARDS_NAME
+    files: Mapping[str, FileInfo] = field(default_factory=dict)
     lost: tuple[LostRecords, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_inside(self.shards_path, MANIFEST_NAME)
+        for path in (self.shards_path, *self.files):
+            _check_inside(path, MANIFEST_NAME)
 
     @property
     def records(self) -> int:
@@ -173,6 +191,8 @@ class Manifest:
             "writer": self.writer,
             "plan": self.plan,
         }
+        if self.files:
+            value["files"] = {path: asdict(info) for path, info in self.files.items()}
         return value | ({"lost": [asdict(shard) for shard in self.lost]} if self.lost else {})
 
     @classmethod
@@ -222,6 +242,7 @@ class Manifest:
             shards_bytes=table["bytes"],
             shards_rows=table.get("rows", ""),
             shards_path=table.get("path", SHARDS_NAME),
+            files={path: FileInfo(**info) for path, info in value.get("files", {}).items()},
             lost=tuple(
                 LostRecords(**(dict(entry) | {"class_counts": tuple(entry["class_counts"])}))
                 for entry in value.get("lost", ())

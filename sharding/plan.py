@@ -45,6 +45,7 @@ class BuildOptions:
         on_bad_record: ``fail``, ``skip:N`` or ``skip:P%``: how many records that cannot be read are passed over.
         overwrite: replace a dataset at the destination.
         min_class_records: refuse classes with fewer records.
+        dali_index: write an index for NVIDIA DALI beside each TFRecord shard.
         prepare: what is done to the records first.
 
     Raises:
@@ -68,6 +69,7 @@ class BuildOptions:
     on_bad_record: str = "fail"
     overwrite: bool = False
     min_class_records: int = 2
+    dali_index: bool = False
     prepare: PrepareOptions = field(default_factory=PrepareOptions)
 
     def __post_init__(self) -> None:
@@ -76,6 +78,8 @@ class BuildOptions:
         if self.codec not in COMPRESSIONS[self.shard_format]:
             allowed = ", ".join(COMPRESSIONS[self.shard_format])
             raise ConfigError(f"compression of {self.shard_format} must be one of {allowed}, got {self.compression!r}")
+        if self.dali_index and (self.shard_format, self.codec) != ("tfrecord", "none"):
+            raise ConfigError(f"DALI indexes plain TFRecord shards, these are {self.shard_format} ({self.codec})")
         if self.shards is not None and self.shard_bytes is not None:
             raise ConfigError("give --shards or --shard-size, not both")
         for name, value in (
@@ -118,7 +122,11 @@ class BuildOptions:
             "shard_bytes": self.shard_bytes,
             "splits": {name: str(share) for name, share in self.splits.items()},
         }
-        asked = {"prepare": self.prepare.recorded(), "on_bad_record": self.on_bad_record.removeprefix("fail")}
+        asked = {
+            "prepare": self.prepare.recorded(),
+            "on_bad_record": self.on_bad_record.removeprefix("fail"),
+            "dali_index": self.dali_index,
+        }
         return recorded | {name: value for name, value in asked.items() if value}
 
 

@@ -7,16 +7,19 @@ checksum. Of a shard that cannot, the intact records are kept, as a shard of ano
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
+from .companions import shard_of
 from .damage import Damage
 from .errors import CorruptionError, DatasetError
 from .execute import run_tasks
+from .interop import dali
+from .interop.tfds import TFDS_NAMES, obstacle
 from .manifest import MANIFEST_NAME, SHARDS_NAME, LostRecords, ShardInfo, checksum
 from .recovery import TABLE_NAMES, Identity, identify
 from .salvage import Mended, Salvaged, ShardFiles, mend_shard, salvage_shard
@@ -24,7 +27,7 @@ from .staging import Measure, measure
 from .storage import Storage
 from .verify import Report, Verification, default_workers, examine
 
-__all__ = ["MISPLACED", "Loss", "Remedy", "RepairPlan", "files_of", "free_name", "plan_repair"]
+__all__ = ["MISPLACED", "Loss", "Remedy", "RepairPlan", "files_of", "free_name", "plan_repair", "shards_left"]
 
 MISPLACED = ".misplaced"  # ends the name of a file on its way to where it belongs
 _NAME = re.compile(r"(.+?)(?:\.salvaged(?:-(\d+))?)?(\.index\.arrow|\.[a-z]+)")
@@ -114,10 +117,11 @@ def plan_repair(location: str | Storage, report: Report = _ignore, *, workers: i
     losses = tuple(loss for _, loss in outcomes if loss is not None)
     if losses and all(loss.replacement is None for loss in losses) and len(losses) == len(known.shards):
         raise CorruptionError(f"no record of {storage.locate()} is intact; build the dataset again from its source")
+    companions = _plan_companions(known, set(damaged), losses)
     return RepairPlan(
         known=known,
         verification=found,
-        remedies=(*meta, *moves.values(), *remedies, *_leftovers(known, moves)),
+        remedies=(*meta, *moves.values(), *remedies, *companions, *_leftovers(known, moves)),
         losses=losses,
     )
 
@@ -259,11 +263,43 @@ def free_name(storage: Storage, path: str, names: frozenset[str], data: pa.Buffe
             return name
 
 
+def _plan_companions(known: Identity, damaged: Set[str], losses: Sequence[Loss]) -> Iterator[Remedy]:
+    """For each file for other programs that is damaged, or was made from what is lost."""
+    manifest, left = known.manifest, shards_left(known.shards, losses)
+    no_tfds = obstacle(manifest, left)
+    replaced = {dali.index_name(loss.shard.path): loss for loss in losses}
+    for path in manifest.files:
+        loss = replaced.get(path)
+        if path in TFDS_NAMES and no_tfds:
+            yield Remedy(path=path, action="remove", how=f"TensorFlow Datasets cannot open what is left: {no_tfds}")
+        elif loss is not None and loss.replacement is None:
+            yield Remedy(path=path, action="remove", how="no record of its shard is intact")
+        elif loss is not None and loss.replacement is not None and loss.replacement.path != loss.shard.path:
+            how = f"an index of the records that are left goes to {dali.index_name(loss.replacement.path)}"
+            yield Remedy(path=path, action="salvage", how=how)
+        elif path in damaged and path in TFDS_NAMES:
+            yield _rewrite(path, "made again from dataset.json")
+        elif path in damaged and shard_of(path, left):
+            yield _rewrite(path, "made again from the index of its shard")
+        elif path in damaged:
+            yield Remedy(path=path, action="remove", how="it is not known what it was made from")
+
+
+def shards_left(shards: Sequence[ShardInfo], losses: Sequence[Loss]) -> list[ShardInfo]:
+    """The shards with the replacements of those that are damaged, and without those that have none."""
+    by_path = {loss.shard.path: loss.replacement for loss in losses}
+    return [new for shard in shards if (new := by_path.get(shard.path, shard)) is not None]
+
+
 def _leftovers(known: Identity, moves: Mapping[str, Remedy]) -> Iterator[Remedy]:
     """What a repair that was killed did not come to remove; the user's own files are none of it."""
     manifest = known.manifest
-    in_use = {path for shard in known.shards for path in (shard.path, shard.index_path)} | {manifest.shards_path}
-    lost = {path for entry in manifest.lost for path in (entry.path, _index_name(entry.path))}
+    in_use = {path for shard in known.shards for path in (shard.path, shard.index_path)}
+    in_use |= {manifest.shards_path, *manifest.files}
+    lost = {
+        path for entry in manifest.lost for path in (entry.path, _index_name(entry.path), dali.index_name(entry.path))
+    }
+    lost |= set(TFDS_NAMES) if manifest.lost else set()
     origins = {move.origin for move in moves.values()}
     for name in sorted((known.names or frozenset()) - in_use - origins):
         replaced = manifest.shards_path != SHARDS_NAME and TABLE_NAMES.fullmatch(name)

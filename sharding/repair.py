@@ -16,10 +16,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from .companions import remake
 from .damage import Damage
 from .errors import CorruptionError
-from .manifest import MANIFEST_NAME, LostRecords, Manifest, ShardInfo, SplitInfo, checksum
-from .remedies import MISPLACED, Loss, Remedy, RepairPlan, files_of, free_name, plan_repair
+from .interop import dali
+from .manifest import MANIFEST_NAME, FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo, checksum, describe
+from .remedies import MISPLACED, Loss, Remedy, RepairPlan, files_of, free_name, plan_repair, shards_left
 from .salvage import mend_shard, salvage_shard
 from .staging import staged
 from .storage import Storage
@@ -108,7 +110,8 @@ def apply_repair(plan: RepairPlan) -> Manifest:
     for shard in known.shards:
         if {shard.path, shard.index_path} & (rewritten | set(losses)):
             _mend(plan, shard, rewritten, losses.get(shard.path))
-    manifest = _commit(plan) if plan.losses else known.manifest
+    files = _mend_companions(plan)
+    manifest = _commit(plan, files) if plan.losses or files != known.manifest.files else known.manifest
     for path in _superseded(plan, manifest):
         storage.remove(path)
     storage.sync()
@@ -172,11 +175,33 @@ def _mend(plan: RepairPlan, shard: ShardInfo, rewritten: set[str], loss: Loss | 
         put_back(storage, new.path, salvaged.data, new.checksum)
 
 
-def _commit(plan: RepairPlan) -> Manifest:
+def _mend_companions(plan: RepairPlan) -> dict[str, FileInfo]:
+    """Write those files for other programs that are made again, and say what the dataset then has of them."""
+    known = plan.known
+    shards = shards_left(known.shards, plan.losses)
+    remedies = {remedy.path: remedy for remedy in plan.remedies}
+    renamed = {loss.shard.path: loss.replacement.path for loss in plan.losses if loss.replacement is not None}
+    new_paths = {dali.index_name(old): dali.index_name(new) for old, new in renamed.items()}
+    files: dict[str, FileInfo] = {}
+    for path, info in known.manifest.files.items():
+        action = remedies[path].action if path in remedies else ""
+        if action not in ("rewrite", "salvage"):
+            files |= {} if action == "remove" else {path: info}
+            continue
+        new_path = new_paths.get(path, path)
+        data = remake(known.storage, known.manifest, shards, new_path)
+        assert data is not None
+        known.storage.write(new_path, data)
+        files[new_path] = describe(data)  # another than before, if another version of ringfeed wrote the file
+    return files
+
+
+def _commit(plan: RepairPlan, files: Mapping[str, FileInfo]) -> Manifest:
     """Write the table under a new name, then `dataset.json`: a reader sees the dataset before, or after."""
     known = plan.known
     storage = known.storage
     manifest, shards = leave_out(known.manifest, known.shards, plan.losses)
+    manifest = replace(manifest, files=files)
     _, data = seal(manifest, shards)
     path = free_name(storage, manifest.shards_path, known.names or frozenset(), data)
     sealed, data = seal(replace(manifest, shards_path=path), shards)
@@ -191,8 +216,7 @@ def leave_out(
     manifest: Manifest, shards: Sequence[ShardInfo], losses: Sequence[Loss]
 ) -> tuple[Manifest, list[ShardInfo]]:
     """The dataset with the replacements of its damaged shards, and without those that have none; not yet sealed."""
-    by_path = {loss.shard.path: loss.replacement for loss in losses}
-    left = [new for shard in shards if (new := by_path.get(shard.path, shard)) is not None]
+    left = shards_left(shards, losses)
     splits: dict[str, SplitInfo] = {}
     for name, split in manifest.splits.items():
         members = [shard for shard in left if shard.split == name]
@@ -214,5 +238,6 @@ def _superseded(plan: RepairPlan, manifest: Manifest) -> Iterator[str]:
     for loss in plan.losses:
         kept = () if loss.replacement is None else (loss.replacement.path, loss.replacement.index_path)
         yield from {loss.shard.path, loss.shard.index_path} - set(kept)
+    yield from plan.known.manifest.files.keys() - manifest.files.keys()
     if manifest.shards_path != plan.known.manifest.shards_path:
         yield plan.known.manifest.shards_path

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .formats.images import image_formats
 from .image_statistics import ImageStatistics, merge_image_statistics, summarise_images
 from .schema import Feature
 
@@ -34,7 +35,7 @@ class FeatureStatistics:
         mean, std, min, max: over the finite elements; std is the population's. None where count is 0; mean and std
             also where they are beyond float64.
         vocabulary: the distinct strings of a scalar feature, sorted, where there are at most `VOCABULARY_LIMIT` of at
-            most `VOCABULARY_CHARACTERS` together. Else None.
+            most `VOCABULARY_CHARACTERS` together; of a feature of image files, their formats. Else None.
         image: of a feature that holds image files. Else None.
     """
 
@@ -103,7 +104,9 @@ def _finite(value: float) -> float | None:
 
 
 def _vocabulary(values: pa.Array, feature: Feature) -> tuple[str, ...] | None:
-    if feature.dtype != "string" or feature.shape != ():
+    if feature.encoding == "image":
+        values = image_formats(values)
+    elif feature.dtype != "string" or feature.shape != ():
         return None
     distinct = pc.unique(values)
     return _within_limits(distinct.to_pylist()) if len(distinct) <= VOCABULARY_LIMIT else None

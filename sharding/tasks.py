@@ -96,6 +96,7 @@ class ShardTarget:
         compression: of the shards.
         layout: that all records share, if they do.
         block_rows: rows that are read, encoded and written at a time; Parquet's row groups.
+        dali_index: whether each shard has an index for DALI.
     """
 
     storage: Storage
@@ -104,6 +105,7 @@ class ShardTarget:
     compression: str
     layout: RecordLayout | None
     block_rows: int
+    dali_index: bool = False
 
 
 def count_classes(source: Source, part: Part, budget: Budget = None) -> PartCount:
@@ -329,7 +331,7 @@ def assemble_bucket(
         rows = row_of_place[first + slot_of_row]
         split, _ = assignment.shard(number)
         path, index_path = shard_names(assignment, number, target.shard_format)
-        info, statistics = write_shard(
+        info, statistics, dali = write_shard(
             _blocks(source, table, rows, target.block_rows),
             source.schema,
             target.storage,
@@ -340,8 +342,9 @@ def assemble_bucket(
             shard_format=target.shard_format,
             compression=target.compression,
             layout=target.layout,
+            dali_index=target.dali_index,
         )
-        results.append(ShardResult(number=number, info=info, statistics=statistics))
+        results.append(ShardResult(number=number, info=info, statistics=statistics, dali=dali))
     record_shards(target.storage, target.plan, results)
     return results
 

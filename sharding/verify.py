@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from .companions import locate_in_companion
 from .damage import Damage, Note
 from .deep import check_meaning, check_totals
 from .execute import run_tasks
@@ -61,17 +62,12 @@ class Verification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """A file of the dataset as it was written."""
+    """A file of the dataset as it was written; `shard` is None for one that is for other programs."""
 
     path: str
     bytes: int
     checksum: str
-    shard: ShardInfo
-
-    @property
-    def is_index(self) -> bool:
-        """Whether it is the index of `shard`."""
-        return self.path == self.shard.index_path
+    shard: ShardInfo | None = None
 
 
 def _ignore(_: VerifyProgress) -> None:
@@ -123,6 +119,7 @@ def examine(known: Identity, report: Report = _ignore, *, workers: int, deep: bo
             File(path=shard.index_path, bytes=shard.index_bytes, checksum=shard.index_checksum, shard=shard),
         )
     ]
+    files += [File(path=path, bytes=info.bytes, checksum=info.checksum) for path, info in manifest.files.items()]
     deep = deep or not known.proven
     total = sum(file.bytes for file in files)
     with ThreadPoolExecutor(workers, thread_name_prefix="ringfeed-verify") as pool:
@@ -130,10 +127,10 @@ def examine(known: Identity, report: Report = _ignore, *, workers: int, deep: bo
         measures = dict(run_tasks(pool, jobs, _reporter(report, {f.path: f.bytes for f in files}, total)))
         bad = [file for file in files if not _matches(measures[file.path], file)]
         holders = _holders(files, measures)
-        places = [(_locate, (storage, manifest, file, measures, holders)) for file in bad]
+        places = [(_locate, (known, file, measures, holders)) for file in bad]
         damages = [*known.damages, *run_tasks(pool, places, _silent)]
         if deep:
-            broken = {file.shard.path for file in bad}
+            broken = {file.shard.path for file in bad if file.shard is not None}
             whole = [shard for shard in known.shards if shard.path not in broken]
             meanings = run_tasks(pool, [(check_meaning, (storage, manifest, shard)) for shard in whole], _silent)
             damages += (damage for found in meanings for damage in found)
@@ -177,21 +174,24 @@ def _holders(files: Sequence[File], measures: Mapping[str, Measure | None]) -> M
 
 
 def _locate(
-    storage: Storage,
-    manifest: Manifest,
+    known: Identity,
     file: File,
     measures: Mapping[str, Measure | None],
     holders: Mapping[str, Sequence[File]],
 ) -> Damage:
+    storage, manifest = known.storage, known.manifest
     found, shard = measures[file.path], file.shard
+    split = None if shard is None else shard.split
     if found is None:
-        return Damage(path=file.path, split=shard.split, kind="missing", problem="the file is missing")
+        return Damage(path=file.path, split=split, kind="missing", problem="the file is missing")
     if others := holders.get(found.checksum):
         other = next((o for o in others if _holds(measures[o.path], file)), others[0])
         problem = f"it holds what was written as {other.path}"
         problem += f", and that what was written as {file.path}" if _holds(measures[other.path], file) else ""
-        return Damage(path=file.path, split=shard.split, kind="swapped", problem=problem, offset=0)
-    if file.is_index:
+        return Damage(path=file.path, split=split, kind="swapped", problem=problem, offset=0)
+    if shard is None:
+        return locate_in_companion(storage, manifest, known.shards, file.path, found)
+    if file.path == shard.index_path:
         data = File(path=shard.path, bytes=shard.bytes, checksum=shard.checksum, shard=shard)
         intact = _matches(measures[shard.path], data)
         return locate_in_index(storage, manifest, shard, found, shard_intact=intact)

@@ -1,4 +1,4 @@
-"""Write one shard and its index, block by block: what is held in memory is a block, whatever the shard's size."""
+"""Write one shard and its indexes, block by block: what is held in memory is a block, whatever the shard's size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pyarrow as pa
 import xxhash
 
 from .formats import RecordLayout, encode_shard, open_encoder
-from .manifest import ShardInfo, checksum
+from .interop import dali
+from .manifest import FileInfo, ShardInfo, checksum, describe
 from .schema import Schema
 from .statistics import FeatureStatistics, merge_statistics, summarise
 from .storage import Storage
@@ -35,7 +36,8 @@ def write_shard(
     shard_format: str,
     compression: str,
     layout: RecordLayout | None,
-) -> tuple[ShardInfo, Mapping[str, FeatureStatistics]]:
+    dali_index: bool = False,
+) -> tuple[ShardInfo, Mapping[str, FeatureStatistics], FileInfo | None]:
     """Encode and write the rows of a shard.
 
     Args:
@@ -49,9 +51,10 @@ def write_shard(
         shard_format: ``tfrecord`` or ``parquet``.
         compression: of the shard.
         layout: that all records share, if they do.
+        dali_index: write one for DALI, too.
 
     Returns:
-        What the manifest says of it, and the statistics of its features.
+        What the manifest says of it, the statistics of its features, and what the manifest says of the index for DALI.
     """
     counts = np.zeros(classes, np.int64)
     statistics: dict[str, FeatureStatistics] = {}
@@ -70,7 +73,8 @@ def write_shard(
     first, second = next(each), next(each, None)
     if second is None:  # as it is with shards of usual size: one write, beside that of the index
         data, index = encode_shard(first[0], schema, first[1], **how)
-        storage.write_all({path: data, index_path: index})
+        extra = _dali_file(path, index) if dali_index else {}
+        storage.write_all({path: data, index_path: index, **extra})
         data_bytes, data_checksum = data.size, checksum(data)
     else:
         with _hashed(storage, path) as sink:
@@ -79,7 +83,8 @@ def write_shard(
                 encoder.write(batch, class_ids)
             index = encoder.finish()
         data_bytes, data_checksum = sink.bytes, sink.checksum
-        storage.write(index_path, index)
+        extra = _dali_file(path, index) if dali_index else {}
+        storage.write_all({index_path: index, **extra})
     info = ShardInfo(
         split=split,
         path=path,
@@ -91,7 +96,11 @@ def write_shard(
         index_bytes=index.size,
         index_checksum=checksum(index),
     )
-    return info, statistics
+    return info, statistics, next((describe(text) for text in extra.values()), None)
+
+
+def _dali_file(path: str, index: pa.Buffer) -> dict[str, bytes]:
+    return {dali.index_name(path): dali.index_text(index)}
 
 
 def _all(first: Block, second: Block, rest: Iterable[Block]) -> Iterator[Block]:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..sharding import Dataset, Feature, FeatureStatistics, ImageStatistics, Manifest
+from ..sharding.interop.tfds import INFO_NAME, obstacle
 from .balance import balance_json, balance_of_dataset, balance_text
 from .console import align, human_bytes, one_line
 from .repairing import lost_json, lost_lines
@@ -45,6 +46,7 @@ def inspection_json(dataset: Dataset) -> dict[str, Any]:
             for feature in manifest.schema.features
         ],
         "splits": balance_json(balance_of_dataset(dataset), manifest.classes),
+        "tfds_obstacle": _tfds_obstacle(dataset) or None,
         "lost": lost_json(manifest),
         "reading": reading_example(dataset),
     }
@@ -56,6 +58,7 @@ def inspection_text(dataset: Dataset) -> str:
     data_bytes = sum(shard.bytes for shard in dataset.shards)
     layout = f", fixed layout of {manifest.layout.example_bytes} bytes" if manifest.layout else ""
     codec = "" if manifest.compression == "none" else f" ({manifest.compression})"
+    reason = _tfds_obstacle(dataset)
     lines = [
         f"{dataset.storage.locate()}",
         f"  holds    {manifest.records:,} records in {len(dataset.shards):,} shards of {manifest.shard_format}{codec}, "
@@ -64,6 +67,7 @@ def inspection_text(dataset: Dataset) -> str:
         f"(fingerprint {manifest.source.get('fingerprint', 'unknown')})",
         f"  written  by {manifest.writer}, seed {manifest.seed}",
         f"  label    {manifest.schema.label if manifest.schema.label is not None else '(none)'}",
+        f"  tfds     {f'cannot open it: {reason}' if reason else 'opens it: tfds.builder_from_directory'}",
         *lost_lines(manifest),
         "",
         *balance_text(balance_of_dataset(dataset), manifest.classes),
@@ -134,6 +138,12 @@ def _decoding_note(feature: Feature, *, nullable: bool) -> str:
     return (
         "" if feature.dtype == stored else f"# {feature.name!r} was {feature.dtype}: tf.cast(value, tf.{feature.dtype})"
     )
+
+
+def _tfds_obstacle(dataset: Dataset) -> str:
+    if INFO_NAME in dataset.manifest.files:
+        return ""
+    return obstacle(dataset.manifest, dataset.shards) or "an earlier version of ringfeed wrote it, without the metadata"
 
 
 def _nullable(manifest: Manifest) -> set[str]:

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from ..sharding import (
     BuildOptions,
     BuildPlan,
+    ExportOptions,
     Progress,
     RingfeedError,
     Storage,
@@ -28,6 +29,7 @@ from ..sharding import (
     build,
     check_dataset,
     clean,
+    export,
     open_dataset,
     plan_build,
     read_records,
@@ -50,6 +52,7 @@ _STAGES = {
     "partition": "read records",
     "write": "write shards",
     "verify": "check files",
+    "export": "write files",
 }
 _HEAD_BYTES = 24
 
@@ -76,6 +79,7 @@ def _build(args: argparse.Namespace) -> int:
         on_bad_record=args.on_bad_record,
         overwrite=args.overwrite,
         min_class_records=args.min_class_records,
+        dali_index=args.dali_index,
         prepare=prepare_options(args),
     )
     started = perf_counter()
@@ -226,6 +230,28 @@ def _printable(value: Any) -> Any:
     return [_printable(entry) for entry in value] if isinstance(value, list) else value
 
 
+def _export(args: argparse.Namespace) -> int:
+    options = ExportOptions(
+        url=args.url, destination=args.dst, to=args.to, splits=tuple(args.split or ()), workers=args.workers
+    )
+    started = perf_counter()
+    with stage_progress(_STAGES, silent=args.json) as show, _tidy_on_sigterm():
+
+        def report(progress: Progress) -> None:
+            show(progress.stage, progress.done, progress.total, progress.records)
+
+        written = export(options, report=report)
+    seconds = perf_counter() - started
+    if args.json:
+        print(json.dumps({"destination": args.dst, **asdict(written), "seconds": round(seconds, 3)}, indent=2))
+        return _OK
+    print(
+        f"exported {written.records:,} records, {human_bytes(written.bytes)} in {written.files:,} files, to {args.dst} "
+        f"in {human_seconds(seconds)} ({written.records / seconds:,.0f} records/s)"
+    )
+    return _OK
+
+
 def _clean(args: argparse.Namespace) -> int:
     removed = clean(Storage(args.url), spill=args.spill, dry_run=args.dry_run)
     if args.json:
@@ -240,7 +266,7 @@ def _clean(args: argparse.Namespace) -> int:
 
 _COMMANDS = {
     "build": _build, "reshard": _reshard, "inspect": _inspect, "verify": _verify, "repair": _repair, "cat": _cat,
-    "clean": _clean,
+    "clean": _clean, "export": _export,
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import TypeVar
 
+from ..sharding.export import EXPORT_FORMATS
 from ..sharding.formats.encode import COMPRESSIONS
 from ..sharding.sources import KINDS
 from .arguments import parse_bytes, parse_splits
@@ -102,6 +103,18 @@ examples:
   shard-dataset reshard shards/#train folds/ --split train=0.8,validation=0.2
 
 {_EXIT_CODES}"""
+_EXPORT_EPILOG = f"""\
+A file for each shard, in the order of its records; every shard is checked before it is read. The same dataset gives
+the same bytes, whatever --workers is. DST appears at once, when all of it is written (an object store fills in place).
+
+examples:
+  # tar files for WebDataset: KEY.jpg, KEY.cls (the class id), KEY.json (the other features)
+  shard-dataset export shards/ tars/ --to webdataset
+
+  # a folder for datasets.load_dataset, with Image and ClassLabel features
+  shard-dataset export s3://bucket/photos s3://bucket/photos-hf --to hf --split train,test
+
+{_EXIT_CODES}"""
 T = TypeVar("T")
 
 
@@ -188,6 +201,7 @@ examples:
     repair_.add_argument("--dry-run", action="store_true", help="show what would be done, and write nothing")
     verify_.add_argument("--deep", action="store_true", help="parse every record, check index and class counts, too")
     cat.add_argument("--split", help="split to read (default: the first)")
+    _add_export(commands)
     cat.add_argument("--limit", type=_checked(_at_least(0)), default=5, help="number of records (default: 5)")
     return parser
 
@@ -235,10 +249,7 @@ def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1"
         help=f"splits and their shares, stratified by class, such as train=0.9,test=0.1 (default: {split_default})",
     )  # fmt: skip
     command.add_argument("--seed", type=int, default=0, help="of splits, shards and order (default: 0)")
-    command.add_argument(
-        "--workers", type=_checked(_at_least(1)), default=_cores(), metavar="N",
-        help="processes; the result does not depend on it (default: the cores, here %(default)s)",
-    )  # fmt: skip
+    _add_workers(command)
     command.add_argument(
         "--memory", type=_checked(parse_bytes), metavar="SIZE",
         help="about what all processes may use together, such as 2GiB (default: 1 GiB for each, and 2 GiB at least)",
@@ -257,6 +268,9 @@ def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1"
         "--min-class-records", type=_checked(_at_least(1)), default=2, metavar="N",
         help="refuse a class with fewer records (default: 2)",
     )  # fmt: skip
+    command.add_argument(
+        "--dali-index", action="store_true", help="write an index for NVIDIA DALI (.idx) beside each TFRecord shard"
+    )
     add_prepare_flags(command)
     command.add_argument(
         "--on-bad-record", default="fail", metavar="WHAT",
@@ -266,6 +280,28 @@ def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1"
     command.add_argument("--overwrite", action="store_true", help="replace a dataset that is at DST")
     command.add_argument("--dry-run", action="store_true", help="show what would be written, and write nothing")
     command.add_argument("--json", action="store_true", help="one JSON document on standard output, no progress")
+
+
+def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = _command(commands, "export", "write a dataset as the files of another program", _EXPORT_EPILOG)
+    command.add_argument("url", metavar="URL", help="folder of the dataset")
+    command.add_argument("dst", metavar="DST", help="folder to write; new or empty")
+    command.add_argument(
+        "--to", choices=tuple(EXPORT_FORMATS), required=True,
+        help="webdataset: tar shards; hf: a folder of Parquet files that datasets.load_dataset opens",
+    )  # fmt: skip
+    command.add_argument(
+        "--split", type=lambda text: text.split(","), metavar="NAME,...", help="splits to export (default: all)"
+    )
+    _add_workers(command)
+    command.add_argument("--json", action="store_true", help="one JSON document on standard output, no progress")
+
+
+def _add_workers(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--workers", type=_checked(_at_least(1)), default=_cores(), metavar="N",
+        help="processes; the result does not depend on it (default: the cores, here %(default)s)",
+    )  # fmt: skip
 
 
 def _command(

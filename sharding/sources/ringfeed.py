@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pyarrow as pa
 
-from ..dataset import open_dataset, read_checked
+from ..dataset import open_dataset
 from ..errors import ConfigError, DatasetError, StorageError
-from ..formats.decode import decode_examples
-from ..formats.matrix import decode_matrix
-from ..formats.parquet import iterate_parquet
-from ..formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..keyed import derive_key
 from ..manifest import MANIFEST_NAME, Manifest, ShardInfo
 from ..schema import Feature, Schema
 from ..storage import Storage
-from .base import BATCH_BYTES, BATCH_ROWS, Part, Reject, fail_on_bad
-from .tables import bounded
+from .base import BATCH_ROWS, Part, Reject, fail_on_bad
+from .shards import read_index_rows, read_shard
 
 __all__ = ["SPLIT", "RingfeedSource", "find_dataset", "only_split"]
 
 SPLIT = "split"
-_DECODE_BYTES = BATCH_BYTES // 4  # of TFRecords at a time: an integer of one byte may be eight when it is decoded
 
 
 def find_dataset(url: str) -> tuple[str, str | None] | None:
@@ -74,7 +68,7 @@ class RingfeedSource:
 
     Attributes:
         url: of the dataset's folder.
-        stored: its manifest, without what it says of splits.
+        stored: its manifest, without what it says of splits and of files for other programs.
     """
 
     url: str
@@ -106,7 +100,7 @@ class RingfeedSource:
             schema=Schema(features=features, label=dataset.manifest.schema.label if label is None else label),
             parts=tuple(Part(path=dataset.storage.locate(shard.path), pieces=(shard,)) for shard in shards),
             fingerprint=f"{derive_key(dataset.manifest.shards_checksum, split or ''):016x}",
-            stored=replace(dataset.manifest, splits={}),
+            stored=replace(dataset.manifest, splits={}, files={}),
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
@@ -117,19 +111,19 @@ class RingfeedSource:
             yield pa.nulls(shard.records)
         elif label == self.stored.schema.label:
             classes = pa.array(self.stored.classes, self.schema[label].primitive)
-            ids = self._index(shard).column("class_id")
+            ids = read_index_rows(Storage(self.url), shard).column("class_id")
             for start in range(0, shard.records, BATCH_ROWS):
                 yield classes.take(ids.slice(start, BATCH_ROWS))
         elif label not in self.stored.schema.names:
             yield pa.repeat(shard.split, shard.records)
         else:
-            for batch in self._read(shard, [label]):
+            for batch in read_shard(Storage(self.url), self.stored, shard, [label]):
                 yield batch.column(label)
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """The records; they are complete."""
         shard: ShardInfo = part.pieces[0]
-        for batch in self._read(shard, self.stored.schema.names):
+        for batch in read_shard(Storage(self.url), self.stored, shard, self.stored.schema.names):
             columns = [*batch.columns]
             if len(columns) < len(self.schema.features):
                 columns.append(pa.repeat(shard.split, batch.num_rows))
@@ -142,42 +136,3 @@ class RingfeedSource:
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Nothing is left to do."""
         return drafts
-
-    def _read(self, shard: ShardInfo, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Columns of a shard, in the schema's order and Arrow types."""
-        data = read_checked(Storage(self.url), shard.path, shard.bytes, shard.checksum)
-        if self.stored.shard_format == "parquet":
-            batches = iterate_parquet(data, BATCH_ROWS, columns, BATCH_BYTES)
-        else:
-            batches = self._decode(data, shard, columns)
-        for batch in batches:
-            yield from bounded(batch)
-
-    def _decode(self, data: pa.Buffer, shard: ShardInfo, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The records of a TFRecord shard. Their own CRCs need no look, as the checksum of the file was right."""
-        schema, layout = self.stored.schema, self.stored.layout
-        stream: pa.NativeFile = pa.BufferReader(data)
-        if self.stored.compression != "none":
-            stream = pa.CompressedInputStream(stream, "gzip")  # its decoder knows zlib's header as well
-        if layout is not None:
-            lengths = np.full(shard.records, HEADER_BYTES + layout.example_bytes + FOOTER_BYTES)
-        else:
-            lengths = self._index(shard).column("length").to_numpy().astype(np.int64)
-        ends = np.cumsum(lengths)
-        start = 0
-        while start < shard.records:
-            before = int(ends[start] - lengths[start])
-            stop = max(start + 1, min(int(np.searchsorted(ends, before + _DECODE_BYTES)), start + BATCH_ROWS))
-            frames = np.frombuffer(stream.read_buffer(int(ends[stop - 1]) - before), np.uint8)
-            if layout is not None:
-                messages = frames.reshape(stop - start, -1)[:, HEADER_BYTES:-FOOTER_BYTES]
-                yield decode_matrix(messages, schema, layout).select(list(columns))
-            else:
-                last = ends[start:stop] - before
-                first = last - lengths[start:stop] + HEADER_BYTES
-                yield decode_examples(frames, first, last - FOOTER_BYTES, schema, columns)
-            start = stop
-
-    def _index(self, shard: ShardInfo) -> pa.RecordBatch:
-        data = read_checked(Storage(self.url), shard.index_path, shard.index_bytes, shard.index_checksum)
-        return pa.ipc.open_file(data).get_batch(0)

@@ -231,16 +231,16 @@ class TestEveryStore:
         dataset = built(parquet, url, label="label", shards=2)
         assert by_id(all_records(dataset)) == table.to_pylist()
         assert verify(url) == []
-        names = ["set/dataset.json", "set/shards.parquet"]
-        names += [f"set/train-0000{i}-of-00002.{ending}" for i in (0, 1) for ending in ("index.arrow", "tfrecord")]
-        assert store.list() == names
+        others = ["set/dataset.json", "set/dataset_info.json", "set/features.json", "set/shards.parquet"]
+        names = [f"set/train-0000{i}-of-00002.{ending}" for i in (0, 1) for ending in ("index.arrow", "tfrecord")]
+        assert store.list() == [*others, *names]
         with pytest.raises(DestinationError, match=r"already holds a dataset; .* --overwrite"):
             built(parquet, url, label="label", shards=2)
-        assert store.list() == names
+        assert store.list() == [*others, *names]
         dataset = built(parquet, url, label="label", shards=1, seed=1, overwrite=True)
         assert by_id(all_records(dataset)) == table.to_pylist()
         names = [f"set/train-00000-of-00001.{ending}" for ending in ("index.arrow", "tfrecord")]
-        assert store.list() == ["set/dataset.json", "set/shards.parquet", *names]
+        assert store.list() == [*others, *names]
 
     def test_a_flipped_and_a_missing_file_are_named(self, store: Store, parquet: str) -> None:
         built(parquet, store.url, label="label", shards=2)

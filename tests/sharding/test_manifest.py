@@ -19,7 +19,7 @@ from ringfeed.sharding import (
     SplitInfo,
 )
 from ringfeed.sharding.formats.example import ColumnLayout, RecordLayout
-from ringfeed.sharding.manifest import checksum
+from ringfeed.sharding.manifest import FileInfo, checksum
 from ringfeed.sharding.table import decode_shards, encode_shards
 
 SHARD = ShardInfo(
@@ -51,6 +51,7 @@ MANIFEST = Manifest(
     writer="ringfeed 0.1.0",
     shards_checksum="e",
     shards_bytes=7,
+    files={"features.json": FileInfo(bytes=3, checksum="g")},
 )
 ENCODED = MANIFEST.encode()
 
@@ -58,6 +59,7 @@ ENCODED = MANIFEST.encode()
 def test_decode_is_the_inverse_of_encode() -> None:
     assert Manifest.decode(ENCODED, "x") == MANIFEST
     assert replace(MANIFEST, classes=(None,), layout=None).encode() != ENCODED
+    assert Manifest.decode(replace(MANIFEST, files={}).encode(), "x").files == {}
     for classes in [(False, True), (-1, 2**64 - 1), (None,)]:
         manifest = replace(MANIFEST, classes=classes, layout=None)
         assert Manifest.decode(manifest.encode(), "x") == manifest
@@ -102,6 +104,12 @@ def test_shards_come_back() -> None:
 def test_a_path_that_leaves_the_root_is_refused(field: str, path: str) -> None:
     with pytest.raises(DatasetError, match="leaves the dataset's root"):
         replace(SHARD, **{field: path})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/passwd"])
+def test_a_file_for_another_program_that_leaves_the_root_is_refused(path: str) -> None:
+    with pytest.raises(DatasetError, match=r"in dataset\.json leaves the dataset's root"):
+        replace(MANIFEST, files={path: FileInfo(bytes=1, checksum="x")})
 
 
 def test_an_unknown_split_names_those_there_are() -> None:

@@ -218,7 +218,7 @@ class TestSalvage:
         pq.write_table(make_table(60), tmp_path / "y.parquet")
         options = BuildOptions(source=str(tmp_path / "y.parquet"), destination=str(root), label="label", shards=1)
         build(replace(options, overwrite=True, min_class_records=1))
-        assert len(list(root.iterdir())) == 4
+        assert len(list(root.iterdir())) == 6
 
     def test_a_split_without_records_is_no_split(self, pristine: Dataset, tmp_path: Path) -> None:
         from fractions import Fraction

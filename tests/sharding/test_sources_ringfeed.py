@@ -129,7 +129,7 @@ def test_the_split_becomes_a_column_where_it_is_asked_for(dataset: Dataset) -> N
 
 def test_batches_keep_within_their_bounds(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = records(open_source(dataset.storage.url, None))
-    for name in ("sources.ringfeed._DECODE_BYTES", "sources.ringfeed.BATCH_BYTES", "sources.tables.BATCH_BYTES"):
+    for name in ("sources.shards._DECODE_BYTES", "sources.shards.BATCH_BYTES", "sources.tables.BATCH_BYTES"):
         monkeypatch.setattr(f"ringfeed.sharding.{name}", 1000)
     source = open_source(dataset.storage.url, None)
     batches = [batch for part in source.parts for batch in source.drafts(part)]

@@ -104,3 +104,10 @@ def test_vocabularies_merge_until_they_are_too_large() -> None:
 def test_from_json_is_the_inverse_of_asdict() -> None:
     for statistics in (of(["a"], "string"), of([1.5, None], "float32"), of([], "int64")):
         assert FeatureStatistics.from_json(json.loads(json.dumps(asdict(statistics)))) == statistics
+
+
+def test_the_vocabulary_of_images_is_their_formats() -> None:
+    feature = Feature(name="x", dtype="binary", encoding="image")
+    files = pa.array([b"\x89PNG\r\n\x1a\n...", None, b"\xff\xd8\xff\xe0", b"BM", b"?"], pa.binary())
+    assert summarise(files, feature).vocabulary == ("", "bmp", "jpeg", "png")
+    assert summarise(files.slice(2, 1), feature).vocabulary == ("jpeg",)

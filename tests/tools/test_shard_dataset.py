@@ -182,6 +182,17 @@ class TestInspect:
             assert words in out
         assert "'carrier': tf.io.FixedLenFeature([], tf.string)," in out
 
+    def test_says_whether_tensorflow_datasets_opens_it(
+        self, capsys: pytest.CaptureFixture[str], source: str, dataset: Path, tmp_path: Path
+    ) -> None:
+        capsys.readouterr()
+        main(["inspect", str(dataset)])
+        assert "opens it: tfds.builder_from_directory" in capsys.readouterr().out
+        main(["build", source, f"{tmp_path}/gzip", "--label", "status", "--compression", "gzip", "--json"])
+        capsys.readouterr()
+        main(["inspect", f"{tmp_path}/gzip"])
+        assert "cannot open it: it reads no compressed shards" in capsys.readouterr().out
+
     def test_json_holds_the_same(self, capsys: pytest.CaptureFixture[str], dataset: Path) -> None:
         capsys.readouterr()
         assert main(["inspect", str(dataset), "--json"]) == 0
@@ -210,7 +221,7 @@ class TestInspect:
 class TestVerify:
     def test_exit_status_is_zero_only_if_all_is_well(self, cli: Cli, dataset: Path) -> None:
         done = cli("shard-dataset", "verify", str(dataset))
-        assert (done.returncode, done.stdout) == (0, f"all 8 files of {dataset} are as they were written\n")
+        assert (done.returncode, done.stdout) == (0, f"all 10 files of {dataset} are as they were written\n")
         shard = dataset / "train-00001-of-00003.tfrecord"
         data = bytearray(shard.read_bytes())
         data[100] ^= 1
@@ -223,13 +234,13 @@ class TestVerify:
             "test-00000-of-00001.index.arrow",
         ]
         assert done.stderr.splitlines()[-1] == (
-            "shard-dataset: error: 2 of 8 files are damaged or missing; "
+            "shard-dataset: error: 2 of 10 files are damaged or missing; "
             "see what can be saved with: shard-dataset repair --dry-run"
         )
         done = cli("shard-dataset", "verify", str(dataset), "--json")
         assert done.returncode == 1
         document = json.loads(done.stdout)
-        assert (document["ok"], document["files"], len(document["damages"])) == (False, 8, 2)
+        assert (document["ok"], document["files"], len(document["damages"])) == (False, 10, 2)
 
     def test_a_damaged_manifest_is_named(self, cli: Cli, dataset: Path) -> None:
         manifest = dataset / "dataset.json"
@@ -306,6 +317,41 @@ class TestCat:
         )
         assert done.stderr == ""
         assert len(done.stdout.splitlines()) == 1
+
+
+class TestExport:
+    @pytest.mark.parametrize(("to", "suffix"), [("webdataset", "tar"), ("hf", "parquet")])
+    def test_writes_the_splits_and_says_how_much(
+        self, capsys: pytest.CaptureFixture[str], dataset: Path, tmp_path: Path, to: str, suffix: str
+    ) -> None:
+        capsys.readouterr()
+        command = ["export", str(dataset), f"{tmp_path}/out", "--to", to, "--workers", "1"]
+        assert main([*command, "--split", "train"]) == 0
+        assert "exported 360 records" in (said := capsys.readouterr()).out
+        assert "write files: 3 of 3" in said.err
+        assert sorted(os.listdir(tmp_path / "out")) == [
+            "README.md",
+            *(f"train-0000{i}-of-00003.{suffix}" for i in range(3)),
+        ]
+        command[2] += "-json"
+        assert main([*command, "--json"]) == 0
+        said = capsys.readouterr()
+        assert {**json.loads(said.out), "seconds": 0, "bytes": 0} == {
+            "destination": f"{tmp_path}/out-json",
+            "records": 400,
+            "files": 4,
+            "bytes": 0,
+            "seconds": 0,
+        }
+        assert said.err == ""
+
+    def test_what_cannot_be_done_is_one_line(self, cli: Cli, dataset: Path, tmp_path: Path) -> None:
+        command = ["shard-dataset", "export", str(dataset), f"{tmp_path}/out", "--to", "hf"]
+        assert_one_line(cli(*command, "--split", "train,nope"), "there is no split 'nope'", "'train', 'test'")
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "thesis.txt").write_text("mine")
+        assert_one_line(cli(*command), "is not empty (there is 'thesis.txt')")
+        assert os.listdir(tmp_path / "out") == ["thesis.txt"]
 
 
 def assert_one_line(done: "subprocess.CompletedProcess[str]", *words: str) -> None:
@@ -461,7 +507,7 @@ class TestDestinations:
         assert {path.name: path.read_bytes() for path in dataset.iterdir()} == before
         done = cli("shard-dataset", "build", source, str(dataset), "--label", "status", "--shards", "1", "--overwrite")
         assert done.returncode == 0
-        assert len(list(dataset.iterdir())) == 4
+        assert len(list(dataset.iterdir())) == 6
 
     def test_a_newer_dataset(self, cli: Cli, dataset: Path) -> None:
         manifest = dataset / "dataset.json"
@@ -503,7 +549,7 @@ class TestUsage:
         assert message in capsys.readouterr().err
 
     @pytest.mark.parametrize(
-        "command", [[], ["build"], ["reshard"], ["inspect"], ["verify"], ["repair"], ["cat"], ["clean"]]
+        "command", [[], ["build"], ["reshard"], ["inspect"], ["verify"], ["repair"], ["cat"], ["clean"], ["export"]]
     )
     def test_help_shows_examples_and_exit_statuses(
         self, capsys: pytest.CaptureFixture[str], command: list[str]

@@ -1,0 +1,116 @@
+"""Write a dataset anew as the files of another program: WebDataset tars, or a Hugging Face folder of Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from .appear import appearing_folder
+from .build import Progress
+from .dataset import open_dataset
+from .destination import check_apart
+from .errors import ConfigError
+from .execute import local_executor, run_tasks
+from .interop.card import CARD_NAME, dataset_card
+from .interop.huggingface import hf_parquet
+from .interop.webdataset import webdataset_tar
+from .manifest import Manifest, ShardInfo
+from .sources.shards import read_shard
+from .storage import Storage
+
+__all__ = ["EXPORT_FORMATS", "Export", "ExportOptions", "export"]
+
+EXPORT_FORMATS = {"webdataset": "tar", "hf": "parquet"}  # and the endings of their files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """What is asked of an export.
+
+    Attributes:
+        url: of the dataset.
+        destination: URL of the folder to write; new or empty.
+        to: ``webdataset`` or ``hf``.
+        splits: which; all if empty.
+        workers: processes. The result does not depend on it.
+
+    Raises:
+        ConfigError: a value its rule forbids.
+    """
+
+    url: str
+    destination: str
+    to: str
+    splits: tuple[str, ...] = ()
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.to not in EXPORT_FORMATS:
+            raise ConfigError(f"what to export to must be one of {', '.join(EXPORT_FORMATS)}, got {self.to!r}")
+        if self.workers < 1:
+            raise ConfigError(f"workers must be at least 1, got {self.workers}")
+        if len(set(self.splits)) != len(self.splits):
+            raise ConfigError(f"each split is named once, got {', '.join(self.splits)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """What was written: the number of records, the number of files with records in them, and their bytes."""
+
+    records: int
+    files: int
+    bytes: int
+
+
+def export(options: ExportOptions, *, report: Callable[[Progress], None] = lambda _: None) -> Export:
+    """Write a dataset in another program's format, a file for each shard, every shard checked before it is read.
+
+    The folder appears at once, as `appearing_folder` says. Equal datasets give equal bytes.
+
+    Raises:
+        RingfeedError: something is wrong with the dataset or the destination; nothing is left behind.
+    """
+    check_apart(options.url, options.destination)
+    dataset = open_dataset(options.url)
+    splits = options.splits or tuple(dataset.manifest.splits)
+    shards = [(shard, f"{name}-{i:05d}") for name in splits for i, shard in enumerate(dataset.split_shards(name))]
+    suffix = EXPORT_FORMATS[options.to]
+    paths = [f"{key}-of-{dataset.manifest.splits[shard.split].shards:05d}.{suffix}" for shard, key in shards]
+    with (
+        appearing_folder(Storage(options.destination), [*paths, CARD_NAME]) as storage,
+        local_executor(options.workers) as pool,
+    ):
+        jobs = [
+            (_export_shard, (dataset.storage, dataset.manifest, shard, options.to, key, storage, path))
+            for (shard, key), path in zip(shards, paths, strict=True)
+        ]
+        written = run_tasks(pool, jobs, _reporter(report, len(jobs)))
+        storage.write(CARD_NAME, dataset_card(dataset.manifest, splits, suffix))
+    return Export(
+        records=sum(shard.records for shard in written), files=len(written), bytes=sum(shard.bytes for shard in written)
+    )
+
+
+def _reporter(report: Callable[[Progress], None], total: int) -> Callable[[int, Export | None], None]:
+    records = 0
+
+    def tell(done: int, result: Export | None) -> None:
+        nonlocal records
+        records += 0 if result is None else result.records
+        report(Progress(stage="export", done=done, total=total, records=records))
+
+    return tell
+
+
+def _export_shard(
+    source: Storage, manifest: Manifest, shard: ShardInfo, to: str, key: str, target: Storage, path: str
+) -> Export:
+    batches = read_shard(source, manifest, shard)
+    if to == "hf":
+        content = hf_parquet(batches, manifest.schema, manifest.classes)
+    else:
+        content = pa.py_buffer(webdataset_tar(batches, manifest.schema, manifest.classes, key))
+    target.write(path, content)
+    return Export(records=shard.records, files=1, bytes=content.size)

@@ -1,0 +1,84 @@
+"""The records of one shard of a dataset as record batches, some MiB at a time, once its checksum was found right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ..dataset import read_checked
+from ..formats.decode import decode_examples
+from ..formats.matrix import decode_matrix
+from ..formats.parquet import iterate_parquet
+from ..formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
+from ..manifest import Manifest, ShardInfo
+from ..storage import Storage
+from .base import BATCH_BYTES, BATCH_ROWS
+from .tables import bounded
+
+__all__ = ["read_index_rows", "read_shard"]
+
+_DECODE_BYTES = BATCH_BYTES // 4  # of TFRecords at a time: an integer of one byte may be eight when it is decoded
+
+
+def read_shard(
+    storage: Storage, manifest: Manifest, shard: ShardInfo, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Columns of a shard, all by default, in the schema's order and Arrow types.
+
+    Args:
+        storage: of the dataset.
+        manifest: of the dataset.
+        shard: one of its shards.
+        columns: names of features.
+
+    Raises:
+        CorruptionError: the shard, or its index, is damaged or missing.
+    """
+    names = manifest.schema.names if columns is None else columns
+    data = read_checked(storage, shard.path, shard.bytes, shard.checksum)
+    if manifest.shard_format == "parquet":
+        batches = iterate_parquet(data, BATCH_ROWS, names, BATCH_BYTES)
+    else:
+        batches = _decode(storage, manifest, shard, data, names)
+    for batch in batches:
+        yield from bounded(batch)
+
+
+def read_index_rows(storage: Storage, shard: ShardInfo) -> pa.RecordBatch:
+    """The index of a shard.
+
+    Raises:
+        CorruptionError: it is damaged or missing.
+    """
+    data = read_checked(storage, shard.index_path, shard.index_bytes, shard.index_checksum)
+    return pa.ipc.open_file(data).get_batch(0)
+
+
+def _decode(
+    storage: Storage, manifest: Manifest, shard: ShardInfo, data: pa.Buffer, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """The records of a TFRecord shard. Their own CRCs need no look, as the checksum of the file was right."""
+    schema, layout = manifest.schema, manifest.layout
+    stream: pa.NativeFile = pa.BufferReader(data)
+    if manifest.compression != "none":
+        stream = pa.CompressedInputStream(stream, "gzip")  # its decoder knows zlib's header as well
+    if layout is not None:
+        lengths = np.full(shard.records, HEADER_BYTES + layout.example_bytes + FOOTER_BYTES)
+    else:
+        lengths = read_index_rows(storage, shard).column("length").to_numpy().astype(np.int64)
+    ends = np.cumsum(lengths)
+    start = 0
+    while start < shard.records:
+        before = int(ends[start] - lengths[start])
+        stop = max(start + 1, min(int(np.searchsorted(ends, before + _DECODE_BYTES)), start + BATCH_ROWS))
+        frames = np.frombuffer(stream.read_buffer(int(ends[stop - 1]) - before), np.uint8)
+        if layout is not None:
+            messages = frames.reshape(stop - start, -1)[:, HEADER_BYTES:-FOOTER_BYTES]
+            yield decode_matrix(messages, schema, layout).select(list(columns))
+        else:
+            last = ends[start:stop] - before
+            first = last - lengths[start:stop] + HEADER_BYTES
+            yield decode_examples(frames, first, last - FOOTER_BYTES, schema, columns)
+        start = stop

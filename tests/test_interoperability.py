@@ -1,0 +1,139 @@
+"""The lines of docs/interoperability.md open a dataset with the program that they name, and read what was built."""
+
+import gc
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pytest
+
+from ringfeed.sharding import ExportOptions, export, open_dataset, read_records
+from tests.sharding.conftest import built
+
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "interoperability.md").read_text()
+SNIPPETS = dict(re.findall(r"^### ([^\n]+)\n+```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
+SPLITS = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
+ROWS = 64
+
+Rows = dict[int, tuple[float, str]]  # hours and status by id
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("interoperability")
+    rows = {
+        "id": range(ROWS),
+        "hours": [i / 7 for i in range(ROWS)],
+        "status": ["late" if i % 4 == 0 else "on time" for i in range(ROWS)],
+    }
+    pyarrow.csv.write_csv(pa.table(rows), root / "flights.csv")
+    options: dict[str, Any] = {"label": "status", "splits": SPLITS, "shards": 2}
+    built(str(root / "flights.csv"), root / "shards", dali_index=True, **options)
+    built(str(root / "flights.csv"), root / "tables", shard_format="parquet", **options)
+    for to, name in [("webdataset", "tars"), ("hf", "hf")]:
+        export(ExportOptions(url=str(root / "shards"), destination=str(root / name), to=to))
+    return root
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> Rows:
+    records = list(read_records(open_dataset(str(folder / "shards")), "train", ROWS))
+    assert len(records) == ROWS * 3 // 4
+    return {r["id"]: (r["id"] / 7, "late" if r["id"] % 4 == 0 else "on time") for r in records}
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder, as the working directory; what programs leave open or cache is cleared up."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with suppress(ImportError):
+        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "cache")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        yield folder
+        gc.collect()
+
+
+def in_tfds(names: dict[str, Any]) -> Rows:
+    records = names["tfds"].as_numpy(names["train"])
+    return {int(r["id"]): (float(r["hours"]), r["status"].decode()) for r in records}
+
+
+def in_table(table: pa.Table) -> Rows:
+    return {r["id"]: (r["hours"], r["status"]) for r in table.to_pylist()}
+
+
+def in_huggingface(names: dict[str, Any]) -> Rows:
+    label = names["train"].features["status"]
+    text = label.int2str if isinstance(label, names["datasets"].ClassLabel) else str
+    return {r["id"]: (r["hours"], text(r["status"])) for r in names["train"]}
+
+
+def in_webdataset(names: dict[str, Any]) -> Rows:
+    samples = list(names["train"])
+    assert all(sample["cls"] == ("late", "on time").index(sample["json"]["status"]) for sample in samples)
+    return {s["json"]["id"]: (s["json"]["hours"], s["json"]["status"]) for s in samples}
+
+
+READERS: dict[str, Callable[[dict[str, Any]], Rows]] = {
+    "TensorFlow Datasets": in_tfds,
+    "PyArrow": lambda names: in_table(names["train"].to_table()),
+    "DuckDB": lambda names: in_table(names["train"].to_arrow_table()),
+    "Polars": lambda names: in_table(names["train"].collect().to_arrow()),
+    "Hugging Face datasets": in_huggingface,
+    "WebDataset": in_webdataset,
+    "Hugging Face export": in_huggingface,
+}
+
+
+def skip_unless_installed(program: str) -> None:
+    for module in re.findall(r"^(?:from|import) ([\w.]+)", SNIPPETS[program], re.MULTILINE):
+        pytest.importorskip(module)
+
+
+def test_every_piece_of_python_on_the_page_is_run() -> None:
+    assert set(SNIPPETS) == {*READERS, "DALI", "tfrecord"}
+    assert PAGE.count("```python") == len(SNIPPETS)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorflow_datasets.*")
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("program", READERS)
+def test_it_reads_what_was_built(program: str, expected: Rows) -> None:
+    skip_unless_installed(program)
+    names: dict[str, Any] = {}
+    exec(SNIPPETS[program], names)
+    assert READERS[program](names) == expected
+
+
+@pytest.mark.usefixtures("here")
+def test_dali_reads_what_was_built(expected: Rows) -> None:
+    skip_unless_installed("DALI")
+    names: dict[str, Any] = {}
+    exec(SNIPPETS["DALI"], names)
+    pipeline = names["train"]()
+    pipeline.build()
+    ids = {int(i) for _ in range(len(expected) // 8) for i in pipeline.run()[0].as_array().reshape(-1)}
+    assert ids == set(expected)
+
+
+def test_tfrecord_reads_what_was_built(here: Path, expected: Rows) -> None:
+    """In processes of their own: `tfrecord` and TensorFlow define the same protocol buffers."""
+    rest = "for r in records:\n    print(int(r['id'][0]), bytes(r['status']).decode(), sep=',')"
+    code = SNIPPETS["tfrecord"] + rest
+    lines: list[str] = []
+    for shard in ("train-00000", "train-00001"):
+        script = code.replace("train-00000", shard)
+        lines += subprocess.run(
+            [sys.executable, "-c", script], cwd=here, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+    assert {int(line.split(",")[0]): line.split(",")[1] for line in lines} == {i: s for i, (_, s) in expected.items()}
