@@ -37,7 +37,7 @@ from .statistics import FeatureStatistics, merge_statistics
 from .storage import Storage, public_url
 from .table import seal
 from .tasks import Bucketing, PartCount, ShardTarget, assemble_bucket, count_classes, partition_part
-from .tolerance import check_budget, open_policy, without_bad_files
+from .tolerance import REJECTED_NAME, check_budget, encode_rejected, open_policy, without_bad_files
 
 __all__ = ["BuildPlan", "Progress", "build", "plan_build"]
 
@@ -294,10 +294,12 @@ def _write(
         plan=fingerprint,
     )
     infos = gathered.infos()
-    metadata = tfds_files(manifest, infos)
-    if metadata:
-        draft.storage.write_all(metadata)
-    files = gathered.files() | {path: describe(data) for path, data in metadata.items()}
+    beside = tfds_files(manifest, infos)
+    if plan.rejected:
+        beside |= {REJECTED_NAME: encode_rejected(plan.rejected)}
+    if beside:
+        draft.storage.write_all(beside)
+    files = gathered.files() | {path: describe(data) for path, data in beside.items()}
     return replace(manifest, files=files), infos
 
 

@@ -16,6 +16,7 @@ from .lease import LEASE_NAME, Lease, hold, is_held, read_holder
 from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest
 from .spill import remove_spill, spill_root
 from .storage import Storage
+from .tolerance import REJECTED_NAME
 
 __all__ = ["Draft", "check_apart", "clean", "draft_dataset"]
 
@@ -23,7 +24,7 @@ _STAGING = "_replacing"
 _OURS = re.compile(
     r"(.*/)?(.*-\d{5,}-of-\d{5,}(\.salvaged(-\d+)?)?\.(tfrecord|parquet|index\.arrow|idx)"
     r"|shards(\.salvaged(-\d+)?)?\.parquet|\..*\.part)"
-    rf"|{'|'.join(map(re.escape, (*TFDS_NAMES, LEASE_NAME)))}"
+    rf"|{'|'.join(map(re.escape, (*TFDS_NAMES, REJECTED_NAME, LEASE_NAME)))}"
     rf"|_building\.takeover-.*\.json|{JOURNAL_FOLDER}/.*\.json|{_STAGING}/.*"
 )
 _REMOVERS = 16

@@ -1,0 +1,101 @@
+"""Bad records are passed over within a budget, named, and left out of every count."""
+
+import json
+from collections.abc import Callable
+from fractions import Fraction
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from ringfeed.sharding import ConfigError, SourceError, read_records, verify
+from ringfeed.sharding.tolerance import parse_budget
+from tests.sharding.conftest import built
+
+
+def rejected(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "rejected.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def write_images(folder: Path, bad: set[int]) -> str:
+    for i in range(40):
+        target = folder / f"c{i % 2}" / f"{i:03}.png"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        sink = BytesIO()
+        Image.fromarray(np.full((4, 4, 3), i, np.uint8)).save(sink, "PNG")
+        target.write_bytes(sink.getvalue()[: 30 if i in bad else None])
+    return str(folder)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_damaged_images_are_left_out_and_balance_holds(tmp_path: Path, workers: int) -> None:
+    source = write_images(tmp_path / "images", {3, 8, 9})
+    out = tmp_path / "out"
+    dataset = built(source, out, shards=4, workers=workers, on_bad_record="skip:3")
+    assert dataset.manifest.records == 37
+    assert {tuple(shard.class_counts) for shard in dataset.shards} <= {(4, 4), (5, 4), (4, 5), (5, 5)}
+    names = {Path(entry["source"]).name for entry in rejected(out)}
+    assert names == {"003.png", "008.png", "009.png"}
+    assert all(entry["reason"] for entry in rejected(out))
+    assert verify(str(out)) == []
+
+
+def test_the_list_of_what_was_left_out_is_under_a_checksum(tmp_path: Path) -> None:
+    built(write_images(tmp_path / "images", {3}), tmp_path / "out", shards=2, on_bad_record="skip:1")
+    (tmp_path / "out" / "rejected.jsonl").write_text("{}\n")
+    assert [damage.path for damage in verify(str(tmp_path / "out"))] == ["rejected.jsonl"]
+
+
+@pytest.mark.parametrize("policy", ["skip:2", "skip:7%", "fail"])
+def test_more_than_the_budget_leaves_nothing(tmp_path: Path, nothing_left: Path, policy: str) -> None:
+    source = write_images(tmp_path / "images", {3, 8, 9})
+    with pytest.raises(SourceError, match=r"00[389]\.png"):
+        built(source, nothing_left, shards=2, on_bad_record=policy)
+
+
+def test_a_share_is_of_all_records(tmp_path: Path) -> None:
+    source = write_images(tmp_path / "images", {3, 8, 9})
+    assert built(source, tmp_path / "out", shards=2, on_bad_record="skip:7.5%").manifest.records == 37
+
+
+def test_lines_that_do_not_parse_are_named(tmp_path: Path, write_csv: Callable[..., str]) -> None:
+    rows: list[list[Any]] = [[i, "a" if i % 3 else "b"] for i in range(60)]
+    rows[10] = [10, "a", "too many"]
+    source = write_csv(["id", "y"], *rows)
+    dataset = built(source, tmp_path / "out", label="y", shards=3, on_bad_record="skip:1")
+    assert sorted(row["id"] for row in read_records(dataset, "train", 100)) == [i for i in range(60) if i != 10]
+    assert [entry["position"] for entry in rejected(tmp_path / "out")] == ["line 12"]
+
+
+def test_a_missing_label_is_named_by_its_record(tmp_path: Path) -> None:
+    table = pa.table({"id": range(50), "y": [None if i in (7, 31) else "ab"[i % 2] for i in range(50)]})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=20)
+    dataset = built(str(tmp_path / "x.parquet"), tmp_path / "out", label="y", shards=2, on_bad_record="skip:5%")
+    assert sorted(row["id"] for row in read_records(dataset, "train", 100)) == [
+        i for i in range(50) if i not in (7, 31)
+    ]
+    assert [entry["position"] for entry in rejected(tmp_path / "out")] == ["record 7", "record 31"]
+    assert all("no value for the label 'y'" in entry["reason"] for entry in rejected(tmp_path / "out"))
+
+
+def test_without_bad_records_the_policy_writes_no_list(parquet: str, tmp_path: Path) -> None:
+    built(parquet, tmp_path / "out", label="label", shards=2, on_bad_record="skip:1")
+    assert not (tmp_path / "out" / "rejected.jsonl").exists()
+
+
+def test_parse_budget() -> None:
+    assert [parse_budget(text) for text in ("fail", "skip:0", "skip:12", "skip:2.5%", "skip:100%")] == [
+        None, 0, 12, Fraction(1, 40), Fraction(1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["", "skip", "skip:", "skip:-1", "skip:1.5", "skip:101%", "skip:5 %", "ignore"])
+def test_what_is_no_policy_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"must be fail, skip:N or skip:P%, got"):
+        parse_budget(text)
