@@ -18,6 +18,7 @@ import pyarrow as pa
 from .assign import Assignment
 from .dedup import drop_duplicates
 from .destination import Draft, check_apart, draft_dataset
+from .dropping import DroppingSource
 from .engine import open_engine
 from .errors import ConfigError, RingfeedError
 from .execute import Job, stream_tasks
@@ -30,11 +31,13 @@ from .manifest import FileInfo, Manifest, ShardInfo, SplitInfo, describe
 from .plan import BuildOptions, check_label, plan_assignment, sort_classes
 from .prepare import open_prepared
 from .sources import Source, light
+from .sources.base import BadRecord
 from .spill import PartSpill, Spill, open_spill, remove_spill, spill_root
 from .statistics import FeatureStatistics, merge_statistics
 from .storage import Storage, public_url
 from .table import seal
-from .tasks import Bucketing, ShardTarget, assemble_bucket, count_classes, partition_part
+from .tasks import Bucketing, PartCount, ShardTarget, assemble_bucket, count_classes, partition_part
+from .tolerance import check_budget, open_policy, without_bad_files
 
 __all__ = ["BuildPlan", "Progress", "build", "plan_build"]
 
@@ -80,6 +83,7 @@ class BuildPlan:
         part_counts: records by class, one mapping a part.
         assignment: of records to shards.
         record_bytes: estimated mean size of a record on storage.
+        rejected: records that are passed over, for they cannot be read.
     """
 
     source: Source
@@ -87,6 +91,7 @@ class BuildPlan:
     part_counts: tuple[Mapping[Any, int], ...]
     assignment: Assignment
     record_bytes: float
+    rejected: tuple[BadRecord, ...] = ()
 
     @property
     def first_ordinals(self) -> npt.NDArray[np.int64]:
@@ -137,35 +142,49 @@ def plan_build(options: BuildOptions, *, executor: Executor | None = None, repor
 
 def _open_source(options: BuildOptions) -> Source:
     check_apart(options.source, options.destination)
-    source = open_prepared(options.source, options.label, options.source_kind, options.prepare)
+    reject = open_policy(options.bad_records)
+    source = open_prepared(options.source, options.label, options.source_kind, options.prepare, reject)
     check_apart(source.url, options.destination)  # the folder alone, where the options name a split in it
     check_label(source.schema)
     return source
 
 
 def _plan(source: Source, options: BuildOptions, pool: Executor, report: Report) -> BuildPlan:
+    rejected: list[BadRecord] = []
+    if options.bad_records is not None:
+        source, rejected = without_bad_files(source, options.bad_records, pool, _AHEAD * options.workers)
     if options.prepare.dedup is not None:
         source = drop_duplicates(source, options.prepare.dedup, pool, _stage(report, "dedup"))
-    tell = _Teller(report, "count", len(source.parts))
-    part_counts: list[dict[Any, int]] = [{}] * len(source.parts)
-    jobs: Iterator[Job[dict[Any, int]]] = (
-        (count_classes, (light(source, n), part)) for n, part in enumerate(source.parts)
-    )
-    for number, counts in stream_tasks(pool, jobs, _AHEAD * options.workers):
-        part_counts[number] = counts
-        tell(1, sum(counts.values()))
+    parts = _count_parts(source, options, pool, report)
+    rejected += (record for part in parts for record in part.rejected)
+    check_budget(rejected, sum(sum(part.counts.values()) for part in parts), options.bad_records)
+    if any(len(part.missing) for part in parts):
+        source = DroppingSource.over(source, [part.missing for part in parts])
     totals: Counter[Any] = Counter()
-    for counts in part_counts:
-        totals.update(counts)
+    for part in parts:
+        totals.update(part.counts)
     classes = sort_classes(totals, options.prepare.described(options.source), options.min_class_records)
     record_bytes = _sample_record_bytes(source, options)
     return BuildPlan(
         source=source,
         classes=tuple(classes),
-        part_counts=tuple(part_counts),
+        part_counts=tuple(part.counts for part in parts),
         assignment=plan_assignment(options, classes, [totals[value] for value in classes], record_bytes),
         record_bytes=record_bytes,
+        rejected=tuple(rejected),
     )
+
+
+def _count_parts(source: Source, options: BuildOptions, pool: Executor, report: Report) -> list[PartCount]:
+    tell = _Teller(report, "count", len(source.parts))
+    counted: dict[int, PartCount] = {}
+    jobs: Iterator[Job[PartCount]] = (
+        (count_classes, (light(source, n), part, options.bad_records)) for n, part in enumerate(source.parts)
+    )
+    for number, part in stream_tasks(pool, jobs, _AHEAD * options.workers):
+        counted[number] = part
+        tell(1, sum(part.counts.values()))
+    return [counted[number] for number in range(len(source.parts))]
 
 
 def build(options: BuildOptions, *, executor: Executor | None = None, report: Report = _ignore) -> Manifest:

@@ -63,7 +63,7 @@ def _dask(address: str) -> Iterator[Executor]:
     except ImportError as error:
         raise ConfigError("--engine dask:// needs Dask; install it with: pip install 'ringfeed[dask]'") from error
     try:
-        client: Any = Client(f"tcp://{address}", timeout="10s", set_as_default=False)  # type: ignore[no-untyped-call]
+        client: Any = Client(f"tcp://{address}", timeout="10s", set_as_default=False)
     except OSError as error:
         raise StorageError(f"no Dask scheduler answers at {address}; check the address, and that it runs") from error
     with client, client.get_executor(retries=_RETRIES, pure=False) as executor:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import fsspec
 
 from .clients import OBJECT_STORES, S3, filesystem
-from .errors import StorageError
+from .errors import RingfeedError, StorageError
 from .explain import explain
 from .retry import Exhausted, RetryPolicy, retry
 
@@ -90,7 +90,7 @@ class Location:
         where = self.locate(path)
         try:
             yield
-        except StorageError:
+        except RingfeedError:  # it says it all already
             raise
         except ImportError as error:
             package = _INSTALL_HINTS.get(self.protocol, self.protocol)
@@ -111,7 +111,8 @@ class Location:
             raise self._error(verb, where, error) from error
 
     def _error(self, verb: str, where: str, error: BaseException) -> StorageError:
-        reason = explain(error, self.protocol, writing=verb in ("write", "create", "move"))
+        verb = "write" if verb == "create" else verb
+        reason = explain(error, self.protocol, writing=verb in ("write", "move"))
         return StorageError(f"cannot {verb} {where}: {reason}")
 
     def run(self, verb: str, path: str, operation: Callable[[], T]) -> T:

@@ -14,6 +14,7 @@ from .errors import ConfigError, SourceError
 from .formats.encode import COMPRESSIONS, default_compression
 from .prepare import PrepareOptions
 from .schema import Schema
+from .tolerance import Budget, parse_budget
 
 __all__ = ["DEFAULT_SHARDS", "DEFAULT_SHARD_BYTES", "BuildOptions", "check_label", "plan_assignment", "sort_classes"]
 
@@ -41,6 +42,7 @@ class BuildOptions:
         memory_bytes: that all of them may use together, about; None: 1 GiB for each, and 2 GiB at least.
         engine: where tasks run, see `engine.open_engine`.
         spill: URL of a folder for what lies between two passes; None: this machine's folder for temporary files.
+        on_bad_record: ``fail``, ``skip:N`` or ``skip:P%``: how many records that cannot be read are passed over.
         overwrite: replace a dataset at the destination.
         min_class_records: refuse classes with fewer records.
         dali_index: write an index for NVIDIA DALI beside each TFRecord shard.
@@ -64,6 +66,7 @@ class BuildOptions:
     memory_bytes: int | None = None
     spill: str | None = None
     engine: str = "local"
+    on_bad_record: str = "fail"
     overwrite: bool = False
     min_class_records: int = 2
     dali_index: bool = False
@@ -88,6 +91,7 @@ class BuildOptions:
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         check_engine(self.engine)
+        parse_budget(self.on_bad_record)
         if not self.splits or sum(self.splits.values()) != 1 or min(self.splits.values()) <= 0:
             shares = ", ".join(f"{name}={float(share):g}" for name, share in self.splits.items())
             raise ConfigError(f"the shares of the splits must be positive and add up to 1, got {shares}")
@@ -105,17 +109,25 @@ class BuildOptions:
         """Bytes that all processes may use together, about."""
         return max(2 << 30, self.workers << 30) if self.memory_bytes is None else self.memory_bytes
 
+    @property
+    def bad_records(self) -> Budget:
+        """How many bad records are passed over."""
+        return parse_budget(self.on_bad_record)
+
     def recorded(self) -> dict[str, Any]:
         """What shapes the bytes of the shards, as it stands in `dataset.json`."""
-        value: dict[str, Any] = {
+        recorded: dict[str, Any] = {
             "label": self.label,
             "shards": self.shards,
             "shard_bytes": self.shard_bytes,
             "splits": {name: str(share) for name, share in self.splits.items()},
         }
-        if self.dali_index:
-            value["dali_index"] = True
-        return value | ({"prepare": prepare} if (prepare := self.prepare.recorded()) else {})
+        asked = {
+            "prepare": self.prepare.recorded(),
+            "on_bad_record": self.on_bad_record.removeprefix("fail"),
+            "dali_index": self.dali_index,
+        }
+        return recorded | {name: value for name, value in asked.items() if value}
 
 
 def check_label(schema: Schema) -> None:

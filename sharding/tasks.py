@@ -7,8 +7,8 @@ files: a partition task writes one Arrow IPC file whose record batches each go t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -25,11 +25,13 @@ from .grouping import group
 from .journal import ShardResult, record_shards
 from .schema import Schema
 from .sources import Part, Source
+from .sources.base import BadRecord
 from .spill import PartSpill, Spill
 from .storage import Storage
+from .tolerance import Budget, collect_labels
 from .write import write_shard
 
-__all__ = ["Bucketing", "ShardTarget", "assemble_bucket", "count_classes", "partition_part", "shard_names"]
+__all__ = ["Bucketing", "PartCount", "ShardTarget", "assemble_bucket", "count_classes", "partition_part", "shard_names"]
 
 _PLACE, _CLASS = "\0place", "\0class"  # columns of spill files; no source has such names
 _RUN_BYTES = 128 << 20  # held by a partition task at most, before it writes
@@ -69,6 +71,21 @@ class Bucketing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartCount:
+    """What a part holds.
+
+    Attributes:
+        counts: records by class.
+        missing: positions among the drafts, int64, of records that are to be left out, for they have no label.
+        rejected: these, and the records that could not be read.
+    """
+
+    counts: Mapping[Any, int]
+    missing: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    rejected: tuple[BadRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTarget:
     """All that shapes the bytes of the shards, the same for each of them.
 
@@ -91,28 +108,45 @@ class ShardTarget:
     dali_index: bool = False
 
 
-def count_classes(source: Source, part: Part) -> dict[Any, int]:
+def count_classes(source: Source, part: Part, budget: Budget = None) -> PartCount:
     """Records of each class in a part; with no label, all are of class None.
 
+    Args:
+        source: of the records.
+        part: of the source.
+        budget: how many bad records, and records without a label, may be passed over.
+
     Raises:
-        SourceError: a label is missing or of a type that makes no classes.
+        SourceError: a label is missing, or a record cannot be read, and none may be passed over; or too many.
     """
-    total: Counter[Any] = Counter()
+    if source.schema.label is None and budget is None:
+        return PartCount(counts={None: sum(map(len, source.labels(part)))})
+    if budget is None:
+        return PartCount(counts=dict(_count(_none_missing(source, part))))
+    labels, missing, rejected = collect_labels(source, part, budget)
+    counts = _count(iter(labels)) if source.schema.label is not None else {None: sum(map(len, labels))}
+    return PartCount(counts=dict(counts), missing=missing, rejected=tuple(rejected))
+
+
+def _none_missing(source: Source, part: Part) -> Iterator[pa.Array]:
     record = part.first_record
     for labels in source.labels(part):
-        if source.schema.label is None:
-            total[None] += len(labels)
-            continue
         if labels.null_count:
             record += int(np.flatnonzero(labels.is_null().to_numpy(zero_copy_only=False))[0])
             raise SourceError(
                 f"{part.path}: record {record} (from 0) has no value for the label {source.schema.label!r}; "
-                "drop or fill it first"
+                "drop or fill it first, or pass over such records with --on-bad-record skip:N"
             )
         record += len(labels)
-        counts = pc.value_counts(labels)
+        yield labels
+
+
+def _count(batches: Iterator[pa.Array]) -> Counter[Any]:
+    total: Counter[Any] = Counter()
+    for labels in batches:
+        counts = pc.value_counts(labels.drop_null())
         total.update(dict(zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True)))
-    return dict(total)
+    return total
 
 
 def partition_part(

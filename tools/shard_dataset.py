@@ -76,6 +76,7 @@ def _build(args: argparse.Namespace) -> int:
         memory_bytes=args.memory,
         spill=args.spill,
         engine=args.engine,
+        on_bad_record=args.on_bad_record,
         overwrite=args.overwrite,
         min_class_records=args.min_class_records,
         dali_index=args.dali_index,

@@ -272,6 +272,11 @@ def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1"
         "--dali-index", action="store_true", help="write an index for NVIDIA DALI (.idx) beside each TFRecord shard"
     )
     add_prepare_flags(command)
+    command.add_argument(
+        "--on-bad-record", default="fail", metavar="WHAT",
+        help="fail, or pass over so many records that cannot be read or have no label, and name them in "
+        "rejected.jsonl: skip:N, skip:P%% (default: fail)",
+    )  # fmt: skip
     command.add_argument("--overwrite", action="store_true", help="replace a dataset that is at DST")
     command.add_argument("--dry-run", action="store_true", help="show what would be written, and write nothing")
     command.add_argument("--json", action="store_true", help="one JSON document on standard output, no progress")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..sources import Source, open_source
+from ..sources.base import Reject, fail_on_bad
 from .casts import SetTypes
 from .image_source import ImageSource
 from .mapping import MapBatches
@@ -15,7 +16,9 @@ from .steps import Rename, Step
 __all__ = ["open_prepared", "prepare"]
 
 
-def open_prepared(url: str, label: str | None, kind: str, options: PrepareOptions) -> Source:
+def open_prepared(
+    url: str, label: str | None, kind: str, options: PrepareOptions, reject: Reject = fail_on_bad
+) -> Source:
     """Open a dataset to be sharded, and prepare it but for doubles (see `dedup`), which takes a round of its own.
 
     Args:
@@ -23,19 +26,22 @@ def open_prepared(url: str, label: str | None, kind: str, options: PrepareOption
         label: the column of the classes, by its name after all steps. Or None.
         kind: see `sources.open_source`.
         options: what to do.
+        reject: see `sources.open_source`.
 
     Raises:
         SourceError: see `sources.open_source`.
         ConfigError: a step does not fit the columns.
     """
     if not (options.steps or options.features):
-        return prepare(open_source(url, label, kind), options, label)
+        return prepare(open_source(url, label, kind, reject=reject), options, label)
     name = None if label is None else _before(options.steps, label)
     if not any(isinstance(step, MapBatches) for step in options.steps):
-        return prepare(open_source(url, name, kind, options.features), options, label)
-    source = open_source(url, None, kind, options.features)  # the label may be a column that a function is yet to make
+        return prepare(open_source(url, name, kind, options.features, reject), options, label)
+    source = open_source(
+        url, None, kind, options.features, reject
+    )  # the label may be a column that a function is yet to make
     if source.schema.label not in (None, name) and name is not None:  # images: the label is there, by any name
-        source = open_source(url, name, kind, options.features)
+        source = open_source(url, name, kind, options.features, reject)
     return prepare(source, options, label)
 
 

@@ -459,7 +459,7 @@ class TestDestinations:
         done = cli(
             "shard-dataset", "build", source, url, "--label", "status", "--workers", "1", env=s3_server.as_reader().env
         )
-        assert_one_line(done, "cannot create", "permission denied")
+        assert_one_line(done, "cannot write", "permission denied")
         assert nothing_at(url, s3_server)
 
     def test_a_read_only_hdfs_folder(self, cli: Cli, source: str, hdfs_server: HdfsServer) -> None:
@@ -486,7 +486,7 @@ class TestDestinations:
         if os.geteuid():
             (tmp_path / "mine").mkdir(mode=0o500)
         done = cli("shard-dataset", "build", source, f"{folder}/new/out", "--label", "status", "--workers", "1")
-        assert_one_line(done, f"cannot create {folder}/new/out")
+        assert_one_line(done, f"cannot write {folder}/new/out")
         assert not Path(folder, "new").exists()
 
     def test_a_file_or_a_folder_with_other_things(self, cli: Cli, source: str, tmp_path: Path) -> None:
