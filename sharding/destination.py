@@ -236,7 +236,7 @@ def clean(destination: Storage, *, spill: str | None = None, dry_run: bool = Fal
     known: set[str] = set()
     if MANIFEST_NAME in files:
         known = set(_files_of(open_dataset(destination)))
-    debris = [name for name in files if _OURS.fullmatch(name) and name not in known]
+    debris = [name for name in files if _OURS.fullmatch(name) and name not in known] if _was_built_in(files) else []
     if not dry_run:
         _remove(destination, debris)
         _remove_empty(destination, [JOURNAL_FOLDER, _STAGING, *([] if set(files) - set(debris) else [""])])
@@ -251,6 +251,12 @@ def _files_of(dataset: Dataset) -> list[str]:
     """All but `dataset.json`."""
     shards = (path for shard in dataset.shards for path in (shard.path, shard.index_path))
     return [dataset.manifest.shards_path, *shards, *dataset.manifest.files]
+
+
+def _was_built_in(files: Iterable[str]) -> bool:
+    """Whether a build left its mark: else files with names like ours are another program's."""
+    marks = (LEASE_NAME, f"{JOURNAL_FOLDER}/", f"{_STAGING}/", "_building.takeover-")
+    return any(name.startswith(marks) for name in files)
 
 
 def _remove(storage: Storage, names: Iterable[str]) -> None:

@@ -154,6 +154,16 @@ def test_clean_removes_what_a_killed_build_left_and_nothing_else(parquet: str, t
     assert files_of(out) == whole
 
 
+def test_clean_leaves_another_program_s_files_alone(tmp_path: Path, files_of: Any) -> None:
+    out = tmp_path / "tfds"
+    out.mkdir()
+    for name in ("mnist-train.tfrecord-00000-of-00001", "x-00000-of-00001.tfrecord", "dataset_info.json"):
+        (out / name).write_bytes(b"theirs")
+    before = files_of(out)
+    assert clean(Storage(str(out))) == []
+    assert files_of(out) == before
+
+
 def test_a_replacement_is_gone_on_with_too(parquet: str, tmp_path: Path, files_of: Any) -> None:
     built(parquet, tmp_path / "out", label="label", shards=3)
     how: dict[str, Any] = {"label": "label", "shards": SHARDS, "seed": 1}
