@@ -260,6 +260,10 @@ def _was_built_in(files: Iterable[str]) -> bool:
 
 
 def _remove(storage: Storage, names: Iterable[str]) -> None:
+    if storage.local_path is not None:  # nothing to wait for, side by side
+        for name in names:
+            storage.remove(name)
+        return
     with ThreadPoolExecutor(_REMOVERS) as pool:
         list(pool.map(storage.remove, names))
 

@@ -327,8 +327,9 @@ def assemble_bucket(
     results = []
     for number in wanted:
         first = places_of_shards[number - shards.start]
-        slot_of_row = np.argsort(assignment.row_of_slot(number))
-        rows = row_of_place[first + slot_of_row]
+        row_of_slot = assignment.row_of_slot(number)
+        rows = np.empty_like(row_of_slot)
+        rows[row_of_slot] = row_of_place[first : first + len(row_of_slot)]
         split, _ = assignment.shard(number)
         path, index_path = shard_names(assignment, number, target.shard_format)
         info, statistics, dali = write_shard(
