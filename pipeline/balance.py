@@ -28,7 +28,9 @@ from .order import coprime_stride
 __all__ = ["ClassSchedule", "RecordDrawer", "target_weights"]
 
 Int64 = npt.NDArray[np.int64]
+ClassNumbers = npt.NDArray[np.integer]
 _GOLDEN = 0.6180339887498949
+_FEW_SEATS = 1 << 18
 
 
 def target_weights(
@@ -83,6 +85,7 @@ class ClassSchedule:
     key: int
     _breaks: npt.NDArray[np.float64] = field(init=False)
     _patterns: Int64 = field(init=False)
+    _words: ClassNumbers | None = field(init=False)  # of all patterns, unless that is much
 
     def __post_init__(self) -> None:
         """Find all vectors of seats there are: as the start grows, they change where an end passes a whole number."""
@@ -95,12 +98,14 @@ class ClassSchedule:
         reached = whole + (steps_up <= np.concatenate([[0.0], breaks])[:, None])
         object.__setattr__(self, "_breaks", breaks)
         object.__setattr__(self, "_patterns", np.diff(reached, axis=1, prepend=0).astype(np.int64))
+        few = len(self._patterns) * self.batch_size <= _FEW_SEATS
+        object.__setattr__(self, "_words", self._doubled_words(self._patterns) if few else None)
 
     def seats(self, steps: Int64) -> Int64:
         """Seats of each class in each of some global batches, int64 [len(steps), classes]."""
         return self._patterns[self._pattern_numbers(steps)]
 
-    def classes_at(self, steps: Int64, positions: range) -> npt.NDArray[np.int32]:
+    def classes_at(self, steps: Int64, positions: range) -> ClassNumbers:
         """The class of a run of positions in each of some global batches.
 
         Args:
@@ -108,18 +113,23 @@ class ClassSchedule:
             positions: in the batch, within ``[0, batch_size)``; at least one.
 
         Returns:
-            int32 [n, len(positions)].
+            [n, len(positions)].
         """
         rotations = np.floor(
             ((steps * _GOLDEN + derive_key(self.key, "rotation") / 2**64) % 1.0) * self.batch_size
         ).astype(np.int64)
-        present, which = np.unique(self._pattern_numbers(steps), return_inverse=True)
-        if not len(present):
-            return np.empty((0, len(positions)), np.int32)
-        words = np.stack([balanced_word(tuple(self._patterns[number].tolist())) for number in present])
-        runs = sliding_window_view(np.hstack([words, words]), len(positions), axis=1)  # [words, starts, m]
-        result: npt.NDArray[np.int32] = runs[which, (positions[0] + rotations) % self.batch_size]
+        which, words = self._pattern_numbers(steps), self._words
+        if words is None:
+            present, which = np.unique(which, return_inverse=True)
+            words = self._doubled_words(self._patterns[present])
+        runs = sliding_window_view(words, len(positions), axis=1)  # [words, starts, m]
+        result: ClassNumbers = runs[which, (positions[0] + rotations) % self.batch_size]
         return result
+
+    def _doubled_words(self, patterns: Int64) -> ClassNumbers:
+        """The word of each pattern, twice end to end, so that a rotation of it is a slice; [patterns, 2 * batch]."""
+        words = [balanced_word(tuple(pattern)) for pattern in patterns.tolist()]
+        return np.tile(np.reshape(words, (len(words), self.batch_size)), 2)
 
     def _pattern_numbers(self, steps: Int64) -> Int64:
         turn = (steps * coprime_stride(self.steps) + derive_key(self.key, "turn") % self.steps) % self.steps
@@ -127,14 +137,15 @@ class ClassSchedule:
 
 
 @lru_cache(maxsize=1024)
-def balanced_word(seats: tuple[int, ...]) -> npt.NDArray[np.int32]:
-    """A sequence that holds class c ``seats[c]`` times, each class spread evenly; int32 [sum(seats)].
+def balanced_word(seats: tuple[int, ...]) -> ClassNumbers:
+    """A sequence that holds class c ``seats[c]`` times, each class spread evenly; [sum(seats)].
 
     >>> balanced_word((4, 2)).tolist()
     [0, 1, 0, 0, 1, 0]
     """
     counts = np.asarray(seats, np.int64)
-    classes = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    narrow = np.uint8 if len(counts) <= 256 else np.int32  # bytes are sorted twice as fast
+    classes: ClassNumbers = np.repeat(np.arange(len(counts), dtype=narrow), counts)
     turn = np.arange(len(classes)) - np.repeat(np.cumsum(counts) - counts, counts)
     return classes[np.argsort((turn + 0.5) / np.repeat(counts, counts), kind="stable")]
 
@@ -162,15 +173,15 @@ class RecordDrawer:
         self._drawn = np.zeros(classes, np.int64)
         self._key = derive_key(key, "passes")
 
-    def skip(self, wanted: npt.NDArray[np.int32]) -> None:
+    def skip(self, wanted: ClassNumbers) -> None:
         """Pass over samples of the given classes."""
         self._drawn += np.bincount(wanted, minlength=len(self._drawn))
 
-    def draw(self, wanted: npt.NDArray[np.int32]) -> Int64:
+    def draw(self, wanted: ClassNumbers) -> Int64:
         """The records that serve the next samples.
 
         Args:
-            wanted: class of each sample, int32 [samples]; every class is in the window.
+            wanted: class of each sample, [samples]; every class is in the window.
 
         Returns:
             int64 [samples].

@@ -24,8 +24,8 @@ __all__ = ["CLASS_ID", "WEIGHT", "StreamReader", "choose_donor"]
 CLASS_ID = "class_id"
 WEIGHT = "sample_weight"
 Int64 = npt.NDArray[np.int64]
-ClassIds = npt.NDArray[np.int32]
-_DRAWN_FIRST, _DRAWN_AHEAD = 2048, 16384  # the first batch waits for the first draw; later, NumPy's overhead counts
+ClassNumbers = npt.NDArray[np.integer]
+_DRAWN_FIRST, _DRAWN_AHEAD = 2048, 8192  # samples: the first batch waits for the first; 64 KiB arrays stay in the heap
 
 
 class _Picks(Protocol):
@@ -56,7 +56,7 @@ class _BalancedPicks:
     """
 
     def __init__(
-        self, classes_at: Callable[[int, int], ClassIds], drawer: RecordDrawer, first: int, records: int
+        self, classes_at: Callable[[int, int], ClassNumbers], drawer: RecordDrawer, first: int, records: int
     ) -> None:
         self._classes_at = classes_at
         self._drawer = drawer
@@ -208,7 +208,7 @@ class StreamReader:
         key = self._order.key("window", window.stream, window.number)
         return RecordDrawer(class_ids, self._class_counts.shape[1], key)
 
-    def _classes_at(self, schedule: ClassSchedule, window: Window, start: int, stop: int) -> ClassIds:
+    def _classes_at(self, schedule: ClassSchedule, window: Window, start: int, stop: int) -> ClassNumbers:
         """The class of each of the window's positions ``[start, stop)``."""
         piece = self._order.geometry.piece
         start, stop = start + window.start, stop + window.start
