@@ -30,6 +30,9 @@ from tables import write_source
 BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]]] = {
     "write": writing.run,
     "read": reading.run,
+    "parquet": writing.run_parquet,
+    "workers": writing.run_workers,
+    "s3": writing.run_s3,
     "images": images.run,
 }
 
