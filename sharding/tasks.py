@@ -23,6 +23,7 @@ from .formats import RecordLayout
 from .formats.encode import SUFFIXES
 from .grouping import group
 from .journal import ShardResult, record_shards
+from .placement import Placement
 from .schema import Schema
 from .sources import Part, Source
 from .spill import PartSpill, Spill
@@ -119,8 +120,7 @@ def partition_part(
     number: int,
     bucketing: Bucketing,
     wanted: npt.NDArray[np.bool_],
-    classes: pa.Array,
-    first_ordinals: npt.NDArray[np.int64],
+    placement: Placement,
     spill: Spill,
 ) -> PartSpill:
     """Read a part and spill its records by the bucket each goes to.
@@ -131,11 +131,10 @@ def partition_part(
         number: of the part.
         bucketing: of the shards.
         wanted: the buckets that are still to be assembled, bool [buckets]; records of the others are left out.
-        classes: the class values, sorted.
-        first_ordinals: how many records of each class come before this part, int64 [classes].
+        placement: of the part's records.
         spill: where to write.
     """
-    ordinals = first_ordinals.copy()
+    placer = placement.start(number)
     first_places = bucketing.first_places()
     ranges: dict[str, tuple[int, int]] = {}
     has_nulls = False
@@ -143,8 +142,7 @@ def partition_part(
     def tagged() -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
         nonlocal has_nulls
         for batch in source.drafts(part):
-            class_ids = _class_ids(batch, source.schema.label, classes)
-            shards, slots = bucketing.assignment.locate(class_ids, _take_ordinals(class_ids, ordinals))
+            class_ids, shards, slots = placer.locate(batch)
             has_nulls = has_nulls or any(column.null_count for column in batch.columns)
             _check_elements(batch, part.path)
             _widen_ranges(ranges, batch, source.schema)
@@ -157,9 +155,7 @@ def partition_part(
 
     with spill.create(number) as sink:
         buckets = _write_by_bucket(_runs(tagged(), _SLICE_BYTES * bucketing.buckets), sink)
-    result = PartSpill(
-        buckets=buckets, records=int((ordinals - first_ordinals).sum()), int_ranges=ranges, has_nulls=has_nulls
-    )
+    result = PartSpill(buckets=buckets, records=placer.records, int_ranges=ranges, has_nulls=has_nulls)
     spill.finish(number, result)
     return result
 
@@ -210,27 +206,6 @@ def _check_elements(batch: pa.RecordBatch, path: str) -> None:
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if (pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type)) and column.flatten().null_count:
             raise SourceError(f"{path}: the lists of column {name!r} hold nulls; fill them, or drop the records first")
-
-
-def _class_ids(batch: pa.RecordBatch, label: str | None, classes: pa.Array) -> npt.NDArray[np.int32]:
-    if label is None:
-        return np.zeros(batch.num_rows, np.int32)
-    ids = pc.index_in(batch.column(label), value_set=classes)
-    if ids.null_count:
-        raise SourceError("the source changed while it was read: a label appeared that the first pass did not see")
-    result: npt.NDArray[np.int32] = ids.to_numpy().astype(np.int32, copy=False)
-    return result
-
-
-def _take_ordinals(class_ids: npt.NDArray[np.int32], next_ordinals: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Number the records of each class on from `next_ordinals`, which is moved on."""
-    by_class = group(class_ids)
-    counts = np.diff(by_class.bounds)
-    within = np.arange(len(class_ids)) - np.repeat(by_class.bounds[:-1], counts)
-    result = np.empty(len(class_ids), np.int64)
-    result[by_class.order] = within + np.repeat(next_ordinals[by_class.values], counts)
-    next_ordinals[by_class.values] += counts
-    return result
 
 
 def _tag(batch: pa.RecordBatch, places: npt.NDArray[np.int64], class_ids: npt.NDArray[np.int32]) -> pa.RecordBatch:
