@@ -1,9 +1,11 @@
 """Which split, shard and row each record goes to: exact balance as a pure function of four numbers.
 
-The records of class c are numbered by their ordinal in the source. A keyed permutation of the ordinals gives each a
-rank; ranges of ranks are the splits, so every split is stratified. Within a split the classes are laid end to end in
-one sequence, and position p of it goes to shard ``p mod S``, slot ``p div S``. So shards' record counts, and each
-class's counts per shard, differ by at most one. No table of records is ever held.
+The records of a stratum are numbered by their ordinal in the source, and a keyed permutation of the ordinals gives each
+a rank. A stratum is a class, and ranges of its ranks are the splits, so every split is stratified; or, where something
+else decides the split of each record, the records of a class that go to one split. All places are numbered: split
+after split, in it class after class, in it rank after rank. Position p of a split goes to shard ``p mod S``, slot
+``p div S``. So shards' record counts, and each class's counts per shard, differ by at most one. No table of records is
+ever held.
 """
 
 from __future__ import annotations
@@ -56,10 +58,27 @@ class Assignment:
     """The place of every record, for one seed.
 
     Shards are numbered through all splits, in the order of `splits`.
+
+    Attributes:
+        seed: of the permutations.
+        splits: in order.
+        divided: whether the split of each record is given. Then stratum ``split * classes + class`` holds the records
+            of a class in a split; else stratum c is class c, and is cut into the splits.
     """
 
     seed: int
     splits: tuple[SplitLayout, ...]
+    divided: bool = False
+
+    @property
+    def classes(self) -> int:
+        """How many there are."""
+        return len(self.splits[0].class_counts)
+
+    @property
+    def strata(self) -> int:
+        """How many there are."""
+        return self.classes * (len(self.splits) if self.divided else 1)
 
     @property
     def shards(self) -> int:
@@ -79,34 +98,42 @@ class Assignment:
         split, within = self.shard(number)
         return split.shard_records(within)
 
-    def locate(self, class_ids: npt.NDArray[np.int32], ordinals: Int64) -> tuple[Int64, Int64]:
-        """Shard and slot of each record.
+    def locate(self, strata: npt.NDArray[np.integer], ordinals: Int64) -> tuple[Int64, Int64]:
+        """Shard and slot of each record: `shards_of` its `places`."""
+        return self.shards_of(self.places(strata, ordinals))
+
+    def places(self, strata: npt.NDArray[np.integer], ordinals: Int64) -> Int64:
+        """The place of each record among those of all splits, int64 [n].
 
         Args:
-            class_ids: of each record, int32 [n].
-            ordinals: of each record among those of its class, in source order, int64 [n].
+            strata: of each record, [n].
+            ordinals: of each record among those of its stratum, in source order, int64 [n].
+        """
+        result = np.empty(len(strata), np.int64)
+        counts = np.array([split.class_counts for split in self.splits], np.int64)  # [splits, classes]
+        firsts = (np.cumsum(counts) - counts.reshape(-1)).reshape(counts.shape)
+        for stratum, members in group(strata):
+            class_id = stratum % self.classes
+            own = [stratum // self.classes] if self.divided else list(range(len(self.splits)))
+            names = [self.splits[i].name for i in own if self.divided]
+            sizes, starts = counts[own, class_id], firsts[own, class_id]
+            ends = np.cumsum(sizes)
+            rank = permute(derive_key(self.seed, "class", class_id, *names), int(ends[-1]), ordinals[members])
+            result[members] = rank + (starts - ends + sizes)[np.searchsorted(ends, rank, side="right")]
+        return result
+
+    def shards_of(self, places: Int64) -> tuple[Int64, Int64]:
+        """Shard and slot of each place.
 
         Returns:
             Shard numbers through all splits, and slots in ``[0, shard_records)``, int64 [n] each. A slot is not yet
             the row in the file: see `row_of_slot`.
         """
-        shards, slots = np.empty(len(class_ids), np.int64), np.empty(len(class_ids), np.int64)
-        counts = np.array([split.class_counts for split in self.splits], np.int64)  # [splits, classes]
-        before = np.cumsum(counts, axis=1) - counts
-        for class_id, members in group(class_ids):
-            key = derive_key(self.seed, "class", class_id)
-            rank = permute(key, int(counts[:, class_id].sum()), ordinals[members])
-            shards[members], slots[members] = self._deal(rank, counts[:, class_id], before[:, class_id])
-        return shards, slots
-
-    def _deal(self, rank: Int64, counts: Int64, before: Int64) -> tuple[Int64, Int64]:
-        """Shard and slot by the rank in a class, which has `counts` records in the splits, after `before` of others."""
-        ends = np.cumsum(counts)
-        split = np.searchsorted(ends, rank, side="right")
-        position = rank - (ends - counts)[split] + before[split]
-        sizes = np.array([s.shards for s in self.splits], np.int64)
-        first_shard = np.cumsum(sizes) - sizes
-        return first_shard[split] + position % sizes[split], position // sizes[split]
+        sizes = np.array([split.shards for split in self.splits], np.int64)
+        ends = np.cumsum([split.records for split in self.splits])
+        split = np.searchsorted(ends, places, side="right")
+        position = places - np.concatenate([[0], ends[:-1]])[split]
+        return (np.cumsum(sizes) - sizes)[split] + position % sizes[split], position // sizes[split]
 
     def row_of_slot(self, shard: int) -> Int64:
         """The row in the shard's file of each slot, int64 [shard_records]: a keyed shuffle."""

@@ -6,8 +6,8 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -16,9 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from .assign import Assignment
+from .census import Census, take_census
 from .dedup import drop_duplicates
 from .destination import Draft, check_apart, draft_dataset
-from .dropping import DroppingSource
+from .division import Division, divide, open_census
 from .engine import open_engine
 from .errors import ConfigError, RingfeedError
 from .execute import Job, stream_tasks
@@ -28,16 +29,19 @@ from .interop.tfds import tfds_files
 from .journal import ShardResult
 from .keyed import derive_key
 from .manifest import FileInfo, Manifest, ShardInfo, SplitInfo, describe
-from .plan import BuildOptions, check_label, plan_assignment, sort_classes
+from .placement import Placement
+from .plan import BuildOptions, check_label, plan_assignment, share_out, sort_classes
 from .prepare import open_prepared
+from .schema import Schema
+from .sized import Dealt, deal_records
 from .sources import Source, light
 from .sources.base import BadRecord
-from .spill import PartSpill, Spill, open_spill, remove_spill, spill_root
+from .spill import PartSpill, Spill, open_scratch, open_spill, remove_spill, spill_root
 from .statistics import FeatureStatistics, merge_statistics
 from .storage import Storage, public_url
 from .table import seal
-from .tasks import Bucketing, PartCount, ShardTarget, assemble_bucket, count_classes, partition_part
-from .tolerance import REJECTED_NAME, check_budget, encode_rejected, open_policy, without_bad_files
+from .tasks import Bucketing, ShardTarget, assemble_bucket, count_classes, partition_part
+from .tolerance import REJECTED_NAME, encode_rejected, open_policy, without_bad_records
 
 __all__ = ["BuildPlan", "Progress", "build", "plan_build"]
 
@@ -80,24 +84,39 @@ class BuildPlan:
     Attributes:
         source: opened.
         classes: values of the label, sorted.
-        part_counts: records by class, one mapping a part.
+        counts: records of each stratum (see `Assignment`) in each part, int64 [parts, strata].
         assignment: of records to shards.
         record_bytes: estimated mean size of a record on storage.
         rejected: records that are passed over, for they cannot be read.
+        census: where more than the class decides the places of records; its files last as long as the build.
+        groups: how many groups each split has, where there are groups.
+        dealt: what came of dealing by size, if that was asked for.
+        digest: of what the column that decides the splits says, if there is one.
     """
 
     source: Source
     classes: tuple[Any, ...]
-    part_counts: tuple[Mapping[Any, int], ...]
+    counts: npt.NDArray[np.int64]
     assignment: Assignment
     record_bytes: float
     rejected: tuple[BadRecord, ...] = ()
+    census: Census | None = None
+    groups: Mapping[str, int] = field(default_factory=dict)
+    dealt: Dealt | None = None
+    digest: str = ""
 
     @property
-    def first_ordinals(self) -> npt.NDArray[np.int64]:
-        """Records of each class before each part, int64 [parts, classes]."""
-        counts = np.array([[part.get(value, 0) for value in self.classes] for part in self.part_counts], np.int64)
-        return np.cumsum(counts, axis=0) - counts
+    def placements(self) -> Iterator[Placement]:
+        """For each part, what decides the places of its records."""
+        schema = self.source.schema
+        for first in np.cumsum(self.counts, axis=0) - self.counts:
+            yield Placement(
+                assignment=self.assignment,
+                label=schema.label,
+                classes=_class_array(schema, self.classes),
+                first_ordinals=first,
+                census=self.census,
+            )
 
     @property
     def shard_bytes(self) -> float:
@@ -120,6 +139,8 @@ class BuildPlan:
             [str(value) for value in self.classes],
             self.block_rows,
             _writer(),
+            *([self.digest] if self.digest else []),
+            *([self.dealt.digest] if self.dealt else []),
         ]
         return f"{derive_key(json.dumps(facts)):016x}"
 
@@ -136,8 +157,26 @@ def plan_build(options: BuildOptions, *, executor: Executor | None = None, repor
         ConfigError: the options do not fit the data.
     """
     source = _open_source(options)
-    with open_engine(options.engine, options.workers) if executor is None else nullcontext(executor) as pool:
-        return _plan(source, options, pool, report)
+    root = spill_root(options.spill, options.destination)
+    with (
+        open_engine(options.engine, options.workers) if executor is None else nullcontext(executor) as pool,
+        _scratch(options, root) as scratch,
+    ):
+        return _plan(source, options, scratch, pool, report)
+
+
+@contextmanager
+def _scratch(options: BuildOptions, root: Storage) -> Iterator[Storage | None]:
+    """A folder for what the plan is made of, if it needs one."""
+    if not options.needs_census:
+        yield None
+        return
+    scratch = open_scratch(root)
+    try:
+        yield scratch
+    finally:
+        remove_spill(scratch)
+        root.prune("")
 
 
 def _open_source(options: BuildOptions) -> Source:
@@ -149,42 +188,66 @@ def _open_source(options: BuildOptions) -> Source:
     return source
 
 
-def _plan(source: Source, options: BuildOptions, pool: Executor, report: Report) -> BuildPlan:
+def _plan(source: Source, options: BuildOptions, scratch: Storage | None, pool: Executor, report: Report) -> BuildPlan:
     rejected: list[BadRecord] = []
     if options.bad_records is not None:
-        source, rejected = without_bad_files(source, options.bad_records, pool, _AHEAD * options.workers)
+        source, rejected = without_bad_records(source, options.bad_records, pool, _AHEAD * options.workers)
     if options.prepare.dedup is not None:
         source = drop_duplicates(source, options.prepare.dedup, pool, _stage(report, "dedup"))
-    parts = _count_parts(source, options, pool, report)
-    rejected += (record for part in parts for record in part.rejected)
-    check_budget(rejected, sum(sum(part.counts.values()) for part in parts), options.bad_records)
-    if any(len(part.missing) for part in parts):
-        source = DroppingSource.over(source, [part.missing for part in parts])
+    census = None if scratch is None else open_census(source, options, scratch)
+    part_counts = _count_parts(source, census, options, pool, report)
     totals: Counter[Any] = Counter()
-    for part in parts:
-        totals.update(part.counts)
+    for counts in part_counts:
+        totals.update(counts)
     classes = sort_classes(totals, options.prepare.described(options.source), options.min_class_records)
+    values = _class_array(source.schema, classes)
     record_bytes = _sample_record_bytes(source, options)
+    division: Division | None = None
+    per_split: Mapping[str, tuple[int, ...]]
+    if census is None or census.by is None:
+        strata = np.array([[part.get(value, 0) for value in classes] for part in part_counts], np.int64)
+        per_split = share_out(classes, [totals[value] for value in classes], options.splits)
+    else:
+        division = divide(census, len(source.parts), values, options)
+        strata, per_split = division.counts, division.class_counts
+    assignment = plan_assignment(options, per_split, record_bytes, divided=division is not None)
+    dealt = None
+    if census is not None and census.sizes:
+        dealt = deal_records(census, values, assignment, np.cumsum(strata, axis=0) - strata)
     return BuildPlan(
         source=source,
         classes=tuple(classes),
-        part_counts=tuple(part.counts for part in parts),
-        assignment=plan_assignment(options, classes, [totals[value] for value in classes], record_bytes),
+        counts=strata,
+        assignment=assignment,
         record_bytes=record_bytes,
+        census=census,
+        groups=division.values if division is not None and options.group_by is not None else {},
+        dealt=dealt,
+        digest="" if division is None else division.digest,
         rejected=tuple(rejected),
     )
 
 
-def _count_parts(source: Source, options: BuildOptions, pool: Executor, report: Report) -> list[PartCount]:
+def _count_parts(
+    source: Source, census: Census | None, options: BuildOptions, pool: Executor, report: Report
+) -> list[dict[Any, int]]:
+    """Records of each class in each part, and the notes of the census, if one is taken."""
     tell = _Teller(report, "count", len(source.parts))
-    counted: dict[int, PartCount] = {}
-    jobs: Iterator[Job[PartCount]] = (
-        (count_classes, (light(source, n), part, options.bad_records)) for n, part in enumerate(source.parts)
+    part_counts: list[dict[Any, int]] = [{}] * len(source.parts)
+    jobs: Iterator[Job[dict[Any, int]]] = (
+        (count_classes, (light(source, n), part))
+        if census is None
+        else (take_census, (light(source, n), part, n, census))
+        for n, part in enumerate(source.parts)
     )
-    for number, part in stream_tasks(pool, jobs, _AHEAD * options.workers):
-        counted[number] = part
-        tell(1, sum(part.counts.values()))
-    return [counted[number] for number in range(len(source.parts))]
+    for number, counts in stream_tasks(pool, jobs, _AHEAD * options.workers):
+        part_counts[number] = counts
+        tell(1, sum(counts.values()))
+    return part_counts
+
+
+def _class_array(schema: Schema, classes: Sequence[Any]) -> pa.Array:
+    return pa.array(classes, None if schema.label is None else schema[schema.label].primitive)
 
 
 def build(options: BuildOptions, *, executor: Executor | None = None, report: Report = _ignore) -> Manifest:
@@ -214,7 +277,8 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
         open_engine(options.engine, options.workers) if executor is None else nullcontext(executor) as pool,
     ):
         try:
-            plan = _plan(source, options, pool, report)
+            scratch = open_scratch(root) if options.needs_census else None
+            plan = _plan(source, options, scratch, pool, report)
             fingerprint = plan.fingerprint(options)
             committed = draft.committed(fingerprint)
             if committed is None:
@@ -265,7 +329,8 @@ def _write(
     finished = draft.resume(fingerprint)
     draft.total = plan.assignment.shards
     bucketing = Bucketing(assignment=plan.assignment, shards_per_bucket=_shards_per_bucket(plan))
-    spill = open_spill(root, f"{fingerprint}-{bucketing.shards_per_bucket}")
+    scratch = None if plan.census is None else plan.census.folder
+    spill = open_spill(root, f"{fingerprint}-{bucketing.shards_per_bucket}", scratch)
     parts = _partition(plan, options, bucketing, finished, spill, pool, report)
     layout = _layout(plan, options, parts)
     target = ShardTarget(
@@ -334,17 +399,15 @@ def _partition(
     pool: Executor,
     report: Report,
 ) -> list[PartSpill]:
-    values = None if plan.source.schema.label is None else plan.source.schema[plan.source.schema.label].primitive
-    classes = pa.array(plan.classes, values)
-    ordinals = plan.first_ordinals
     wanted = np.array([any(s not in finished for s in bucketing.shards(b)) for b in range(bucketing.buckets)])
     done = spill.finished()
     parts = plan.source.parts
     tell = _Teller(report, "partition", len(parts), len(done), sum(part.records for part in done.values()))
     todo = [number for number in range(len(parts)) if number not in done]
     jobs: Iterator[Job[PartSpill]] = (
-        (partition_part, (light(plan.source, n), parts[n], n, bucketing, wanted, classes, ordinals[n], spill))
-        for n in todo
+        (partition_part, (light(plan.source, n), parts[n], n, bucketing, wanted, placement, spill))
+        for n, placement in enumerate(plan.placements)
+        if n not in done
     )
     for number, part in stream_tasks(pool, jobs, _AHEAD * options.workers):
         done[todo[number]] = part

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -13,8 +13,9 @@ import pyarrow as pa
 import xxhash
 
 from .keyed import derive_key
+from .prepare.source import narrowed
 from .schema import Schema
-from .sources.base import Part, Reject, Source, fail_on_bad
+from .sources.base import Part, Reject, Source, fail_on_bad, late_bytes
 
 __all__ = ["DroppingSource"]
 
@@ -86,6 +87,14 @@ class DroppingSource:
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """As the inner source does."""
         return self.inner.complete(drafts)
+
+    def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> Int64:
+        """As of the inner source."""
+        return late_bytes(self.inner, part, drafts)
+
+    def narrow(self, columns: Collection[str]) -> DroppingSource:
+        """The same records with these columns, and no more of the others than the inner source must read."""
+        return replace(self, inner=narrowed(self.inner, columns))
 
     def _dropped(self, part: Part) -> Int64:
         return _unpack(self.dropped[list(self.inner.parts).index(part)])

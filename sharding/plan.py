@@ -16,10 +16,15 @@ from .prepare import PrepareOptions
 from .schema import Schema
 from .tolerance import Budget, parse_budget
 
-__all__ = ["DEFAULT_SHARDS", "DEFAULT_SHARD_BYTES", "BuildOptions", "check_label", "plan_assignment", "sort_classes"]
+__all__ = [
+    "DEFAULT_SHARDS", "DEFAULT_SHARD_BYTES", "BuildOptions", "check_label", "check_split_name", "plan_assignment",
+    "share_out", "sort_classes",
+]  # fmt: skip
 
 DEFAULT_SHARD_BYTES = 256 << 20
 MAX_SHARD_BYTES = 1 << 30  # below the 2 GiB of one Arrow string column, with room for an estimate that is wrong
+_BALANCES = ("records", "bytes")
+_ONE_SPLIT = {"train": Fraction(1)}
 DEFAULT_SHARDS = 16  # at least so many by default: enough for ranks to share and to read in parallel
 
 
@@ -37,6 +42,9 @@ class BuildOptions:
         shards: how many in the largest split; the others get as many as make shards of equal size. Or None.
         shard_bytes: about how large each shard should be. Or None; not together with `shards`.
         splits: share of each split, by name; they add up to 1.
+        split_column: column whose value names the split of each record; not together with `splits`. Or None.
+        group_by: column no value of which may be in two splits. Or None.
+        balance: ``records``, or ``bytes``: shards of a split are alike in size too, as far as records' sizes allow.
         seed: of split, shard and order.
         workers: processes. The result does not depend on it.
         memory_bytes: that all of them may use together, about; None: 1 GiB for each, and 2 GiB at least.
@@ -60,7 +68,10 @@ class BuildOptions:
     compression: str | None = None
     shards: int | None = None
     shard_bytes: int | None = None
-    splits: Mapping[str, Fraction] = field(default_factory=lambda: {"train": Fraction(1)})
+    splits: Mapping[str, Fraction] = field(default_factory=lambda: dict(_ONE_SPLIT))
+    split_column: str | None = None
+    group_by: str | None = None
+    balance: str = "records"
     seed: int = 0
     workers: int = 1
     memory_bytes: int | None = None
@@ -96,8 +107,23 @@ class BuildOptions:
             shares = ", ".join(f"{name}={float(share):g}" for name, share in self.splits.items())
             raise ConfigError(f"the shares of the splits must be positive and add up to 1, got {shares}")
         for name in self.splits:
-            if not name.replace("_", "").isalnum() or not name.isascii():
-                raise ConfigError(f"a split's name consists of ASCII letters, digits and _, got {name!r}")
+            check_split_name(name)
+        if self.balance not in _BALANCES:
+            raise ConfigError(f"--balance must be one of {', '.join(_BALANCES)}, got {self.balance!r}")
+        self._check_division()
+
+    def _check_division(self) -> None:
+        if self.split_column is not None and self.group_by is not None:
+            raise ConfigError(
+                "give --split-column or --group-by, not both: the column "
+                f"{self.split_column!r} names the split of each record already"
+            )
+        if self.split_column is not None and self.splits != _ONE_SPLIT:
+            raise ConfigError("give --split or --split-column, not both: the column names the splits")
+        if self.group_by is not None and len(self.splits) < 2:
+            raise ConfigError(
+                "--group-by keeps groups apart in several splits, and there is one; add --split train=0.9,test=0.1"
+            )
 
     @property
     def codec(self) -> str:
@@ -114,20 +140,38 @@ class BuildOptions:
         """How many bad records are passed over."""
         return parse_budget(self.on_bad_record)
 
+    @property
+    def needs_census(self) -> bool:
+        """Whether more than its class decides the place of a record."""
+        return self.split_column is not None or self.group_by is not None or self.balance == "bytes"
+
     def recorded(self) -> dict[str, Any]:
         """What shapes the bytes of the shards, as it stands in `dataset.json`."""
         recorded: dict[str, Any] = {
             "label": self.label,
             "shards": self.shards,
             "shard_bytes": self.shard_bytes,
-            "splits": {name: str(share) for name, share in self.splits.items()},
+            "splits": {} if self.split_column else {name: str(share) for name, share in self.splits.items()},
         }
         asked = {
+            "split_column": self.split_column,
+            "group_by": self.group_by,
+            "balance": self.balance.removeprefix("records"),
             "prepare": self.prepare.recorded(),
             "on_bad_record": self.on_bad_record.removeprefix("fail"),
             "dali_index": self.dali_index,
         }
         return recorded | {name: value for name, value in asked.items() if value}
+
+
+def check_split_name(name: str) -> None:
+    """Refuse a name that files cannot bear.
+
+    Raises:
+        ConfigError: it has other characters than ASCII letters, digits and _, or none at all.
+    """
+    if not name.replace("_", "").isalnum() or not name.isascii():
+        raise ConfigError(f"a split's name consists of ASCII letters, digits and _, got {name!r}")
 
 
 def check_label(schema: Schema) -> None:
@@ -166,22 +210,20 @@ def sort_classes(counts: Mapping[Any, int], source: str, min_records: int) -> li
     return sorted(counts, key=lambda value: (value is not None, value))
 
 
-def plan_assignment(
-    options: BuildOptions, classes: Sequence[Any], class_counts: Sequence[int], record_bytes: float
-) -> Assignment:
-    """Splits, shards and class counts.
+def share_out(
+    classes: Sequence[Any], class_counts: Sequence[int], splits: Mapping[str, Fraction]
+) -> dict[str, tuple[int, ...]]:
+    """Records of each class, by split.
 
     Args:
-        options: of the build.
         classes: the values of the label.
         class_counts: records of each class.
-        record_bytes: estimated mean size of a record on storage.
+        splits: share of each.
 
     Raises:
         SourceError: a class has fewer records than there are splits.
-        ConfigError: there are more shards than records, or shards that are too large.
     """
-    per_split = split_class_counts(class_counts, options.splits)
+    per_split = split_class_counts(class_counts, splits)
     for name, counts in per_split.items():
         if 0 in counts:
             i = counts.index(0)
@@ -189,6 +231,23 @@ def plan_assignment(
                 f"class {classes[i]!r} has {class_counts[i]} record{'s' * (class_counts[i] != 1)}, too few for one in "
                 f"each of {len(per_split)} splits ({name!r} gets none); drop it, or merge it with another"
             )
+    return per_split
+
+
+def plan_assignment(
+    options: BuildOptions, per_split: Mapping[str, tuple[int, ...]], record_bytes: float, *, divided: bool = False
+) -> Assignment:
+    """Splits, shards and class counts.
+
+    Args:
+        options: of the build.
+        per_split: records of each class, by split.
+        record_bytes: estimated mean size of a record on storage.
+        divided: whether the split of each record is given.
+
+    Raises:
+        ConfigError: there are more shards than records, or shards that are too large.
+    """
     records = {name: sum(counts) for name, counts in per_split.items()}
     largest = max(records.values())
     shards = options.shards
@@ -201,5 +260,5 @@ def plan_assignment(
             f"would have about {largest * record_bytes / shards / (1 << 20):.0f} MiB; ask for more of them"
         )
     sizes = shards_per_split(records, shards)
-    splits = tuple(SplitLayout(name=n, shards=sizes[n], class_counts=per_split[n]) for n in options.splits)
-    return Assignment(seed=options.seed, splits=splits)
+    splits = tuple(SplitLayout(name=n, shards=sizes[n], class_counts=per_split[n]) for n in per_split)
+    return Assignment(seed=options.seed, splits=splits, divided=divided)

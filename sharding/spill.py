@@ -27,7 +27,7 @@ from .keyed import derive_key
 from .lease import boot_id
 from .storage import Storage
 
-__all__ = ["PartSpill", "Spill", "open_spill", "remove_spill", "spill_root"]
+__all__ = ["PartSpill", "Spill", "open_scratch", "open_spill", "remove_spill", "spill_root"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,16 +145,33 @@ def spill_root(url: str | None, destination: str) -> Storage:
     return Storage(str(folder))
 
 
-def open_spill(root: Storage, plan: str) -> Spill:
-    """The spill folder of one plan, made anew unless a build of the same plan left it since this machine started."""
+def open_spill(root: Storage, plan: str, scratch: Storage | None = None) -> Spill:
+    """The spill folder of one plan, made anew unless a build of the same plan left it since this machine started.
+
+    Args:
+        root: of all plans for a destination.
+        plan: what tells it from others.
+        scratch: a folder of `open_scratch` that stays.
+    """
     name = f"{plan}-{derive_key(boot_id() if root.local_path else ''):016x}"
+    _make(root)
+    kept = tuple(f"{folder}/" for folder in (name, "" if scratch is None else scratch.url.rpartition("/")[2]))
+    for path in root.list():
+        if not path.startswith(kept) or path.endswith(".part"):
+            root.remove(path)
+    return Spill(Storage(root.locate(name), root.options))
+
+
+def open_scratch(root: Storage) -> Storage:
+    """A new folder beside the spill, for what a plan is made of; other builds' folders are let be."""
+    _make(root)
+    return Storage(root.locate(f"scratch-{secrets.token_hex(8)}"), root.options)
+
+
+def _make(root: Storage) -> None:
     if root.local_path is not None:
         with root.errors("write", ""):
             root.local_path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for path in root.list():
-        if not path.startswith(f"{name}/") or path.endswith(".part"):
-            root.remove(path)
-    return Spill(Storage(root.locate(name), root.options))
 
 
 def remove_spill(root: Storage) -> bool:

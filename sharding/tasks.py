@@ -7,8 +7,8 @@ files: a partition task writes one Arrow IPC file whose record batches each go t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -23,15 +23,14 @@ from .formats import RecordLayout
 from .formats.encode import SUFFIXES
 from .grouping import group
 from .journal import ShardResult, record_shards
+from .placement import Placement
 from .schema import Schema
 from .sources import Part, Source
-from .sources.base import BadRecord
 from .spill import PartSpill, Spill
 from .storage import Storage
-from .tolerance import Budget, collect_labels
 from .write import write_shard
 
-__all__ = ["Bucketing", "PartCount", "ShardTarget", "assemble_bucket", "count_classes", "partition_part", "shard_names"]
+__all__ = ["Bucketing", "ShardTarget", "assemble_bucket", "count_classes", "partition_part", "shard_names"]
 
 _PLACE, _CLASS = "\0place", "\0class"  # columns of spill files; no source has such names
 _RUN_BYTES = 128 << 20  # held by a partition task at most, before it writes
@@ -71,21 +70,6 @@ class Bucketing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartCount:
-    """What a part holds.
-
-    Attributes:
-        counts: records by class.
-        missing: positions among the drafts, int64, of records that are to be left out, for they have no label.
-        rejected: these, and the records that could not be read.
-    """
-
-    counts: Mapping[Any, int]
-    missing: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    rejected: tuple[BadRecord, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTarget:
     """All that shapes the bytes of the shards, the same for each of them.
 
@@ -108,29 +92,18 @@ class ShardTarget:
     dali_index: bool = False
 
 
-def count_classes(source: Source, part: Part, budget: Budget = None) -> PartCount:
+def count_classes(source: Source, part: Part) -> dict[Any, int]:
     """Records of each class in a part; with no label, all are of class None.
 
-    Args:
-        source: of the records.
-        part: of the source.
-        budget: how many bad records, and records without a label, may be passed over.
-
     Raises:
-        SourceError: a label is missing, or a record cannot be read, and none may be passed over; or too many.
+        SourceError: a label is missing or of a type that makes no classes.
     """
-    if source.schema.label is None and budget is None:
-        return PartCount(counts={None: sum(map(len, source.labels(part)))})
-    if budget is None:
-        return PartCount(counts=dict(_count(_none_missing(source, part))))
-    labels, missing, rejected = collect_labels(source, part, budget)
-    counts = _count(iter(labels)) if source.schema.label is not None else {None: sum(map(len, labels))}
-    return PartCount(counts=dict(counts), missing=missing, rejected=tuple(rejected))
-
-
-def _none_missing(source: Source, part: Part) -> Iterator[pa.Array]:
+    total: Counter[Any] = Counter()
     record = part.first_record
     for labels in source.labels(part):
+        if source.schema.label is None:
+            total[None] += len(labels)
+            continue
         if labels.null_count:
             record += int(np.flatnonzero(labels.is_null().to_numpy(zero_copy_only=False))[0])
             raise SourceError(
@@ -138,15 +111,9 @@ def _none_missing(source: Source, part: Part) -> Iterator[pa.Array]:
                 "drop or fill it first, or pass over such records with --on-bad-record skip:N"
             )
         record += len(labels)
-        yield labels
-
-
-def _count(batches: Iterator[pa.Array]) -> Counter[Any]:
-    total: Counter[Any] = Counter()
-    for labels in batches:
-        counts = pc.value_counts(labels.drop_null())
+        counts = pc.value_counts(labels)
         total.update(dict(zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True)))
-    return total
+    return dict(total)
 
 
 def partition_part(
@@ -155,8 +122,7 @@ def partition_part(
     number: int,
     bucketing: Bucketing,
     wanted: npt.NDArray[np.bool_],
-    classes: pa.Array,
-    first_ordinals: npt.NDArray[np.int64],
+    placement: Placement,
     spill: Spill,
 ) -> PartSpill:
     """Read a part and spill its records by the bucket each goes to.
@@ -167,11 +133,10 @@ def partition_part(
         number: of the part.
         bucketing: of the shards.
         wanted: the buckets that are still to be assembled, bool [buckets]; records of the others are left out.
-        classes: the class values, sorted.
-        first_ordinals: how many records of each class come before this part, int64 [classes].
+        placement: of the part's records.
         spill: where to write.
     """
-    ordinals = first_ordinals.copy()
+    placer = placement.start(number)
     first_places = bucketing.first_places()
     ranges: dict[str, tuple[int, int]] = {}
     has_nulls = False
@@ -179,8 +144,7 @@ def partition_part(
     def tagged() -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
         nonlocal has_nulls
         for batch in source.drafts(part):
-            class_ids = _class_ids(batch, source.schema.label, classes)
-            shards, slots = bucketing.assignment.locate(class_ids, _take_ordinals(class_ids, ordinals))
+            class_ids, shards, slots = placer.locate(batch)
             has_nulls = has_nulls or any(column.null_count for column in batch.columns)
             _check_elements(batch, part.path)
             _widen_ranges(ranges, batch, source.schema)
@@ -193,9 +157,7 @@ def partition_part(
 
     with spill.create(number) as sink:
         buckets = _write_by_bucket(_runs(tagged(), _SLICE_BYTES * bucketing.buckets), sink)
-    result = PartSpill(
-        buckets=buckets, records=int((ordinals - first_ordinals).sum()), int_ranges=ranges, has_nulls=has_nulls
-    )
+    result = PartSpill(buckets=buckets, records=placer.records, int_ranges=ranges, has_nulls=has_nulls)
     spill.finish(number, result)
     return result
 
@@ -246,27 +208,6 @@ def _check_elements(batch: pa.RecordBatch, path: str) -> None:
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if (pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type)) and column.flatten().null_count:
             raise SourceError(f"{path}: the lists of column {name!r} hold nulls; fill them, or drop the records first")
-
-
-def _class_ids(batch: pa.RecordBatch, label: str | None, classes: pa.Array) -> npt.NDArray[np.int32]:
-    if label is None:
-        return np.zeros(batch.num_rows, np.int32)
-    ids = pc.index_in(batch.column(label), value_set=classes)
-    if ids.null_count:
-        raise SourceError("the source changed while it was read: a label appeared that the first pass did not see")
-    result: npt.NDArray[np.int32] = ids.to_numpy().astype(np.int32, copy=False)
-    return result
-
-
-def _take_ordinals(class_ids: npt.NDArray[np.int32], next_ordinals: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Number the records of each class on from `next_ordinals`, which is moved on."""
-    by_class = group(class_ids)
-    counts = np.diff(by_class.bounds)
-    within = np.arange(len(class_ids)) - np.repeat(by_class.bounds[:-1], counts)
-    result = np.empty(len(class_ids), np.int64)
-    result[by_class.order] = within + np.repeat(next_ordinals[by_class.values], counts)
-    next_ordinals[by_class.values] += counts
-    return result
 
 
 def _tag(batch: pa.RecordBatch, places: npt.NDArray[np.int64], class_ids: npt.NDArray[np.int32]) -> pa.RecordBatch:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -26,8 +26,7 @@ from .sources import Part, Source, light
 from .sources.base import BadRecord, Checked, Reject, fail_on_bad
 
 __all__ = [
-    "REJECTED_NAME", "Budget", "LenientSource", "check_budget", "collect_labels", "encode_rejected", "open_policy",
-    "parse_budget", "without_bad_files",
+    "REJECTED_NAME", "Budget", "LenientSource", "encode_rejected", "open_policy", "parse_budget", "without_bad_records",
 ]  # fmt: skip
 
 REJECTED_NAME = "rejected.jsonl"
@@ -125,64 +124,78 @@ def _too_many(found: Sequence[BadRecord], allowed: str) -> str:
     )
 
 
-def without_bad_files(source: Source, budget: Budget, pool: Executor, at_once: int) -> tuple[Source, list[BadRecord]]:
-    """A source without the records that `complete` would fail on, as far as it can tell them; and which these are.
+def without_bad_records(source: Source, budget: Budget, pool: Executor, at_once: int) -> tuple[Source, list[BadRecord]]:
+    """A source without the records that cannot be read or have no label; and which these are.
 
     Args:
-        source: of all records; what it wraps innermost is looked at.
+        source: of all records.
         budget: how many there may be.
         pool: where to run the tasks.
         at_once: how many of them.
+
+    Raises:
+        SourceError: there are more; it names the first.
     """
-    base = source
+    base: Any = source
     while hasattr(base, "inner"):
         base = base.inner
-    if not isinstance(base, Checked):
-        return LenientSource(inner=source), []
-    dropped = [np.empty(0, np.int64)] * len(base.parts)
-    rejected: list[list[BadRecord]] = [[] for _ in base.parts]
-    jobs = ((_check_part, (light(base, n), part, budget)) for n, part in enumerate(base.parts))
-    for number, (positions, found) in stream_tasks(pool, jobs, at_once):
+    rejected: list[BadRecord] = []
+    if isinstance(base, Checked):  # what `complete` would fail on; it may be that `drafts` does not even read it
+        files: Any = base
+        dropped, found, _ = _look_over(_check_files, files, budget, pool, at_once)
+        source, rejected = _rebased(source, DroppingSource.over(files, dropped)), found
+    source = LenientSource(inner=source)
+    dropped, found, records = _look_over(_check_labels, source, budget, pool, at_once)
+    rejected += found
+    _check_budget(rejected, records + len(rejected), budget)
+    return (DroppingSource.over(source, dropped) if any(map(len, dropped)) else source), rejected
+
+
+Checks = Callable[[Any, Part, Budget], tuple[Int64, list[BadRecord], int]]
+
+
+def _look_over(
+    check: Checks, source: Source, budget: Budget, pool: Executor, at_once: int
+) -> tuple[list[Int64], list[BadRecord], int]:
+    """By part, the positions of the drafts to leave out; all bad records; and how many records are good."""
+    dropped = [np.empty(0, np.int64)] * len(source.parts)
+    rejected: list[list[BadRecord]] = [[] for _ in source.parts]
+    good = 0
+    jobs = ((check, (light(source, number), part, budget)) for number, part in enumerate(source.parts))
+    for number, (positions, found, records) in stream_tasks(pool, jobs, at_once):
         dropped[number], rejected[number] = positions, found
-    kept = DroppingSource.over(base, dropped)
-    return LenientSource(inner=_rebased(source, kept)), [record for found in rejected for record in found]
+        good += records
+    return dropped, [record for found in rejected for record in found], good
 
 
-def _check_part(source: Any, part: Part, budget: Budget) -> tuple[Int64, list[BadRecord]]:
+def _check_files(source: Any, part: Part, budget: Budget) -> tuple[Int64, list[BadRecord], int]:
     collector = _Collector(budget)
     positions = [np.asarray(found.to_numpy()) for found in source.check(part, collector)]
-    return np.concatenate([np.empty(0, np.int64), *positions]), collector.found
+    return np.concatenate([np.empty(0, np.int64), *positions]), collector.found, 0
+
+
+def _check_labels(source: Source, part: Part, budget: Budget) -> tuple[Int64, list[BadRecord], int]:
+    """The records that have no label; those that cannot be read are met on the way."""
+    collector = _Collector(budget)
+    missing = [np.empty(0, np.int64)]
+    records = 0
+    for labels in source.labels(part, collector):
+        if source.schema.label is not None and labels.null_count:
+            missing.append(np.flatnonzero(labels.is_null().to_numpy(zero_copy_only=False)) + records)
+            for position in missing[-1].tolist():
+                reason = f"it has no value for the label {source.schema.label!r}"
+                collector(BadRecord(path=part.path, place=f"record {part.first_record + position}", reason=reason))
+        records += len(labels)
+    positions = np.concatenate(missing)
+    return positions, collector.found, records - len(positions)
 
 
 def _rebased(source: Any, base: Source) -> Source:
     return replace(source, inner=_rebased(source.inner, base)) if hasattr(source, "inner") else base
 
 
-def collect_labels(source: Source, part: Part, budget: Budget) -> tuple[list[pa.Array], Int64, list[BadRecord]]:
-    """The labels of a part, the positions of the records that have none, and the bad records met."""
-    collector = _Collector(budget)
-    labels: list[pa.Array] = []
-    missing: list[Int64] = []
-    position = 0
-    for array in source.labels(part, collector):
-        if source.schema.label is not None and array.null_count:
-            places = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)) + position
-            missing.append(places)
-            for place in places.tolist():
-                reason = f"it has no value for the label {source.schema.label!r}"
-                collector(BadRecord(path=part.path, place=f"record {part.first_record + place}", reason=reason))
-        labels.append(array)
-        position += len(array)
-    return labels, np.concatenate([np.empty(0, np.int64), *missing]), collector.found
-
-
-def check_budget(rejected: Sequence[BadRecord], kept: int, budget: Budget) -> None:
-    """Refuse to go on with more bad records than are allowed.
-
-    Raises:
-        SourceError: names the first.
-    """
-    most = budget * (len(rejected) + kept) if isinstance(budget, Fraction) else budget
+def _check_budget(rejected: Sequence[BadRecord], records: int, budget: Budget) -> None:
+    most = budget * records if isinstance(budget, Fraction) else budget
     if rejected and most is not None and len(rejected) > most:
         allowed = f"skip:{float(100 * budget):g}%" if isinstance(budget, Fraction) else f"skip:{budget}"
         raise SourceError(_too_many(rejected, allowed))

@@ -23,7 +23,7 @@ from ..schema import Feature, Schema
 
 __all__ = [
     "LIST_TAGS", "ColumnLayout", "RecordLayout", "delimited", "encode_examples", "encode_matrix", "encode_pieces",
-    "join_binary", "plan_layout", "varint_width",
+    "flat_arrow", "flat_numpy", "join_binary", "list_offsets", "plan_layout", "varint_width", "varint_widths",
 ]  # fmt: skip
 
 Bytes2D = npt.NDArray[np.uint8]
@@ -163,7 +163,7 @@ def encode_matrix(
     row = np.frombuffer(bytes(before) + template + bytes(after), np.uint8)
     matrix = np.tile(row, (batch.num_rows, 1))
     for feature, column in zip(schema.features, layout.columns, strict=True):
-        values = _flat_numpy(batch.column(feature.name), feature).reshape(batch.num_rows, -1)
+        values = flat_numpy(batch.column(feature.name), feature).reshape(batch.num_rows, -1)
         target = matrix[:, before + column.offset :][:, : column.item_bytes * values.shape[1]]
         if feature.example_kind == "int64":
             target[...] = _padded_varints(values, column.item_bytes).reshape(target.shape)
@@ -201,8 +201,8 @@ def _entry_pieces(column: pa.Array, feature: Feature) -> list[pa.Array]:
     body = _body_pieces(column, feature)
     lengths = _total_lengths(body)
     key = delimited(_DELIMITED_1, feature.name.encode()) + bytes([_DELIMITED_2])
-    value_lengths = 1 + _varint_widths(lengths) + lengths
-    entry_lengths = len(key) + _varint_widths(value_lengths) + value_lengths
+    value_lengths = 1 + varint_widths(lengths) + lengths
+    entry_lengths = len(key) + varint_widths(value_lengths) + value_lengths
     marks = [bytes([_DELIMITED_1]), key, bytes([LIST_TAGS[feature.example_kind]])]
     pieces = [_headed(marks, [entry_lengths, value_lengths, lengths]), *body]
     if not column.null_count:
@@ -214,15 +214,15 @@ def _entry_pieces(column: pa.Array, feature: Feature) -> list[pa.Array]:
 def _body_pieces(column: pa.Array, feature: Feature) -> list[pa.Array]:
     """The serialised BytesList, FloatList or Int64List of each row."""
     mark = bytes([_DELIMITED_1])
-    starts = _list_offsets(column, feature)
+    starts = list_offsets(column, feature)
     if feature.example_kind == "bytes":
-        elements = _flat_arrow(column, feature).cast(pa.large_binary())
+        elements = flat_arrow(column, feature).cast(pa.large_binary())
         heads = _headed([mark], [_lengths(elements)])
         if feature.shape == ():
             return [heads, elements]
         framed = join_binary([heads, elements])
         return [_binary_array(_offsets(framed)[starts], _data(framed))]
-    values = _flat_numpy(column, feature)
+    values = flat_numpy(column, feature)
     if feature.example_kind == "int64":
         packed, ends = _minimal_varints(values)
         offsets = ends[starts]
@@ -247,7 +247,7 @@ def _headed(marks: Sequence[bytes], numbers: Sequence[npt.NDArray[np.int64]]) ->
 
 def _minimal_varints(values: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """Varints without padding, and the offset at which each starts (one more than there are values)."""
-    widths = _varint_widths(values)
+    widths = varint_widths(values)
     columns = np.arange(widths.max(initial=1))
     matrix = _padded_varints(values, len(columns))
     matrix[columns == widths[:, None] - 1] &= 0x7F
@@ -255,7 +255,7 @@ def _minimal_varints(values: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uin
     return matrix[columns < widths[:, None]], offsets
 
 
-def _varint_widths(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def varint_widths(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Bytes of each varint; of numbers that are not negative."""
     widths = np.ones(len(values), np.int64)
     greatest = int(values.max(initial=0))
@@ -303,7 +303,7 @@ def _entry_head(feature: Feature, body_bytes: int) -> bytes:
     return bytes([_DELIMITED_1]) + _varint(len(key) + len(value) + body_bytes) + key + value
 
 
-def _flat_arrow(column: pa.Array, feature: Feature) -> pa.Array:
+def flat_arrow(column: pa.Array, feature: Feature) -> pa.Array:
     """All elements of a column in one array; a null row gives none, or placeholders if its shape is fixed."""
     if feature.shape == ():
         return column
@@ -312,9 +312,9 @@ def _flat_arrow(column: pa.Array, feature: Feature) -> pa.Array:
     return column.values.slice(column.offset * feature.elements, len(column) * feature.elements)
 
 
-def _flat_numpy(column: pa.Array, feature: Feature) -> npt.NDArray[Any]:
+def flat_numpy(column: pa.Array, feature: Feature) -> npt.NDArray[Any]:
     """All elements as float32 (kind float), uint64 (the two's complement of kind int64) or their own dtype."""
-    flat = _flat_arrow(column, feature)
+    flat = flat_arrow(column, feature)
     if flat.null_count:
         flat = flat.fill_null(pa.scalar(0, pa.int8()).cast(flat.type))
     if feature.dtype == "bool":
@@ -325,8 +325,8 @@ def _flat_numpy(column: pa.Array, feature: Feature) -> npt.NDArray[Any]:
     return values.astype(np.float32, copy=False) if feature.example_kind == "float" else values
 
 
-def _list_offsets(column: pa.Array, feature: Feature) -> npt.NDArray[np.int64]:
-    """The element at which each row starts, in the numbering of `_flat_arrow`; one more than there are rows."""
+def list_offsets(column: pa.Array, feature: Feature) -> npt.NDArray[np.int64]:
+    """The element at which each row starts, in the numbering of `flat_arrow`; one more than there are rows."""
     if feature.elements is None:
         offsets: npt.NDArray[np.int64] = column.offsets.to_numpy().astype(np.int64)
         offsets -= offsets[0]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import ConfigError, SourceError
 from ..keyed import derive_key
 from ..schema import Schema
-from ..sources.base import Part, Reject, Source, fail_on_bad
+from ..sources.base import Part, Reject, Source, fail_on_bad, late_bytes
 from .images import ImageOptions, NewImage, transform_all
+from .source import narrowed
 
 __all__ = ["ImageSource"]
 
@@ -102,6 +105,14 @@ class ImageSource:
             columns[name] = pa.array([None if image is None else image.data for image in images], pa.binary())
             self._update_sizes(columns, images)
         return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema.arrow)
+
+    def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """As of the inner source: the sizes of images before they are transformed."""
+        return late_bytes(self.inner, part, drafts)
+
+    def narrow(self, columns: Collection[str]) -> Source:
+        """The inner source with these columns: it has the same records, and images are not to be completed then."""
+        return narrowed(self.inner, columns)
 
     def _update_sizes(self, columns: dict[str, pa.Array], images: list[NewImage | None]) -> None:
         """Put new sizes where the old ones stand; a column that tells something else, under that name, is left."""

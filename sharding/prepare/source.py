@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import SourceError
 from ..keyed import derive_key
 from ..schema import Schema
-from ..sources.base import BATCH_BYTES, BATCH_ROWS, Part, Reject, Source, fail_on_bad
+from ..sources.base import BATCH_BYTES, BATCH_ROWS, Part, Reject, Source, fail_on_bad, late_bytes
 from .columns import HIDDEN, is_hidden, visible
 from .mapping import MapBatches
 from .steps import Step
@@ -157,12 +159,16 @@ class PreparedSource:
             )
         columns = {name: drafts.column(name) for name in visible(drafts)}
         if not set(self.schema.names) <= set(columns):
-            inner = [name for name in drafts.schema.names if is_hidden(name)]
-            names = [name.removeprefix(HIDDEN) for name in inner]
-            whole = self.inner.complete(pa.RecordBatch.from_arrays(drafts.select(inner).columns, names=names))
+            whole = self.inner.complete(_inner_drafts(drafts))
             late = self._on_columns(whole.select([name for name in whole.schema.names if name in self.late]))
             columns |= {name: late.column(name) for name in late.schema.names}
         return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema.arrow)
+
+    def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """As of the inner source, if any column of bytes that `complete` adds is kept."""
+        if not any(self.schema[name].dtype == "binary" for name in self._late_now() & set(self.schema.names)):
+            return np.zeros(drafts.num_rows, np.int64)
+        return late_bytes(self.inner, part, _inner_drafts(drafts))
 
     def narrow(self, columns: Collection[str]) -> PreparedSource:
         """The same records with these columns; what neither they nor the choice of records need may stay unread."""
@@ -236,6 +242,13 @@ class PreparedSource:
         names = set(self.schema.names) - self._late_now()
         fields = [field for field in self.schema.arrow if field.name in names]
         return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in fields], schema=pa.schema(fields))
+
+
+def _inner_drafts(drafts: pa.RecordBatch) -> pa.RecordBatch:
+    """The drafts of the inner source that travel with those of a source with late columns."""
+    hidden = [name for name in drafts.schema.names if is_hidden(name)]
+    names = [name.removeprefix(HIDDEN) for name in hidden]
+    return pa.RecordBatch.from_arrays(drafts.select(hidden).columns, names=names)
 
 
 def draft_columns(source: Source) -> frozenset[str]:

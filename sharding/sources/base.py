@@ -16,6 +16,8 @@ from types import MappingProxyType
 from typing import IO, Any, Protocol, runtime_checkable
 
 import fsspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import infer_compression
@@ -26,9 +28,9 @@ from ..schema import Feature, Schema
 from ..storage import Storage
 
 __all__ = [
-    "BATCH_BYTES", "BATCH_ROWS", "NO_FEATURES", "BadRecord", "Checked", "Part", "Reject", "Source", "SourceFile",
-    "compression_of", "fail_on_bad", "fingerprint_files", "has_pattern", "light", "list_files", "open_file",
-    "plain_name", "read_files", "size_if_seekable", "translate_errors",
+    "BATCH_BYTES", "BATCH_ROWS", "NO_FEATURES", "BadRecord", "Checked", "Part", "Reject", "Sized", "Source",
+    "SourceFile", "compression_of", "fail_on_bad", "fingerprint_files", "has_pattern", "late_bytes", "light",
+    "list_files", "open_file", "plain_name", "read_files", "size_if_seekable", "stat_files", "translate_errors",
 ]  # fmt: skip
 
 BATCH_ROWS = 1 << 16  # a source's batches hold at most so many records,
@@ -161,6 +163,19 @@ class Checked(Protocol):
 
         Each is handed to `reject` first, which may raise. What is read is read some of `BATCH_BYTES` at a time.
         """
+
+
+@runtime_checkable
+class Sized(Protocol):
+    """A source that knows how much `complete` will add to a draft before it reads it."""
+
+    def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """The bytes that each of a part's drafts lacks yet, about; int64 [rows]."""
+
+
+def late_bytes(source: Source, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """The bytes that each draft lacks yet, as far as the source knows; int64 [rows]."""
+    return source.late_bytes(part, drafts) if isinstance(source, Sized) else np.zeros(drafts.num_rows, np.int64)
 
 
 def list_files(url: str, suffixes: Sequence[str], *, facts: bool = True) -> list[SourceFile]:
@@ -326,13 +341,31 @@ def read_files(paths: Sequence[str]) -> list[bytes]:
         SourceError: one is not there any more.
     """
     storages = [Storage(path).local_path for path in paths]
-    try:
+    with _errors_of_files(paths):
         if all(storages):
             return [Path(str(path)).read_bytes() for path in storages]
-        fs, _ = fsspec.url_to_fs(paths[0])
-        names = [fs._strip_protocol(path) for path in paths]
+        fs, names = _names_of(paths)
         contents: list[bytes] = fs.cat_ranges(names, None, None, on_error="raise")  # `cat` takes names for patterns
         return contents
+
+
+def stat_files(paths: Sequence[str]) -> list[int]:
+    """The sizes of many files in bytes, asked for side by side; errors as of `read_files`."""
+    with _errors_of_files(paths):
+        fs, names = _names_of(paths)
+        sizes: list[int] = fs.sizes(names)
+        return sizes
+
+
+def _names_of(paths: Sequence[str]) -> tuple[fsspec.AbstractFileSystem, list[str]]:
+    fs, _ = fsspec.url_to_fs(paths[0])
+    return fs, [fs._strip_protocol(path) for path in paths]
+
+
+@contextmanager
+def _errors_of_files(paths: Sequence[str]) -> Iterator[None]:
+    try:
+        yield
     except FileNotFoundError as error:
         raise SourceError(f"a file went missing while the source was read: {' '.join(str(error).split())}") from error
     except Exception as error:

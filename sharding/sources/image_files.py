@@ -16,9 +16,9 @@ import pyarrow as pa
 from ..errors import ConfigError, SourceError, StorageError
 from ..formats.image_size import check_image
 from ..storage import Storage
-from .base import BATCH_BYTES, BadRecord, Reject, fail_on_bad, read_files
+from .base import BATCH_BYTES, BadRecord, Reject, fail_on_bad, read_files, stat_files
 
-__all__ = ["ImageFiles", "bad_images", "read_images"]
+__all__ = ["ImageFiles", "bad_images", "file_sizes", "read_images"]
 
 _THREADS = 4
 _RUN_FILES = 64  # fewer are not worth a thread
@@ -56,6 +56,22 @@ def read_images(urls: Sequence[str]) -> ImageFiles:
     images = pa.BinaryArray.from_buffers(pa.binary(), len(urls), [None, pa.py_buffer(offsets.astype(np.int32)), buffer])
     heights, widths = (pa.array(np.ascontiguousarray(column)) for column in sizes.T)
     return ImageFiles(images=images, heights=heights, widths=widths)
+
+
+def file_sizes(urls: Sequence[str]) -> npt.NDArray[np.int64]:
+    """The size of each file in bytes, int64; none is opened.
+
+    Raises:
+        SourceError: one is missing.
+        StorageError: the store refuses.
+    """
+    paths = [_local_path(url) for url in urls]
+    if all(paths):
+        sizes = [size for run in _by_runs(lambda run: [_size(path) for path in run], paths) for size in run]
+    else:
+        blocks = (urls[start : start + _REMOTE_FILES] for start in range(0, len(urls), _REMOTE_FILES))
+        sizes = [size for block in blocks for size in stat_files(block)]
+    return np.array(sizes, np.int64)
 
 
 def bad_images(files: Sequence[str | BadRecord], sizes: Sequence[int] | None, reject: Reject) -> Iterator[pa.Array]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import SourceError
 from ..schema import Feature, Schema
 from .base import BadRecord, Part, Reject, Source, fail_on_bad
-from .image_files import bad_images, read_images
+from .image_files import bad_images, file_sizes, read_images
 from .lines import LINE_SUFFIXES, LineSource
 
 __all__ = ["ImageListSource"]
@@ -106,6 +108,13 @@ class ImageListSource:
         columns = {"image": files.images, "height": files.heights, "width": files.widths}
         columns |= {name: drafts.column(name) for name in self.schema.names if name not in columns}
         return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema.arrow)
+
+    def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """The files' sizes, asked of the file system: no image is opened."""
+        urls = drafts.column(_URL)
+        if urls.null_count:
+            fail_on_bad(_nameless(part.path, ""))
+        return file_sizes(urls.to_pylist())
 
     def check(self, part: Part, reject: Reject) -> Iterator[pa.Array]:
         """Read the files and look at each as `complete` will."""

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import fsspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..errors import SourceError
 from ..schema import Feature, Schema
@@ -84,6 +87,13 @@ class ImageFolderSource:
         columns = {"image": files.images, "height": files.heights, "width": files.widths}
         columns |= {name: drafts.column(name) for name in (str(self.schema.label), "path")}
         return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema.arrow)
+
+    def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """The files' sizes, as they were listed."""
+        names, sizes = part.pieces
+        places = pc.index_in(drafts.column("path"), value_set=pa.array(names, pa.string()))
+        result: npt.NDArray[np.int64] = np.array(sizes, np.int64)[places.to_numpy()]
+        return result
 
     def check(self, part: Part, reject: Reject) -> Iterator[pa.Array]:
         """Read the files and look at each as `complete` will."""

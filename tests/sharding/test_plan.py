@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ringfeed.sharding import BuildOptions, ConfigError, Feature, Schema, SourceError
-from ringfeed.sharding.plan import DEFAULT_SHARDS, check_label, plan_assignment, sort_classes
+from ringfeed.sharding.plan import DEFAULT_SHARDS, check_label, plan_assignment, share_out, sort_classes
 
 
 def options(**changes: Any) -> BuildOptions:
@@ -66,27 +66,26 @@ def test_labels_that_make_classes_pass(dtype: str) -> None:
 
 
 def test_by_default_there_are_at_least_sixteen_shards_and_no_more_than_records() -> None:
-    assert plan_assignment(options(), [None], [1000], 10).shards == DEFAULT_SHARDS
-    assert plan_assignment(options(), [None], [3], 10).shards == 3
+    assert plan_assignment(options(), {"train": (1000,)}, 10).shards == DEFAULT_SHARDS
+    assert plan_assignment(options(), {"train": (3,)}, 10).shards == 3
 
 
 def test_a_small_split_does_not_take_shards_from_a_large_one() -> None:
-    splits = {"train": Fraction(999, 1000), "test": Fraction(1, 1000)}
-    plan = plan_assignment(options(splits=splits), [None], [1000], 10)
+    plan = plan_assignment(options(), {"train": (999,), "test": (1,)}, 10)
     assert [split.shards for split in plan.splits] == [DEFAULT_SHARDS, 1]
 
 
 def test_the_shard_size_decides_the_number() -> None:
-    assert plan_assignment(options(shard_bytes=1000), [None], [1000], 10).shards == 10
-    assert plan_assignment(options(shard_bytes=1 << 20), [None], [1000], 10).shards == 1
+    assert plan_assignment(options(shard_bytes=1000), {"train": (1000,)}, 10).shards == 10
+    assert plan_assignment(options(shard_bytes=1 << 20), {"train": (1000,)}, 10).shards == 1
 
 
 def test_shards_that_would_not_fit_in_memory_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"at most 1024 MiB.*2 would have about 4768 MiB"):
-        plan_assignment(options(shards=2), [None], [1_000_000], 10_000)
+        plan_assignment(options(shards=2), {"train": (1_000_000,)}, 10_000)
 
 
 def test_a_class_that_cannot_be_in_every_split_is_refused_by_name() -> None:
     splits = {name: Fraction(1, 3) for name in "abc"}
     with pytest.raises(SourceError, match="class 'rare' has 2 records, too few for one in each of 3 splits"):
-        plan_assignment(options(splits=splits), ["common", "rare"], [100, 2], 10)
+        share_out(["common", "rare"], [100, 2], splits)

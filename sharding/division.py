@@ -1,0 +1,169 @@
+"""Which split each record goes to where the value of a column decides: each value names a split, or is a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from .census import Census, Notes, check_column
+from .errors import ConfigError, SourceError
+from .group_splits import GroupCounts, assign_groups
+from .keyed import derive_key
+from .plan import BuildOptions, check_split_name
+from .sources import Source
+from .storage import Storage
+
+__all__ = ["Division", "divide", "open_census"]
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+_AT_ONCE = 1 << 22  # notes
+_MOST_SPLITS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """The records of each split.
+
+    Attributes:
+        class_counts: records of each class, by split.
+        values: how many values of the column went to each split.
+        counts: records of each stratum (see `Assignment`) in each part, int64 [parts, strata].
+        digest: of the splits of all values.
+    """
+
+    class_counts: Mapping[str, tuple[int, ...]]
+    values: Mapping[str, int]
+    counts: Int64
+    digest: str
+
+
+def open_census(source: Source, options: BuildOptions, folder: Storage) -> Census:
+    """What the first pass has to note for a build's options.
+
+    Raises:
+        ConfigError: the column that they name does not fit.
+    """
+    by = options.group_by if options.split_column is None else options.split_column
+    flag = "--group-by" if options.split_column is None else "--split-column"
+    if by is not None:
+        check_column(source, by, flag)
+    return Census(by=by, flag=flag, sizes=options.balance == "bytes", folder=folder)
+
+
+def divide(census: Census, parts: int, classes: pa.Array, options: BuildOptions) -> Division:
+    """Decide the split of each value of the column, and write, for each part, those of the values in it.
+
+    Args:
+        census: taken of all parts.
+        parts: how many there are.
+        classes: the class values, sorted.
+        options: of the build.
+
+    Raises:
+        SourceError: the values do not fit.
+    """
+    values, table = _gather(census, parts, classes)
+    if options.group_by is None:
+        names, splits = _named(census, values)
+    else:
+        names, splits = list(options.splits), _grouped(census, table, options)
+    totals = np.zeros((len(names), len(classes)), np.int64)
+    np.add.at(totals, (splits[table.groups], table.class_ids), table.counts)
+    counts = np.zeros((parts, totals.size), np.int64)
+    for held in _many_at_a_time(census, parts, lambda: len(values)):
+        arrays = [notes.values for _, notes in held]
+        found = pc.index_in(pa.chunked_array(arrays), value_set=values).to_numpy()
+        for (number, notes), codes in zip(held, _cut(found, arrays), strict=True):
+            mine = splits[codes]
+            census.write("splits", number, pa.table({"value": notes.values, "split": mine}))
+            strata = mine[notes.value_codes].astype(np.int64) * len(classes) + notes.class_ids(classes)
+            counts[number] = np.bincount(strata, notes.counts, minlength=totals.size)
+    return Division(
+        class_counts={name: tuple(row) for name, row in zip(names, totals.tolist(), strict=True)},
+        values=dict(zip(names, np.bincount(splits, minlength=len(names)).tolist(), strict=True)),
+        counts=counts,
+        digest=xxhash.xxh3_64_hexdigest(splits.astype("<i4").tobytes()),
+    )
+
+
+def _named(census: Census, values: pa.Array) -> tuple[list[str], Int32]:
+    """The splits that the values name, in the order of the values, and which of them each one is."""
+    if len(values) > _MOST_SPLITS:
+        raise SourceError(
+            f"{census.flag} {census.by}: the column has {len(values):,} values, and each names a split; name a column "
+            f"with {_MOST_SPLITS} at most, or keep the records of a value together with --group-by {census.by}"
+        )
+    order = pc.sort_indices(values).to_numpy()
+    names = [str(value) for value in values.take(pa.array(order)).to_pylist()]
+    for name in names:
+        try:
+            check_split_name(name)
+        except ConfigError as error:
+            raise SourceError(f"{census.flag} {census.by}: {error}; replace that value first") from error
+    splits = np.empty(len(values), np.int32)
+    splits[order] = np.arange(len(values))
+    return names, splits
+
+
+def _grouped(census: Census, table: GroupCounts, options: BuildOptions) -> Int32:
+    """The split of each value, int32 [values]."""
+    groups = len(table.bounds) - 1
+    if groups < len(options.splits):
+        raise SourceError(
+            f"{census.flag} {census.by}: the column has {groups} value{'s' * (groups != 1)}, too few for one in each "
+            f"of {len(options.splits)} splits; ask for fewer splits, or group by another column"
+        )
+    return assign_groups(table, list(options.splits.values()), derive_key(options.seed, "groups"))
+
+
+def _gather(census: Census, parts: int, classes: pa.Array) -> tuple[pa.Array, GroupCounts]:
+    """All values of the column, as they come first in the source, and the records of each class by value."""
+    known: list[pa.Array] = []
+    keys, counts = np.empty(0, np.int64), np.empty(0, np.int64)
+    for held in _many_at_a_time(census, parts, lambda: sum(map(len, known))):
+        arrays = [*known, *(notes.values for _, notes in held)]
+        encoded = pa.chunked_array(arrays).dictionary_encode().combine_chunks()
+        known[:] = [encoded.dictionary]  # what was known keeps its number
+        codes = _cut(encoded.indices.to_numpy().astype(np.int64), arrays)[-len(held) :]
+        more = [
+            code[notes.value_codes] * len(classes) + notes.class_ids(classes)
+            for code, (_, notes) in zip(codes, held, strict=True)
+        ]
+        keys, counts = _summed(
+            np.concatenate([keys, *more]), np.concatenate([counts, *(notes.counts for _, notes in held)])
+        )
+    return known[0], GroupCounts(groups=keys // len(classes), class_ids=keys % len(classes), counts=counts)
+
+
+def _many_at_a_time(census: Census, parts: int, least: Callable[[], int]) -> Iterator[list[tuple[int, Notes]]]:
+    """The notes on all parts, by number and in order; at least so many together, to be looked up at once."""
+    held: list[tuple[int, Notes]] = []
+    rows = 0
+    for number in range(parts):
+        held.append((number, census.notes(number)))
+        rows += len(held[-1][1].counts)
+        if rows >= max(_AT_ONCE, least()):
+            yield held
+            held, rows = [], 0
+    if held:
+        yield held
+
+
+def _cut(joined: npt.NDArray[np.integer], arrays: Sequence[pa.Array]) -> list[npt.NDArray[np.integer]]:
+    """What was found out of all elements of some arrays, array by array."""
+    return np.split(joined, np.cumsum([len(array) for array in arrays])[:-1])
+
+
+def _summed(keys: Int64, counts: Int64) -> tuple[Int64, Int64]:
+    """Distinct keys, ascending, and the sum of the counts of each."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    return ordered[starts], np.add.reduceat(counts[order], starts)

@@ -1,0 +1,105 @@
+"""Where the records of a part go, batch by batch, in the second pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .assign import Assignment
+from .census import Census
+from .errors import SourceError
+from .grouping import group
+
+__all__ = ["Placement", "Placer", "take_ordinals"]
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+_CHANGED = "the source changed while it was read"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """What decides the places of a part's records; it can be sent to another process, whatever their number.
+
+    Attributes:
+        assignment: of records to shards.
+        label: the column of the classes, or None.
+        classes: the class values, sorted.
+        first_ordinals: how many records of each stratum come before the part, int64 [strata].
+        census: where more than the class decides: it holds, for each part, the splits of the values in it, or the
+            places of its records.
+    """
+
+    assignment: Assignment
+    label: str | None
+    classes: pa.Array
+    first_ordinals: Int64
+    census: Census | None = None
+
+    def start(self, number: int) -> Placer:
+        """For the records of a part, by its number, from the first on."""
+        return Placer(self, number)
+
+
+class Placer:
+    """Takes the records of a part in their order, and says where each goes."""
+
+    def __init__(self, placement: Placement, number: int) -> None:
+        self._placement = placement
+        self._ordinals = placement.first_ordinals.copy()
+        self.records = 0  # taken so far
+        census = placement.census
+        self._places = census.read("places", number).column("place").to_numpy() if census and census.sizes else None
+        self._splits = census.read("splits", number) if census and not census.sizes else None
+
+    def locate(self, batch: pa.RecordBatch) -> tuple[Int32, Int64, Int64]:
+        """Class id, shard and slot of each record; int32, int64 and int64 [rows].
+
+        Raises:
+            SourceError: a record was not there in the first pass.
+        """
+        label, assignment = self._placement.label, self._placement.assignment
+        rows = slice(self.records, self.records + batch.num_rows)
+        self.records = rows.stop
+        class_ids = np.zeros(batch.num_rows, np.int32)
+        if label is not None:
+            class_ids = _index(batch.column(label), self._placement.classes, "a label").astype(np.int32)
+        if self._places is not None:
+            if rows.stop > len(self._places):
+                raise SourceError(f"{_CHANGED}: there are records that the first pass did not see; build again")
+            return class_ids, *assignment.shards_of(self._places[rows])
+        strata = class_ids
+        if self._splits is not None and self._placement.census is not None:
+            column = str(self._placement.census.by)
+            found = _index(batch.column(column), self._splits.column("value"), f"a value of {column!r}")
+            splits = self._splits.column("split").to_numpy()[found]
+            strata = splits * np.int32(assignment.classes) + class_ids
+        return class_ids, *assignment.locate(strata, take_ordinals(strata, self._ordinals))
+
+
+def _index(column: pa.Array, values: pa.Array, what: str) -> Int64:
+    found = pc.index_in(column, value_set=values)
+    if found.null_count:
+        raise SourceError(f"{_CHANGED}: {what} appeared that the first pass did not see")
+    result: Int64 = found.to_numpy()
+    return result
+
+
+def take_ordinals(strata: npt.NDArray[np.integer], next_ordinals: Int64) -> Int64:
+    """Number the records of each stratum on from `next_ordinals`, which is moved on.
+
+    >>> following = np.array([10, 20])
+    >>> take_ordinals(np.array([1, 0, 1]), following).tolist(), following.tolist()
+    ([20, 10, 21], [11, 22])
+    """
+    by_stratum = group(strata)
+    counts = np.diff(by_stratum.bounds)
+    within = np.arange(len(strata)) - np.repeat(by_stratum.bounds[:-1], counts)
+    result = np.empty(len(strata), np.int64)
+    result[by_stratum.order] = within + np.repeat(next_ordinals[by_stratum.values], counts)
+    next_ordinals[by_stratum.values] += counts
+    return result
