@@ -18,6 +18,7 @@ from .errors import (
 from .image_statistics import ImageStatistics
 from .manifest import LostRecords, Manifest, ShardInfo, SplitInfo
 from .plan import BuildOptions
+from .rebuild import Original
 from .remedies import Remedy, RepairPlan, plan_repair
 from .repair import RepairReport, apply_repair, repair
 from .schema import Feature, Schema
@@ -40,6 +41,7 @@ __all__ = [
     "LostRecords",
     "Manifest",
     "Note",
+    "Original",
     "Progress",
     "Remedy",
     "RepairPlan",

@@ -12,7 +12,7 @@ from .assign import Assignment, SplitLayout, shards_per_split, split_class_count
 from .engine import check_engine
 from .errors import ConfigError, SourceError
 from .formats.encode import COMPRESSIONS, default_compression
-from .prepare import PrepareOptions
+from .prepare import PrepareOptions, restore_options
 from .schema import Schema
 
 __all__ = ["DEFAULT_SHARDS", "DEFAULT_SHARD_BYTES", "BuildOptions", "check_label", "plan_assignment", "sort_classes"]
@@ -102,13 +102,46 @@ class BuildOptions:
         return max(2 << 30, self.workers << 30) if self.memory_bytes is None else self.memory_bytes
 
     def recorded(self) -> dict[str, Any]:
-        """What shapes the bytes of the shards, as it stands in `dataset.json`."""
-        return {
+        """What shapes the bytes of the shards, as it stands in `dataset.json` beside format, codec and seed."""
+        value: dict[str, Any] = {
             "label": self.label,
             "shards": self.shards,
             "shard_bytes": self.shard_bytes,
             "splits": {name: str(share) for name, share in self.splits.items()},
-        } | ({"prepare": prepare} if (prepare := self.prepare.recorded()) else {})
+        }
+        kind = {} if self.source_kind == "auto" else {"source_kind": self.source_kind}
+        return value | kind | ({"prepare": prepare} if (prepare := self.prepare.recorded()) else {})
+
+    @classmethod
+    def restored(cls, recorded: Mapping[str, Any], source: str, destination: str, folder: str) -> BuildOptions:
+        """The inverse of `recorded`, for a build of the same source; what that does not tell is as by default.
+
+        Args:
+            recorded: as it stands in `dataset.json`.
+            source: URL of the data.
+            destination: URL of the folder of the dataset.
+            folder: where the modules of a preparation's functions are looked for first.
+
+        Raises:
+            ConfigError: it holds what this version does not know.
+        """
+        strange = sorted(set(recorded) - {"label", "shards", "shard_bytes", "splits", "source_kind", "prepare"})
+        if strange:
+            raise ConfigError(
+                f"{destination} was built with options that this version does not know ({', '.join(strange)}); upgrade "
+                "with: pip install --upgrade ringfeed"
+            )
+        return cls(
+            source=source,
+            destination=destination,
+            label=recorded["label"],
+            source_kind=recorded.get("source_kind", "auto"),
+            shards=recorded["shards"],
+            shard_bytes=recorded["shard_bytes"],
+            splits={name: Fraction(share) for name, share in recorded["splits"].items()},
+            min_class_records=1,  # what was built had enough
+            prepare=restore_options(recorded.get("prepare", {}), folder),
+        )
 
 
 def check_label(schema: Schema) -> None:
