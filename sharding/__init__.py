@@ -19,6 +19,7 @@ from .export import Export, ExportOptions, export
 from .image_statistics import ImageStatistics
 from .manifest import FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo
 from .plan import BuildOptions
+from .rebuild import Original
 from .remedies import Remedy, RepairPlan, plan_repair
 from .repair import RepairReport, apply_repair, repair
 from .schema import Feature, Schema
@@ -44,6 +45,7 @@ __all__ = [
     "LostRecords",
     "Manifest",
     "Note",
+    "Original",
     "Progress",
     "Remedy",
     "RepairPlan",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -43,7 +43,7 @@ from .table import seal
 from .tasks import Bucketing, ShardTarget, assemble_bucket, count_classes, partition_part
 from .tolerance import REJECTED_NAME, encode_rejected, open_policy, without_bad_records
 
-__all__ = ["BuildPlan", "Progress", "build", "plan_build"]
+__all__ = ["BuildPlan", "Progress", "Report", "assemble", "build", "partition", "plan_build"]
 
 _SAMPLE_RECORDS = 256
 _BLOCK_ROWS = 1 << 16
@@ -331,7 +331,7 @@ def _write(
     bucketing = Bucketing(assignment=plan.assignment, shards_per_bucket=_shards_per_bucket(plan))
     scratch = None if plan.census is None else plan.census.folder
     spill = open_spill(root, f"{fingerprint}-{bucketing.shards_per_bucket}", scratch)
-    parts = _partition(plan, options, bucketing, finished, spill, pool, report)
+    parts = partition(plan, options, bucketing, finished, spill, pool, report)
     layout = _layout(plan, options, parts)
     target = ShardTarget(
         storage=draft.storage,
@@ -343,8 +343,12 @@ def _write(
         dali_index=options.dali_index,
     )
     gathered = _Gathered(plan.assignment)
-    for result in _assemble(plan, options, target, bucketing, finished, parts, spill, pool, report, draft):
+    for result in finished.values():
         gathered.add(result)
+    for results in assemble(plan, options, target, bucketing, finished, parts, spill, pool, report):
+        draft.finished += len(results)
+        for result in results:
+            gathered.add(result)
     manifest = Manifest(
         shard_format=options.shard_format,
         compression=options.codec,
@@ -390,15 +394,16 @@ def _tasks_within(options: BuildOptions, need: float, what: str) -> int:
     return fitting if fitting < max(options.workers, 2) else _AHEAD * options.workers
 
 
-def _partition(
+def partition(
     plan: BuildPlan,
     options: BuildOptions,
     bucketing: Bucketing,
-    finished: Mapping[int, ShardResult],
+    finished: Collection[int],
     spill: Spill,
     pool: Executor,
     report: Report,
 ) -> list[PartSpill]:
+    """The second round: every part is read, and the records of all shards but the `finished` ones are spilled."""
     wanted = np.array([any(s not in finished for s in bucketing.shards(b)) for b in range(bucketing.buckets)])
     done = spill.finished()
     parts = plan.source.parts
@@ -426,18 +431,18 @@ def _layout(plan: BuildPlan, options: BuildOptions, parts: Sequence[PartSpill]) 
     return plan_layout(plan.source.schema, ranges)
 
 
-def _assemble(
+def assemble(
     plan: BuildPlan,
     options: BuildOptions,
     target: ShardTarget,
     bucketing: Bucketing,
-    finished: Mapping[int, ShardResult],
+    finished: Collection[int],
     parts: Sequence[PartSpill],
     spill: Spill,
     pool: Executor,
     report: Report,
-    draft: Draft,
-) -> Iterator[ShardResult]:
+) -> Iterator[list[ShardResult]]:
+    """The third round: all shards but the `finished` ones are written; what is yielded are those of a bucket."""
     inputs: list[list[tuple[int, list[int]]]] = [[] for _ in range(bucketing.buckets)]
     for number, part in enumerate(parts):
         for bucket, batches in group(part.buckets):
@@ -449,13 +454,11 @@ def _assemble(
         for bucket, shards in enumerate(wanted)
         if shards
     )
-    records = sum(result.info.records for result in finished.values())
+    records = sum(plan.assignment.shard_records(number) for number in finished)
     tell = _Teller(report, "write", plan.assignment.shards, len(finished), records)
-    yield from finished.values()
     need = max(plan.shard_bytes * bucketing.shards_per_bucket, _BLOCK_BYTES) + _BLOCK_COPIES * _BLOCK_BYTES
     for _, results in stream_tasks(pool, jobs, _tasks_within(options, need, "assembling a shard")):
-        draft.finished += len(results)
-        yield from results
+        yield results
         tell(len(results), sum(result.info.records for result in results))
 
 

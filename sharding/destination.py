@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from posixpath import normpath
 
 from .dataset import Dataset, open_dataset
-from .errors import DestinationError, RingfeedError
+from .errors import CorruptionError, DatasetError, DestinationError, RingfeedError
 from .interop.tfds import TFDS_NAMES
 from .journal import JOURNAL_FOLDER, ShardResult, read_journal
 from .lease import LEASE_NAME, Lease, hold, is_held, read_holder
 from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest
-from .spill import remove_spill, spill_root
+from .recovery import TABLE_NAMES, identify
+from .spill import remove_spill, scratch_root, spill_root
 from .storage import Storage
 from .tolerance import REJECTED_NAME
 
@@ -73,7 +74,7 @@ class Draft:
         if self.lease.previous is None or not self.destination.exists(MANIFEST_NAME):
             return None
         manifest = open_dataset(self.destination).manifest
-        if manifest.plan == fingerprint:
+        if manifest.plan == fingerprint and self.lease.previous.task == "build":
             return manifest
         if self.storage == self.destination:
             raise DestinationError(_taken(self.destination))
@@ -201,6 +202,7 @@ def _check(destination: Storage, overwrite: bool) -> bool:
         if not overwrite and LEASE_NAME not in files:
             raise DestinationError(_taken(destination))
         return overwrite
+    _check_no_damaged(destination, files)
     foreign = next((name for name in files if not _OURS.fullmatch(name)), None)
     if foreign or (files and LEASE_NAME not in files):
         raise DestinationError(
@@ -208,6 +210,22 @@ def _check(destination: Storage, overwrite: bool) -> bool:
             "choose an empty folder"
         )
     return False
+
+
+def _check_no_damaged(destination: Storage, files: Sequence[str]) -> None:
+    """Refuse a folder without `dataset.json` that holds a dataset all the same: it can be made again from the table.
+
+    Raises:
+        DestinationError: it does.
+    """
+    if MANIFEST_NAME in files or not any(map(TABLE_NAMES.fullmatch, files)):
+        return
+    with suppress(DatasetError, CorruptionError):
+        identify(destination, 1)
+        where = destination.locate()
+        raise DestinationError(
+            f"{where} holds a dataset whose {MANIFEST_NAME} is missing; repair it first: shard-dataset repair {where}"
+        )
 
 
 def _taken(destination: Storage) -> str:
@@ -226,13 +244,14 @@ def clean(destination: Storage, *, spill: str | None = None, dry_run: bool = Fal
         The URLs.
 
     Raises:
-        DestinationError: a build is at work there.
+        DestinationError: a build or a repair is at work there, or the dataset there has lost its `dataset.json`.
         CorruptionError: the dataset there is damaged; what belongs to it is not known.
     """
     files = destination.list()
     holder = read_holder(destination)
     if holder is not None and is_held(destination, holder):
-        raise DestinationError(f"a build is writing to {destination.locate()}; wait for it, or stop it first")
+        raise DestinationError(f"a {holder.task} is writing to {destination.locate()}; wait for it, or stop it first")
+    _check_no_damaged(destination, files)
     known: set[str] = set()
     if MANIFEST_NAME in files:
         known = set(_files_of(open_dataset(destination)))
@@ -240,10 +259,11 @@ def clean(destination: Storage, *, spill: str | None = None, dry_run: bool = Fal
     if not dry_run:
         _remove(destination, debris)
         _remove_empty(destination, [JOURNAL_FOLDER, _STAGING, *([] if set(files) - set(debris) else [""])])
-    root = spill_root(spill, destination.locate())
-    spilled = [root.locate(name) for name in root.list()]
-    if not dry_run:
-        remove_spill(root)
+    spilled = []
+    for root in (spill_root(spill, destination.locate()), scratch_root(spill, destination)):
+        spilled += [root.locate(name) for name in root.list()]
+        if not dry_run:
+            remove_spill(root)
     return [destination.locate(name) for name in debris] + spilled
 
 

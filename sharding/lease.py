@@ -1,4 +1,4 @@
-"""One builder at a destination: a file that says who writes there, and that is kept fresh as long as it does.
+"""One writer at a destination, to build or to repair: a file that says who it is, kept fresh as long as it writes.
 
 A holder on this machine that is no more is known at once, by its process; one elsewhere by its beat, which has stopped.
 No clocks are compared between machines.
@@ -22,7 +22,7 @@ from typing import Any
 from .errors import DestinationError, RingfeedError
 from .storage import Storage
 
-__all__ = ["LEASE_NAME", "Holder", "Lease", "boot_id", "hold", "is_held", "read_holder"]
+__all__ = ["LEASE_NAME", "Holder", "Lease", "boot_id", "hold", "is_held", "is_mark", "read_holder"]
 
 LEASE_NAME = "_building.json"
 _TAKEOVER_NAME = "_building.takeover-{token}.json"
@@ -58,6 +58,11 @@ class Holder:
         return json.dumps(asdict(self), indent=1).encode()
 
     @property
+    def task(self) -> str:
+        """What it does there: ``build`` or ``repair``."""
+        return self.about.get("task", "build")
+
+    @property
     def here(self) -> bool:
         """Whether it is, or was, a process of this machine since its last boot."""
         return (self.host, self.boot) == (socket.gethostname(), boot_id())
@@ -77,6 +82,12 @@ def _me(about: Mapping[str, str]) -> Holder:
         started=_start_of(os.getpid()),
         about=dict(about),
     )
+
+
+def is_mark(name: str) -> bool:
+    """Whether a file of a folder is one of these that say who writes there."""
+    prefix, suffix = _TAKEOVER_NAME.split("{token}")
+    return name == LEASE_NAME or (name.startswith(prefix) and name.endswith(suffix))
 
 
 def boot_id() -> str:
@@ -162,7 +173,7 @@ class Lease:
         if self._lost or seen is None or seen.token != self._me.token:
             self._lost = True
             raise DestinationError(
-                f"{self._storage.locate()} was taken over by another build while this one stood still; nothing more "
+                f"{self._storage.locate()} was taken over by another process while this one stood still; nothing more "
                 "is written"
             )
 
@@ -227,7 +238,7 @@ def _take_over(storage: Storage, me: Holder) -> Holder | None:
     try:
         seen = read_holder(storage)
         if (seen and seen.token) != (holder and holder.token):
-            raise DestinationError(f"another build is starting at {storage.locate()}; try again")
+            raise DestinationError(f"another process is starting to write to {storage.locate()}; try again")
         storage.write(LEASE_NAME, me.encode())
     finally:
         storage.remove(name)
@@ -236,4 +247,4 @@ def _take_over(storage: Storage, me: Holder) -> Holder | None:
 
 def _held(storage: Storage, holder: Holder) -> str:
     where = f"process {holder.pid} on {holder.host}" if holder.pid else "another process"
-    return f"another build is writing to {storage.locate()} ({where}); wait for it, or stop it first"
+    return f"another {holder.task} is writing to {storage.locate()} ({where}); wait for it, or stop it first"

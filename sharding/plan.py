@@ -12,7 +12,7 @@ from .assign import Assignment, SplitLayout, shards_per_split, split_class_count
 from .engine import check_engine
 from .errors import ConfigError, SourceError
 from .formats.encode import COMPRESSIONS, default_compression
-from .prepare import PrepareOptions
+from .prepare import PrepareOptions, restore_options
 from .schema import Schema
 from .tolerance import Budget, parse_budget
 
@@ -26,6 +26,12 @@ MAX_SHARD_BYTES = 1 << 30  # below the 2 GiB of one Arrow string column, with ro
 _BALANCES = ("records", "bytes")
 _ONE_SPLIT = {"train": Fraction(1)}
 DEFAULT_SHARDS = 16  # at least so many by default: enough for ranks to share and to read in parallel
+
+
+_RECORDED = {
+    "label", "shards", "shard_bytes", "splits", "source_kind", "split_column", "group_by", "balance", "prepare",
+    "on_bad_record", "dali_index",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +160,7 @@ class BuildOptions:
             "splits": {} if self.split_column else {name: str(share) for name, share in self.splits.items()},
         }
         asked = {
+            "source_kind": self.source_kind.removeprefix("auto"),
             "split_column": self.split_column,
             "group_by": self.group_by,
             "balance": self.balance.removeprefix("records"),
@@ -162,6 +169,42 @@ class BuildOptions:
             "dali_index": self.dali_index,
         }
         return recorded | {name: value for name, value in asked.items() if value}
+
+    @classmethod
+    def restored(cls, recorded: Mapping[str, Any], source: str, destination: str, folder: str) -> BuildOptions:
+        """The inverse of `recorded`, for a build of the same source; what that does not tell is as by default.
+
+        Args:
+            recorded: as it stands in `dataset.json`.
+            source: URL of the data.
+            destination: URL of the folder of the dataset.
+            folder: where the modules of a preparation's functions are looked for first.
+
+        Raises:
+            ConfigError: it holds what this version does not know.
+        """
+        strange = sorted(set(recorded) - _RECORDED)
+        if strange:
+            raise ConfigError(
+                f"{destination} was built with options that this version does not know ({', '.join(strange)}); upgrade "
+                "with: pip install --upgrade ringfeed"
+            )
+        return cls(
+            source=source,
+            destination=destination,
+            label=recorded["label"],
+            source_kind=recorded.get("source_kind", "auto"),
+            shards=recorded["shards"],
+            shard_bytes=recorded["shard_bytes"],
+            splits={name: Fraction(share) for name, share in recorded["splits"].items()} or {"train": Fraction(1)},
+            split_column=recorded.get("split_column"),
+            group_by=recorded.get("group_by"),
+            balance=recorded.get("balance", "records"),
+            on_bad_record=recorded.get("on_bad_record", "fail"),
+            dali_index=recorded.get("dali_index", False),
+            min_class_records=1,  # what was built had enough
+            prepare=restore_options(recorded.get("prepare", {}), folder),
+        )
 
 
 def check_split_name(name: str) -> None:

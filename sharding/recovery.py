@@ -17,13 +17,13 @@ from .damage import Damage, first_difference, kind_of_size
 from .errors import CorruptionError, DatasetError, RingfeedError, StorageError
 from .formats.encode import SUFFIXES
 from .indexes import read_index
-from .lease import LEASE_NAME
+from .lease import LEASE_NAME, read_holder
 from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardInfo, checksum
 from .staging import Measure, measure, staged
 from .storage import Storage
 from .table import decode_shards, recover, seal
 
-__all__ = ["TABLE_NAMES", "Identity", "identify", "mend_bit"]
+__all__ = ["TABLE_NAMES", "Identity", "identify", "mend_bit", "prove"]
 
 TABLE_NAMES = re.compile(r"shards(?:\.salvaged(?:-(\d+))?)?\.parquet")
 _MEND_BYTES = 1 << 16  # of a file whose flipped bit is searched for: 64 KiB take about 4 s
@@ -102,7 +102,7 @@ Broken = tuple[bytes, RingfeedError]  # the bytes of `dataset.json`, and what is
 
 
 def _without_manifest(storage: Storage, names: frozenset[str] | None, broken: Broken | None) -> Identity:
-    if (broken or LEASE_NAME not in (names or ())) and (recovered := _from_table(storage, names, broken)):
+    if (broken or not _is_being_built(storage, names)) and (recovered := _from_table(storage, names, broken)):
         return recovered
     if broken:
         raise CorruptionError(
@@ -112,6 +112,12 @@ def _without_manifest(storage: Storage, names: frozenset[str] | None, broken: Br
         f"there is no dataset at {storage.locate()}: it has no {MANIFEST_NAME}. Either the path is wrong, or a "
         "build has not finished; make one with: shard-dataset build SRC DST --label COL"
     )
+
+
+def _is_being_built(storage: Storage, names: frozenset[str] | None) -> bool:
+    """Whether what is there is of a build that has not finished; a repair marks the dataset that it writes to, too."""
+    holder = read_holder(storage) if LEASE_NAME in (names or ()) else None
+    return holder is not None and holder.task == "build"
 
 
 def _from_table(
@@ -165,19 +171,15 @@ def _without_table(known: Identity, table: bytes | None, workers: int) -> Identi
     path = manifest.shards_path
     mended = None if table is None else _mend_table(table, manifest)
     if mended is not None:
-        return _with_table(known, table, mended, decode_shards(mended), {})
+        return _with_table(known, table, mended, decode_shards(mended))
     shards: tuple[ShardInfo, ...] = ()
     measures: dict[str, Measure | None] = {}
     for newest in (True, False):
         pairs = list(_shard_names(manifest, known.names or frozenset(), newest=newest))
         measures |= _measure_all(known.storage, [name for _, *pair in pairs for name in pair], workers)
         shards = tuple(shard for pair in pairs if (shard := _derive(known.storage, manifest, pair, measures)))
-        sealed, data = seal(replace(manifest, shards_path=path), shards)
-        if sealed.shards_checksum == manifest.shards_checksum:
-            return _with_table(known, table, data, shards, measures)
-        if manifest.shards_rows and sealed.shards_rows == manifest.shards_rows:  # of another version of Arrow
-            remade = _with_table(known, table, data, shards, measures)
-            return replace(remade, manifest=sealed, restored={path: data, MANIFEST_NAME: sealed.encode()})
+        if proven := _with_rows(replace(known, measures=measures), table, shards):
+            return proven
     damages = (_table_damage(path, table, None), *_underivable(known, shards))
     return replace(known, shards=shards, proven=False, damages=damages, measures=measures)
 
@@ -197,17 +199,26 @@ def _underivable(known: Identity, shards: Sequence[ShardInfo]) -> Iterator[Damag
                 yield Damage(path=index, split=split, kind="altered", problem="it cannot be read as an index")
 
 
-def _with_table(
-    known: Identity,
-    table: bytes | None,
-    data: bytes,
-    shards: tuple[ShardInfo, ...],
-    measures: Mapping[str, Measure | None],
-) -> Identity:
+def prove(known: Identity, shards: tuple[ShardInfo, ...]) -> Identity | None:
+    """The dataset with the table of these shards, if that is the table that was lost; else None."""
+    return _with_rows(known, _read(known.storage, known.manifest.shards_path), shards)
+
+
+def _with_rows(known: Identity, table: bytes | None, shards: tuple[ShardInfo, ...]) -> Identity | None:
+    manifest = known.manifest
+    sealed, data = seal(manifest, shards)
+    if sealed.shards_checksum == manifest.shards_checksum:
+        return _with_table(known, table, data, shards)
+    if manifest.shards_rows and sealed.shards_rows == manifest.shards_rows:  # of another version of Arrow
+        remade = _with_table(known, table, data, shards)
+        return replace(remade, manifest=sealed, restored={manifest.shards_path: data, MANIFEST_NAME: sealed.encode()})
+    return None
+
+
+def _with_table(known: Identity, table: bytes | None, data: bytes, shards: tuple[ShardInfo, ...]) -> Identity:
     path = known.manifest.shards_path
-    return replace(
-        known, shards=shards, damages=(_table_damage(path, table, data),), restored={path: data}, measures=measures
-    )
+    damage = _table_damage(path, table, data)
+    return replace(known, shards=shards, proven=True, damages=(damage,), restored={path: data})
 
 
 def _table_damage(path: str, table: bytes | None, original: bytes | None) -> Damage:

@@ -1,12 +1,14 @@
-"""What can be done for a damaged dataset with nothing but the dataset: decided file by file, before a byte is written.
+"""What can be done for a damaged dataset: decided file by file, before a byte is written.
 
 A file is brought back as it was if its bytes lie elsewhere in the folder, or can be made again and proven by their
-checksum. Of a shard that cannot, the intact records are kept, as a shard of another name.
+checksum: from what is left of the dataset, else from its source, if that is given. Of a shard that cannot, the intact
+records are kept, as a shard of another name.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -14,22 +16,25 @@ from typing import Any
 
 import pyarrow as pa
 
+from .build import Report as BuildReport
 from .companions import shard_of
 from .damage import Damage
 from .errors import CorruptionError, DatasetError
 from .execute import run_tasks
 from .interop import dali
 from .interop.tfds import TFDS_NAMES, obstacle
-from .manifest import MANIFEST_NAME, SHARDS_NAME, LostRecords, ShardInfo, checksum
-from .recovery import TABLE_NAMES, Identity, identify
+from .manifest import MANIFEST_NAME, SHARDS_NAME, LostRecords, Manifest, ShardInfo, checksum
+from .rebuild import Original, Rebuild, check_made, made_again, plan_rebuild
+from .recovery import TABLE_NAMES, Identity, identify, prove
 from .salvage import Mended, Salvaged, ShardFiles, mend_shard, salvage_shard
 from .staging import Measure, measure
-from .storage import Storage
+from .storage import Storage, public_url
 from .verify import Report, Verification, default_workers, examine
 
 __all__ = ["MISPLACED", "Loss", "Remedy", "RepairPlan", "files_of", "free_name", "plan_repair", "shards_left"]
 
 MISPLACED = ".misplaced"  # ends the name of a file on its way to where it belongs
+_DRAFT = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")  # see `drafts`
 _NAME = re.compile(r"(.+?)(?:\.salvaged(?:-(\d+))?)?(\.index\.arrow|\.[a-z]+)")
 
 
@@ -40,7 +45,8 @@ class Remedy:
     Attributes:
         path: of the file.
         action: ``rewrite``: its bytes are made again; ``move``, ``copy``: they lie in the file `origin`;
-            ``salvage``: its intact records go to a new file; ``remove``: nothing of it is left, or needed.
+            ``rebuild``: they are made again from the source; ``salvage``: its intact records go to a new file;
+            ``remove``: nothing of it is left, or needed.
         how: in words.
         origin: the file that holds its bytes.
     """
@@ -84,28 +90,36 @@ class RepairPlan:
         verification: what is wrong with it.
         remedies: for each file that is damaged or left over, in the order in which they are applied.
         losses: shards that cannot be had as they were.
+        rebuild: the build that makes shards again from the source; None if no source was given, or none is needed.
+        rebuilt: the numbers of those shards.
     """
 
     known: Identity
     verification: Verification
     remedies: tuple[Remedy, ...]
     losses: tuple[Loss, ...]
+    rebuild: Rebuild | None = None
+    rebuilt: tuple[int, ...] = ()
 
 
 def _ignore(_: Any) -> None:
     pass
 
 
-def plan_repair(location: str | Storage, report: Report = _ignore, *, workers: int | None = None) -> RepairPlan:
-    """Find out what is damaged and what can be done for each file; writes nothing. See `repair`."""
+def plan_repair(
+    location: str | Storage,
+    report: Report = _ignore,
+    *,
+    workers: int | None = None,
+    original: Original | None = None,
+    rebuilding: BuildReport = _ignore,
+) -> RepairPlan:
+    """Find out what is damaged and what can be done for each file; writes nothing to the dataset. See `repair`."""
     storage = location if isinstance(location, Storage) else Storage(location)
     threads = default_workers(storage) if workers is None else workers
     known = identify(storage, threads)
     if not known.proven:
-        raise CorruptionError(
-            f"{storage.locate(known.manifest.shards_path)} is damaged, and so are shards: what was lost cannot be told "
-            "without the table; build the dataset again from its source"
-        )
+        known = _prove(known, original, rebuilding)
     found = examine(known, report, workers=threads)
     damaged = {damage.path: damage for damage in found.damages}
     meta = [_rewrite(path, "made again from the other files of the dataset") for path in known.restored]
@@ -115,14 +129,62 @@ def plan_repair(location: str | Storage, report: Report = _ignore, *, workers: i
         outcomes = run_tasks(pool, [(_plan_shard, (files, known.names or frozenset())) for files in work], _quiet)
     remedies = [remedy for of_shard, _ in outcomes for remedy in of_shard]
     losses = tuple(loss for _, loss in outcomes if loss is not None)
-    if losses and all(loss.replacement is None for loss in losses) and len(losses) == len(known.shards):
-        raise CorruptionError(f"no record of {storage.locate()} is intact; build the dataset again from its source")
-    companions = _plan_companions(known, set(damaged), losses)
-    return RepairPlan(
+    plan = RepairPlan(
         known=known,
         verification=found,
-        remedies=(*meta, *moves.values(), *remedies, *companions, *_leftovers(known, moves)),
+        remedies=(*meta, *moves.values(), *remedies),
         losses=losses,
+    )
+    if losses and original is not None:
+        plan = _with_source(plan, plan_rebuild(storage, known.manifest, original, rebuilding))
+    if len(plan.losses) == len(known.shards) and all(loss.replacement is None for loss in plan.losses):
+        raise CorruptionError(
+            f"no record of {storage.locate()} is intact; if its source is still there, repair it with --source "
+            f"{_source(known.manifest)}"
+        )
+    others = (*_plan_companions(known, set(damaged), plan.losses), *_leftovers(known, moves))
+    return replace(plan, remedies=(*plan.remedies, *others))
+
+
+def _source(manifest: Manifest) -> str:
+    return shlex.quote(manifest.source["url"])
+
+
+def _prove(known: Identity, original: Original | None, report: BuildReport) -> Identity:
+    """A dataset whose table was lost together with shards: all of these are made again, and tell what it held."""
+    table = known.storage.locate(known.manifest.shards_path)
+    if original is None or known.manifest.lost:
+        raise CorruptionError(
+            f"{table} is damaged, and so are shards: what was lost cannot be told without the table; "
+            + ("build the dataset again" if original else f"repair it with --source {_source(known.manifest)}")
+        )
+    rebuild = plan_rebuild(known.storage, known.manifest, original, report)
+    with made_again(rebuild, range(rebuild.plan.assignment.shards), report) as (_, shards):
+        proven = prove(known, tuple(shards))
+    if proven is None:
+        check_made(rebuild, table, "", known.manifest.shards_checksum)
+        raise AssertionError("unreachable: the table differs")
+    return proven
+
+
+def _with_source(plan: RepairPlan, rebuild: Rebuild) -> RepairPlan:
+    """The plan with those losses made good that the source can."""
+    made = [loss for loss in plan.losses if (loss.shard.path, loss.shard.index_path) in rebuild.numbers]
+    files = {path for loss in made for path in (loss.shard.path, loss.shard.index_path)}
+    damaged = {damage.path for damage in plan.verification.damages}
+    how = f"made again from {public_url(rebuild.options.source)}"
+    remedies = []
+    for remedy in plan.remedies:
+        if remedy.path not in files or remedy.action not in ("salvage", "remove"):
+            remedies.append(remedy)
+        elif remedy.path in damaged:  # else it is the index of records that are not left out now
+            remedies.append(Remedy(path=remedy.path, action="rebuild", how=how))
+    return replace(
+        plan,
+        remedies=tuple(remedies),
+        losses=tuple(loss for loss in plan.losses if loss not in made),
+        rebuild=rebuild if made else None,
+        rebuilt=tuple(rebuild.numbers[loss.shard.path, loss.shard.index_path] for loss in made),
     )
 
 
@@ -301,7 +363,10 @@ def _leftovers(known: Identity, moves: Mapping[str, Remedy]) -> Iterator[Remedy]
     }
     lost |= set(TFDS_NAMES) if manifest.lost else set()
     origins = {move.origin for move in moves.values()}
+    own = in_use | {MANIFEST_NAME}
     for name in sorted((known.names or frozenset()) - in_use - origins):
+        if (draft := _DRAFT.fullmatch(name)) and draft.group(1) in own:
+            yield Remedy(path=name, action="remove", how="left over from a write that was killed")
         replaced = manifest.shards_path != SHARDS_NAME and TABLE_NAMES.fullmatch(name)
         if name in lost or replaced or name.removesuffix(MISPLACED) in in_use:
             yield Remedy(path=name, action="remove", how="left over from an earlier repair")

@@ -1,26 +1,29 @@
-"""Repair a dataset from itself: first what can be had as it was written, bit by bit; then the records that are intact.
+"""Repair a dataset: first what can be had as it was written, bit by bit; then the records that are intact.
 
-`plan_repair` reads and decides, `apply_repair` writes what the plan says. A repair that is killed can be run again:
-until `dataset.json` is written anew the dataset is what it was, and what lies about is found by its checksum.
-
-Not here: repair from the source. It belongs between the two: `RepairPlan.losses` are the shards that only it can bring
-back, and `put_back` takes their files.
+`plan_repair` reads and decides, `apply_repair` writes what the plan says, and holds the dataset's lease while it does.
+A repair that is killed can be run again: until `dataset.json` is written anew the dataset is what it was, and what lies
+about is found by its checksum.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
+from .build import Report as BuildReport
 from .companions import remake
 from .damage import Damage
-from .errors import CorruptionError
+from .errors import CorruptionError, DestinationError
 from .interop import dali
+from .lease import Lease, hold, is_mark
 from .manifest import MANIFEST_NAME, FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo, checksum, describe
+from .rebuild import Original, Rebuild, check_made, made_again
+from .recovery import Identity
 from .remedies import MISPLACED, Loss, Remedy, RepairPlan, files_of, free_name, plan_repair, shards_left
 from .salvage import mend_shard, salvage_shard
 from .staging import staged
@@ -40,12 +43,14 @@ class RepairReport:
         remedies: for each file that was damaged or left over.
         lost: records that could not be had, by shard; without those of earlier repairs.
         lost_by_class: the same by split and class value.
+        source: what the dataset was built from, to bring them back with.
     """
 
     damages: tuple[Damage, ...]
     remedies: tuple[Remedy, ...]
     lost: tuple[LostRecords, ...]
     lost_by_class: Mapping[str, Mapping[Any, int]]
+    source: str
 
 
 def _ignore(_: Any) -> None:
@@ -53,9 +58,15 @@ def _ignore(_: Any) -> None:
 
 
 def repair(
-    location: str | Storage, report: Report = _ignore, *, workers: int | None = None, dry_run: bool = False
+    location: str | Storage,
+    report: Report = _ignore,
+    *,
+    workers: int | None = None,
+    dry_run: bool = False,
+    original: Original | None = None,
+    rebuilding: BuildReport = _ignore,
 ) -> RepairReport:
-    """Repair a dataset from itself, as far as it goes.
+    """Repair a dataset from itself and, if it is given, from its source, as far as it goes.
 
     Files that can be had as they were written are; of the other shards, the intact records are written as new shards,
     and a new `dataset.json` takes them in and names what was lost. The damaged files are then removed.
@@ -65,21 +76,26 @@ def repair(
         report: of the check that comes first; see `check_dataset`.
         workers: files to read side by side; by default see `default_workers`.
         dry_run: only tell what would be done.
+        original: the source, to make shards again from that would else lose records.
+        rebuilding: called after every task of that; see `build`.
 
     Raises:
         DatasetError: there is no dataset, or a newer version wrote it.
         CorruptionError: it is beyond this kind of repair.
+        SourceError: the source is another than the dataset was built from. Nothing is changed.
+        DestinationError: a build, or another repair, is at work there.
         StorageError: the store refuses.
     """
-    plan = plan_repair(location, report, workers=workers)
+    plan = plan_repair(location, report, workers=workers, original=original, rebuilding=rebuilding)
     if not dry_run:
-        apply_repair(plan)
+        apply_repair(plan, rebuilding)
     lost = tuple(loss.lost for loss in plan.losses if loss.lost.records)
     return RepairReport(
         damages=plan.verification.damages,
         remedies=plan.remedies,
         lost=lost,
         lost_by_class=_by_class(lost, plan.known.manifest),
+        source=plan.known.manifest.source["url"],
     )
 
 
@@ -91,17 +107,83 @@ def _by_class(lost: Iterable[LostRecords], manifest: Manifest) -> dict[str, dict
     return {split: dict(counts) for split, counts in totals.items()}
 
 
-def apply_repair(plan: RepairPlan) -> Manifest:
+def apply_repair(plan: RepairPlan, rebuilding: BuildReport = _ignore) -> Manifest:
     """Do what a plan says, and return the manifest that then holds.
+
+    Args:
+        plan: what to do.
+        rebuilding: called after every task that makes shards again from the source; see `build`.
 
     Raises:
         CorruptionError: a file changed since the plan was made.
+        SourceError: what was made from the source is not what was written. Nothing is changed.
+        DestinationError: a build, or another repair, is at work there.
         StorageError: the store refuses. The dataset is no worse than it was; run the repair again.
     """
+    if not plan.remedies:
+        return plan.known.manifest
+    with _held(plan) as lease:
+        if plan.rebuild is None:
+            return _apply(plan, lease, {}, plan.known.storage)
+        with made_again(plan.rebuild, plan.rebuilt, rebuilding) as (scratch, made):
+            rebuilt = _checked(plan, plan.rebuild, made)
+            lease.check()
+            return _apply(plan, lease, rebuilt, scratch)
+
+
+@contextmanager
+def _held(plan: RepairPlan) -> Iterator[Lease]:
+    """The lease of the dataset.
+
+    Raises:
+        DestinationError: another writes there, or did since the plan was made.
+    """
+    storage = plan.known.storage
+    storage.check_writable()
+    with hold(storage, {"task": "repair"}) as lease:
+        try:
+            if _look(storage, plan.known) != _seen(plan.known):
+                raise DestinationError(
+                    f"{storage.locate()} was changed while it was looked through; run the repair again"
+                )
+            yield lease
+        finally:
+            lease.release(keep=False)
+
+
+def _look(storage: Storage, known: Identity) -> tuple[set[str], bytes]:
+    names = set() if known.names is None else set(storage.list())
+    return _without_marks(names), b"" if MANIFEST_NAME in known.restored else storage.read(MANIFEST_NAME)
+
+
+def _seen(known: Identity) -> tuple[set[str], bytes]:
+    names = set(known.names or ())
+    return _without_marks(names), b"" if MANIFEST_NAME in known.restored else known.manifest.encode()
+
+
+def _without_marks(names: set[str]) -> set[str]:
+    return {name for name in names if not is_mark(name)}
+
+
+def _checked(plan: RepairPlan, rebuild: Rebuild, made: Sequence[ShardInfo]) -> dict[str, str]:
+    """The files to put back, and their checksums; what is made again beside them need not be as it was."""
+    wanted = {remedy.path for remedy in plan.remedies if remedy.action == "rebuild"}
+    written = {
+        path: expected
+        for shard in plan.known.shards
+        for path, expected in ((shard.path, shard.checksum), (shard.index_path, shard.index_checksum))
+        if path in wanted
+    }
+    for shard in made:
+        for path, found in ((shard.path, shard.checksum), (shard.index_path, shard.index_checksum)):
+            if path in wanted:
+                check_made(rebuild, path, found, written[path])
+    return written
+
+
+def _apply(plan: RepairPlan, lease: Lease, rebuilt: Mapping[str, str], scratch: Storage) -> Manifest:
     known = plan.known
     storage = known.storage
-    if plan.remedies:
-        storage.check_writable()
     for path in sorted(known.restored, key=lambda path: path == MANIFEST_NAME):  # `dataset.json` last
         storage.write(path, known.restored[path])
     _move([remedy for remedy in plan.remedies if remedy.origin], storage)
@@ -110,8 +192,10 @@ def apply_repair(plan: RepairPlan) -> Manifest:
     for shard in known.shards:
         if {shard.path, shard.index_path} & (rewritten | set(losses)):
             _mend(plan, shard, rewritten, losses.get(shard.path))
+    for path, expected in rebuilt.items():
+        put_back(storage, path, scratch.map(path), expected)
     files = _mend_companions(plan)
-    manifest = _commit(plan, files) if plan.losses or files != known.manifest.files else known.manifest
+    manifest = _commit(plan, files, lease) if plan.losses or files != known.manifest.files else known.manifest
     for path in _superseded(plan, manifest):
         storage.remove(path)
     storage.sync()
@@ -196,7 +280,7 @@ def _mend_companions(plan: RepairPlan) -> dict[str, FileInfo]:
     return files
 
 
-def _commit(plan: RepairPlan, files: Mapping[str, FileInfo]) -> Manifest:
+def _commit(plan: RepairPlan, files: Mapping[str, FileInfo], lease: Lease) -> Manifest:
     """Write the table under a new name, then `dataset.json`: a reader sees the dataset before, or after."""
     known = plan.known
     storage = known.storage
@@ -207,6 +291,7 @@ def _commit(plan: RepairPlan, files: Mapping[str, FileInfo]) -> Manifest:
     sealed, data = seal(replace(manifest, shards_path=path), shards)
     storage.write(path, data)
     storage.sync()
+    lease.check()
     storage.write(MANIFEST_NAME, sealed.encode())
     storage.sync()
     return sealed

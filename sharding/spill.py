@@ -27,7 +27,9 @@ from .keyed import derive_key
 from .lease import boot_id
 from .storage import Storage
 
-__all__ = ["PartSpill", "Spill", "open_scratch", "open_spill", "remove_spill", "spill_root"]
+__all__ = ["PartSpill", "Spill", "open_scratch", "open_spill", "remove_spill", "scratch_root", "spill_root"]
+
+_SCRATCH = "_repair"  # no folder is there of this name: it makes another key of the destination's URL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +145,11 @@ def spill_root(url: str | None, destination: str) -> Storage:
     if folder.exists() and folder.stat().st_uid != os.getuid():
         raise DestinationError(f"{folder} is another user's; choose a folder to spill to with --spill")
     return Storage(str(folder))
+
+
+def scratch_root(url: str | None, destination: Storage) -> Storage:
+    """The folder that holds what a repair of a dataset makes from its source; no build spills there."""
+    return spill_root(url, destination.locate(_SCRATCH))
 
 
 def open_spill(root: Storage, plan: str, scratch: Storage | None = None) -> Spill:

@@ -224,7 +224,7 @@ def _notes(known: Identity, files: set[str]) -> Iterator[Note]:
 def _remark(name: str, lost: set[str]) -> str:
     last = name.rpartition("/")[2]
     if last == LEASE_NAME:
-        return "the mark of a build that did not finish, or could not remove it"
+        return "the mark of a build or a repair that is at work, or that was killed"
     if name.startswith("_replacing/"):
         return "of a build that was to replace this dataset and did not finish"
     if last.startswith(".") and last.endswith(".part"):

@@ -62,6 +62,7 @@ def repair_text(done: RepairReport, dry_run: bool) -> str:
     outcome = f"{lost:,} records are lost" if lost else "no record is lost"
     if dry_run:
         outcome = outcome.replace("are lost", "would be lost").replace("is lost", "would be lost")
+        outcome += f", and none with --source {one_line(done.source)} if it is still there" if lost else ""
         return "\n".join([*lines, f"{damaged} files are damaged; {outcome}; nothing was written (--dry-run)"])
     return "\n".join([*lines, f"repaired {damaged} damaged files; {outcome}"])
 

@@ -22,6 +22,7 @@ from ..sharding import (
     BuildOptions,
     BuildPlan,
     ExportOptions,
+    Original,
     Progress,
     RingfeedError,
     Storage,
@@ -41,7 +42,7 @@ from .console import align, human_bytes, human_seconds, one_line, stage_progress
 from .inspection import inspection_json, inspection_text
 from .prepare_args import prepare_options
 from .repairing import repair_json, repair_text
-from .shard_dataset_args import build_parser
+from .shard_dataset_args import build_parser, cores
 
 __all__ = ["main"]
 
@@ -203,9 +204,25 @@ def _repair(args: argparse.Namespace) -> int:
         def report(progress: VerifyProgress) -> None:
             show("verify", progress.files, progress.total_files, 0)
 
-        done = repair(args.url, report, workers=args.workers, dry_run=args.dry_run)
+        def rebuilding(progress: Progress) -> None:
+            show(progress.stage, progress.done, progress.total, progress.records)
+
+        done = repair(
+            args.url,
+            report,
+            workers=args.workers,
+            dry_run=args.dry_run,
+            original=_original(args),
+            rebuilding=rebuilding,
+        )
     print(json.dumps(repair_json(done, args.dry_run), indent=2) if args.json else repair_text(done, args.dry_run))
     return _OK
+
+
+def _original(args: argparse.Namespace) -> Original | None:
+    if args.source is None:
+        return None
+    return Original(url=args.source, kind=args.source_kind, workers=args.workers or cores(), spill=args.spill)
 
 
 def _cat(args: argparse.Namespace) -> int:
@@ -303,6 +320,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
             parser.error(f"--source stands in place of SRC, so give DST alone; got {' and '.join([args.dst, *more])}")
         if args.source_kind not in ("auto", "python"):
             parser.error(f"--source is of kind python, got --source-kind {args.source_kind}")
+    if args.command == "repair" and not named and (args.source_kind or args.spill):
+        parser.error("--source-kind and --spill say how to read the source; name it with --source")
     if more:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     return args

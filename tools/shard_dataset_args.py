@@ -14,7 +14,7 @@ from ..sharding.sources import KINDS
 from .arguments import parse_bytes, parse_splits
 from .prepare_args import PREPARE_EPILOG, add_prepare_flags
 
-__all__ = ["build_parser"]
+__all__ = ["build_parser", "cores"]
 
 _EXIT_CODES = """\
 exit status:
@@ -76,9 +76,15 @@ First every file is brought back as it was, bit by bit, that can be: dataset.jso
 shards.parquet from the shards; shards that changed places; an index from its shard; a shard to which bytes were added,
 or in which single bits flipped. Each is proven by the checksum that it was written with.
 
-Then, of each shard that cannot be brought back, the intact records are written as a new shard beside it, and a new
+With --source, the shards that cannot be brought back so are made again from the source that the dataset was built from,
+or a copy of it: with the options of then, which stand in dataset.json, and by the names, sizes and times of no file. If
+one byte of them is not as it was written, it is another source, and nothing is changed. Records that functions prepared
+(--map) need the modules of then in this folder.
+
+Else, of each shard that cannot be brought back, the intact records are written as a new shard beside it, and a new
 dataset.json takes it in and names what was lost (see inspect). Only then the damaged files are removed. Readers see the
-dataset as it was before, or after. A repair that was interrupted can be run again.
+dataset as it was before, or after. A repair that was interrupted can be run again. No build can write to the dataset as
+long as a repair does.
 
 examples:
   # what is damaged, what can be brought back, and how many records of which class would be lost
@@ -86,6 +92,9 @@ examples:
 
   # do it
   shard-dataset repair s3://bucket/flights
+
+  # every record, of which the source is still there
+  shard-dataset repair s3://bucket/flights --source flights.csv
 
   # records lost by split and class, for a script
   shard-dataset repair shards/ --json | jq .lost_by_class
@@ -196,8 +205,14 @@ examples:
     for command in (verify_, repair_):
         command.add_argument(
             "--workers", type=_checked(_at_least(1)), metavar="N",
-            help=f"files to read side by side (default: the cores, here {_cores()}; at least 8 of another machine)",
+            help=f"files to read side by side (default: the cores, here {cores()}; at least 8 of another machine)"
+            + ("; processes that read SRC" if command is repair_ else ""),
         )  # fmt: skip
+    repair_.add_argument("--source", metavar="SRC", help="what the dataset was built from, to make lost shards again")
+    repair_.add_argument(
+        "--source-kind", choices=("auto", *KINDS), help="what SRC is (default: as it was when the dataset was built)"
+    )
+    repair_.add_argument("--spill", metavar="URL", help="folder for what is made of SRC, until it is put back")
     repair_.add_argument("--dry-run", action="store_true", help="show what would be done, and write nothing")
     verify_.add_argument("--deep", action="store_true", help="parse every record, check index and class counts, too")
     cat.add_argument("--split", help="split to read (default: the first)")
@@ -299,7 +314,7 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def _add_workers(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--workers", type=_checked(_at_least(1)), default=_cores(), metavar="N",
+        "--workers", type=_checked(_at_least(1)), default=cores(), metavar="N",
         help="processes; the result does not depend on it (default: the cores, here %(default)s)",
     )  # fmt: skip
 
@@ -343,6 +358,6 @@ def _at_least(least: int) -> Callable[[str], int]:
     return parse
 
 
-def _cores() -> int:
+def cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from ..errors import ConfigError, SourceError
 from ..schema import Feature, Schema
 from .columns import check_columns, check_distinct
+from .items import join_items
 
 __all__ = ["Cast", "SetTypes"]
 
@@ -28,7 +29,7 @@ class Cast:
     @property
     def spec(self) -> str:
         """As it stands on the command line."""
-        return f"--cast {','.join(f'{name}={dtype}' for name, dtype in self.dtypes)}"
+        return f"--cast {join_items(f'{name}={dtype}' for name, dtype in self.dtypes)}"
 
     def schema(self, schema: Schema) -> Schema:
         """The features of the new types."""

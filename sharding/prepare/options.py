@@ -8,6 +8,7 @@ from typing import Any
 
 from ..schema import Feature
 from .images import ImageOptions
+from .items import ALL
 from .steps import Step
 
 __all__ = ["PrepareOptions"]
@@ -31,11 +32,11 @@ class PrepareOptions:
     images: ImageOptions | None = None
 
     def recorded(self) -> dict[str, Any]:
-        """As it stands in `dataset.json`, with no key for what was not asked."""
+        """As it stands in `dataset.json`, with no key for what was not asked; `specs.restore_options` reads it."""
         found = {
             "schema": [feature.to_json() for feature in self.features.values()],
             "steps": [step.spec for step in self.steps],
-            "dedup": None if self.dedup is None else list(self.dedup) or ["*"],
+            "dedup": None if self.dedup is None else list(self.dedup) or [ALL],
             "images": "" if self.images is None else self.images.spec,
         }
         return {name: value for name, value in found.items() if value}

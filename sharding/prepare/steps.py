@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ from ..errors import ConfigError, SourceError
 from ..schema import Feature, Schema
 from .columns import check_columns, check_distinct, is_hidden, visible
 from .expression import columns_of, evaluate
+from .items import ALL, join_items
 
 __all__ = ["Drop", "DropNulls", "FillNulls", "Filter", "Rename", "Select", "Step"]
 
@@ -52,7 +53,7 @@ class Select:
     @property
     def spec(self) -> str:
         """As it stands on the command line."""
-        return f"--select {_joined(self.columns)}"
+        return f"--select {join_items(self.columns)}"
 
     def schema(self, schema: Schema) -> Schema:
         """The features named."""
@@ -82,7 +83,7 @@ class Drop:
     @property
     def spec(self) -> str:
         """As it stands on the command line."""
-        return f"--drop-columns {_joined(self.columns)}"
+        return f"--drop-columns {join_items(self.columns)}"
 
     def schema(self, schema: Schema) -> Schema:
         """The features that are left."""
@@ -111,7 +112,7 @@ class Rename:
     @property
     def spec(self) -> str:
         """As it stands on the command line."""
-        return f"--rename {_joined(f'{old}={new}' for old, new in self.names)}"
+        return f"--rename {join_items(f'{old}={new}' for old, new in self.names)}"
 
     def schema(self, schema: Schema) -> Schema:
         """The features by their new names."""
@@ -174,7 +175,7 @@ class DropNulls:
     @property
     def spec(self) -> str:
         """As it stands on the command line."""
-        return f"--drop-nulls {_joined(self.columns) or '*'}"
+        return f"--drop-nulls {join_items(self.columns) or ALL}"
 
     def schema(self, schema: Schema) -> Schema:
         """The same."""
@@ -202,7 +203,7 @@ class FillNulls:
     @property
     def spec(self) -> str:
         """As it stands on the command line."""
-        return f"--fill-nulls {_joined(f'{name}={text}' for name, text in self.values)}"
+        return f"--fill-nulls {join_items(f'{name}={text}' for name, text in self.values)}"
 
     def schema(self, schema: Schema) -> Schema:
         """The same; each value is read as its column's type."""
@@ -262,10 +263,6 @@ def _whole(column: pa.Array) -> pa.BooleanArray:
         elements = pc.is_null(column.flatten()).to_numpy(zero_copy_only=False)
         valid[pc.list_parent_indices(column).to_numpy()[np.flatnonzero(elements)]] = False
     return pa.array(valid)
-
-
-def _joined(names: Any) -> str:
-    return ",".join(names)
 
 
 def _text(error: Exception) -> str:

@@ -90,7 +90,7 @@ def test_a_holder_elsewhere_is_judged_by_its_beat(
             with hold(storage, {}) as second:
                 second.check()
                 with pytest.raises(
-                    DestinationError, match="was taken over by another build while this one stood still"
+                    DestinationError, match="was taken over by another process while this one stood still"
                 ):
                     lease.check()
         monkeypatch.setattr(module.Holder, "here", real)

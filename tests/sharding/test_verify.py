@@ -405,7 +405,7 @@ class TestManifest:
         assert found[dataset.shards[1].path] == "missing"
         assert found[dataset.shards[2].index_path] == "altered"
         assert found["shards.parquet"] in ("missing", "miscounted")
-        with pytest.raises(CorruptionError, match="build the dataset again from its source"):
+        with pytest.raises(CorruptionError, match=r"repair it with --source .*x\.parquet"):
             repair(str(root))
 
 

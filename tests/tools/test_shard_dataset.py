@@ -256,7 +256,7 @@ class TestVerify:
 
 
 class TestRepair:
-    def test_tells_what_it_would_do_then_does_it(self, cli: Cli, dataset: Path) -> None:
+    def test_tells_what_it_would_do_then_does_it(self, cli: Cli, source: str, dataset: Path) -> None:
         before = {path.name: path.read_bytes() for path in dataset.iterdir()}
         (dataset / "train-00002-of-00003.tfrecord").rename(dataset / "train-00001-of-00003.tfrecord")
         (dataset / "dataset.json").unlink()
@@ -268,7 +268,10 @@ class TestRepair:
         assert lines[0] == "dataset.json: rewrite: made again from the other files of the dataset"
         assert "train-00002-of-00003.tfrecord: move: its bytes lie in train-00001-of-00003.tfrecord" in lines
         assert lines[-2] == "lost: train: 120 records (on time 108, late 12)"
-        assert lines[-1] == "3 files are damaged; 120 records would be lost; nothing was written (--dry-run)"
+        assert lines[-1] == (
+            f"3 files are damaged; 120 records would be lost, and none with --source {source} if it is still there; "
+            "nothing was written (--dry-run)"
+        )
         done = cli("shard-dataset", "repair", str(dataset), "--json")
         document = json.loads(done.stdout)
         assert document["lost_records"] == 120
@@ -281,6 +284,34 @@ class TestRepair:
         assert json.loads(done.stdout)["lost"][0]["path"] == "train-00001-of-00003.tfrecord"
         done = cli("shard-dataset", "verify", str(dataset), "--deep", "--workers", "2")
         assert done.returncode == 0, done.stdout
+
+    def test_from_the_source_all_comes_back(self, cli: Cli, source: str, dataset: Path) -> None:
+        before = {path.name: path.read_bytes() for path in dataset.iterdir()}
+        (dataset / "train-00001-of-00003.tfrecord").unlink()
+        (dataset / "test-00000-of-00001.tfrecord").write_bytes(b"")
+        done = cli("shard-dataset", "repair", str(dataset), "--source", source, "--dry-run", "--json")
+        document = json.loads(done.stdout)
+        assert [r["action"] for r in document["remedies"]] == ["rebuild", "rebuild"]
+        assert (document["lost_records"], done.stderr) == (0, "")
+        done = cli("shard-dataset", "repair", str(dataset), "--source", source, "--workers", "1")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-2:] == [
+            f"test-00000-of-00001.tfrecord: rebuild: made again from {source}",
+            "repaired 2 damaged files; no record is lost",
+        ]
+        assert "write shards: 2 of 2" in done.stderr
+        assert {path.name: path.read_bytes() for path in dataset.iterdir()} == before
+
+    def test_another_source_is_one_line(self, cli: Cli, source: str, dataset: Path) -> None:
+        (dataset / "train-00001-of-00003.tfrecord").unlink()
+        before = {path.name: path.read_bytes() for path in dataset.iterdir()}
+        Path(source).write_text(Path(source).read_text().replace("AA", "BB"))
+        done = cli("shard-dataset", "repair", str(dataset), "--source", source, "--workers", "1")
+        errors = [line for line in done.stderr.splitlines() if line.startswith("shard-dataset: error: ")]
+        assert (done.returncode, len(errors)) == (1, 1)
+        assert "has other bytes than were written: it is another source, or was changed since" in errors[0]
+        assert "Traceback" not in done.stderr
+        assert {path.name: path.read_bytes() for path in dataset.iterdir()} == before
 
     def test_says_so_if_all_is_well(self, capsys: pytest.CaptureFixture[str], dataset: Path) -> None:
         capsys.readouterr()
@@ -538,6 +569,7 @@ class TestUsage:
             (["build", "a", "b", "--shards", "0"], "must be a whole number of at least 1, got '0'"),
             (["build", "a", "b", "--shards", "1", "--shard-size", "1MB"], "not allowed with argument --shards"),
             (["build", "a", "b", "--format", "csv"], "invalid choice: 'csv'"),
+            (["repair", "a", "--source-kind", "csv"], "name it with --source"),
         ],
     )
     def test_wrong_usage_is_exit_status_two(

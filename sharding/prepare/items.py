@@ -1,0 +1,76 @@
+"""Lists of names, and of names with values, as they stand on a command line and in `dataset.json`: between commas."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+
+__all__ = ["ALL", "join_items", "split_columns", "split_names", "split_pairs"]
+
+ALL = "*"  # stands for all columns, which is none named
+
+
+def join_items(items: Iterable[str]) -> str:
+    """Items between commas; one that would be read as something else in double quotes.
+
+    >>> join_items(['a', 'b', 'c,d'])
+    'a,b,"c,d"'
+    """
+    return ",".join(map(_quoted, items))
+
+
+def _quoted(item: str) -> str:
+    plain = item and item == item.strip() and item != ALL and not set(item) & set(',"\r\n')
+    return item if plain else '"' + item.replace('"', '""') + '"'
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Names between commas.
+
+    Raises:
+        ValueError: one is empty.
+
+    >>> split_names('a, b,"c,d"')
+    ('a', 'b', 'c,d')
+    """
+    names = _items(text)
+    if not names or not all(names):
+        raise ValueError(f"columns are NAME,NAME,..., got {text!r}")
+    return names
+
+
+def split_columns(text: str) -> tuple[str, ...]:
+    """Names of columns; ``*`` stands for all, which is none named.
+
+    Raises:
+        ValueError: one is empty.
+    """
+    return () if text == ALL else split_names(text)
+
+
+def split_pairs(text: str) -> tuple[tuple[str, str], ...]:
+    """Names and values between commas.
+
+    Raises:
+        ValueError: one is not NAME=VALUE.
+
+    >>> split_pairs('a=1,"b,c=x=y"')
+    (('a', '1'), ('b,c', 'x=y'))
+    """
+    pairs = [item.partition("=") for item in _items(text)]
+    for name, equals, _ in pairs:
+        if not name.strip() or not equals:
+            raise ValueError(f"expected NAME=VALUE,NAME=VALUE,..., got {text!r}")
+    return tuple((name.strip(), value.strip()) for name, _, value in pairs)
+
+
+def _items(text: str) -> tuple[str, ...]:
+    """What stands between commas; in double quotes, a comma is a letter like others.
+
+    Raises:
+        ValueError: a quote is not closed.
+    """
+    try:
+        return tuple(item.strip() for item in next(csv.reader([text], strict=True, skipinitialspace=True), []))
+    except csv.Error as error:
+        raise ValueError(f"{text!r}: {error}; put double quotes around a whole NAME or NAME=VALUE") from error
