@@ -91,8 +91,8 @@ def plan_rebuild(storage: Storage, manifest: Manifest, original: Original, repor
     )
     if options.needs_census:
         raise ConfigError(
-            f"{where} was built with --split-column, --group-by or --balance bytes, and shards of such datasets are not "
-            "made again one by one; build it again with: shard-dataset build --overwrite"
+            f"{where} was built with --split-column, --group-by or --balance bytes, and single shards of such datasets "
+            "are not made again; build it anew with: shard-dataset build --overwrite"
         )
     plan = plan_build(options, report=report)
     difference = _difference(plan, manifest)
