@@ -30,7 +30,7 @@ from .keyed import derive_key
 from .manifest import Manifest, ShardInfo, SplitInfo
 from .placement import Placement
 from .plan import BuildOptions, check_label, plan_assignment, share_out, sort_classes
-from .prepare import open_prepared
+from .prepare import open_carrying
 from .schema import Schema
 from .sized import Dealt, deal_records
 from .sources import Source, light
@@ -176,7 +176,7 @@ def _scratch(options: BuildOptions, root: Storage) -> Iterator[Storage | None]:
 
 def _open_source(options: BuildOptions) -> Source:
     check_apart(options.source, options.destination)
-    source = open_prepared(options.source, options.label, options.source_kind, options.prepare)
+    source = open_carrying(options.source, options.label, options.source_kind, options.prepare, options.divided_by)
     check_apart(source.url, options.destination)  # the folder alone, where the options name a split in it
     check_label(source.schema)
     return source
