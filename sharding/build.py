@@ -31,7 +31,7 @@ from .keyed import derive_key
 from .manifest import FileInfo, Manifest, ShardInfo, SplitInfo, describe
 from .placement import Placement
 from .plan import BuildOptions, check_label, plan_assignment, share_out, sort_classes
-from .prepare import open_prepared
+from .prepare import open_carrying
 from .schema import Schema
 from .sized import Dealt, deal_records
 from .sources import Source, light
@@ -182,7 +182,9 @@ def _scratch(options: BuildOptions, root: Storage) -> Iterator[Storage | None]:
 def _open_source(options: BuildOptions) -> Source:
     check_apart(options.source, options.destination)
     reject = open_policy(options.bad_records)
-    source = open_prepared(options.source, options.label, options.source_kind, options.prepare, reject)
+    source = open_carrying(
+        options.source, options.label, options.source_kind, options.prepare, options.divided_by, reject
+    )
     check_apart(source.url, options.destination)  # the folder alone, where the options name a split in it
     check_label(source.schema)
     return source

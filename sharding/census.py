@@ -19,8 +19,8 @@ from .errors import ConfigError, SourceError
 from .formats.lengths import example_lengths
 from .formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from .prepare.columns import check_columns
-from .prepare.source import draft_columns, narrowed
-from .schema import Schema
+from .prepare.source import narrowed
+from .schema import Feature, Schema
 from .sources import Part, Source
 from .sources.base import late_bytes
 from .storage import Storage
@@ -66,12 +66,14 @@ class Census:
 
     Attributes:
         by: the column that decides the split of each record. Or None.
+        kind: the type of its values.
         flag: that names it, for errors.
         sizes: whether the size of each record is noted.
         folder: that all tasks read and write; it holds a few files a part.
     """
 
     by: str | None
+    kind: pa.DataType | None
     flag: str
     sizes: bool
     folder: Storage
@@ -106,23 +108,24 @@ class Census:
         )
 
 
-def check_column(source: Source, column: str, flag: str) -> None:
-    """Refuse a column that cannot decide the splits, before any of it is read.
+def check_column(source: Source, column: str, flag: str) -> pa.DataType:
+    """The type of a column that is to decide the splits, found before any of it is read.
 
     Raises:
         ConfigError: there is none of this name, it is the label, its values are no strings, integers or bools, or they
             are known only once the images are read.
     """
-    schema = source.schema
-    check_columns(flag, [column], schema.names)
-    if column == schema.label:
+    drafts = source.sample(source.parts[0], 1).schema if source.parts else source.schema.arrow
+    if column not in drafts.names:
+        check_columns(flag, [column], source.schema.names)
+        raise ConfigError(f"{flag} {column}: the column is known only once the images are read; name another")
+    if column == source.schema.label:
         raise ConfigError(f"{flag} {column}: that is the label, so each class would be in one split alone")
-    feature = schema[column]
+    feature = Feature.from_arrow(drafts.field(column))
     if feature.shape != () or feature.dtype == "binary" or feature.dtype.startswith("float"):
         what = f"lists of {feature.dtype}" if feature.shape else f"{feature.dtype} values"
         raise ConfigError(f"{flag} {column}: the column holds {what}; it has to hold strings, integers or bools")
-    if column not in draft_columns(source):
-        raise ConfigError(f"{flag} {column}: the column is known only once the images are read; name another")
+    return feature.primitive
 
 
 def take_census(source: Source, part: Part, number: int, census: Census) -> dict[Any, int]:
@@ -139,10 +142,11 @@ def take_census(source: Source, part: Part, number: int, census: Census) -> dict
     Raises:
         SourceError: a record has no label, or no value in the column that decides its split.
     """
-    named = {_CLASS: source.schema.label, _VALUE: census.by}
-    columns = {role: name for role, name in named.items() if name is not None}
-    kinds = [(role, pa.dictionary(pa.int32(), source.schema[name].primitive)) for role, name in columns.items()]
-    schema = pa.schema([*kinds, *([(_BYTES, pa.int64())] if census.sizes else [])])
+    label = source.schema.label
+    columns = {role: name for role, name in {_CLASS: label, _VALUE: census.by}.items() if name is not None}
+    kinds = {_CLASS: None if label is None else source.schema[label].primitive, _VALUE: census.kind}
+    fields = [(role, pa.dictionary(pa.int32(), kinds[role])) for role in columns]
+    schema = pa.schema([*fields, *([(_BYTES, pa.int64())] if census.sizes else [])])
     batches = list(_noted(source, part, columns, census))
     table = pa.Table.from_batches(batches, schema).unify_dictionaries().combine_chunks()
     classes, class_codes = _decoded(table, _CLASS)

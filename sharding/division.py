@@ -23,7 +23,7 @@ __all__ = ["Division", "divide", "open_census"]
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
-_AT_ONCE = 1 << 22  # notes
+_AT_ONCE = 1 << 20  # notes
 _MOST_SPLITS = 256
 
 
@@ -50,11 +50,9 @@ def open_census(source: Source, options: BuildOptions, folder: Storage) -> Censu
     Raises:
         ConfigError: the column that they name does not fit.
     """
-    by = options.group_by if options.split_column is None else options.split_column
-    flag = "--group-by" if options.split_column is None else "--split-column"
-    if by is not None:
-        check_column(source, by, flag)
-    return Census(by=by, flag=flag, sizes=options.balance == "bytes", folder=folder)
+    by, flag = options.divided_by, "--group-by" if options.split_column is None else "--split-column"
+    kind = None if by is None else check_column(source, by, flag)
+    return Census(by=by, kind=kind, flag=flag, sizes=options.balance == "bytes", folder=folder)
 
 
 def divide(census: Census, parts: int, classes: pa.Array, options: BuildOptions) -> Division:

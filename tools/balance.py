@@ -54,13 +54,16 @@ def balance_of_dataset(dataset: Dataset) -> list[SplitBalance]:
 def balance_of_plan(plan: BuildPlan) -> list[SplitBalance]:
     """As it will be, with estimated sizes."""
     result = []
+    first = 0
     for split in plan.assignment.splits:
-        records = np.array([split.shard_records(shard) for shard in range(split.shards)], np.int64)
+        records = split.all_shard_records()
+        weights = records if plan.dealt is None else plan.dealt.shard_bytes[first : first + split.shards]
+        first += split.shards
         result.append(
             SplitBalance(
                 name=split.name,
                 shard_records=records,
-                shard_bytes=np.rint(records * plan.record_bytes).astype(np.int64),
+                shard_bytes=np.rint(weights * (split.records * plan.record_bytes / weights.sum())).astype(np.int64),
                 shard_class_counts=np.stack([split.shard_class_counts(shard) for shard in range(split.shards)]),
             )
         )
@@ -125,7 +128,9 @@ def balance_text(splits: Sequence[SplitBalance], classes: Sequence[Any], *, esti
         lines.append(f"... the {_CLASSES_SHOWN // 2} largest and smallest of {len(order):,} classes")
     spread = max(int(np.ptp(split.shard_class_counts, axis=0).max()) for split in splits)
     uneven = max(int(np.ptp(split.shard_records)) for split in splits)
-    lines.append(f"largest difference between two shards of a split: {uneven} in records, {spread} in any class")
+    bytes_apart = max(np.ptp(split.shard_bytes) / split.shard_bytes.min() for split in splits)
+    sizes = "" if estimated else f", {bytes_apart:.2%} in bytes"
+    lines.append(f"largest difference between two shards of a split: {uneven} in records, {spread} in any class{sizes}")
     return lines
 
 

@@ -11,6 +11,7 @@ from ..sharding.interop.tfds import INFO_NAME, obstacle
 from .balance import balance_json, balance_of_dataset, balance_text
 from .console import align, human_bytes, one_line
 from .repairing import lost_json, lost_lines
+from .shares import shares_json, shares_text
 
 __all__ = ["feature_spec", "inspection_json", "inspection_text", "reading_example"]
 
@@ -47,6 +48,7 @@ def inspection_json(dataset: Dataset) -> dict[str, Any]:
         ],
         "splits": balance_json(balance_of_dataset(dataset), manifest.classes),
         "tfds_obstacle": _tfds_obstacle(dataset) or None,
+        "groups": shares_json(balance_of_dataset(dataset), manifest.options, {}),
         "lost": lost_json(manifest),
         "reading": reading_example(dataset),
     }
@@ -71,6 +73,7 @@ def inspection_text(dataset: Dataset) -> str:
         *lost_lines(manifest),
         "",
         *balance_text(balance_of_dataset(dataset), manifest.classes),
+        *shares_text(balance_of_dataset(dataset), manifest.options, {}),
         "",
         *_feature_table(manifest),
         "",

@@ -43,6 +43,7 @@ from .inspection import inspection_json, inspection_text
 from .prepare_args import prepare_options
 from .repairing import repair_json, repair_text
 from .shard_dataset_args import build_parser, cores
+from .shares import shares_json, shares_text
 
 __all__ = ["main"]
 
@@ -72,6 +73,9 @@ def _build(args: argparse.Namespace) -> int:
         shards=args.shards,
         shard_bytes=args.shard_size,
         splits=args.split,
+        split_column=args.split_column,
+        group_by=args.group_by,
+        balance=args.balance,
         seed=args.seed,
         workers=args.workers,
         memory_bytes=args.memory,
@@ -103,7 +107,8 @@ def _build(args: argparse.Namespace) -> int:
 
 
 def _reshard(args: argparse.Namespace) -> int:
-    args.split = args.split or {only_split(args.src): Fraction(1)}
+    if args.split is None:
+        args.split = {only_split(args.src) if args.split_column is None else "train": Fraction(1)}
     return _build(args)
 
 
@@ -122,10 +127,11 @@ def _summarise(args: argparse.Namespace, seconds: float) -> None:
             "seconds": round(seconds, 3),
             "records_per_second": round(manifest.records / seconds, 1),
             "splits": balance_json(balance, manifest.classes),
+            "groups": shares_json(balance, manifest.options, {}),
         }
         print(json.dumps(document, indent=2))
         return
-    print("\n".join(balance_text(balance, manifest.classes)))
+    print("\n".join([*balance_text(balance, manifest.classes), *shares_text(balance, manifest.options, {})]))
     print(
         f"wrote {manifest.records:,} records, {human_bytes(data_bytes)} in {len(dataset.shards):,} shards of "
         f"{manifest.shard_format}, to {dataset.storage.locate()} in {human_seconds(seconds)} "
@@ -142,6 +148,7 @@ def _plan_json(options: BuildOptions, plan: BuildPlan) -> dict[str, Any]:
         "features": plan.source.schema.to_json(),
         "estimated_record_bytes": round(plan.record_bytes, 1),
         "splits": balance_json(balance_of_plan(plan), plan.classes),
+        "groups": shares_json(balance_of_plan(plan), options.recorded(), plan.groups),
     }
 
 
@@ -160,6 +167,7 @@ def _plan_text(options: BuildOptions, plan: BuildPlan) -> list[str]:
         *align(["feature", "dtype", "shape", "role"], rows, left=4),
         "",
         *balance_text(balance_of_plan(plan), plan.classes, estimated=True),
+        *shares_text(balance_of_plan(plan), options.recorded(), plan.groups),
         f"would write {options.shard_format}{codec} to {options.destination}; nothing was written (--dry-run)",
     ]
 

@@ -39,9 +39,10 @@ AWS_PROFILE, AWS_ENDPOINT_URL; HADOOP_USER_NAME.
 {_EXIT_CODES}"""
 _BUILD_EPILOG = f"""\
 Each shard's number of records, and each class's number of records per shard, differ by at most one between the
-shards of a split. The same source, options and seed give the same bytes, whatever --workers is. The dataset
-appears at once, when all of it is written. A build that was killed or interrupted is gone on with by the same
-command, and ends with the same bytes; one that fails for its source's sake leaves nothing behind.
+shards of a split; with --balance bytes the shards are of one size, too. The same source, options and seed give the
+same bytes, whatever --workers is. The dataset appears at once, when all of it is written. A build that was killed or
+interrupted is gone on with by the same command, and ends with the same bytes; one that fails for its source's sake
+leaves nothing behind.
 
 {PREPARE_EPILOG}
 examples:
@@ -50,6 +51,10 @@ examples:
 
   # what would be written: schema, classes, splits, shards, sizes
   shard-dataset build flights.csv shards/ --label late --dry-run
+
+  # the split that the data comes with; or new ones, with all records of a patient on one side
+  shard-dataset build cells.parquet shards/ --label kind --split-column fold --drop-columns fold
+  shard-dataset build cells.parquet shards/ --label kind --group-by patient --split train=0.8,test=0.2
 
   # a folder of images for each class; the label is the folder's name
   shard-dataset build photos/ hdfs://namenode:8020/photos --shard-size 128MiB
@@ -259,9 +264,24 @@ def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1"
         "--shard-size", type=_checked(parse_bytes), metavar="SIZE",
         help="about how large each shard should be, such as 256MiB (the default, but at least 16 shards)",
     )  # fmt: skip
-    command.add_argument(
+    splits = command.add_mutually_exclusive_group()
+    splits.add_argument(
         "--split", type=_checked(parse_splits), default="train=1", metavar="NAME=SHARE,...",
         help=f"splits and their shares, stratified by class, such as train=0.9,test=0.1 (default: {split_default})",
+    )  # fmt: skip
+    splits.add_argument(
+        "--split-column", metavar="COL", help="column whose value names the split of each record, in place of shares"
+    )
+    command.add_argument(
+        "--group-by", metavar="COL",
+        help="column no value of which is in two splits, such as patient or user; shares and classes are met as well "
+        "as whole groups allow, see inspect (takes about 500 bytes of memory a group)",
+    )  # fmt: skip
+    command.add_argument(
+        "--balance", choices=("records", "bytes"), default="records",
+        help="what is even between the shards of a split: records, of every class too; or bytes besides, as far as the "
+        "sizes of records before compression allow (takes about 60 bytes of memory and 20 of --spill a record, and one "
+        "more reading of SRC, but not of images) (default: records)",
     )  # fmt: skip
     command.add_argument("--seed", type=int, default=0, help="of splits, shards and order (default: 0)")
     _add_workers(command)

@@ -1,5 +1,6 @@
 """What is done to records before they are dealt to shards: steps as values, and sources around a source."""
 
+from .carrying import open_carrying
 from .casts import Cast, SetTypes
 from .features_file import read_features
 from .image_source import ImageSource
@@ -29,6 +30,7 @@ __all__ = [
     "SetTypes",
     "Size",
     "Step",
+    "open_carrying",
     "open_prepared",
     "parse_encoding",
     "parse_size",

@@ -14,43 +14,46 @@ from ringfeed.sharding.errors import ConfigError
 @st.composite
 def assignments(draw: st.DrawFn) -> Assignment:
     classes = draw(st.integers(1, 6))
+    divided = draw(st.booleans())  # a split may then lack a class
     splits = []
     for name in draw(st.sampled_from([["train"], ["train", "test"], ["a", "b", "c"]])):
-        counts = draw(st.lists(st.integers(1, 400), min_size=classes, max_size=classes))
+        numbers = st.lists(st.integers(0 if divided else 1, 400), min_size=classes, max_size=classes)
+        counts = draw(numbers.filter(any))
         splits.append(SplitLayout(name=name, shards=draw(st.integers(1, sum(counts))), class_counts=tuple(counts)))
-    return Assignment(seed=draw(st.integers(0, 9)), splits=tuple(splits))
+    return Assignment(seed=draw(st.integers(0, 9)), splits=tuple(splits), divided=divided)
 
 
 def every_record(assignment: Assignment) -> tuple[np.ndarray, np.ndarray]:
-    """Class ids and ordinals of all records, in an interleaved order."""
-    totals = np.sum([split.class_counts for split in assignment.splits], axis=0)
-    class_ids = np.concatenate([np.full(total, c) for c, total in enumerate(totals)]).astype(np.int32)
+    """Strata and ordinals of all records, in an interleaved order."""
+    counts = np.array([split.class_counts for split in assignment.splits])
+    totals = counts.reshape(-1) if assignment.divided else counts.sum(axis=0)
+    strata = np.concatenate([np.full(total, c) for c, total in enumerate(totals)]).astype(np.int32)
     ordinals = np.concatenate([np.arange(total) for total in totals])
-    order = np.random.default_rng(0).permutation(len(class_ids))
-    return class_ids[order], ordinals[order]
+    order = np.random.default_rng(0).permutation(len(strata))
+    return strata[order], ordinals[order]
 
 
 @given(assignments())
 def test_every_record_has_a_place_of_its_own_and_every_place_a_record(assignment: Assignment) -> None:
-    class_ids, ordinals = every_record(assignment)
-    shards, slots = assignment.locate(class_ids, ordinals)
+    strata, ordinals = every_record(assignment)
+    shards, slots = assignment.locate(strata, ordinals)
     taken = set(zip(shards.tolist(), slots.tolist(), strict=True))
     places = {
         (shard, slot)
         for shard in range(assignment.shards)
         for slot in range(assignment.shard(shard)[0].shard_records(assignment.shard(shard)[1]))
     }
-    assert len(taken) == len(class_ids)
+    assert len(taken) == len(strata)
     assert taken == places
 
 
 @given(assignments())
 def test_shards_and_classes_in_shards_differ_by_at_most_one(assignment: Assignment) -> None:
-    class_ids, ordinals = every_record(assignment)
-    shards, _ = assignment.locate(class_ids, ordinals)
-    classes = len(assignment.splits[0].class_counts)
-    found = np.zeros((assignment.shards, classes), np.int64)
-    np.add.at(found, (shards, class_ids), 1)
+    strata, ordinals = every_record(assignment)
+    shards, _ = assignment.locate(strata, ordinals)
+    assert assignment.strata > strata.max()
+    found = np.zeros((assignment.shards, assignment.classes), np.int64)
+    np.add.at(found, (shards, strata % assignment.classes), 1)
     first = 0
     for split in assignment.splits:
         mine = found[first : first + split.shards]
@@ -65,10 +68,10 @@ def test_shards_and_classes_in_shards_differ_by_at_most_one(assignment: Assignme
 
 @given(assignments(), st.data())
 def test_places_do_not_depend_on_how_the_records_are_batched(assignment: Assignment, data: st.DataObject) -> None:
-    class_ids, ordinals = every_record(assignment)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(class_ids)), max_size=4)))
-    whole = np.stack(assignment.locate(class_ids, ordinals))
-    pieces = zip(np.split(class_ids, cuts), np.split(ordinals, cuts), strict=True)
+    strata, ordinals = every_record(assignment)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(strata)), max_size=4)))
+    whole = np.stack(assignment.locate(strata, ordinals))
+    pieces = zip(np.split(strata, cuts), np.split(ordinals, cuts), strict=True)
     assert np.array_equal(whole, np.concatenate([np.stack(assignment.locate(*piece)) for piece in pieces], axis=1))
 
 
@@ -77,6 +80,14 @@ def test_rows_of_a_shard_are_a_permutation_of_its_slots(assignment: Assignment) 
     for shard in range(min(assignment.shards, 5)):
         split, number = assignment.shard(shard)
         assert sorted(assignment.row_of_slot(shard).tolist()) == list(range(split.shard_records(number)))
+
+
+@given(assignments().filter(lambda assignment: assignment.divided))
+def test_a_record_whose_split_is_given_goes_there(assignment: Assignment) -> None:
+    strata, ordinals = every_record(assignment)
+    shards, _ = assignment.locate(strata, ordinals)
+    found = [assignment.shard(shard)[0].name for shard in shards.tolist()]
+    assert found == [assignment.splits[stratum // assignment.classes].name for stratum in strata.tolist()]
 
 
 def test_another_seed_is_another_assignment() -> None:

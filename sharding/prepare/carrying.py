@@ -1,0 +1,125 @@
+"""A column that travels with the records up to their shards, and is not stored there: it was dropped by a step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..errors import ConfigError
+from ..keyed import derive_key
+from ..schema import Schema
+from ..sources.base import Part, Reject, Source, fail_on_bad, late_bytes
+from .image_source import ImageSource
+from .opening import open_prepared
+from .options import PrepareOptions
+from .source import narrowed
+from .steps import Drop, Select, Step
+
+__all__ = ["CarryingSource", "open_carrying"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarryingSource:
+    """A source whose drafts have one column more than its records.
+
+    Attributes:
+        inner: the source of what goes in.
+        column: that is not in the records.
+    """
+
+    inner: Source
+    column: str
+
+    @property
+    def url(self) -> str:
+        """Where the inner source is."""
+        return self.inner.url
+
+    @property
+    def schema(self) -> Schema:
+        """That of the inner source without the column."""
+        kept = tuple(feature for feature in self.inner.schema.features if feature.name != self.column)
+        return Schema(features=kept, label=self.inner.schema.label)
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """Those of the inner source."""
+        return self.inner.parts
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the inner source and of what is left out."""
+        return f"{derive_key(self.inner.fingerprint, 'without', self.column):016x}"
+
+    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
+        """Those of the inner source."""
+        return self.inner.labels(part, reject)
+
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
+        """Those of the inner source, with the column."""
+        return self.inner.drafts(part, reject)
+
+    def sample(self, part: Part, records: int) -> pa.RecordBatch:
+        """That of the inner source, with the column."""
+        return self.inner.sample(part, records)
+
+    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
+        """As the inner source does, without the column."""
+        schema = self.schema
+        batch = self.inner.complete(drafts).select(list(schema.names))
+        return pa.RecordBatch.from_arrays(batch.columns, schema=schema.arrow)
+
+    def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """As of the inner source."""
+        return late_bytes(self.inner, part, drafts)
+
+    def narrow(self, columns: Collection[str]) -> Source:
+        """The inner source with these columns."""
+        return narrowed(self.inner, columns)
+
+
+def open_carrying(
+    url: str,
+    label: str | None,
+    kind: str,
+    options: PrepareOptions,
+    column: str | None,
+    reject: Reject = fail_on_bad,
+) -> Source:
+    """Open and prepare a dataset as `opening.open_prepared` does, with a column in its drafts even if steps drop it.
+
+    Args:
+        url: see `open_prepared`.
+        label: see `open_prepared`.
+        kind: see `open_prepared`.
+        options: what to do.
+        column: by its name after all steps. Or None.
+        reject: see `open_prepared`.
+    """
+    source = open_prepared(url, label, kind, options, reject)
+    steps = tuple(kept for step in options.steps if (kept := _keeping(step, column)) is not None)
+    if column is None or column in source.schema.names or steps == options.steps:
+        return source
+    try:
+        whole = open_prepared(url, label, kind, replace(options, steps=steps), reject)
+    except ConfigError:  # there is no such column; the steps as they were given were fine
+        return source
+    if column not in whole.schema.names:
+        return source
+    if isinstance(whole, ImageSource):  # which is to stay outermost: records are compared before it transforms them
+        return replace(whole, inner=CarryingSource(inner=whole.inner, column=column))
+    return CarryingSource(inner=whole, column=column)
+
+
+def _keeping(step: Step, column: str | None) -> Step | None:
+    """A step that lets a column be; None if it did no more than drop it."""
+    if column is not None and isinstance(step, Drop) and column in step.columns:
+        left = tuple(name for name in step.columns if name != column)
+        return Drop(left) if left else None
+    if column is not None and isinstance(step, Select) and column not in step.columns:
+        return Select((*step.columns, column))
+    return step
