@@ -358,8 +358,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run() -> NoReturn:
     """The program: `main`, and then an end without Python's own.
 
-    A thread of Arrow that lets go of a Python buffer while the interpreter shuts down aborts the process (3 of 30 builds
-    that failed early). All that there is to tidy up has been by then.
+    A thread of Arrow that lets go of a Python buffer while the interpreter shuts down aborts the process (3 of 30
+    builds that failed early). All that there is to tidy up has been by then.
     """
     try:
         status = main()
