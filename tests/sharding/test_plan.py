@@ -26,6 +26,10 @@ def options(**changes: Any) -> BuildOptions:
         ({"splits": {"a": Fraction(2), "b": Fraction(-1)}}, "positive and add up to 1"),
         ({"splits": {"../a": Fraction(1)}}, "ASCII letters, digits and _, got '../a'"),
         ({"splits": {}}, "add up to 1"),
+        ({"balance": "size"}, "--balance must be one of records, bytes, got 'size'"),
+        ({"split_column": "s", "group_by": "g"}, "--split-column or --group-by, not both: the column 's' names"),
+        ({"split_column": "s", "splits": {"a": Fraction(1)}}, "--split or --split-column, not both"),
+        ({"group_by": "g"}, "several splits, and there is one; add --split train=0.9,test=0.1"),
     ],
 )
 def test_an_option_that_its_rule_forbids_names_rule_and_value(changes: dict[str, Any], message: str) -> None:
