@@ -1,5 +1,6 @@
 """Datasets in, balanced shards and a manifest out. Needs no TensorFlow."""
 
+from .append import AppendOptions, append, plan_append
 from .build import BuildPlan, Progress, build, plan_build
 from .damage import Damage, Note
 from .dataset import Dataset, open_dataset, read_records
@@ -16,7 +17,7 @@ from .errors import (
     WorkerError,
 )
 from .image_statistics import ImageStatistics
-from .manifest import LostRecords, Manifest, ShardInfo, SplitInfo
+from .manifest import Generation, LostRecords, Manifest, ShardInfo, SplitInfo
 from .plan import BuildOptions
 from .remedies import Remedy, RepairPlan, plan_repair
 from .repair import RepairReport, apply_repair, repair
@@ -26,6 +27,7 @@ from .storage import Storage
 from .verify import Verification, VerifyProgress, check_dataset, verify
 
 __all__ = [
+    "AppendOptions",
     "BuildOptions",
     "BuildPlan",
     "ConfigError",
@@ -36,6 +38,7 @@ __all__ = [
     "DestinationError",
     "Feature",
     "FeatureStatistics",
+    "Generation",
     "ImageStatistics",
     "LostRecords",
     "Manifest",
@@ -55,11 +58,13 @@ __all__ = [
     "Verification",
     "VerifyProgress",
     "WorkerError",
+    "append",
     "apply_repair",
     "build",
     "check_dataset",
     "clean",
     "open_dataset",
+    "plan_append",
     "plan_build",
     "plan_repair",
     "read_records",

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from .assign import Assignment
 from .dedup import drop_duplicates
-from .destination import Draft, check_apart, draft_dataset
+from .destination import Draft, Purpose, check_apart, draft_dataset
 from .engine import open_engine
 from .errors import ConfigError, RingfeedError
 from .execute import Job, stream_tasks
@@ -26,16 +26,29 @@ from .grouping import group
 from .journal import ShardResult
 from .keyed import derive_key
 from .manifest import Manifest, ShardInfo, SplitInfo
+from .merge import merge_generation
 from .plan import BuildOptions, check_label, plan_assignment, sort_classes
 from .prepare import open_prepared
+from .schema import Feature
 from .sources import Source, light
+from .sources.base import NO_FEATURES
 from .spill import PartSpill, Spill, open_spill, remove_spill, spill_root
 from .statistics import FeatureStatistics, merge_statistics
 from .storage import Storage, public_url
 from .table import seal
 from .tasks import Bucketing, ShardTarget, assemble_bucket, count_classes, partition_part
 
-__all__ = ["BuildPlan", "Progress", "build", "plan_build"]
+__all__ = [
+    "BuildPlan",
+    "Progress",
+    "Report",
+    "about_build",
+    "build",
+    "open_build_source",
+    "plan_build",
+    "plan_source",
+    "write_dataset",
+]
 
 _SAMPLE_RECORDS = 256
 _BLOCK_ROWS = 1 << 16
@@ -75,10 +88,11 @@ class BuildPlan:
 
     Attributes:
         source: opened.
-        classes: values of the label, sorted.
+        classes: values of the label: those of `base`, then the others, sorted.
         part_counts: records by class, one mapping a part.
         assignment: of records to shards.
         record_bytes: estimated mean size of a record on storage.
+        base: what the dataset that is appended to says of itself; None in a build.
     """
 
     source: Source
@@ -86,6 +100,7 @@ class BuildPlan:
     part_counts: tuple[Mapping[Any, int], ...]
     assignment: Assignment
     record_bytes: float
+    base: Manifest | None = None
 
     @property
     def first_ordinals(self) -> npt.NDArray[np.int64]:
@@ -115,6 +130,8 @@ class BuildPlan:
             self.block_rows,
             _writer(),
         ]
+        if self.base is not None:
+            facts.append([self.assignment.generation, self.base.layout and self.base.layout.to_json()])
         return f"{derive_key(json.dumps(facts)):016x}"
 
 
@@ -129,20 +146,42 @@ def plan_build(options: BuildOptions, *, executor: Executor | None = None, repor
         SourceError: the source cannot be read, or its classes cannot be balanced and split as asked.
         ConfigError: the options do not fit the data.
     """
-    source = _open_source(options)
+    return plan_source(open_build_source(options), options, executor=executor, report=report)
+
+
+def plan_source(
+    source: Source,
+    options: BuildOptions,
+    base: Manifest | None = None,
+    *,
+    executor: Executor | None = None,
+    report: Report = _ignore,
+) -> BuildPlan:
+    """`plan_build` of a source that was opened, or of an append to a dataset."""
     with open_engine(options.engine, options.workers) if executor is None else nullcontext(executor) as pool:
-        return _plan(source, options, pool, report)
+        return _plan(source, options, base, pool, report)
 
 
-def _open_source(options: BuildOptions) -> Source:
+def open_build_source(options: BuildOptions, types: Mapping[str, Feature] = NO_FEATURES) -> Source:
+    """The source that the options name, prepared.
+
+    Args:
+        options: of the build.
+        types: that the columns are to have in the end; see `open_prepared`.
+
+    Raises:
+        SourceError: it cannot be read, or its label makes no classes.
+        ConfigError: the options do not fit it.
+        DestinationError: source and destination lie in each other.
+    """
     check_apart(options.source, options.destination)
-    source = open_prepared(options.source, options.label, options.source_kind, options.prepare)
+    source = open_prepared(options.source, options.label, options.source_kind, options.prepare, types)
     check_apart(source.url, options.destination)  # the folder alone, where the options name a split in it
     check_label(source.schema)
     return source
 
 
-def _plan(source: Source, options: BuildOptions, pool: Executor, report: Report) -> BuildPlan:
+def _plan(source: Source, options: BuildOptions, base: Manifest | None, pool: Executor, report: Report) -> BuildPlan:
     if options.prepare.dedup is not None:
         source = drop_duplicates(source, options.prepare.dedup, pool, _stage(report, "dedup"))
     tell = _Teller(report, "count", len(source.parts))
@@ -156,14 +195,27 @@ def _plan(source: Source, options: BuildOptions, pool: Executor, report: Report)
     totals: Counter[Any] = Counter()
     for counts in part_counts:
         totals.update(counts)
-    classes = sort_classes(totals, options.prepare.described(options.source), options.min_class_records)
+    known = () if base is None else base.classes
+    fresh = {value: count for value, count in totals.items() if value not in known}
+    classes = list(known)
+    if fresh or not totals:
+        classes += sort_classes(fresh, options.prepare.described(options.source), options.min_class_records)
     record_bytes = _sample_record_bytes(source, options)
     return BuildPlan(
         source=source,
         classes=tuple(classes),
         part_counts=tuple(part_counts),
-        assignment=plan_assignment(options, classes, [totals[value] for value in classes], record_bytes),
+        assignment=plan_assignment(
+            options,
+            classes,
+            [totals[value] for value in classes],
+            record_bytes,
+            generation=0 if base is None else len(base.all_generations),
+            known_classes=len(known),
+            there={} if base is None else {name: split.records for name, split in base.splits.items()},
+        ),
         record_bytes=record_bytes,
+        base=base,
     )
 
 
@@ -186,21 +238,55 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
             unless starting again may help (`RingfeedError.may_pass`), and a dataset that was to be replaced is
             untouched, unless it is the last step, the replacing, that fails.
     """
-    source = _open_source(options)
-    about = {"source": public_url(options.source), "writer": _writer()}
+    source = open_build_source(options)
+    purpose: Purpose = "replace" if options.overwrite else "new"
+    with draft_dataset(Storage(options.destination), purpose, about_build(options.source)) as draft:
+
+        def committed(plan: BuildPlan) -> Manifest | None:
+            return draft.committed(plan.fingerprint(options))
+
+        return write_dataset(source, options, draft, committed, executor=executor, report=report)
+
+
+def about_build(source: str) -> dict[str, str]:
+    """What a build leaves in the folder while it is at work, for whoever finds it."""
+    return {"source": public_url(source), "writer": _writer()}
+
+
+def write_dataset(
+    source: Source,
+    options: BuildOptions,
+    draft: Draft,
+    committed: Callable[[BuildPlan], Manifest | None],
+    *,
+    executor: Executor | None = None,
+    report: Report = _ignore,
+) -> Manifest:
+    """Write a source into a draft and commit it: a dataset, or a generation of the dataset that the draft appends to.
+
+    Args:
+        source: opened.
+        options: of the build; those that the dataset decides are as it says.
+        draft: to write to.
+        committed: the manifest, if what is planned was committed before. It may refuse the plan, too.
+        executor: to run the tasks on; by default those of `options.engine`.
+        report: called after every task.
+
+    Returns:
+        The manifest that was committed.
+    """
     root = spill_root(options.spill, options.destination)
-    with (
-        draft_dataset(Storage(options.destination), overwrite=options.overwrite, about=about) as draft,
-        open_engine(options.engine, options.workers) if executor is None else nullcontext(executor) as pool,
-    ):
+    base = None if draft.base is None else draft.base.manifest
+    with open_engine(options.engine, options.workers) if executor is None else nullcontext(executor) as pool:
         try:
-            plan = _plan(source, options, pool, report)
-            fingerprint = plan.fingerprint(options)
-            committed = draft.committed(fingerprint)
-            if committed is None:
-                manifest, infos = _write(plan, options, draft, fingerprint, root, pool, report)
-                committed, table = seal(manifest, infos)
-                draft.commit(committed, table)
+            plan = _plan(source, options, base, pool, report)
+            result = committed(plan)
+            if result is None:
+                manifest, infos = _write(plan, options, draft, plan.fingerprint(options), root, pool, report)
+                if draft.base is not None:
+                    manifest, infos = merge_generation(draft.base, manifest, infos)
+                result, table = seal(manifest, infos)
+                draft.commit(result, table)
         except BaseException as error:
             if not (draft.finished and draft.may_resume(error)):
                 remove_spill(root)
@@ -208,7 +294,7 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
                 raise type(error)(f"{error}; {draft.how_to_resume}".removeprefix("; ")) from error
             raise
         remove_spill(root)
-    return committed
+    return result
 
 
 def _writer() -> str:
@@ -332,7 +418,11 @@ def _layout(plan: BuildPlan, options: BuildOptions, parts: Sequence[PartSpill]) 
         for name, (low, high) in part.int_ranges.items():
             seen = ranges.get(name, (low, high))
             ranges[name] = (min(low, seen[0]), max(high, seen[1]))
-    return plan_layout(plan.source.schema, ranges)
+    layout = plan_layout(plan.source.schema, ranges)
+    if plan.base is None:
+        return layout
+    shared = plan.base.layout  # one layout for all of a dataset's records, or none
+    return shared if shared is not None and layout is not None and shared.holds(layout) else None
 
 
 def _assemble(

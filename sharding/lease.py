@@ -39,7 +39,7 @@ class Holder:
         host, boot, pid, started: the process: its machine, that machine's boot, and when the process started there.
         beat: grows as long as the process lives.
         released: it ended in good order, and left work to be gone on with.
-        plan: fingerprint of what it builds; empty until that is known.
+        plan: fingerprint of what it builds; until that is known, of what the holder before it built, or empty.
         about: for whoever finds the file.
     """
 
@@ -206,8 +206,13 @@ def hold(storage: Storage, about: Mapping[str, str]) -> Iterator[Lease]:
         storage.create(LEASE_NAME, me.encode())
     except FileExistsError:
         previous = _take_over(storage, me)
-    with Lease(storage, me, previous) as lease:
+    with Lease(storage, _following(me, previous), previous) as lease:
         yield lease
+
+
+def _following(me: Holder, previous: Holder | None) -> Holder:
+    """A holder that has nothing to tell yet but what the one before it built."""
+    return me if previous is None else replace(me, plan=previous.plan)
 
 
 def _take_over(storage: Storage, me: Holder) -> Holder | None:
@@ -228,7 +233,7 @@ def _take_over(storage: Storage, me: Holder) -> Holder | None:
         seen = read_holder(storage)
         if (seen and seen.token) != (holder and holder.token):
             raise DestinationError(f"another build is starting at {storage.locate()}; try again")
-        storage.write(LEASE_NAME, me.encode())
+        storage.write(LEASE_NAME, _following(me, holder).encode())
     finally:
         storage.remove(name)
     return holder

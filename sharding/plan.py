@@ -8,7 +8,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Any
 
-from .assign import Assignment, SplitLayout, shards_per_split, split_class_counts
+from .assign import NOTHING_THERE, Assignment, SplitLayout, shards_per_split, split_class_counts
 from .engine import check_engine
 from .errors import ConfigError, SourceError
 from .formats.encode import COMPRESSIONS, default_compression
@@ -148,29 +148,39 @@ def sort_classes(counts: Mapping[Any, int], source: str, min_records: int) -> li
 
 
 def plan_assignment(
-    options: BuildOptions, classes: Sequence[Any], class_counts: Sequence[int], record_bytes: float
+    options: BuildOptions,
+    classes: Sequence[Any],
+    class_counts: Sequence[int],
+    record_bytes: float,
+    *,
+    generation: int = 0,
+    known_classes: int = 0,
+    there: Mapping[str, int] = NOTHING_THERE,
 ) -> Assignment:
-    """Splits, shards and class counts.
+    """Splits, shards and class counts. A split that gets no record gets no shard.
 
     Args:
         options: of the build.
         classes: the values of the label.
         class_counts: records of each class.
         record_bytes: estimated mean size of a record on storage.
+        generation: of the dataset that is appended to; 0 is a build.
+        known_classes: so many of the classes, the first, the dataset has already.
+        there: records that it has in each split.
 
     Raises:
-        SourceError: a class has fewer records than there are splits.
+        SourceError: a new class has fewer records than there are splits.
         ConfigError: there are more shards than records, or shards that are too large.
     """
-    per_split = split_class_counts(class_counts, options.splits)
+    per_split = split_class_counts(class_counts, options.splits, there=there, known_classes=known_classes)
     for name, counts in per_split.items():
-        if 0 in counts:
-            i = counts.index(0)
+        if 0 in counts[known_classes:]:
+            i = counts.index(0, known_classes)
             raise SourceError(
                 f"class {classes[i]!r} has {class_counts[i]} record{'s' * (class_counts[i] != 1)}, too few for one in "
                 f"each of {len(per_split)} splits ({name!r} gets none); drop it, or merge it with another"
             )
-    records = {name: sum(counts) for name, counts in per_split.items()}
+    records = {name: sum(counts) for name, counts in per_split.items() if any(counts)}
     largest = max(records.values())
     shards = options.shards
     if shards is None:
@@ -182,5 +192,5 @@ def plan_assignment(
             f"would have about {largest * record_bytes / shards / (1 << 20):.0f} MiB; ask for more of them"
         )
     sizes = shards_per_split(records, shards)
-    splits = tuple(SplitLayout(name=n, shards=sizes[n], class_counts=per_split[n]) for n in options.splits)
-    return Assignment(seed=options.seed, splits=splits)
+    splits = tuple(SplitLayout(name=n, shards=sizes[n], class_counts=per_split[n]) for n in records)
+    return Assignment(seed=options.seed, splits=splits, generation=generation)

@@ -17,8 +17,9 @@ import pyarrow as pa
 from .damage import Damage
 from .errors import CorruptionError, DatasetError
 from .execute import run_tasks
-from .manifest import MANIFEST_NAME, SHARDS_NAME, LostRecords, ShardInfo, checksum
-from .recovery import TABLE_NAMES, Identity, identify
+from .generations import TABLE_NAMES, table_order
+from .manifest import MANIFEST_NAME, LostRecords, ShardInfo, checksum
+from .recovery import Identity, identify
 from .salvage import Mended, Salvaged, ShardFiles, mend_shard, salvage_shard
 from .staging import Measure, measure
 from .storage import Storage
@@ -265,8 +266,9 @@ def _leftovers(known: Identity, moves: Mapping[str, Remedy]) -> Iterator[Remedy]
     in_use = {path for shard in known.shards for path in (shard.path, shard.index_path)} | {manifest.shards_path}
     lost = {path for entry in manifest.lost for path in (entry.path, _index_name(entry.path))}
     origins = {move.origin for move in moves.values()}
+    generation, repairs = table_order(manifest.shards_path)
     for name in sorted((known.names or frozenset()) - in_use - origins):
-        replaced = manifest.shards_path != SHARDS_NAME and TABLE_NAMES.fullmatch(name)
+        replaced = repairs and TABLE_NAMES.fullmatch(name) and table_order(name)[0] == generation
         if name in lost or replaced or name.removesuffix(MISPLACED) in in_use:
             yield Remedy(path=name, action="remove", how="left over from an earlier repair")
 

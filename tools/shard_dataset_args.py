@@ -29,6 +29,7 @@ examples:
   shard-dataset verify s3://bucket/flights
   shard-dataset repair shards/ --dry-run
   shard-dataset cat shards/ --split train --limit 5
+  shard-dataset append more.csv shards/
   shard-dataset reshard shards/ parquet/ --format parquet --split train=0.8,test=0.2
 
 URLs are paths of this machine, s3://bucket/path, hdfs://namenode:port/path, or whatever else fsspec opens.
@@ -68,6 +69,31 @@ examples:
 
   # whatever Python can read: the function records in flights.py of this folder gives dicts
   shard-dataset build --source flights:records shards/ --label late
+
+{_EXIT_CODES}"""
+_APPEND_EPILOG = f"""\
+The new records become shards of their own, a generation, beside those that are there, which are neither read nor
+changed. Readers see the dataset as it was, and then, at once, with all that is new. An append that was killed or
+interrupted is gone on with by the same command; it never adds its records twice, and neither does a second append of
+the same SRC, unless --again says so.
+
+Label, types, format and compression are the dataset's, and SRC must have the same columns; CSV and JSON are read as
+these types. Classes keep their ids, new ones come after them. By default splits, seed and the size of shards are those
+of the dataset too. Within a generation the shards of a split differ by at most one record, and one of any class.
+
+{PREPARE_EPILOG}
+examples:
+  # the flights of one more month
+  shard-dataset append flights-2026-12.csv s3://bucket/flights
+
+  # what would be added
+  shard-dataset append flights-2026-12.csv shards/ --dry-run
+
+  # all of it for training
+  shard-dataset append more.parquet shards/ --split train=1
+
+  # records that are prepared as those of the dataset were
+  shard-dataset append more-photos/ photos/ --resize 256 --encode jpeg:90
 
 {_EXIT_CODES}"""
 _REPAIR_EPILOG = f"""\
@@ -121,6 +147,7 @@ def build_parser(*, python_source: bool = False) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ringfeed {version('ringfeed')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_build(commands, python_source)
+    _add_append(commands)
     _add_reshard(commands)
     inspect = _command(
         commands,
@@ -211,6 +238,27 @@ def _add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser], py
     _add_output(command)
 
 
+def _add_append(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = _command(commands, "append", "add records to a dataset, as new shards", _APPEND_EPILOG)
+    command.add_argument("src", metavar="SRC", help="what to add: anything that build takes")
+    command.add_argument("dst", metavar="DST", help="folder of the dataset")
+    command.add_argument(
+        "--source-kind", choices=("auto", *KINDS), default="auto",
+        help="what SRC is (default: by its names); python: MODULE:FUNCTION",
+    )  # fmt: skip
+    _add_size(command, "as those that are there")
+    command.add_argument(
+        "--split", type=_checked(parse_splits), metavar="NAME=SHARE,...",
+        help="splits and their shares (default: as in the build)",
+    )  # fmt: skip
+    command.add_argument("--seed", type=int, help="of splits, shards and order (default: that of the build)")
+    _add_work(command)
+    add_prepare_flags(command)
+    command.add_argument("--as-is", action="store_true", help="SRC needs no preparing, although the dataset's did")
+    command.add_argument("--again", action="store_true", help="add SRC although the dataset holds its records already")
+    _add_run(command)
+
+
 def _add_reshard(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = _command(commands, "reshard", "write a dataset's records as other shards", _RESHARD_EPILOG)
     command.add_argument("src", metavar="URL", help="folder of the dataset, or FOLDER#SPLIT for one split of it")
@@ -224,17 +272,30 @@ def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1"
     command.add_argument(
         "--format", choices=tuple(COMPRESSIONS), default="tfrecord", help="of the shards (default: tfrecord)"
     )
-    size = command.add_mutually_exclusive_group()
-    size.add_argument("--shards", type=_checked(_at_least(1)), metavar="N", help="shards of the largest split")
-    size.add_argument(
-        "--shard-size", type=_checked(parse_bytes), metavar="SIZE",
-        help="about how large each shard should be, such as 256MiB (the default, but at least 16 shards)",
-    )  # fmt: skip
+    _add_size(command, "256MiB, but at least 16 shards")
     command.add_argument(
         "--split", type=_checked(parse_splits), default="train=1", metavar="NAME=SHARE,...",
         help=f"splits and their shares, stratified by class, such as train=0.9,test=0.1 (default: {split_default})",
     )  # fmt: skip
     command.add_argument("--seed", type=int, default=0, help="of splits, shards and order (default: 0)")
+    _add_work(command)
+    codecs = "; ".join(f"{name}: {', '.join(names)}" for name, names in COMPRESSIONS.items())
+    command.add_argument("--compression", metavar="CODEC", help=f"of the shards ({codecs})")
+    add_prepare_flags(command)
+    command.add_argument("--overwrite", action="store_true", help="replace a dataset that is at DST")
+    _add_run(command)
+
+
+def _add_size(command: argparse.ArgumentParser, default: str) -> None:
+    size = command.add_mutually_exclusive_group()
+    size.add_argument("--shards", type=_checked(_at_least(1)), metavar="N", help="shards of the largest split")
+    size.add_argument(
+        "--shard-size", type=_checked(parse_bytes), metavar="SIZE",
+        help=f"about how large each shard should be, such as 64MiB (default: {default})",
+    )  # fmt: skip
+
+
+def _add_work(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--workers", type=_checked(_at_least(1)), default=_cores(), metavar="N",
         help="processes; the result does not depend on it (default: the cores, here %(default)s)",
@@ -251,14 +312,13 @@ def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1"
         "--engine", default="local", metavar="ENGINE",
         help="local, or a cluster that is there: dask://HOST:PORT, ray://HOST:PORT, ray://auto (default: local)",
     )  # fmt: skip
-    codecs = "; ".join(f"{name}: {', '.join(names)}" for name, names in COMPRESSIONS.items())
-    command.add_argument("--compression", metavar="CODEC", help=f"of the shards ({codecs})")
     command.add_argument(
         "--min-class-records", type=_checked(_at_least(1)), default=2, metavar="N",
         help="refuse a class with fewer records (default: 2)",
     )  # fmt: skip
-    add_prepare_flags(command)
-    command.add_argument("--overwrite", action="store_true", help="replace a dataset that is at DST")
+
+
+def _add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument("--dry-run", action="store_true", help="show what would be written, and write nothing")
     command.add_argument("--json", action="store_true", help="one JSON document on standard output, no progress")
 

@@ -1,0 +1,261 @@
+"""Append to a dataset: new records as a new generation of shards, taken in by one atomic write of `dataset.json`.
+
+What is there already is neither read nor written but for `dataset.json` and the table. Everything else is a build's:
+planning, rounds of tasks, journal and lease (`build.py`, `destination.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from .build import BuildPlan, Progress, Report, about_build, open_build_source, plan_source, write_dataset
+from .dataset import Dataset, open_dataset
+from .destination import draft_dataset
+from .errors import ConfigError, DestinationError, SourceError
+from .lease import Holder
+from .manifest import Manifest
+from .plan import BuildOptions
+from .prepare import PreparedSource, PrepareOptions, Select
+from .schema import Feature, Schema
+from .sources import Source
+from .storage import Storage
+
+__all__ = ["AppendOptions", "append", "plan_append"]
+
+_LISTED = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendOptions:
+    """What is asked of an append. Label, schema, format and compression are the dataset's.
+
+    Attributes:
+        source: URL of the data.
+        destination: URL of the dataset.
+        source_kind: see `sources.open_source`.
+        shards: how many new ones in the largest split. Or None.
+        shard_bytes: about how large each should be; None: as those that are there. Not together with `shards`.
+        splits: share of each split, by name; None: as in the build. A name that the dataset does not have is a new
+            split.
+        seed: of split, shard and order; None: that of the build. Another generation is in another order all the same.
+        workers, memory_bytes, spill, engine: see `BuildOptions`.
+        min_class_records: refuse new classes with fewer records.
+        prepare: what is done to the records first.
+        as_is: let the records be as they are, although those of the dataset were prepared.
+        again: append what was appended, or what the dataset was built from, once more.
+
+    Raises:
+        ConfigError: a value its rule forbids.
+    """
+
+    source: str
+    destination: str
+    source_kind: str = "auto"
+    shards: int | None = None
+    shard_bytes: int | None = None
+    splits: Mapping[str, Fraction] | None = None
+    seed: int | None = None
+    workers: int = 1
+    memory_bytes: int | None = None
+    spill: str | None = None
+    engine: str = "local"
+    min_class_records: int = 2
+    prepare: PrepareOptions = field(default_factory=PrepareOptions)
+    as_is: bool = False
+    again: bool = False
+
+    def __post_init__(self) -> None:
+        self._decided(label=None, shard_format="tfrecord", compression=None)  # the rules are those of a build
+
+    def for_dataset(self, dataset: Dataset) -> BuildOptions:
+        """The options of a build that writes shards like those of a dataset.
+
+        Raises:
+            ConfigError: the dataset's records were prepared, and these are not to be.
+        """
+        manifest = dataset.manifest
+        self._check_prepared(manifest)
+        recorded = {name: Fraction(share) for name, share in manifest.options["splits"].items()}
+        splits = recorded if self.splits is None else self.splits
+        order = [*(name for name in manifest.splits if name in splits), *splits]  # as the table has them
+        mean_bytes = sum(shard.bytes for shard in dataset.shards) // len(dataset.shards)
+        alike = self.shards is None and self.shard_bytes is None
+        return self._decided(
+            label=manifest.schema.label,
+            shard_format=manifest.shard_format,
+            compression=manifest.compression,
+            splits={name: splits[name] for name in order},
+            seed=manifest.seed if self.seed is None else self.seed,
+            shard_bytes=max(1, mean_bytes) if alike else self.shard_bytes,
+        )
+
+    def _decided(
+        self,
+        *,
+        label: str | None,
+        shard_format: str,
+        compression: str | None,
+        splits: Mapping[str, Fraction] | None = None,
+        seed: int = 0,
+        shard_bytes: int | None = None,
+    ) -> BuildOptions:
+        return BuildOptions(
+            source=self.source,
+            destination=self.destination,
+            label=label,
+            source_kind=self.source_kind,
+            shard_format=shard_format,
+            compression=compression,
+            shards=self.shards,
+            shard_bytes=self.shard_bytes if shard_bytes is None else shard_bytes,
+            splits=splits or self.splits or {"train": Fraction(1)},
+            seed=seed,
+            workers=self.workers,
+            memory_bytes=self.memory_bytes,
+            spill=self.spill,
+            engine=self.engine,
+            min_class_records=self.min_class_records,
+            prepare=self.prepare,
+        )
+
+    def _check_prepared(self, manifest: Manifest) -> None:
+        told = manifest.options.get("prepare", {})
+        if told and not self.as_is and not self.prepare.recorded():
+            flags = [*(["--schema FILE"] if told.get("schema") else []), *told.get("steps", ())]
+            flags += [f"--dedup {','.join(told['dedup'])}"] if told.get("dedup") else []
+            flags += [told["images"]] if told.get("images") else []
+            raise ConfigError(
+                f"the records of {self.destination} were prepared with {' '.join(flags)}: prepare those of "
+                f"{self.source} too, with the same flags or others that suit them, or say --as-is if they need none"
+            )
+
+
+def _ignore(_: Progress) -> None:
+    pass
+
+
+def plan_append(options: AppendOptions, *, executor: Executor | None = None, report: Report = _ignore) -> BuildPlan:
+    """Read the labels and decide everything; writes nothing.
+
+    Raises:
+        RingfeedError: as from `append`.
+    """
+    dataset = open_dataset(options.destination)
+    decided = options.for_dataset(dataset)
+    source = _open_like(dataset, decided)
+    plan = plan_source(source, decided, dataset.manifest, executor=executor, report=report)
+    _check_new(dataset.manifest, plan, options)
+    return plan
+
+
+def append(options: AppendOptions, *, executor: Executor | None = None, report: Report = _ignore) -> Manifest:
+    """Add the records of a source to a dataset, as balanced shards of their own.
+
+    Readers see the dataset as it was until the last write, and then with all that is new. An append that was killed is
+    gone on with by the same call, and ends with the same bytes; one that was killed after its last write is not done
+    again.
+
+    Args:
+        options: what to append.
+        executor: to run the tasks on; by default those of `options.engine`.
+        report: called after every task.
+
+    Returns:
+        The manifest that was committed.
+
+    Raises:
+        DatasetError: there is no dataset.
+        SourceError: the source cannot be read, or does not fit the dataset.
+        RingfeedError: something else is wrong with the options or the destination. The dataset is as it was, and
+            nothing is left behind unless starting again may help (`RingfeedError.may_pass`).
+    """
+    with draft_dataset(Storage(options.destination), "append", about_build(options.source)) as draft:
+        base = draft.base
+        assert base is not None
+
+        def committed(plan: BuildPlan) -> Manifest | None:
+            if _was_appended(base.manifest, draft.lease.previous, plan):
+                return base.manifest
+            _check_new(base.manifest, plan, options)
+            return None
+
+        decided = options.for_dataset(base)
+        source = _open_like(base, decided)
+        return write_dataset(source, decided, draft, committed, executor=executor, report=report)
+
+
+def _was_appended(manifest: Manifest, previous: Holder | None, plan: BuildPlan) -> bool:
+    """Whether the records were appended by one that was killed between its commit and its end."""
+    last = manifest.all_generations[-1]
+    same = last.source["fingerprint"] == plan.source.fingerprint
+    return same and bool(manifest.generations) and previous is not None and previous.plan == last.plan
+
+
+def _check_new(manifest: Manifest, plan: BuildPlan, options: AppendOptions) -> None:
+    """Refuse a source that the dataset holds already.
+
+    Raises:
+        DestinationError: it does.
+    """
+    for number, generation in enumerate(() if options.again else manifest.all_generations):
+        if generation.source["fingerprint"] == plan.source.fingerprint:
+            how = f"appended as generation {number}" if number else "what the dataset was built from"
+            raise DestinationError(
+                f"{options.destination} holds the records of {options.source} already: they were {how}; to have them "
+                "twice, say --again"
+            )
+
+
+def _open_like(dataset: Dataset, options: BuildOptions) -> Source:
+    """The source, with the features of the dataset in their order.
+
+    Raises:
+        SourceError: it has other columns, or columns of other types.
+    """
+    wanted = dataset.manifest.schema
+    source = open_build_source(options, {feature.name: feature for feature in wanted.features})
+    _check_schema(wanted, source.schema, options)
+    if source.schema.names == wanted.names:
+        return source
+    return PreparedSource.over(source, [Select(wanted.names)], wanted.label)
+
+
+def _check_schema(wanted: Schema, found: Schema, options: BuildOptions) -> None:
+    source, dataset = options.prepare.described(options.source), options.destination
+    missing = [name for name in wanted.names if name not in found.names]
+    if missing:
+        raise SourceError(
+            f"{source} has no column {missing[0]!r}, which {dataset} has{_more(missing)}; its columns are: "
+            f"{', '.join(found.names[:_LISTED])}{', ...' if len(found.names) > _LISTED else ''}"
+        )
+    if wanted.label != found.label:
+        raise SourceError(f"the label of {source} is {found.label!r}, that of {dataset} is {wanted.label!r}")
+    for feature in wanted.features:
+        if (other := found[feature.name]) != feature:
+            remedy = f"cast it with --cast {feature.name}={feature.dtype}"
+            if (other.shape, other.encoding) != (feature.shape, feature.encoding):
+                remedy = "bring it into that form with --schema or --map"
+            what = "label" if feature.name == wanted.label else "column"
+            raise SourceError(
+                f"the {what} {feature.name!r} of {source} is {_words(other)}, in {dataset} it is {_words(feature)}; "
+                f"{remedy}"
+            )
+    extra = [name for name in found.names if name not in wanted.names]
+    if extra:
+        raise SourceError(
+            f"{source} has a column {extra[0]!r}, which {dataset} lacks{_more(extra)}; leave it out with --select "
+            f"{','.join(wanted.names)}"
+        )
+
+
+def _more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def _words(feature: Feature) -> str:
+    shape = "x".join("?" if size is None else str(size) for size in feature.shape)
+    kind = feature.encoding or feature.logical
+    return f"{feature.dtype}{f'[{shape}]' if shape else ''}{f' ({kind})' if kind else ''}"
