@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from ringfeed.sharding import (
     AppendOptions,
@@ -43,7 +44,7 @@ from ringfeed.sharding import (
 )
 from ringfeed.sharding.generations import generation_of
 from ringfeed.sharding.lease import LEASE_NAME, hold
-from ringfeed.sharding.prepare import Filter, PrepareOptions, Rename, Select
+from ringfeed.sharding.prepare import Filter, ImageOptions, PrepareOptions, Rename, Select, parse_size
 from ringfeed.sharding.storage import Storage
 from tests.servers.store import Store
 from tests.sharding.conftest import built, make_table
@@ -361,6 +362,36 @@ def test_what_was_prepared_is_not_mixed_with_what_was_not(parquet: str, newer: s
     assert second.records == first.records + 100
 
 
+def test_a_dataset_is_appended_to_another(dataset: Path, newer: str, tmp_path: Path) -> None:
+    built(newer, tmp_path / "more", label="label", splits=SPLITS, shards=3, shard_format="parquet")
+    found = appended(str(tmp_path / "more"), dataset)
+    assert rows_of(found) == [*make_table(OLD).to_pylist(), *newer_table().to_pylist()]
+
+
+def test_foreign_tfrecords_are_read_as_the_types_of_the_dataset(dataset: Path, newer: str, tmp_path: Path) -> None:
+    built(newer, tmp_path / "more", label="label", shards=3)
+    found = appended(f"{tmp_path}/more/*.tfrecord", dataset, source_kind="tfrecord")
+    assert rows_of(found) == [*make_table(OLD).to_pylist(), *newer_table().to_pylist()]
+
+
+def test_images_are_prepared_as_those_of_the_dataset_were(tmp_path: Path) -> None:
+    for folder, labels in (("old", "ab"), ("new", "bc")):
+        for label in labels:
+            (tmp_path / folder / label).mkdir(parents=True)
+            for i in range(6):
+                image = Image.new("RGB", (20 + i, 30), (i, 0, 0))
+                image.save(tmp_path / folder / label / f"{i}.png")
+    prepare = PrepareOptions(images=ImageOptions(size=parse_size("8")))
+    built(str(tmp_path / "old"), tmp_path / "out", label="label", shards=2, prepare=prepare)
+    with pytest.raises(ConfigError, match=r"were prepared with --resize 8: "):
+        appended(str(tmp_path / "new"), tmp_path / "out")
+    dataset = appended(str(tmp_path / "new"), tmp_path / "out", prepare=prepare)
+    assert dataset.manifest.classes == ("a", "b", "c")
+    image = dataset.manifest.split("train").statistics["image"].image
+    assert image is not None
+    assert (image.images, image.min_width, image.max_width) == (24, 8, 8)
+
+
 @pytest.mark.parametrize("how", [{"shards": 0}, {"shards": 2, "shard_bytes": 9}, {"splits": {"a": Fraction(1, 2)}}])
 def test_options_follow_the_rules_of_a_build(how: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
@@ -451,6 +482,33 @@ def test_the_table_before_is_there_for_who_opened_it_until_clean(dataset: Path, 
     assert clean(Storage(str(dataset))) == [f"{dataset}/shards.parquet"]
     assert check_dataset(str(dataset), deep=True).notes == ()
     assert rows_of(open_dataset(str(dataset))) == [*make_table(OLD).to_pylist(), *newer_table().to_pylist()]
+
+
+def test_a_build_beside_a_killed_append_neither_takes_its_place_nor_harms_it(
+    dataset: Path, parquet: str, newer: str
+) -> None:
+    options = AppendOptions(source=newer, destination=str(dataset))
+    with pytest.raises(KeyboardInterrupt):
+        append(options, report=interrupt_after(3, KeyboardInterrupt()))
+    with pytest.raises(DestinationError, match=r"already holds a dataset; .* or add to it with: shard-dataset append"):
+        built(newer, dataset, label="label", shards=3)
+    assert verify(str(dataset)) == []
+    seen: list[Progress] = []
+    append(options, report=seen.append)
+    assert max(progress.resumed for progress in seen) >= 3
+
+
+def test_a_dataset_that_came_between_the_look_and_the_lease_is_not_built_over(
+    parquet: str, newer: str, tmp_path: Path, files_of: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ringfeed.sharding import destination as module
+
+    built(parquet, tmp_path / "out", label="label", shards=3)
+    before = files_of(tmp_path / "out")
+    monkeypatch.setattr(module, "_check", lambda *_: False)
+    with pytest.raises(DestinationError, match="already holds a dataset"):
+        built(newer, tmp_path / "out", label="label", shards=3)
+    assert files_of(tmp_path / "out") == before
 
 
 def test_a_build_replaces_all_generations(dataset: Path, newer: str, tmp_path: Path, files_of: Files) -> None:
