@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -11,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -693,29 +693,25 @@ def write_rows(path: Path, first: int, rows: int) -> None:
     pq.write_table(pa.table({"id": ids, "word": words, "label": pa.array(ids % 3)}), path, row_group_size=rows // 8)
 
 
-def test_killed_by_the_system_at_random_it_ends_byte_identical(tmp_path: Path, files_of: Files) -> None:
+def test_killed_by_the_system_again_and_again_it_ends_byte_identical(tmp_path: Path, files_of: Files) -> None:
     write_rows(tmp_path / "old.parquet", 0, 3000)
     write_rows(tmp_path / "new.parquet", 3000, 100_000)
     for name in ("whole", "out"):
         built(str(tmp_path / "old.parquet"), tmp_path / name, label="label", shards=2)
-    started = time.monotonic()
-    subprocess.run(command(tmp_path / "new.parquet", str(tmp_path / "whole")), check=True, stdout=subprocess.DEVNULL)
-    seconds = time.monotonic() - started
-    rng = random.Random(3)
+    appended(str(tmp_path / "new.parquet"), tmp_path / "whole", shards=24)
+    argv = command(tmp_path / "new.parquet", str(tmp_path / "out"))
     killed = 0
-    for _ in range(3):
-        process = subprocess.Popen(
-            command(tmp_path / "new.parquet", str(tmp_path / "out")), stdout=subprocess.DEVNULL, start_new_session=True
-        )
-        time.sleep(rng.uniform(0.4, 0.9) * seconds)
-        if process.poll() is None:
+    for sign in ("_building.json", "_building/*/*", "g00001/*-0001?-*"):  # it began; wrote a shard; and some more
+        process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, start_new_session=True)
+        while process.poll() is None and not list((tmp_path / "out").glob(sign)):
+            time.sleep(0.002)
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-            killed += 1
-        process.wait()
+        killed += process.wait() == -signal.SIGKILL
         assert open_dataset(str(tmp_path / "out")).manifest.records in (3000, 103_000)
         assert verify(str(tmp_path / "out")) == []
     if LEASE_NAME in files_of(tmp_path / "out"):
-        subprocess.run(command(tmp_path / "new.parquet", str(tmp_path / "out")), check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
     assert killed
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
