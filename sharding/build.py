@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
@@ -20,7 +20,7 @@ from .dedup import drop_duplicates
 from .destination import Draft, check_apart, draft_dataset
 from .engine import open_engine
 from .errors import ConfigError, RingfeedError
-from .execute import Job, stream_tasks
+from .execute import ClusterExecutor, Job, stream_tasks
 from .formats import encode_shard, plan_layout
 from .grouping import group
 from .journal import ShardResult
@@ -130,8 +130,18 @@ def plan_build(options: BuildOptions, *, executor: Executor | None = None, repor
         ConfigError: the options do not fit the data.
     """
     source = _open_source(options)
-    with open_engine(options.engine, options.workers) if executor is None else nullcontext(executor) as pool:
-        return _plan(source, options, pool, report)
+    root = spill_root(options.spill, options.destination)
+    with _engine(options) if executor is None else nullcontext(executor) as pool:
+        return _plan(source, options, pool, root, report)
+
+
+def _engine(options: BuildOptions) -> AbstractContextManager[Executor]:
+    return open_engine(options.engine, options.workers, spills_here=options.spill is None)
+
+
+def _at_once(pool: Executor, options: BuildOptions) -> Callable[[], int]:
+    """How many tasks to have submitted and not ended."""
+    return lambda: _AHEAD * (pool.workers() if isinstance(pool, ClusterExecutor) else options.workers)
 
 
 def _open_source(options: BuildOptions) -> Source:
@@ -142,15 +152,15 @@ def _open_source(options: BuildOptions) -> Source:
     return source
 
 
-def _plan(source: Source, options: BuildOptions, pool: Executor, report: Report) -> BuildPlan:
+def _plan(source: Source, options: BuildOptions, pool: Executor, root: Storage, report: Report) -> BuildPlan:
     if options.prepare.dedup is not None:
-        source = drop_duplicates(source, options.prepare.dedup, pool, _stage(report, "dedup"))
+        source = drop_duplicates(source, options.prepare.dedup, pool, root, _stage(report, "dedup"))
     tell = _Teller(report, "count", len(source.parts))
     part_counts: list[dict[Any, int]] = [{}] * len(source.parts)
     jobs: Iterator[Job[dict[Any, int]]] = (
         (count_classes, (light(source, n), part)) for n, part in enumerate(source.parts)
     )
-    for number, counts in stream_tasks(pool, jobs, _AHEAD * options.workers):
+    for number, counts in stream_tasks(pool, jobs, _at_once(pool, options)):
         part_counts[number] = counts
         tell(1, sum(counts.values()))
     totals: Counter[Any] = Counter()
@@ -191,10 +201,10 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
     root = spill_root(options.spill, options.destination)
     with (
         draft_dataset(Storage(options.destination), overwrite=options.overwrite, about=about) as draft,
-        open_engine(options.engine, options.workers) if executor is None else nullcontext(executor) as pool,
+        _engine(options) if executor is None else nullcontext(executor) as pool,
     ):
         try:
-            plan = _plan(source, options, pool, report)
+            plan = _plan(source, options, pool, root, report)
             fingerprint = plan.fingerprint(options)
             committed = draft.committed(fingerprint)
             if committed is None:
@@ -318,7 +328,7 @@ def _partition(
         (partition_part, (light(plan.source, n), parts[n], n, bucketing, wanted, classes, ordinals[n], spill))
         for n in todo
     )
-    for number, part in stream_tasks(pool, jobs, _AHEAD * options.workers):
+    for number, part in stream_tasks(pool, jobs, _at_once(pool, options)):
         done[todo[number]] = part
         tell(1, part.records)
     return [done[number] for number in range(len(parts))]

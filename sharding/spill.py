@@ -13,7 +13,8 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -27,7 +28,10 @@ from .keyed import derive_key
 from .lease import boot_id
 from .storage import Storage
 
-__all__ = ["PartSpill", "Spill", "open_spill", "remove_spill", "spill_root"]
+__all__ = ["PartSpill", "Spill", "open_spill", "remove_spill", "side_folder", "spill_root"]
+
+_SIDE = "side-"
+_REMOVERS = 16  # requests side by side, where a store removes one file at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,13 +152,30 @@ def spill_root(url: str | None, destination: str) -> Storage:
 def open_spill(root: Storage, plan: str) -> Spill:
     """The spill folder of one plan, made anew unless a build of the same plan left it since this machine started."""
     name = f"{plan}-{derive_key(boot_id() if root.local_path else ''):016x}"
+    _make(root)
+    for path in root.list():
+        if not path.startswith((f"{name}/", _SIDE)) or path.endswith(".part"):
+            root.remove(path)
+    return Spill(Storage(root.locate(name), root.options))
+
+
+@contextmanager
+def side_folder(root: Storage) -> Iterator[Storage]:
+    """A new folder beside those of the plans, for a stage before there is a plan; gone when the body ends."""
+    _make(root)
+    folder = Storage(root.locate(f"{_SIDE}{secrets.token_hex(8)}"), root.options)
+    try:
+        yield folder
+    finally:
+        remove_spill(folder)
+        with suppress(RingfeedError):
+            root.prune("")
+
+
+def _make(root: Storage) -> None:
     if root.local_path is not None:
         with root.errors("write", ""):
             root.local_path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for path in root.list():
-        if not path.startswith(f"{name}/") or path.endswith(".part"):
-            root.remove(path)
-    return Spill(Storage(root.locate(name), root.options))
 
 
 def remove_spill(root: Storage) -> bool:
@@ -164,7 +185,7 @@ def remove_spill(root: Storage) -> bool:
         shutil.rmtree(root.local_path, ignore_errors=True)
         return there
     names = root.list()
-    for name in names:
-        root.remove(name)
+    with ThreadPoolExecutor(_REMOVERS) as pool:
+        list(pool.map(root.remove, names))
     root.prune("")
     return bool(names)
