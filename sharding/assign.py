@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import ConfigError
-from .grouping import group
-from .keyed import derive_key, permute, shuffled
+from .keyed import derive_key, permute_each, shuffled
 
 __all__ = ["Assignment", "SplitLayout", "shards_per_split", "split_class_counts"]
 
@@ -90,20 +90,17 @@ class Assignment:
             Shard numbers through all splits, and slots in ``[0, shard_records)``, int64 [n] each. A slot is not yet
             the row in the file: see `row_of_slot`.
         """
-        shards, slots = np.empty(len(class_ids), np.int64), np.empty(len(class_ids), np.int64)
-        counts = np.array([split.class_counts for split in self.splits], np.int64)  # [splits, classes]
-        before = np.cumsum(counts, axis=1) - counts
-        for class_id, members in group(class_ids):
-            key = derive_key(self.seed, "class", class_id)
-            rank = permute(key, int(counts[:, class_id].sum()), ordinals[members])
-            shards[members], slots[members] = self._deal(rank, counts[:, class_id], before[:, class_id])
-        return shards, slots
-
-    def _deal(self, rank: Int64, counts: Int64, before: Int64) -> tuple[Int64, Int64]:
-        """Shard and slot by the rank in a class, which has `counts` records in the splits, after `before` of others."""
-        ends = np.cumsum(counts)
-        split = np.searchsorted(ends, rank, side="right")
-        position = rank - (ends - counts)[split] + before[split]
+        if not len(class_ids):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        classes, group = np.unique(class_ids, return_inverse=True)
+        counts, before = (table[:, classes] for table in _tables(self.splits))  # [splits, classes of these records]
+        keys = [derive_key(self.seed, "class", class_id) for class_id in classes.tolist()]
+        rank = permute_each(keys, counts.sum(axis=0), group, ordinals)
+        ends = np.cumsum(counts, axis=0)
+        split = np.zeros(len(rank), np.int64)
+        for end in ends[:-1]:
+            split += rank >= end[group]
+        position: Int64 = rank + (before - ends + counts)[split, group]
         sizes = np.array([s.shards for s in self.splits], np.int64)
         first_shard = np.cumsum(sizes) - sizes
         return first_shard[split] + position % sizes[split], position // sizes[split]
@@ -112,6 +109,13 @@ class Assignment:
         """The row in the shard's file of each slot, int64 [shard_records]: a keyed shuffle."""
         split, number = self.shard(shard)
         return shuffled(derive_key(self.seed, "rows", split.name, number), split.shard_records(number))
+
+
+@lru_cache(maxsize=2)
+def _tables(splits: tuple[SplitLayout, ...]) -> tuple[Int64, Int64]:
+    """Records of each class in each split, and of the classes before it there; int64 [splits, classes]."""
+    counts = np.array([split.class_counts for split in splits], np.int64)
+    return counts, np.cumsum(counts, axis=1) - counts
 
 
 def split_class_counts(class_counts: Sequence[int], fractions: Mapping[str, Fraction]) -> dict[str, tuple[int, ...]]:
