@@ -73,6 +73,13 @@ def test_every_flipped_byte_is_found_and_the_file_named(position: int, flip: int
         Manifest.decode(bytes(data), "s3://b/dataset.json")
 
 
+def test_a_number_damaged_to_infinity_is_found() -> None:
+    damaged = ENCODED.replace(b'"seed": 9223372036854775808', b'"seed": 9e23372036854775808')
+    assert damaged != ENCODED
+    with pytest.raises(CorruptionError, match="checksum does not match"):
+        Manifest.decode(damaged, "x/dataset.json")
+
+
 @given(length=st.integers(0, len(ENCODED) - 1))
 def test_every_truncation_is_found(length: int) -> None:
     with pytest.raises(CorruptionError, match="x is damaged"):
