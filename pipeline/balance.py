@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from ..sharding.errors import ConfigError
 from ..sharding.grouping import stable_order
-from ..sharding.keyed import derive_key, mix64, shuffled_by_group
+from ..sharding.keyed import derive_key, shuffled_by_group
 from .order import coprime_stride
 
 __all__ = ["ClassSchedule", "RecordDrawer", "target_weights"]
@@ -83,12 +82,17 @@ class ClassSchedule:
     batch_size: int
     steps: int
     key: int
+    _turns: tuple[int, int] = field(init=False)  # stride and start, modulo steps
+    _rotation: float = field(init=False)  # of the first step's word, in [0, 1)
     _breaks: npt.NDArray[np.float64] = field(init=False)
     _patterns: Int64 = field(init=False)
     _words: ClassNumbers | None = field(init=False)  # of all patterns, unless that is much
 
     def __post_init__(self) -> None:
         """Find all vectors of seats there are: as the start grows, they change where an end passes a whole number."""
+        turn = derive_key(self.key, "turn") % self.steps if self.steps else 0
+        object.__setattr__(self, "_turns", (coprime_stride(self.steps), turn))
+        object.__setattr__(self, "_rotation", derive_key(self.key, "rotation") / 2**64)
         ends = np.cumsum(self.weights) * self.batch_size
         nearest = np.round(ends)  # what is whole but for rounding is whole
         ends = np.where(np.abs(ends - nearest) < 1e-6, nearest, ends)
@@ -115,9 +119,7 @@ class ClassSchedule:
         Returns:
             [n, len(positions)].
         """
-        rotations = np.floor(
-            ((steps * _GOLDEN + derive_key(self.key, "rotation") / 2**64) % 1.0) * self.batch_size
-        ).astype(np.int64)
+        rotations = ((steps * _GOLDEN + self._rotation) % 1.0 * self.batch_size).astype(np.int64)
         which, words = self._pattern_numbers(steps), self._words
         if words is None:
             present, which = np.unique(which, return_inverse=True)
@@ -132,8 +134,9 @@ class ClassSchedule:
         return np.tile(np.reshape(words, (len(words), self.batch_size)), 2)
 
     def _pattern_numbers(self, steps: Int64) -> Int64:
-        turn = (steps * coprime_stride(self.steps) + derive_key(self.key, "turn") % self.steps) % self.steps
-        return np.searchsorted(self._breaks, (turn + 0.5) / self.steps, side="right")
+        stride, start = self._turns
+        turns = (steps * stride + start) % self.steps
+        return np.searchsorted(self._breaks, (turns + 0.5) / self.steps, side="right")
 
 
 @lru_cache(maxsize=1024)
@@ -151,11 +154,10 @@ def balanced_word(seats: tuple[int, ...]) -> ClassNumbers:
 
 
 class RecordDrawer:
-    """Which record of a window serves each sample: pass after pass over a class's records, each in another order.
+    """Which record of a window serves each sample: pass after pass over a class's records, in keyed random order.
 
-    Between any two records of a class, the numbers of times they are drawn differ by at most one. The first pass of a
-    class takes its records in keyed random order; a later one takes them in that order under a keyed affine map
-    ``i -> a * i + b mod m``.
+    Between any two records of a class, the numbers of times they are drawn differ by at most one, and any two draws of
+    a record have each other record of its class between them.
 
     Args:
         class_ids: class of each record of the window, int32 [records].
@@ -167,11 +169,9 @@ class RecordDrawer:
     """
 
     def __init__(self, class_ids: npt.NDArray[np.int32], classes: int, key: int) -> None:
-        self._members = shuffled_by_group(key, class_ids)
-        self.counts = np.bincount(class_ids, minlength=classes)
-        self._firsts = np.cumsum(self.counts) - self.counts
+        self._members, self._bounds = shuffled_by_group(key, class_ids, classes)
+        self.counts = np.diff(self._bounds)
         self._drawn = np.zeros(classes, np.int64)
-        self._key = derive_key(key, "passes")
 
     def skip(self, wanted: ClassNumbers) -> None:
         """Pass over samples of the given classes."""
@@ -186,59 +186,23 @@ class RecordDrawer:
         Returns:
             int64 [samples].
         """
-        by_class = stable_order(wanted)  # samples class by class, each class in order of time
         begin = self._drawn
         self._drawn = begin + np.bincount(wanted, minlength=len(begin))
-        runs = self._runs(begin, self._drawn)
-        lengths = runs.stop - runs.start
-        places = np.arange(len(wanted)) + np.repeat(runs.start - np.cumsum(lengths) + lengths, lengths)
-        places = (places * np.repeat(runs.a, lengths) + np.repeat(runs.b, lengths)) % np.repeat(runs.size, lengths)
+        starts, lengths = self._runs(begin, self._drawn)
+        places = np.arange(len(wanted))
+        places += np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
         result = np.empty(len(wanted), np.int64)
-        result[by_class] = self._members[places + np.repeat(self._firsts[runs.class_id], lengths)]
+        result[stable_order(wanted)] = self._members.take(places)  # class by class, each class in order of time
         return result
 
-    def _runs(self, begin: Int64, end: Int64) -> _Runs:
-        """The passes that draws ``[begin, end)`` of each class touch, class after class."""
+    def _runs(self, begin: Int64, end: Int64) -> tuple[Int64, Int64]:
+        """The runs of members that draws ``[begin, end)`` of each class are, class after class: starts and lengths."""
         size = np.maximum(self.counts, 1)
-        first, last = begin // size, np.where(end > begin, (end - 1) // size, begin // size - 1)
-        passes = last - first + 1
+        first = begin // size
+        passes = np.where(end > begin, (end - 1) // size - first + 1, 0)
         class_id = np.repeat(np.arange(len(begin)), passes)
         number = np.arange(len(class_id)) + np.repeat(first - np.cumsum(passes) + passes, passes)
         size = size[class_id]
-        noise = mix64((number << 32 | class_id).astype(np.uint64) ^ np.uint64(self._key))
-        primes = _large_primes()
-        a = np.where(number, primes[noise % np.uint64(len(primes))] % size, 1)
-        b = np.where(number, (noise >> np.uint64(8)).astype(np.int64) % size, 0)
-        return _Runs(
-            class_id=class_id,
-            size=size,
-            start=np.maximum(begin[class_id], number * size) - number * size,
-            stop=np.minimum(end[class_id], (number + 1) * size) - number * size,
-            a=a,
-            b=b,
-        )
-
-
-@lru_cache(maxsize=1)
-def _large_primes() -> Int64:
-    """Primes beyond the size of any window: each is coprime to it, so that multiplying by one is one-to-one."""
-    start, length = 1 << 31, 1 << 13
-    small = np.ones(isqrt(start + length) + 1, bool)
-    large = np.ones(length, bool)
-    for number in range(2, len(small)):
-        if small[number]:
-            small[number * number :: number] = False
-            large[-start % number :: number] = False
-    return start + np.flatnonzero(large)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Runs:
-    """Passes over classes, int64 [runs] each: places ``[start, stop)`` of one, and its map ``a * i + b mod size``."""
-
-    class_id: Int64
-    size: Int64
-    start: Int64
-    stop: Int64
-    a: Int64
-    b: Int64
+        start = np.maximum(begin[class_id] - number * size, 0)
+        stop = np.minimum(end[class_id] - number * size, size)
+        return self._bounds[class_id] + start, stop - start

@@ -4,10 +4,9 @@ samples asked for are gathered from them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -49,37 +48,27 @@ class _BalancedPicks:
     """Records of the wanted classes, drawn some thousands ahead: a window need not be planned whole before it serves.
 
     Args:
-        classes_at: the classes wanted at positions ``[start, stop)``.
+        wanted: the class of each position of the window.
         drawer: of the window's records.
         first: the first position that will be asked for.
-        records: positions that the window serves.
     """
 
-    def __init__(
-        self, classes_at: Callable[[int, int], ClassNumbers], drawer: RecordDrawer, first: int, records: int
-    ) -> None:
-        self._classes_at = classes_at
+    def __init__(self, wanted: ClassNumbers, drawer: RecordDrawer, first: int) -> None:
+        self._wanted = wanted
         self._drawer = drawer
-        self._records = records
-        self._first = first
         self._start = first  # of the rows that are drawn and not yet passed
-        self._rows = np.empty(0, np.int64)
         if first:
-            drawer.skip(classes_at(0, first))
-        self._draw_to(first)
+            drawer.skip(wanted[:first])
+        self._rows = drawer.draw(wanted[first : first + _DRAWN_FIRST])
 
     def at(self, positions: Int64) -> Int64:
-        self._draw_to(int(positions[-1]))
+        stop = self._start + len(self._rows)
+        if positions[-1] >= stop:
+            drawn = self._drawer.draw(self._wanted[stop : max(int(positions[-1]) + 1, stop + _DRAWN_AHEAD)])
+            self._rows = np.concatenate([self._rows, drawn])
         passed = int(positions[0]) - self._start
         self._rows, self._start = self._rows[passed:], self._start + passed
         return self._rows[positions - self._start]
-
-    def _draw_to(self, last: int) -> None:
-        stop = self._start + len(self._rows)
-        if last >= stop:
-            ahead = _DRAWN_AHEAD if stop > self._first else _DRAWN_FIRST
-            until = min(max(last + 1, stop + ahead), self._records)
-            self._rows = np.concatenate([self._rows, self._drawer.draw(self._classes_at(stop, until))])
 
 
 @dataclass(frozen=True)
@@ -199,22 +188,22 @@ class StreamReader:
             segments += [self._borrow(window, int(class_id)) for class_id in lacking]
             drawer = self._drawer(window, segments)
         with self._counters.busy("plan"):
-            classes_at = partial(self._classes_at, self._schedule, window)
             first = max(self._first - window.start, 0)
-            return _open(window, segments, _BalancedPicks(classes_at, drawer, first, window.records))
+            picks = _BalancedPicks(self._wanted(self._schedule, window), drawer, first)
+            return _open(window, segments, picks)
 
     def _drawer(self, window: Window, segments: Sequence[Columns]) -> RecordDrawer:
         class_ids = np.concatenate([segment[CLASS_ID] for segment in segments])
         key = self._order.key("window", window.stream, window.number)
         return RecordDrawer(class_ids, self._class_counts.shape[1], key)
 
-    def _classes_at(self, schedule: ClassSchedule, window: Window, start: int, stop: int) -> ClassNumbers:
-        """The class of each of the window's positions ``[start, stop)``."""
+    def _wanted(self, schedule: ClassSchedule, window: Window) -> ClassNumbers:
+        """The class of each of the window's positions."""
         piece = self._order.geometry.piece
-        start, stop = start + window.start, stop + window.start
-        steps = np.arange(start // piece, -(-stop // piece), dtype=np.int64)
+        first = window.start // piece
+        steps = np.arange(first, -(-window.stop // piece), dtype=np.int64)
         classes = schedule.classes_at(steps, range(window.stream * piece, (window.stream + 1) * piece)).reshape(-1)
-        return classes[start - start // piece * piece :][: stop - start]
+        return classes[window.start - first * piece :][: window.records]
 
     def _borrow(self, window: Window, class_id: int) -> Columns:
         """The records of a class that the window lacks, from another shard."""

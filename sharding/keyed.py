@@ -33,11 +33,12 @@ def derive_key(*parts: int | str) -> int:
 def mix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Scramble uint64 values one-to-one: the finaliser of SplitMix64 (Steele et al., OOPSLA 2014)."""
     z = values * _GOLDEN
-    z ^= z >> np.uint64(30)
+    shifted = np.empty_like(z)  # one array for all steps: to map fresh pages costs more than the arithmetic
+    z ^= np.right_shift(z, np.uint64(30), out=shifted)
     z *= np.uint64(0xBF58476D1CE4E5B9)
-    z ^= z >> np.uint64(27)
+    z ^= np.right_shift(z, np.uint64(27), out=shifted)
     z *= np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
+    z ^= np.right_shift(z, np.uint64(31), out=shifted)
     return z
 
 
@@ -92,26 +93,50 @@ def shuffled(key: int, size: int) -> npt.NDArray[np.int64]:
 
     Sorts noise with the number in the lowest bits: no two values tie, so any sorting algorithm gives the same order.
     """
-    low = np.uint64(max(size - 1, 1).bit_length())
-    numbers = np.arange(size, dtype=np.uint64)
-    noise = mix64(numbers ^ np.uint64(derive_key(key))) >> low << low | numbers
+    noise, mask = _noise_and_places(key, size, 0)
     noise.sort()
-    return (noise & ((np.uint64(1) << low) - np.uint64(1))).astype(np.int64)
+    noise &= mask
+    return noise.view(np.int64)
 
 
-def shuffled_by_group(key: int, groups: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """The places of an array of numbers from 0, group after group, each in keyed random order; int64 [len(groups)].
+def shuffled_by_group(
+    key: int, groups: npt.NDArray[np.int32], count: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The places of an array of numbers from 0, group after group, each in keyed random order.
 
     As `shuffled`, with the group in the highest bits: one sort does both.
 
+    Args:
+        key: of the order.
+        groups: in ``[0, count)``, [n].
+        count: of groups.
+
+    Returns:
+        The places, int64 [n]; and where each group begins among them, and the last ends, int64 [count + 1].
+
     >>> groups = np.array([1, 0, 1, 0, 1], np.int32)
-    >>> groups[shuffled_by_group(7, groups)].tolist()
-    [0, 0, 1, 1, 1]
+    >>> places, bounds = shuffled_by_group(7, groups, 3)
+    >>> groups[places].tolist(), bounds.tolist()
+    ([0, 0, 1, 1, 1], [0, 2, 5, 5])
     """
-    low = np.uint64(max(len(groups) - 1, 1).bit_length())
-    high = np.uint64(max(int(groups.max(initial=0)), 1).bit_length())
-    numbers = np.arange(len(groups), dtype=np.uint64)
-    noise = mix64(numbers ^ np.uint64(derive_key(key))) >> high + low << low | numbers
-    noise |= groups.astype(np.uint64) << (np.uint64(64) - high)
+    bits = max(count - 1, 1).bit_length()
+    shift = np.uint64(64 - bits)
+    noise, mask = _noise_and_places(key, len(groups), bits)
+    highest = groups.astype(np.uint64)
+    highest <<= shift
+    noise |= highest
     noise.sort()
-    return (noise & ((np.uint64(1) << low) - np.uint64(1))).astype(np.int64)
+    begins = np.searchsorted(noise, np.arange(count, dtype=np.uint64) << shift)
+    noise &= mask
+    return noise.view(np.int64), np.append(begins, len(groups))
+
+
+def _noise_and_places(key: int, size: int, free: int) -> tuple[npt.NDArray[np.uint64], np.uint64]:
+    """Noise, uint64 [size]: the `free` highest bits are 0, and the lowest hold the place; and the mask of these."""
+    low = np.uint64(max(size - 1, 1).bit_length())
+    places = np.arange(size, dtype=np.uint64)
+    noise = mix64(places ^ np.uint64(derive_key(key)))
+    noise >>= np.uint64(free) + low
+    noise <<= low
+    noise |= places
+    return noise, (np.uint64(1) << low) - np.uint64(1)

@@ -79,11 +79,11 @@ def test_draws_go_on_where_others_ended_or_were_skipped(
     np.testing.assert_array_equal(drawers[1].draw(wanted[second:]), whole[second:])
 
 
-def test_draws_pass_through_a_class_in_another_order_each_time() -> None:
-    drawer = RecordDrawer(np.zeros(100, np.int32), 1, key=1)
+def test_a_record_comes_again_when_all_others_of_its_class_have() -> None:
+    drawer = RecordDrawer(np.repeat(np.arange(2, dtype=np.int32), (100, 3)), 2, key=1)
     drawn = drawer.draw(np.zeros(300, np.int32)).reshape(3, 100)
-    assert all(sorted(row) == list(range(100)) for row in drawn.tolist())
-    assert len({tuple(row) for row in drawn.tolist()}) == 3
+    assert sorted(drawn[0].tolist()) == list(range(100)) != drawn[0].tolist()
+    np.testing.assert_array_equal(drawn[1:], drawn[[0, 0]])
 
 
 def test_target_weights() -> None:
