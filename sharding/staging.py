@@ -41,13 +41,9 @@ def iterate_blocks(storage: Storage, path: str) -> Iterator[memoryview]:
         whole = memoryview(storage.map(path))
         yield from (whole[start : start + _BLOCK_BYTES] for start in range(0, len(whole), _BLOCK_BYTES))
         return
-    with storage.errors("read", path):
-        fs, root = storage.filesystem()
-        size = int(fs.size(f"{root}/{path}"))
+    size = storage.size(path)
     for start in range(0, size, _BLOCK_BYTES):
-        with storage.errors("read", path):
-            block = fs.cat_file(f"{root}/{path}", start=start, end=min(start + _BLOCK_BYTES, size))
-        yield memoryview(block)
+        yield memoryview(storage.read_range(path, start, min(start + _BLOCK_BYTES, size)))
 
 
 def measure(storage: Storage, path: str) -> Measure | None:

@@ -83,11 +83,31 @@ class Storage(Location):
         with self.errors("create", path):
             create_object(fs, f"{root}/{path}", data, self.retries)
 
+    def size(self, path: str) -> int:
+        """The bytes of a file; a missing one is FileNotFoundError."""
+        fs, root = self.filesystem()
+        return int(self.run("read", path, lambda: fs.info(f"{root}/{path}"))["size"])
+
+    def read_range(self, path: str, start: int, end: int) -> bytes:
+        """The bytes [start, end) of a file that has as many."""
+        fs, root = self.filesystem()
+
+        def read() -> bytes:
+            data: bytes = fs.cat_file(f"{root}/{path}", start=start, end=end)
+            if len(data) != end - start:
+                raise IncompleteError(f"{len(data)} bytes arrived of the {end - start} from byte {start} on")
+            return data
+
+        return self.run("read", path, read)
+
     @contextmanager
-    def open_input(self, path: str) -> Iterator[IO[bytes]]:
+    def open_input(self, path: str, *, read_ahead: bool = True) -> Iterator[IO[bytes]]:
         """A file to seek and read in, closed when the body ends.
 
-        Reads from remote stores fetch 4 MiB at least, which the next small ones are served from.
+        Args:
+            path: of the file.
+            read_ahead: reads from remote stores fetch 4 MiB at least, which the next small ones are served from; else
+                each is a request for what is asked for.
         """
         if self.local_path is not None:
             with self.errors("read", path):
@@ -96,18 +116,12 @@ class Storage(Location):
             with file:
                 yield file
             return
-        fs, root = self.filesystem()
-        size = self.run("read", path, lambda: fs.info(f"{root}/{path}"))["size"]
-
-        def read_range(start: int, end: int) -> bytes:
-            data: bytes = fs.cat_file(f"{root}/{path}", start=start, end=end)
-            if len(data) != end - start:
-                raise IncompleteError(f"{len(data)} bytes arrived of the {end - start} from byte {start} on")
-            return data
-
-        ranges = RangeReader(lambda start, end: self.run("read", path, lambda: read_range(start, end)), size)
-        with io.BufferedReader(ranges, _READ_AHEAD_BYTES) as buffered:
-            yield buffered
+        with RangeReader(partial(self.read_range, path), self.size(path)) as ranges:
+            if read_ahead:
+                with io.BufferedReader(ranges, _READ_AHEAD_BYTES) as buffered:
+                    yield buffered
+            else:
+                yield cast(IO[bytes], ranges)
 
     @contextmanager
     def open_output(self, path: str) -> Iterator[IO[bytes]]:
@@ -136,7 +150,7 @@ class Storage(Location):
 
     def write_all(self, files: Mapping[str, bytes | pa.Buffer]) -> None:
         """Write a few files, side by side where each waits for a server (0.5 s a file on HDFS, whatever its size)."""
-        if self.local_path is not None:
+        if self.local_path is not None or not files:
             for path, data in files.items():
                 self.write(path, data)
             return

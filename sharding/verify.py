@@ -158,7 +158,10 @@ def _reporter(report: Report, sizes: Mapping[str, int], total: int) -> Callable[
 def _measure(known: Identity, file: File) -> tuple[str, Measure | None]:
     if file.path in known.measures:
         return file.path, known.measures[file.path]
-    return file.path, measure(known.storage, file.path)
+    found = measure(known.storage, file.path)
+    if known.storage.local_path is None and found is not None and not _matches(found, file):
+        found = measure(known.storage, file.path)  # it may have been damaged on its way, and not where it lies
+    return file.path, found
 
 
 def _matches(found: Measure | None, file: File) -> bool:

@@ -8,22 +8,25 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
 from gzip import BadGzipFile
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any, Protocol, runtime_checkable
+from typing import IO, Any, Protocol, cast, runtime_checkable
 
 import fsspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from fsspec.compression import compr
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import infer_compression
 
+from ..clients import OBJECT_STORES
 from ..errors import RingfeedError, SourceError, StorageError
 from ..keyed import derive_key
+from ..retry import RetryPolicy, retry
 from ..schema import Feature, Schema
 from ..storage import Storage
 
@@ -35,7 +38,7 @@ __all__ = [
 
 BATCH_ROWS = 1 << 16  # a source's batches hold at most so many records,
 BATCH_BYTES = 16 << 20  # and about so many bytes at most: what a build holds in memory is counted in them
-_CACHED = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "http", "https"}  # protocols whose files fsspec caches
+_RANGED = {*OBJECT_STORES, "hdfs"} - {"memory"}  # protocols that send any range of a file
 NO_FEATURES: Mapping[str, Feature] = MappingProxyType({})  # no types are given: all are inferred
 
 
@@ -289,13 +292,11 @@ def open_file(path: str, compression: str | None = "infer", *, read_ahead: bool 
     """
     codec = compression_of(path) if compression == "infer" else compression
     try:
-        opened = fsspec.open(path, "rb", compression=None if codec == "zstd" else codec)
-        with opened if read_ahead else _open_ranges(opened) as file:
-            if codec == "zstd" and read_ahead:
-                with pa.input_stream(file, compression=codec) as stream:
-                    yield stream
-            else:
-                yield file
+        with (
+            _open_plain(path, read_ahead=read_ahead) as file,
+            _decompressed(file, codec if read_ahead else None) as plain,
+        ):
+            yield plain
     except (RingfeedError, FileNotFoundError, pa.ArrowException):
         raise
     except (EOFError, zlib.error, lzma.LZMAError, BadGzipFile) as error:
@@ -308,11 +309,24 @@ def open_file(path: str, compression: str | None = "infer", *, read_ahead: bool 
         raise _storage_error(path, error) from error
 
 
-def _open_ranges(opened: fsspec.core.OpenFile) -> IO[bytes]:
-    """Without the cache of fsspec's clients; other file systems have none, and may refuse the option."""
-    cached = Storage(opened.full_name).protocol in _CACHED
-    file: IO[bytes] = opened.fs.open(opened.path, "rb", **({"cache_type": "none"} if cached else {}))
-    return file
+def _open_plain(path: str, *, read_ahead: bool) -> AbstractContextManager[IO[bytes]]:
+    folder, _, name = path.rpartition("/")
+    storage = Storage(folder)
+    if storage.protocol in _RANGED and "::" not in path:
+        return storage.open_input(name, read_ahead=read_ahead)
+    opened = fsspec.open(path, "rb")
+    if read_ahead or storage.protocol not in ("http", "https"):
+        return cast(AbstractContextManager[IO[bytes]], opened)
+    return cast(AbstractContextManager[IO[bytes]], opened.fs.open(opened.path, "rb", cache_type="none"))
+
+
+@contextmanager
+def _decompressed(file: IO[bytes], codec: str | None) -> Iterator[IO[bytes]]:
+    if codec is None:
+        yield file
+        return
+    with pa.input_stream(file, compression=codec) if codec == "zstd" else compr[codec](file, mode="rb") as stream:
+        yield stream
 
 
 def size_if_seekable(file: IO[bytes]) -> int | None:
@@ -345,20 +359,30 @@ def read_files(paths: Sequence[str]) -> list[bytes]:
         if all(storages):
             return [Path(str(path)).read_bytes() for path in storages]
         fs, names = _names_of(paths)
-        contents: list[bytes] = fs.cat_ranges(names, None, None, on_error="raise")  # `cat` takes names for patterns
-        return contents
+        found: dict[str, bytes] = {}
+
+        def fetch() -> None:
+            missing = [name for name in names if name not in found]
+            replies = fs.cat_ranges(missing, None, None, on_error="return")  # `cat` takes names for patterns
+            found.update((name, data) for name, data in zip(missing, replies, strict=True) if isinstance(data, bytes))
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    raise reply
+
+        retry(fetch, RetryPolicy())
+        return [found[name] for name in names]
 
 
 def stat_files(paths: Sequence[str]) -> list[int]:
     """The sizes of many files in bytes, asked for side by side; errors as of `read_files`."""
     with _errors_of_files(paths):
         fs, names = _names_of(paths)
-        sizes: list[int] = fs.sizes(names)
+        sizes: list[int] = retry(lambda: fs.sizes(names), RetryPolicy())
         return sizes
 
 
 def _names_of(paths: Sequence[str]) -> tuple[fsspec.AbstractFileSystem, list[str]]:
-    fs, _ = fsspec.url_to_fs(paths[0])
+    fs, _ = Storage(paths[0]).filesystem()
     return fs, [fs._strip_protocol(path) for path in paths]
 
 

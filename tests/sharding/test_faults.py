@@ -11,8 +11,11 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from ringfeed.sharding import (
     BuildOptions,
@@ -301,6 +304,57 @@ class TestS3Build:
         proxy.begin(damaged)
         assert list(read_records(open_dataset(through.url), "train", 10)) == expected
         assert proxy.happened[damaged] == 1
+
+    def test_that_was_damaged_on_its_way_to_verify_is_not_called_damaged(
+        self, proxy: Proxy, through: Store, undisturbed: dict[str, bytes]
+    ) -> None:
+        for path, data in undisturbed.items():
+            through.write_bytes(path, data)
+        on_its_way = Fault(kind="damage download", method="GET", path=r"\.tfrecord", at_bytes=200)
+        proxy.begin(on_its_way)
+        assert verify(through.url) == []
+        assert proxy.happened[on_its_way] == 1
+
+
+SOURCE_FAULTS = [
+    Fault(kind="reply", method="GET", path="source", first=2, times=3),
+    Fault(kind="reset download", method="GET", path="source", at_bytes=500, times=2),
+    Fault(kind="cut download", method="GET", path="source", at_bytes=300, times=2),
+    Fault(kind="lose reply", method="GET", path="source"),
+]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("fault", SOURCE_FAULTS, ids=name)
+@pytest.mark.parametrize("kind", ["parquet", "csv.gz", "images"])
+def test_a_source_is_read_over_a_bad_network(
+    proxy: Proxy, through: Store, source: str, tmp_path: Path, kind: str, fault: Fault
+) -> None:
+    here = tmp_path / "source"
+    if kind == "images":
+        for number in range(6):
+            image = here / "ab"[number % 2] / f"{number}.png"
+            image.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((40, 40), number, np.uint8)).save(image, compress_level=0)
+    elif kind == "parquet":
+        here = Path(source)
+    else:
+        here = here.with_suffix(".csv.gz")
+        table = pq.read_table(source)
+        rows = pa.table({"label": table["label"], "first": pc.list_element(table["vector"], 0)})
+        with pa.output_stream(here, compression="gzip") as stream:
+            pa.csv.write_csv(rows, stream)
+    files = [here] if here.is_file() else [path for path in here.rglob("*") if path.is_file()]
+    for path in files:
+        through.write_bytes(str(path.relative_to(here.parent)), path.read_bytes())
+    label = "label" if here.is_file() else None
+    plan = BuildOptions(source="", destination="", label=label, shards=2)
+    build(replace(plan, source=str(here), destination=str(tmp_path / "expected")))
+    proxy.begin(fault)
+    build(replace(plan, source=f"{through.url}/{here.name}", destination=str(tmp_path / "built")))
+    assert proxy.happened[fault] == fault.times
+    shards = [sorted((tmp_path / folder).glob("*.tfrecord")) for folder in ("expected", "built")]
+    assert [path.read_bytes() for path in shards[0]] == [path.read_bytes() for path in shards[1]]
 
 
 class TestCommand:
