@@ -12,6 +12,7 @@ from typing import IO, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ..schema import Schema
 from .example import RecordLayout, encode_matrix, encode_pieces
@@ -115,15 +116,21 @@ class _TFRecordEncoder:
 
 class _ParquetEncoder:
     def __init__(self, sink: IO[bytes], schema: Schema, compression: str) -> None:
-        self._writer = open_writer(sink, schema.arrow, compression)
+        self._sink = sink
+        self._schema = schema.arrow
+        self._compression = compression
+        self._writer: pq.ParquetWriter | None = None
         self._class_ids: list[ClassIds] = []
 
     def write(self, batch: pa.RecordBatch, class_ids: ClassIds) -> None:
+        if self._writer is None:
+            self._writer = open_writer(self._sink, self._schema, batch, self._compression)
         self._writer.write_batch(batch, row_group_size=max(batch.num_rows, 1))
         self._class_ids.append(class_ids)
 
     def finish(self) -> pa.Buffer:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
         return encode_index(np.concatenate(self._class_ids))
 
 

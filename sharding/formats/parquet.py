@@ -7,29 +7,59 @@ from dataclasses import dataclass
 from typing import IO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyarrow.types import is_fixed_size_list, is_large_list, is_list
 
 __all__ = [
     "RowGroup", "iterate_parquet", "open_writer", "read_parquet", "read_row_groups", "row_group_rows", "rows_within",
     "scan_row_groups", "write_parquet",
 ]  # fmt: skip
 
+_SAMPLE_VALUES = 1 << 13
+_LONG_BYTES = 256  # a value; longer ones hardly recur, and are slow to tell apart
 
-def open_writer(sink: IO[bytes], schema: pa.Schema, compression: str) -> pq.ParquetWriter:
-    """A writer of row groups; the caller closes it."""
+
+def open_writer(sink: IO[bytes], schema: pa.Schema, first: pa.RecordBatch, compression: str) -> pq.ParquetWriter:
+    """A writer of row groups; the caller closes it.
+
+    Args:
+        sink: of the file's bytes.
+        schema: of the rows.
+        first: the rows of the first group, which tell for which columns a dictionary is of use.
+        compression: of the pages.
+    """
     return pq.ParquetWriter(
         sink,
         schema,
         compression=compression,
         version="2.6",
+        use_dictionary=_recurring(first),
         write_page_checksum=True,  # a plain Parquet page tells of no flipped bit
     )
+
+
+def _recurring(batch: pa.RecordBatch) -> list[str]:
+    """The paths of the columns whose values recur, as far as the first of them tell.
+
+    A dictionary of others takes three times as long and a seventh more room: 500,000 rows of 32 random float32,
+    2026-11-21.
+    """
+    paths = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        path, values = name, column.storage if isinstance(column, pa.ExtensionArray) else column
+        if is_list(values.type) or is_large_list(values.type) or is_fixed_size_list(values.type):
+            path, values = f"{name}.list.element", values.slice(0, _SAMPLE_VALUES).flatten()
+        values = values.slice(0, _SAMPLE_VALUES)
+        if values.nbytes <= _LONG_BYTES * len(values) and 2 * pc.count_distinct(values).as_py() <= len(values):
+            paths.append(path)
+    return paths
 
 
 def write_parquet(batch: pa.RecordBatch, compression: str, group_rows: int) -> pa.Buffer:
     """Rows, in their order, as a Parquet file with so many of them in a row group."""
     sink = pa.BufferOutputStream()
-    with open_writer(sink, batch.schema, compression) as writer:
+    with open_writer(sink, batch.schema, batch.slice(0, group_rows), compression) as writer:
         writer.write_batch(batch, row_group_size=group_rows)
     return sink.getvalue()
 

@@ -1,0 +1,38 @@
+"""Parquet files: what is decided from their first rows."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ringfeed.sharding.formats.parquet import read_parquet, write_parquet
+
+RNG = np.random.default_rng(0)
+ROWS = 10_000
+COLUMNS = {
+    "random floats": pa.array(RNG.normal(size=ROWS)),
+    "numbers": pa.array(np.arange(ROWS)),
+    "long texts": pa.array(["x" * 300] * ROWS),
+    "random vectors": pa.FixedSizeListArray.from_arrays(pa.array(RNG.normal(size=2 * ROWS)), 2),
+    "few floats": pa.array(RNG.integers(0, 9, ROWS) / 10),
+    "few texts": pa.array(RNG.choice(["a", "b", None], ROWS)),
+    "few vectors": pa.FixedSizeListArray.from_arrays(pa.array(RNG.integers(0, 9, 2 * ROWS) / 10), 2),
+    "few in lists": pa.array([[1, 2, 3][: i % 4] for i in range(ROWS)]),
+    "all missing": pa.nulls(ROWS, pa.int64()),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_dictionary_is_written_where_values_recur(name: str) -> None:
+    batch = pa.record_batch({name: COLUMNS[name]})
+    data = write_parquet(batch, "none", ROWS)
+    leaf: Any = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0).column(0)
+    assert leaf.has_dictionary_page == name.startswith(("few", "all"))
+    assert read_parquet(data).column(0).combine_chunks().equals(batch.column(0))
+
+
+def test_a_file_without_rows_can_be_written() -> None:
+    batch = pa.record_batch({name: column.slice(0, 0) for name, column in COLUMNS.items()})
+    assert read_parquet(write_parquet(batch, "snappy", 1)).num_rows == 0
