@@ -224,7 +224,8 @@ def plain_name(name: str) -> str:
     >>> plain_name("Flowers.tfrecord-00003-of-00010"), plain_name("a.tfrecord-00003-of-00010.gz")
     ('flowers.tfrecord', 'a.tfrecord.gz')
     """
-    return re.sub(r"-\d{3,}-of-\d{3,}(?=(\.\w+)?$)", "", name.lower())
+    plain = name.lower()
+    return re.sub(r"-\d{3,}-of-\d{3,}(?=(\.\w+)?$)", "", plain) if "-of-" in plain else plain
 
 
 def _find_local(root: str, suffixes: tuple[str, ...], *, facts: bool) -> Iterator[SourceFile]:
