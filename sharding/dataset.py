@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -56,9 +57,22 @@ def open_dataset(location: str | Storage) -> Dataset:
             f"there is no dataset at {storage.locate()}: it has no {MANIFEST_NAME}. Either the path is wrong, or a "
             "build has not finished; make one with: shard-dataset build SRC DST --label COL"
         ) from error
-    manifest = Manifest.decode(data, storage.locate(MANIFEST_NAME))
+    try:
+        manifest = _decoded(storage, data)
+    except CorruptionError as error:
+        raise CorruptionError(f"{error}; mend it with: shard-dataset repair {shlex.quote(storage.locate())}") from error
     table = read_checked(storage, manifest.shards_path, manifest.shards_bytes, manifest.shards_checksum)
     return Dataset(storage=storage, manifest=manifest, shards=decode_shards(table.to_pybytes()))
+
+
+def _decoded(storage: Storage, data: bytes) -> Manifest:
+    path = storage.locate(MANIFEST_NAME)
+    try:
+        return Manifest.decode(data, path)
+    except CorruptionError:
+        if storage.local_path is not None:
+            raise
+        return Manifest.decode(storage.read(MANIFEST_NAME), path)  # it may have been damaged on its way
 
 
 def read_checked(storage: Storage, path: str, expected_bytes: int, expected_checksum: str) -> pa.Buffer:

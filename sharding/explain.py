@@ -28,6 +28,7 @@ _HDFS = {
     "All nodes failed": "the DataNodes do not answer",
     "Failed to complete file in time": "the DataNodes do not answer",
     "Connection refused (os error": "the NameNode or a DataNode is down",
+    "Connection refused": "no NameNode answers there; check host and port, and that it runs",
 }
 
 

@@ -188,9 +188,9 @@ class Schema:
             raise SourceError(f"column names must differ, got {', '.join(map(repr, twice))} more than once")
         if self.label is not None and self.label not in names:
             close = difflib.get_close_matches(self.label, names, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
+            hint = f"; did you mean {close[0]!r}?" if close else ""
             listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-            raise SourceError(f"there is no label column {self.label!r}; {hint}The columns are: {listed}")
+            raise SourceError(f"there is no label column {self.label!r}; the columns are: {listed}{hint}")
 
     def __getitem__(self, name: str) -> Feature:
         for feature in self.features:
