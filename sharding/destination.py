@@ -28,6 +28,7 @@ _OURS = re.compile(
     rf"|{'|'.join(map(re.escape, (*TFDS_NAMES, REJECTED_NAME, LEASE_NAME)))}"
     rf"|_building\.takeover-.*\.json|{JOURNAL_FOLDER}/.*\.json|{_STAGING}/.*"
 )
+_LEASE_DRAFT = re.compile(rf"\.{re.escape(LEASE_NAME)}\.\w+\.part")  # of a builder killed at its very first write
 _REMOVERS = 16
 
 
@@ -197,7 +198,7 @@ def _check(destination: Storage, overwrite: bool) -> bool:
     if destination.local_path is not None and destination.local_path.is_file():
         raise DestinationError(f"the destination {destination.locate()} is a file; name a folder")
     destination.check_writable()
-    files = destination.list()
+    files = [name for name in destination.list() if not _LEASE_DRAFT.fullmatch(name)]
     if MANIFEST_NAME in files:
         if not overwrite and LEASE_NAME not in files:
             raise DestinationError(_taken(destination))
@@ -276,7 +277,7 @@ def _files_of(dataset: Dataset) -> list[str]:
 def _was_built_in(files: Iterable[str]) -> bool:
     """Whether a build left its mark: else files with names like ours are another program's."""
     marks = (LEASE_NAME, f"{JOURNAL_FOLDER}/", f"{_STAGING}/", "_building.takeover-")
-    return any(name.startswith(marks) for name in files)
+    return any(name.startswith(marks) or _LEASE_DRAFT.fullmatch(name) for name in files)
 
 
 def _remove(storage: Storage, names: Iterable[str]) -> None:

@@ -154,6 +154,21 @@ def test_clean_removes_what_a_killed_build_left_and_nothing_else(parquet: str, t
     assert files_of(out) == whole
 
 
+@pytest.mark.parametrize("cleaned", [False, True])
+def test_a_build_that_was_killed_at_its_very_first_write_is_in_nobodys_way(
+    parquet: str, tmp_path: Path, files_of: Any, cleaned: bool
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "._building.json.d38f0616.part").write_bytes(b"{")
+    if cleaned:
+        assert clean(Storage(str(out))) == [f"{out}/._building.json.d38f0616.part"]
+        assert not out.exists()
+    built(parquet, out, label="label", shards=3)
+    built(parquet, tmp_path / "undisturbed", label="label", shards=3)
+    assert files_of(out) == files_of(tmp_path / "undisturbed")
+
+
 def test_clean_leaves_another_program_s_files_alone(tmp_path: Path, files_of: Any) -> None:
     out = tmp_path / "tfds"
     out.mkdir()
