@@ -1,15 +1,25 @@
-"""Words of a command line to values: sizes and splits. Pure; an error says the rule and the value."""
+"""The command line: how it tells mistakes, and words of it to values; an error says the rule and the value."""
 
 from __future__ import annotations
 
+import argparse
 import re
 from fractions import Fraction
+from typing import NoReturn
 
-__all__ = ["parse_bytes", "parse_splits"]
+__all__ = ["CommandParser", "parse_bytes", "parse_splits"]
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
     _UNITS |= {_letter: 1024**_power, f"{_letter}IB": 1024**_power, f"{_letter}B": 1000**_power}
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Tells a mistake in one line, and where the help is."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the command with exit code 2."""
+        self.exit(2, f"{self.prog}: error: {message}; see: {self.prog} --help\n")
 
 
 def parse_bytes(text: str) -> int:

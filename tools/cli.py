@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from ..sharding.errors import RingfeedError
+from .arguments import CommandParser
 from .probe import version_of
 
 __all__ = ["main"]
@@ -62,7 +63,7 @@ def load(command: str) -> Subcommand:
 
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     """The parser of `ringfeed`: complete for the chosen subcommand, a line of help for the others."""
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = CommandParser(
         prog="ringfeed",
         description="Balanced shards in, batches out, models trained on a ring.",
         epilog=_EPILOG,

@@ -11,7 +11,7 @@ from typing import TypeVar
 from ..sharding.export import EXPORT_FORMATS
 from ..sharding.formats.encode import COMPRESSIONS
 from ..sharding.sources import KINDS
-from .arguments import parse_bytes, parse_splits
+from .arguments import CommandParser, parse_bytes, parse_splits
 from .prepare_args import PREPARE_EPILOG, add_prepare_flags
 
 __all__ = ["build_parser", "cores"]
@@ -140,7 +140,7 @@ def build_parser(*, python_source: bool = False) -> argparse.ArgumentParser:
             depends on a flag, and fills one that may be missing before it has seen all that are there.
     """
     parser = _parser_with(
-        argparse.ArgumentParser,
+        CommandParser,
         prog="shard-dataset",
         description="Turn datasets into balanced shards that TensorFlow, Arrow and ringfeed read fast.",
         epilog=_EPILOG,
