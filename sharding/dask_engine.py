@@ -1,0 +1,166 @@
+"""Tasks on a Dask cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError  # no builtin before Python 3.11
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+from .errors import ConfigError, StorageError, WorkerError
+from .execute import ClusterExecutor
+from .remote import Terms, missing_package, run_remotely, stop_and_count
+
+__all__ = ["dask_executor"]
+
+_LOST = (OSError, TimeoutError, asyncio.TimeoutError)  # what calls of the scheduler raise where it is away
+_CONNECT_SECONDS = 5  # to wait for a scheduler, at the start and where it went away
+_WORKERS_SECONDS = 60.0  # until a cluster that has no workers is given up: one that grows with its load needs some
+_COUNT_SECONDS = 2.0  # for which the number of workers is taken for known
+
+
+@contextmanager
+def dask_executor(address: str, *, spills_here: bool) -> Iterator[ClusterExecutor]:
+    """An executor on the cluster of the scheduler at ``HOST:PORT``; see `engine.open_engine`."""
+    try:
+        import dask
+        from distributed import Client
+    except ImportError as error:
+        raise ConfigError("--engine dask:// needs Dask; install it with: pip install 'ringfeed[dask]'") from error
+    # What it has to say of workers that come and go is its business; what matters is raised. Dask asks whether large
+    # arguments were meant to be sent, by a warning: those of our tasks are.
+    settings = {"distributed.admin.large-graph-warning-threshold": "1GiB", "distributed.comm.retry.count": 0}
+    with _quiet("distributed"), dask.config.set(settings):
+        try:
+            # Client itself waits for ever for a server that takes connections and says nothing.
+            with ThreadPoolExecutor(1) as thread:  # this one may have an event loop, as in notebooks
+                thread.submit(asyncio.run, _greet(f"tcp://{address}")).result()
+            client: Any = Client(  # type: ignore[no-untyped-call]
+                f"tcp://{address}", timeout=_CONNECT_SECONDS, set_as_default=False
+            )
+        except Exception as error:  # of another server's answers Dask makes errors of many types
+            raise StorageError(
+                f"no Dask scheduler answers at {address}; check the address, and that it runs"
+            ) from error
+        try:
+            executor = _DaskExecutor(
+                client, address, Terms.of_this_process(secrets.token_hex(8), spills_here=spills_here)
+            )
+            executor.check_workers()
+            yield executor
+        finally:
+            client.close()
+
+
+async def _greet(url: str) -> None:
+    from distributed.comm.core import connect
+
+    connection = await asyncio.wait_for(connect(url, timeout=_CONNECT_SECONDS), _CONNECT_SECONDS)  # type: ignore[no-untyped-call]
+    await connection.close()
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Silence a logger and those below it, which have levels of their own."""
+    known = [logging.getLogger(n) for n in logging.root.manager.loggerDict if n == name or n.startswith(f"{name}.")]
+    levels = [logger.level for logger in known]
+    for logger in known:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in zip(known, levels, strict=True):
+            logger.setLevel(level)
+
+
+class _DaskExecutor(ClusterExecutor):
+    def __init__(self, client: Any, address: str, terms: Terms) -> None:
+        self._client = client
+        self._address = address
+        self._terms = terms
+        self._tasks: dict[Future[Any], Any] = {}
+        self._counted = (0, -_COUNT_SECONDS)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run a function on the cluster."""
+        task = self._client.submit(run_remotely, self._terms, partial(fn, **kwargs), args, pure=False)
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        self._tasks[future] = task
+        task.add_done_callback(lambda done: self._settle(done, future))
+        return future
+
+    def _settle(self, task: Any, future: Future[Any]) -> None:
+        try:
+            task.result().settle(future)
+        except Exception as error:
+            future.set_exception(self._explained(error))
+        finally:
+            self._tasks.pop(future, None)
+
+    def _explained(self, error: Exception) -> Exception:
+        if isinstance(error, (asyncio.CancelledError, CancelledError, *_LOST)):  # errors of our tasks are values
+            said = WorkerError(f"the Dask scheduler at {self._address} went away, or gave the task up")
+        elif type(error).__name__ == "KilledWorker":
+            said = WorkerError(
+                "a task was given up for it ended several Dask workers, most likely for want of memory; give them more "
+                "memory or fewer threads, or ask for smaller shards"
+            )
+        else:
+            return error
+        said.__cause__ = error
+        return said
+
+    def workers(self) -> int:
+        """Threads of all workers."""
+        count, when = self._counted
+        if time.monotonic() - when >= _COUNT_SECONDS:
+            with suppress(*_LOST):  # the tasks will say so
+                count = sum(self._client.nthreads().values())
+            self._counted = (count, time.monotonic())
+        return max(1, count)
+
+    def check_workers(self) -> None:
+        """Refuse a cluster that has no workers, or such as cannot do the work.
+
+        Raises:
+            StorageError: there are none, and none came.
+            ConfigError: one of them lacks something.
+        """
+        for worker, found in self._client.run(version, "ringfeed", on_error="return").items():
+            if isinstance(found, ImportError):  # else the first task would end the worker
+                raise missing_package(f"Dask worker {worker}")
+        probe = self.submit(_nothing)
+        while True:
+            try:
+                probe.result(_WORKERS_SECONDS)
+                return
+            except FutureTimeoutError as error:  # busy with the work of others, perhaps
+                if not self._client.nthreads():
+                    raise StorageError(f"the Dask cluster at {self._address} has no workers; start some") from error
+
+    def cancel(self, futures: Collection[Future[Any]]) -> None:
+        """Give up tasks, and return when none of them runs any more.
+
+        A thread of a worker cannot be stopped, and Dask forgets a task that is cancelled while it runs.
+        """
+        with suppress(*_LOST):  # then there is no knowing: workers without a scheduler end themselves
+            self._client.cancel([self._tasks[future] for future in futures if future in self._tasks])
+            while any(self._running()):
+                time.sleep(0.1)
+
+    def _running(self) -> list[int]:
+        """Tasks of this build that run on each worker, where none begins any more."""
+        counts = self._client.run(stop_and_count, self._terms.build, on_error="return")
+        return [count for count in counts.values() if isinstance(count, int)]  # else it was lost just now
+
+
+def _nothing() -> None:
+    pass
