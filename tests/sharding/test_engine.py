@@ -69,11 +69,12 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 @pytest.fixture
 def doubled(tmp_path: Path) -> str:
-    """4,000 records in 20 parts, 2,000 of them doubles of the others."""
+    """4,000 records in 10 parts, 2,000 of them doubles of the others."""
     table = make_table(2000)
-    for name in ("a", "b"):
-        (tmp_path / "source").mkdir(exist_ok=True)
-        pq.write_table(table, tmp_path / "source" / f"{name}.parquet", row_group_size=200)
+    (tmp_path / "source").mkdir()
+    for number in range(10):
+        start = number % 5 * 400
+        pq.write_table(table.slice(start, 400), tmp_path / "source" / f"{number}.parquet")
     return str(tmp_path / "source")
 
 
