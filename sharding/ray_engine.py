@@ -33,6 +33,16 @@ def ray_executor(address: str, *, spills_here: bool) -> Iterator[ClusterExecutor
     except ImportError as error:
         raise ConfigError("--engine ray:// needs Ray; install it with: pip install 'ringfeed[ray]'") from error
     try:
+        _connect(ray, address)
+        executor = _RayExecutor(ray, address, Terms.of_this_process(secrets.token_hex(8), spills_here=spills_here))
+        executor.check_workers()
+        yield executor
+    finally:
+        ray.shutdown()
+
+
+def _connect(ray: Any, address: str) -> None:
+    try:
         if address != "auto":  # Ray's client tries for 30 s
             host, _, port = address.rpartition(":")
             socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
@@ -41,15 +51,11 @@ def ray_executor(address: str, *, spills_here: bool) -> Iterator[ClusterExecutor
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
-    except (ConnectionError, OSError, RuntimeError) as error:
+    except OSError as error:
         raise StorageError(f"no Ray cluster answers at {address}; check the address, and that it runs") from error
-    try:
-        terms = Terms.of_this_process(secrets.token_hex(8), spills_here=spills_here)
-        executor = _RayExecutor(ray, address, terms)
-        executor.check_workers()
-        yield executor
-    finally:
-        ray.shutdown()
+    except RuntimeError as error:
+        *_, reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise StorageError(f"the Ray cluster at {address} refuses: {reason.strip()}; see its logs") from error
 
 
 class _RayExecutor(ClusterExecutor):

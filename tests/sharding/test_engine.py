@@ -147,7 +147,13 @@ def wait_for(look: Callable[[], Any], seconds: float = 30) -> Any:
 
 def test_a_ray_client_s_address_does(ray: RayCluster, doubled: str, tmp_path: Path, files_of: FilesOf) -> None:
     built(doubled, tmp_path / "here", label="label", shards=8)
-    built(doubled, tmp_path / "there", label="label", shards=8, engine=ray.engine)
+    options = BuildOptions(source=doubled, destination=str(tmp_path / "there"), label="label", shards=8)
+    for attempt in range(3):
+        try:
+            build(dataclasses.replace(options, engine=ray.engine))
+            break
+        except StorageError as error:  # on a busy machine the server that Ray starts for a client now and then dies
+            assert attempt < 2 and "refuses" in str(error), error
     assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
 
 
