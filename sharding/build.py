@@ -387,8 +387,8 @@ def _tasks_within(options: BuildOptions, pool: Executor, need: float, what: str)
         share = options.memory_bytes or _TASK_BYTES
         if need + _PROCESS_BYTES > share:
             raise ConfigError(
-                f"{what} needs about {(need + _PROCESS_BYTES) / (1 << 20):,.0f} MiB of memory, and --memory allows each "
-                f"task of a cluster {share >> 20:,} MiB; allow more, or ask for smaller shards"
+                f"{what} needs about {(need + _PROCESS_BYTES) / (1 << 20):,.0f} MiB of memory, and --memory allows "
+                f"each task of a cluster {share >> 20:,} MiB; allow more, or ask for smaller shards"
             )
         return _at_once(pool, options)
     free = options.memory_budget - (options.workers + 1) * _PROCESS_BYTES

@@ -42,9 +42,7 @@ def dask_executor(address: str, *, spills_here: bool) -> Iterator[ClusterExecuto
             # Client itself waits for ever for a server that takes connections and says nothing.
             with ThreadPoolExecutor(1) as thread:  # this one may have an event loop, as in notebooks
                 thread.submit(asyncio.run, _greet(f"tcp://{address}")).result()
-            client: Any = Client(  # type: ignore[no-untyped-call]
-                f"tcp://{address}", timeout=_CONNECT_SECONDS, set_as_default=False
-            )
+            client: Any = Client(f"tcp://{address}", timeout=_CONNECT_SECONDS, set_as_default=False)
         except Exception as error:  # of another server's answers Dask makes errors of many types
             raise StorageError(
                 f"no Dask scheduler answers at {address}; check the address, and that it runs"
@@ -62,7 +60,7 @@ def dask_executor(address: str, *, spills_here: bool) -> Iterator[ClusterExecuto
 async def _greet(url: str) -> None:
     from distributed.comm.core import connect
 
-    connection = await asyncio.wait_for(connect(url, timeout=_CONNECT_SECONDS), _CONNECT_SECONDS)  # type: ignore[no-untyped-call]
+    connection = await asyncio.wait_for(connect(url, timeout=_CONNECT_SECONDS), _CONNECT_SECONDS)
     await connection.close()
 
 

@@ -287,8 +287,8 @@ def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1"
     _add_workers(command)
     command.add_argument(
         "--memory", type=_checked(parse_bytes), metavar="SIZE",
-        help="about what all processes may use together, such as 2GiB (default: 1 GiB for each, and 2 GiB at least); on a "
-        "cluster, what each task may use (default: 1 GiB)",
+        help="about what all processes may use together, such as 2GiB (default: 1 GiB for each, and 2 GiB at least); "
+        "on a cluster, what each task may use (default: 1 GiB)",
     )  # fmt: skip
     command.add_argument(
         "--spill", metavar="URL",

@@ -101,7 +101,7 @@ def test_another_plan_s_spill_is_removed_and_a_side_folder_is_not(tmp_path: Path
         file.write(b"x")
     with side_folder(root) as side:
         side.write("hashes", b"y")
-        second = open_spill(root, "second")
+        second = open_spill(root, "second", side)
         assert second != first
         assert [name.rpartition("/")[2] for name in root.list()] == ["hashes"]
     assert root.list() == []
