@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import secrets
+import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, wait
@@ -46,16 +48,29 @@ def _connect(ray: Any, address: str) -> None:
         if address != "auto":  # Ray's client tries for 30 s
             host, _, port = address.rpartition(":")
             socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
-        ray.init(
-            address=address if address == "auto" else f"ray://{address}",
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        with _sigterm_kept():
+            ray.init(
+                address=address if address == "auto" else f"ray://{address}",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
     except OSError as error:
         raise StorageError(f"no Ray cluster answers at {address}; check the address, and that it runs") from error
     except RuntimeError as error:
         *_, reason = str(error).strip().splitlines() or [type(error).__name__]
         raise StorageError(f"the Ray cluster at {address} refuses: {reason.strip()}; see its logs") from error
+
+
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Keep the process's own answer to SIGTERM, in place of which Ray puts one: a build then has to tidy up."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        # Only the main thread may set handlers; one that is no Python function is None.
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 class _RayExecutor(ClusterExecutor):

@@ -1,6 +1,7 @@
 """Builds on clusters: the same bytes as here, whatever becomes of workers; what fails says so in a line."""
 
 import dataclasses
+import io
 import json
 import os
 import re
@@ -12,17 +13,31 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
-from ringfeed.sharding import BuildOptions, ConfigError, Progress, SourceError, StorageError, WorkerError, build
+from ringfeed.sharding import (
+    BuildOptions,
+    ConfigError,
+    Progress,
+    SourceError,
+    StorageError,
+    WorkerError,
+    build,
+    open_dataset,
+    plan_build,
+)
 from ringfeed.sharding import dask_engine as dask_module
 from ringfeed.sharding.engine import check_engine, open_engine
 from ringfeed.sharding.execute import ClusterExecutor, portable_error, stream_tasks
-from ringfeed.sharding.prepare import PrepareOptions
+from ringfeed.sharding.prepare import ImageOptions, PrepareOptions, Size
 from tests.conftest import Cli
 from tests.servers.dask import DaskCluster, dask_cluster
 from tests.servers.process import free_ports
@@ -172,6 +187,124 @@ def test_all_of_it_on_a_store(
     store = Storage(f"{root}/out")
     assert {name: store.read(name) for name in store.list()} == files_of(tmp_path / "here")
     assert Storage(f"{root}/spill").list() == []
+
+
+@pytest.fixture
+def grouped(tmp_path: Path) -> str:
+    """600 records of 60 users, 300 of them doubles of the others, three without a label."""
+    table = make_table(300)
+    labels = table.column("label").to_pylist()
+    labels[10] = labels[120] = labels[250] = None
+    users = [f"user {number % 60}" for number in range(300)]
+    table = table.set_column(table.schema.get_field_index("label"), "label", [labels]).append_column("user", [users])
+    pq.write_table(pa.concat_tables([table, table]), tmp_path / "grouped.parquet", row_group_size=100)
+    return str(tmp_path / "grouped.parquet")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> str:
+    """60 images of two classes, one of them cut short and two of them doubles."""
+    for number in range(60):
+        path = tmp_path / "photos" / f"c{number % 2}" / f"{number:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sink = io.BytesIO()
+        Image.fromarray(np.full((8, 6, 3), min(number, 57), np.uint8)).save(sink, "PNG")
+        path.write_bytes(sink.getvalue()[: 40 if number == 7 else None])
+    return str(tmp_path / "photos")
+
+
+def test_every_way_to_build_writes_what_this_machine_writes(
+    grouped: str, photos: str, engine: str, tmp_path: Path, files_of: FilesOf
+) -> None:
+    splits = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
+    ways: list[dict[str, Any]] = [
+        {"source": grouped, "label": "label", "splits": splits, "group_by": "user", "balance": "bytes"},
+        {"source": photos, "prepare": PrepareOptions(dedup=("image",), images=ImageOptions(size=Size(width=3)))},
+    ]
+    ways[0] |= {"on_bad_record": "skip:6", "prepare": PrepareOptions(dedup=("id",)), "dali_index": True}
+    ways[1] |= {"on_bad_record": "skip:5%", "splits": splits}
+    for number, way in enumerate(ways):
+        built(destination=tmp_path / f"here-{number}", shards=6, **way)
+    handler = signal.getsignal(signal.SIGTERM)
+    with open_engine(engine, 1, spills_here=True) as executor:
+        assert signal.getsignal(signal.SIGTERM) == handler
+        for number, way in enumerate(ways):
+            options = BuildOptions(destination=str(tmp_path / f"there-{number}"), shards=6, engine=engine, **way)
+            assert plan_build(options, executor=executor).assignment.shards > 6
+            build(options, executor=executor)
+    for number in range(len(ways)):
+        assert files_of(tmp_path / f"there-{number}") == files_of(tmp_path / f"here-{number}")
+    assert open_dataset(str(tmp_path / "there-0")).manifest.records == 297
+    assert open_dataset(str(tmp_path / "there-1")).manifest.records == 57
+    split = open_dataset(str(tmp_path / "there-1")).manifest.split("train")
+    assert split.statistics["image"].image is not None
+
+
+def test_memory_is_meant_for_each_task(dask: DaskCluster, parquet: str, nothing_left: Path) -> None:
+    options = BuildOptions(source=parquet, destination=str(nothing_left), engine=dask.engine, memory_bytes=300 << 20)
+    with pytest.raises(ConfigError, match=r"needs about 424 MiB of memory, and --memory .* each task .* 300 MiB"):
+        build(options)
+
+
+# --- builds that end early ---------------------------------------------------------------------------------------
+
+
+def script(text: str, *arguments: object) -> subprocess.Popen[str]:
+    """A process that runs Python after some imports."""
+    imports = f"""
+import os, signal, subprocess, sys
+from ringfeed.sharding import BuildOptions, build
+from ringfeed.sharding.engine import open_engine
+from ringfeed.sharding.execute import stream_tasks
+{text}"""
+    command = [sys.executable, "-c", imports, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_build_whose_own_process_is_killed_is_gone_on_with(
+    doubled: str, engine: str, tmp_path: Path, files_of: FilesOf
+) -> None:
+    options = BuildOptions(source=doubled, destination=str(tmp_path / "there"), label="label", shards=16, engine=engine)
+    killed = script(
+        """
+def kill(progress):
+    if progress.stage == "write" and progress.done >= 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+source, destination, engine = sys.argv[1:]
+build(BuildOptions(source=source, destination=destination, label="label", shards=16, engine=engine), report=kill)
+""",
+        *(options.source, options.destination, engine),
+    )
+    assert (killed.communicate()[1], killed.returncode) == ("", -signal.SIGKILL)
+    seen: list[Progress] = []
+    build(options, report=seen.append)
+    assert max(progress.resumed for progress in seen if progress.stage == "write") >= 3
+    assert max(progress.resumed for progress in seen if progress.stage == "partition") == 10
+    built(doubled, tmp_path / "here", label="label", shards=16)
+    assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
+
+
+def test_an_interrupt_cancels_what_has_not_begun_and_waits_for_what_has(engine: str, tmp_path: Path) -> None:
+    waiting = script(
+        """
+engine, folder = sys.argv[1:]
+jobs = [(subprocess.run, (["sh", "-c", f"sleep 1; touch {folder}/{i}.done"],)) for i in range(40)]
+with open_engine(engine, 1) as executor:
+    try:
+        list(stream_tasks(executor, jobs, 30))
+    except KeyboardInterrupt:
+        print("interrupted", sorted(os.listdir(folder)), flush=True)
+""",
+        *(engine, tmp_path),
+    )
+    wait_for(lambda: list(tmp_path.glob("*.done")), 120)
+    waiting.send_signal(signal.SIGINT)
+    said, errors = waiting.communicate()
+    assert (said, errors) == (f"interrupted {sorted(os.listdir(tmp_path))}\n", "")
+    assert len(list(tmp_path.glob("*.done"))) < 20
+    time.sleep(1.5)
+    assert said == f"interrupted {sorted(os.listdir(tmp_path))}\n"
 
 
 # --- errors ----------------------------------------------------------------------------------------------------
