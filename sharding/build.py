@@ -166,8 +166,8 @@ def plan_build(options: BuildOptions, *, executor: Executor | None = None, repor
         return _plan(source, options, root, scratch, pool, report)
 
 
-def _engine(options: BuildOptions) -> AbstractContextManager[Executor]:
-    return open_engine(options.engine, options.workers, spills_here=options.spill is None)
+def _engine(options: BuildOptions, holds: str | None = None) -> AbstractContextManager[Executor]:
+    return open_engine(options.engine, options.workers, spills_here=options.spill is None, holds=holds)
 
 
 def _at_once(pool: Executor, options: BuildOptions) -> Callable[[], int]:
@@ -274,7 +274,7 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
     root = spill_root(options.spill, options.destination)
     with (
         draft_dataset(Storage(options.destination), overwrite=options.overwrite, about=about) as draft,
-        _engine(options) if executor is None else nullcontext(executor) as pool,
+        _engine(options, options.destination) if executor is None else nullcontext(executor) as pool,
     ):
         try:
             scratch = open_scratch(root) if options.needs_census else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
+import socket
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -16,18 +16,21 @@ from typing import Any
 
 from .errors import ConfigError, StorageError, WorkerError
 from .execute import ClusterExecutor
-from .remote import Terms, missing_package, run_remotely, stop_and_count
+from .remote import Terms, missing_package, name_build, run_remotely, stop_and_count, stop_others_and_count
 
 __all__ = ["dask_executor"]
 
 _LOST = (OSError, TimeoutError, asyncio.TimeoutError)  # what calls of the scheduler raise where it is away
-_CONNECT_SECONDS = 5  # to wait for a scheduler, at the start and where it went away
+_CONNECT_SECONDS = 5  # until a machine that does not answer is given up
+_GREET_SECONDS = 20  # until what answers is taken for no scheduler
+_LOST_SECONDS = 10  # until a scheduler that went away is given up
 _WORKERS_SECONDS = 60.0  # until a cluster that has no workers is given up: one that grows with its load needs some
+_OTHERS_SECONDS = 600.0  # until tasks of a killed build are taken for such as never end
 _COUNT_SECONDS = 2.0  # for which the number of workers is taken for known
 
 
 @contextmanager
-def dask_executor(address: str, *, spills_here: bool) -> Iterator[ClusterExecutor]:
+def dask_executor(address: str, *, spills_here: bool, holds: str | None) -> Iterator[ClusterExecutor]:
     """An executor on the cluster of the scheduler at ``HOST:PORT``; see `engine.open_engine`."""
     try:
         import dask
@@ -39,19 +42,20 @@ def dask_executor(address: str, *, spills_here: bool) -> Iterator[ClusterExecuto
     settings = {"distributed.admin.large-graph-warning-threshold": "1GiB", "distributed.comm.retry.count": 0}
     with _quiet("distributed"), dask.config.set(settings):
         try:
-            # Client itself waits for ever for a server that takes connections and says nothing.
+            # Dask itself tries again and again where nobody listens, and waits for ever for a server that says nothing.
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
             with ThreadPoolExecutor(1) as thread:  # this one may have an event loop, as in notebooks
                 thread.submit(asyncio.run, _greet(f"tcp://{address}")).result()
-            client: Any = Client(f"tcp://{address}", timeout=_CONNECT_SECONDS, set_as_default=False)
+            client: Any = Client(f"tcp://{address}", timeout=_LOST_SECONDS, set_as_default=False)
         except Exception as error:  # of another server's answers Dask makes errors of many types
             raise StorageError(
                 f"no Dask scheduler answers at {address}; check the address, and that it runs"
             ) from error
         try:
-            executor = _DaskExecutor(
-                client, address, Terms.of_this_process(secrets.token_hex(8), spills_here=spills_here)
-            )
+            executor = _DaskExecutor(client, address, Terms.of_this_process(name_build(holds), spills_here=spills_here))
             executor.check_workers()
+            executor.await_others()
             yield executor
         finally:
             client.close()
@@ -60,7 +64,7 @@ def dask_executor(address: str, *, spills_here: bool) -> Iterator[ClusterExecuto
 async def _greet(url: str) -> None:
     from distributed.comm.core import connect
 
-    connection = await asyncio.wait_for(connect(url, timeout=_CONNECT_SECONDS), _CONNECT_SECONDS)
+    connection = await asyncio.wait_for(connect(url, timeout=_GREET_SECONDS), _GREET_SECONDS)
     await connection.close()
 
 
@@ -144,6 +148,21 @@ class _DaskExecutor(ClusterExecutor):
                 if not self._client.nthreads():
                     raise StorageError(f"the Dask cluster at {self._address} has no workers; start some") from error
 
+    def await_others(self) -> None:
+        """Wait for tasks of a build of the same destination whose own process was killed: they may still write there.
+
+        Raises:
+            WorkerError: they do not end.
+        """
+        started = time.monotonic()
+        while any(self._on_each(stop_others_and_count)):
+            if time.monotonic() - started > _OTHERS_SECONDS:
+                raise WorkerError(
+                    f"tasks of an earlier build still run on the Dask cluster at {self._address}, and write to the "
+                    "same place; wait for them, or restart its workers"
+                )
+            time.sleep(0.1)
+
     def cancel(self, futures: Collection[Future[Any]]) -> None:
         """Give up tasks, and return when none of them runs any more.
 
@@ -151,13 +170,13 @@ class _DaskExecutor(ClusterExecutor):
         """
         with suppress(*_LOST):  # then there is no knowing: workers without a scheduler end themselves
             self._client.cancel([self._tasks[future] for future in futures if future in self._tasks])
-            while any(self._running()):
+            while any(self._on_each(stop_and_count)):
                 time.sleep(0.1)
 
-    def _running(self) -> list[int]:
-        """Tasks of this build that run on each worker, where none begins any more."""
-        counts = self._client.run(stop_and_count, self._terms.build, on_error="return")
-        return [count for count in counts.values() if isinstance(count, int)]  # else it was lost just now
+    def _on_each(self, count: Callable[[str], int]) -> list[int]:
+        """What each worker counts of this build."""
+        counts = self._client.run(count, self._terms.build, on_error="return")
+        return [found for found in counts.values() if isinstance(found, int)]  # else it was lost just now
 
 
 def _nothing() -> None:

@@ -35,7 +35,7 @@ def check_engine(url: str) -> None:
 
 
 @contextmanager
-def open_engine(url: str, workers: int, *, spills_here: bool = False) -> Iterator[Executor]:
+def open_engine(url: str, workers: int, *, spills_here: bool = False, holds: str | None = None) -> Iterator[Executor]:
     """An executor of tasks, until the body ends.
 
     Args:
@@ -46,6 +46,8 @@ def open_engine(url: str, workers: int, *, spills_here: bool = False) -> Iterato
         workers: processes of the local engine.
         spills_here: whether tasks leave files in this machine's folder for temporary files; then workers on other
             machines are refused.
+        holds: the destination that the caller holds the lease of, if it does: no task of another build may write there
+            any more.
 
     Raises:
         ConfigError: its client is not installed, or its workers cannot do the work.
@@ -54,10 +56,10 @@ def open_engine(url: str, workers: int, *, spills_here: bool = False) -> Iterato
     check_engine(url)
     scheme, address = url.partition("://")[::2]
     if scheme == "dask":
-        with dask_executor(address, spills_here=spills_here) as executor:
+        with dask_executor(address, spills_here=spills_here, holds=holds) as executor:
             yield executor
     elif scheme == "ray":
-        with ray_executor(address, spills_here=spills_here) as executor:
+        with ray_executor(address, spills_here=spills_here, holds=holds) as executor:
             yield executor
     else:
         with local_executor(workers) as executor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import signal
 import socket
 import threading
@@ -17,7 +16,7 @@ from typing import Any
 
 from .errors import ConfigError, StorageError, WorkerError
 from .execute import ClusterExecutor
-from .remote import Terms, missing_package, run_remotely
+from .remote import Terms, missing_package, name_build, run_remotely
 
 __all__ = ["ray_executor"]
 
@@ -28,7 +27,7 @@ _COUNT_SECONDS = 2.0  # for which the number of workers is taken for known
 
 
 @contextmanager
-def ray_executor(address: str, *, spills_here: bool) -> Iterator[ClusterExecutor]:
+def ray_executor(address: str, *, spills_here: bool, holds: str | None) -> Iterator[ClusterExecutor]:
     """An executor on the cluster whose client server is at ``HOST:PORT``, or on ``auto``; see `engine.open_engine`."""
     try:
         import ray
@@ -36,7 +35,7 @@ def ray_executor(address: str, *, spills_here: bool) -> Iterator[ClusterExecutor
         raise ConfigError("--engine ray:// needs Ray; install it with: pip install 'ringfeed[ray]'") from error
     try:
         _connect(ray, address)
-        executor = _RayExecutor(ray, address, Terms.of_this_process(secrets.token_hex(8), spills_here=spills_here))
+        executor = _RayExecutor(ray, address, Terms.of_this_process(name_build(holds), spills_here=spills_here))
         executor.check_workers()
         yield executor
     finally:

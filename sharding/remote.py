@@ -6,6 +6,7 @@ Nothing here knows Dask or Ray.
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 import traceback
 from collections.abc import Callable
@@ -17,9 +18,14 @@ from typing import Any
 
 from .errors import ConfigError, WorkerError
 from .execute import portable_error
+from .keyed import derive_key
 from .lease import boot_id
+from .storage import Storage
 
-__all__ = ["Outcome", "Terms", "WorkerTraceback", "missing_package", "run_remotely", "stop_and_count"]
+__all__ = [
+    "Outcome", "Terms", "WorkerTraceback", "missing_package", "name_build", "run_remotely", "stop_and_count",
+    "stop_others_and_count",
+]  # fmt: skip
 
 _SHAPES_BYTES = ("ringfeed", "pyarrow", "numpy")  # packages whose versions may show in what is written
 
@@ -37,7 +43,7 @@ class Terms:
     """What a worker must agree with to take part in a build.
 
     Attributes:
-        build: a name of its own.
+        build: its name, see `name_build`.
         versions: of the packages that shape the bytes.
         boot: of the machine that it has to be on, see `lease.boot_id`; empty: any.
     """
@@ -111,6 +117,25 @@ def run_remotely(terms: Terms, function: Callable[..., Any], arguments: tuple[An
     finally:
         with _lock:
             _running[terms.build] -= 1
+
+
+def name_build(destination: str | None) -> str:
+    """A name that no other build has.
+
+    Args:
+        destination: that the build holds the lease of, if it does.
+    """
+    place = "" if destination is None else f"{derive_key(Storage(destination).locate()):016x}"
+    return f"{place}-{secrets.token_hex(8)}"
+
+
+def stop_others_and_count(build: str) -> int:
+    """As `stop_and_count`, for all builds of the same destination but this one: their own processes were killed."""
+    place = build.partition("-")[0]
+    with _lock:
+        others = [name for name in _running if place and name != build and name.partition("-")[0] == place]
+        _stopped.update(others)
+        return sum(_running[name] for name in others)
 
 
 def stop_and_count(build: str) -> int:

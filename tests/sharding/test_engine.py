@@ -285,6 +285,23 @@ build(BuildOptions(source=source, destination=destination, label="label", shards
     assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
 
 
+def test_tasks_of_a_killed_build_are_waited_for_by_the_next_of_its_destination(tmp_path: Path) -> None:
+    with dask_cluster(tmp_path, 2) as cluster:
+        killed = script(
+            """
+engine, folder = sys.argv[1:]
+with open_engine(engine, 1, holds=folder) as executor:
+    executor.submit(subprocess.run, ["sh", "-c", f"touch {folder}/begun; sleep 3; touch {folder}/ended"]).result()
+""",
+            *(cluster.engine, tmp_path),
+        )
+        wait_for((tmp_path / "begun").exists, 120)
+        killed.kill()
+        killed.communicate()
+        with open_engine(cluster.engine, 1, holds=f"{tmp_path}/"):
+            assert (tmp_path / "ended").exists()
+
+
 def test_an_interrupt_cancels_what_has_not_begun_and_waits_for_what_has(engine: str, tmp_path: Path) -> None:
     waiting = script(
         """
@@ -373,14 +390,14 @@ def test_no_scheduler_is_said_soon(tmp_path: Path, cli: Cli, nothing_left: Path,
     (port,) = free_ports(1)
     started = time.monotonic()
     done = cli("shard-dataset", "build", parquet, str(nothing_left), "--engine", f"dask://127.0.0.1:{port}", "--json")
-    assert time.monotonic() - started < 20  # of it 10 to wait
+    assert time.monotonic() - started < 40
     line = f"shard-dataset: error: no Dask scheduler answers at 127.0.0.1:{port}; check the address, and that it runs\n"
     assert (done.returncode, done.stderr) == (1, line)
 
 
 @pytest.mark.parametrize("greeting", [b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"\0" * 64])
 def test_another_server_is_no_scheduler(greeting: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dask_module, "_CONNECT_SECONDS", 1)
+    monkeypatch.setattr(dask_module, "_GREET_SECONDS", 1)
 
     def serve() -> None:
         with suppress(OSError):
@@ -413,7 +430,7 @@ def test_no_ray_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         open_engine(f"ray://127.0.0.1:{port}", 1),
     ):
         pass
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
 
 
 @pytest.mark.parametrize(("url", "module"), [("dask://h:1", "distributed"), ("ray://h:1", "ray")])
@@ -486,7 +503,7 @@ def test_a_scheduler_that_dies_is_said_and_the_build_can_go_on(doubled: str, tmp
         started = time.monotonic()
         with pytest.raises(WorkerError, match=r"the Dask scheduler .* went away.*start the same command again"):
             build(dataclasses.replace(options, engine=cluster.engine), report=kill)
-        assert time.monotonic() - started < 60
+        assert time.monotonic() - started < 120
     seen: list[Progress] = []
     build(options, report=seen.append)
     assert max(progress.resumed for progress in seen if progress.stage == "write") >= 1
