@@ -16,7 +16,7 @@ from typing import Any
 
 from .errors import ConfigError, StorageError, WorkerError
 from .execute import ClusterExecutor
-from .remote import Terms, missing_package, name_build, run_remotely, stop_and_count, stop_others_and_count
+from .remote import Terms, missing_package, run_remotely, stop_and_count, stop_others_and_count
 
 __all__ = ["dask_executor"]
 
@@ -53,7 +53,7 @@ def dask_executor(address: str, *, spills_here: bool, holds: str | None) -> Iter
                 f"no Dask scheduler answers at {address}; check the address, and that it runs"
             ) from error
         try:
-            executor = _DaskExecutor(client, address, Terms.of_this_process(name_build(holds), spills_here=spills_here))
+            executor = _DaskExecutor(client, address, Terms.of_this_process(spills_here=spills_here, holds=holds))
             executor.check_workers()
             executor.await_others()
             yield executor

@@ -46,8 +46,8 @@ def open_engine(url: str, workers: int, *, spills_here: bool = False, holds: str
         workers: processes of the local engine.
         spills_here: whether tasks leave files in this machine's folder for temporary files; then workers on other
             machines are refused.
-        holds: the destination that the caller holds the lease of, if it does: no task of another build may write there
-            any more.
+        holds: the destination that the caller holds the lease of, if it does: workers that do not see it are refused,
+            and no task of another build may write there any more.
 
     Raises:
         ConfigError: its client is not installed, or its workers cannot do the work.

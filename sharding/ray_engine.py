@@ -16,7 +16,7 @@ from typing import Any
 
 from .errors import ConfigError, StorageError, WorkerError
 from .execute import ClusterExecutor
-from .remote import Terms, missing_package, name_build, run_remotely
+from .remote import Terms, missing_package, run_remotely
 
 __all__ = ["ray_executor"]
 
@@ -35,7 +35,7 @@ def ray_executor(address: str, *, spills_here: bool, holds: str | None) -> Itera
         raise ConfigError("--engine ray:// needs Ray; install it with: pip install 'ringfeed[ray]'") from error
     try:
         _connect(ray, address)
-        executor = _RayExecutor(ray, address, Terms.of_this_process(name_build(holds), spills_here=spills_here))
+        executor = _RayExecutor(ray, address, Terms.of_this_process(spills_here=spills_here, holds=holds))
         executor.check_workers()
         yield executor
     finally:

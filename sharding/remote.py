@@ -19,12 +19,11 @@ from typing import Any
 from .errors import ConfigError, WorkerError
 from .execute import portable_error
 from .keyed import derive_key
-from .lease import boot_id
+from .lease import LEASE_NAME, boot_id
 from .storage import Storage
 
 __all__ = [
-    "Outcome", "Terms", "WorkerTraceback", "missing_package", "name_build", "run_remotely", "stop_and_count",
-    "stop_others_and_count",
+    "Outcome", "Terms", "WorkerTraceback", "missing_package", "run_remotely", "stop_and_count", "stop_others_and_count",
 ]  # fmt: skip
 
 _SHAPES_BYTES = ("ringfeed", "pyarrow", "numpy")  # packages whose versions may show in what is written
@@ -43,19 +42,27 @@ class Terms:
     """What a worker must agree with to take part in a build.
 
     Attributes:
-        build: its name, see `name_build`.
+        build: its name, see `_name_build`.
         versions: of the packages that shape the bytes.
         boot: of the machine that it has to be on, see `lease.boot_id`; empty: any.
+        lease: a file that it has to see, of a destination in a folder of this machine; empty: none.
     """
 
     build: str
     versions: tuple[tuple[str, str], ...]
     boot: str
+    lease: str
 
     @classmethod
-    def of_this_process(cls, build: str, *, spills_here: bool) -> Terms:
-        """What this process would agree with."""
-        return cls(build=build, versions=_versions(), boot=boot_id() if spills_here else "")
+    def of_this_process(cls, *, spills_here: bool, holds: str | None) -> Terms:
+        """What this process would agree with; see `engine.open_engine`."""
+        folder = None if holds is None else Storage(holds).local_path
+        return cls(
+            build=_name_build(holds),
+            versions=_versions(),
+            boot=boot_id() if spills_here else "",
+            lease="" if folder is None else str(folder / LEASE_NAME),
+        )
 
     def check(self) -> None:
         """Refuse a worker that would write other bytes, or where others do not find them.
@@ -74,6 +81,11 @@ class Terms:
             raise ConfigError(
                 f"there are workers on another machine ({_host()}), which cannot reach this one's folder for temporary "
                 "files; name a folder that all of them reach with --spill"
+            )
+        if self.lease and not os.path.exists(self.lease):
+            raise ConfigError(
+                f"there are workers ({_host()}) that do not see {os.path.dirname(self.lease)} as this machine does; "
+                "name a destination that all of them reach, on a shared file system or a store"
             )
 
 
@@ -119,7 +131,7 @@ def run_remotely(terms: Terms, function: Callable[..., Any], arguments: tuple[An
             _running[terms.build] -= 1
 
 
-def name_build(destination: str | None) -> str:
+def _name_build(destination: str | None) -> str:
     """A name that no other build has.
 
     Args:

@@ -286,6 +286,7 @@ build(BuildOptions(source=source, destination=destination, label="label", shards
 
 
 def test_tasks_of_a_killed_build_are_waited_for_by_the_next_of_its_destination(tmp_path: Path) -> None:
+    (tmp_path / "_building.json").touch()
     with dask_cluster(tmp_path, 2) as cluster:
         killed = script(
             """
@@ -463,6 +464,10 @@ def test_what_is_no_engine_is_refused(url: str) -> None:
         (
             "import ringfeed.sharding.remote as r; r.boot_id = lambda: 'elsewhere'",
             "workers on another machine .*--spill",
+        ),
+        (
+            "import os.path as p; e = p.exists; p.exists = lambda n: not str(n).endswith('_building.json') and e(n)",
+            "do not see .*/new/dataset as this machine does; name a destination",
         ),
     ],
 )
