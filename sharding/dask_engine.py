@@ -83,6 +83,12 @@ def _quiet(name: str) -> Iterator[None]:
 
 
 class _DaskExecutor(ClusterExecutor):
+    """What `Client.get_executor` gives, but for results that cannot be fetched.
+
+    There a future whose worker and scheduler die between the task's end and the coming of its result stays open for
+    ever, and whoever waits for it with it (distributed 2026.8); nor can it be told when what was cancelled has ended.
+    """
+
     def __init__(self, client: Any, address: str, terms: Terms) -> None:
         self._client = client
         self._address = address
