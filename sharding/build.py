@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
@@ -22,7 +22,7 @@ from .destination import Draft, check_apart, draft_dataset
 from .division import Division, divide, open_census
 from .engine import open_engine
 from .errors import ConfigError, RingfeedError
-from .execute import Job, stream_tasks
+from .execute import ClusterExecutor, Job, stream_tasks
 from .formats import encode_shard, plan_layout
 from .grouping import group
 from .interop.tfds import tfds_files
@@ -36,7 +36,7 @@ from .schema import Schema
 from .sized import Dealt, deal_records
 from .sources import Source, light
 from .sources.base import BadRecord
-from .spill import PartSpill, Spill, open_scratch, open_spill, remove_spill, spill_root
+from .spill import PartSpill, Spill, open_scratch, open_spill, remove_spill, side_folder, spill_root
 from .statistics import FeatureStatistics, merge_statistics
 from .storage import Storage, public_url
 from .table import seal
@@ -53,6 +53,7 @@ _BUCKET_BYTES = 128 << 20  # of shards assembled together, if they are small
 _LEAST_BUCKETS = 64  # enough for the workers to share, and for a killed build to lose little
 _AHEAD = 4  # tasks submitted and not ended, per worker: enough to keep each busy
 _PROCESS_BYTES = 200 << 20  # of a process that has loaded Arrow, before any data
+_TASK_BYTES = 1 << 30  # that a task on a cluster may use, unless it is told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,24 +160,19 @@ def plan_build(options: BuildOptions, *, executor: Executor | None = None, repor
     source = _open_source(options)
     root = spill_root(options.spill, options.destination)
     with (
-        open_engine(options.engine, options.workers) if executor is None else nullcontext(executor) as pool,
-        _scratch(options, root) as scratch,
+        _engine(options) if executor is None else nullcontext(executor) as pool,
+        side_folder(root) if options.needs_census else nullcontext() as scratch,
     ):
-        return _plan(source, options, scratch, pool, report)
+        return _plan(source, options, root, scratch, pool, report)
 
 
-@contextmanager
-def _scratch(options: BuildOptions, root: Storage) -> Iterator[Storage | None]:
-    """A folder for what the plan is made of, if it needs one."""
-    if not options.needs_census:
-        yield None
-        return
-    scratch = open_scratch(root)
-    try:
-        yield scratch
-    finally:
-        remove_spill(scratch)
-        root.prune("")
+def _engine(options: BuildOptions, holds: str | None = None) -> AbstractContextManager[Executor]:
+    return open_engine(options.engine, options.workers, spills_here=options.spill is None, holds=holds)
+
+
+def _at_once(pool: Executor, options: BuildOptions) -> Callable[[], int]:
+    """How many tasks to have submitted and not ended."""
+    return lambda: _AHEAD * (pool.workers() if isinstance(pool, ClusterExecutor) else options.workers)
 
 
 def _open_source(options: BuildOptions) -> Source:
@@ -190,12 +186,14 @@ def _open_source(options: BuildOptions) -> Source:
     return source
 
 
-def _plan(source: Source, options: BuildOptions, scratch: Storage | None, pool: Executor, report: Report) -> BuildPlan:
+def _plan(
+    source: Source, options: BuildOptions, root: Storage, scratch: Storage | None, pool: Executor, report: Report
+) -> BuildPlan:
     rejected: list[BadRecord] = []
     if options.bad_records is not None:
-        source, rejected = without_bad_records(source, options.bad_records, pool, _AHEAD * options.workers)
+        source, rejected = without_bad_records(source, options.bad_records, pool, _at_once(pool, options))
     if options.prepare.dedup is not None:
-        source = drop_duplicates(source, options.prepare.dedup, pool, _stage(report, "dedup"))
+        source = drop_duplicates(source, options.prepare.dedup, pool, root, _stage(report, "dedup"))
     census = None if scratch is None else open_census(source, options, scratch)
     part_counts = _count_parts(source, census, options, pool, report)
     totals: Counter[Any] = Counter()
@@ -242,7 +240,7 @@ def _count_parts(
         else (take_census, (light(source, n), part, n, census))
         for n, part in enumerate(source.parts)
     )
-    for number, counts in stream_tasks(pool, jobs, _AHEAD * options.workers):
+    for number, counts in stream_tasks(pool, jobs, _at_once(pool, options)):
         part_counts[number] = counts
         tell(1, sum(counts.values()))
     return part_counts
@@ -276,11 +274,11 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
     root = spill_root(options.spill, options.destination)
     with (
         draft_dataset(Storage(options.destination), overwrite=options.overwrite, about=about) as draft,
-        open_engine(options.engine, options.workers) if executor is None else nullcontext(executor) as pool,
+        _engine(options, options.destination) if executor is None else nullcontext(executor) as pool,
     ):
         try:
             scratch = open_scratch(root) if options.needs_census else None
-            plan = _plan(source, options, scratch, pool, report)
+            plan = _plan(source, options, root, scratch, pool, report)
             fingerprint = plan.fingerprint(options)
             committed = draft.committed(fingerprint)
             if committed is None:
@@ -379,12 +377,20 @@ def _shards_per_bucket(plan: BuildPlan) -> int:
     return max(1, min(by_size, plan.assignment.shards // _LEAST_BUCKETS))
 
 
-def _tasks_within(options: BuildOptions, need: float, what: str) -> int:
+def _tasks_within(options: BuildOptions, pool: Executor, need: float, what: str) -> int | Callable[[], int]:
     """How many tasks to have submitted at a time, if each that runs needs so many bytes.
 
     Raises:
         ConfigError: not even one fits into memory.
     """
+    if isinstance(pool, ClusterExecutor):  # which spreads tasks as it likes: each must fit where it runs
+        share = options.memory_bytes or _TASK_BYTES
+        if need + _PROCESS_BYTES > share:
+            raise ConfigError(
+                f"{what} needs about {(need + _PROCESS_BYTES) / (1 << 20):,.0f} MiB of memory, and --memory allows "
+                f"each task of a cluster {share >> 20:,} MiB; allow more, or ask for smaller shards"
+            )
+        return _at_once(pool, options)
     free = options.memory_budget - (options.workers + 1) * _PROCESS_BYTES
     fitting = int(free / need)
     if fitting < 1:
@@ -416,7 +422,7 @@ def partition(
         for n, placement in enumerate(plan.placements)
         if n not in done
     )
-    for number, part in stream_tasks(pool, jobs, _AHEAD * options.workers):
+    for number, part in stream_tasks(pool, jobs, _at_once(pool, options)):
         done[todo[number]] = part
         tell(1, part.records)
     return [done[number] for number in range(len(parts))]
@@ -459,7 +465,7 @@ def assemble(
     records = sum(plan.assignment.shard_records(number) for number in finished)
     tell = _Teller(report, "write", plan.assignment.shards, len(finished), records)
     need = max(plan.shard_bytes * bucketing.shards_per_bucket, _BLOCK_BYTES) + _BLOCK_COPIES * _BLOCK_BYTES
-    for _, results in stream_tasks(pool, jobs, _tasks_within(options, need, "assembling a shard")):
+    for _, results in stream_tasks(pool, jobs, _tasks_within(options, pool, need, "assembling a shard")):
         yield results
         tell(len(results), sum(result.info.records for result in results))
 

@@ -7,12 +7,11 @@ the same hash with a probability of n**2 / 2**129 for n records: 1e-21 for a tho
 
 from __future__ import annotations
 
-import tempfile
+import io
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,9 @@ from .grouping import group
 from .prepare.columns import check_columns
 from .prepare.image_source import ImageSource
 from .prepare.source import completed, draft_columns, narrowed
-from .sources import Part, Source
+from .sources import Part, Source, light
+from .spill import side_folder
+from .storage import Storage
 
 __all__ = ["drop_duplicates", "find_duplicates", "find_in_bucket", "hash_part", "hash_records"]
 
@@ -40,7 +41,11 @@ _BUCKET_RECORDS = 1 << 22  # hashes that are compared at once: about 400 MB with
 
 
 def drop_duplicates(
-    source: Source, columns: Sequence[str], pool: Executor | None, report: Callable[[int, int, int], None]
+    source: Source,
+    columns: Sequence[str],
+    pool: Executor | None,
+    root: Storage,
+    report: Callable[[int, int, int], None],
 ) -> Source:
     """A source without the records that another before them is equal to.
 
@@ -48,11 +53,12 @@ def drop_duplicates(
         source: of all records. Images are compared as they are before they are resized and encoded.
         columns: that are compared; none: all.
         pool: where to run the tasks; None is this process.
+        root: folder to spill to, that every task reaches.
         report: called with tasks done, tasks in all, and records hashed.
     """
     before_images = source.inner if isinstance(source, ImageSource) else source
-    with tempfile.TemporaryDirectory(prefix="ringfeed-dedup-") as folder:
-        dropped = find_duplicates(before_images, columns, pool, Path(folder), report)
+    with side_folder(root) as folder:
+        dropped = find_duplicates(before_images, columns, pool, folder, report)
     return DroppingSource.over(source, dropped)
 
 
@@ -60,7 +66,7 @@ def find_duplicates(
     source: Source,
     columns: Sequence[str],
     pool: Executor | None,
-    folder: Path,
+    folder: Storage,
     report: Callable[[int, int, int], None],
 ) -> list[Int64]:
     """For each part, the positions among its drafts, ascending, of the records that come again.
@@ -83,16 +89,16 @@ def find_duplicates(
             f"compare, such as --dedup {sorted(lazy)[0] if 'image' not in lazy else 'image'}"
         )
     compared = tuple(columns) or source.schema.names
-    files = tuple(str(folder / f"{i:06d}") for i in range(len(source.parts)))
+    complete = not lazy.isdisjoint(compared)
     jobs = [
-        (hash_part, (source, part, compared, not lazy.isdisjoint(compared), path))
-        for part, path in zip(source.parts, files, strict=True)
+        (hash_part, (light(source, number), part, number, compared, complete, folder))
+        for number, part in enumerate(source.parts)
     ]
     hashed = run_tasks(pool, jobs, lambda done, _: report(done, len(jobs) + 1, 0))
     records = sum(hashed)
     count = min(_PREFIXES, -(-records // _BUCKET_RECORDS))
     bounds = [_PREFIXES * i // max(1, count) for i in range(count + 1)]
-    buckets = [(find_in_bucket, (files, first, stop)) for first, stop in pairwise(bounds)]
+    buckets = [(find_in_bucket, (folder, len(jobs), first, stop)) for first, stop in pairwise(bounds)]
     found = run_tasks(pool, buckets, lambda done, _: report(len(jobs) + (done == count), len(jobs) + 1, records))
     parts = np.concatenate([np.empty(0, np.int64), *(part for part, _ in found)])
     positions = np.concatenate([np.empty(0, np.int64), *(position for _, position in found)])
@@ -102,8 +108,8 @@ def find_duplicates(
     return dropped
 
 
-def hash_part(source: Source, part: Part, columns: Sequence[str], complete: bool, path: str) -> int:
-    """Hash the records of a part; write ``path``.hashes, of uint64 [records, 3], and ``path``.runs.npy.
+def hash_part(source: Source, part: Part, number: int, columns: Sequence[str], complete: bool, folder: Storage) -> int:
+    """Hash the records of a part; write ``NUMBER.hashes``, of uint64 [records, 3], and ``NUMBER.runs.npy``.
 
     A row is a hash and the record's position. Rows lie in runs, each sorted by prefix; row r of the second file holds
     where in the first the prefixes of run r begin, and where the last ends.
@@ -111,9 +117,10 @@ def hash_part(source: Source, part: Part, columns: Sequence[str], complete: bool
     Args:
         source: of the records.
         part: of the source.
+        number: of the part.
         columns: that are hashed.
         complete: whether the drafts must be completed for that.
-        path: of the files, without their endings.
+        folder: of the files.
 
     Returns:
         The number of records.
@@ -121,16 +128,26 @@ def hash_part(source: Source, part: Part, columns: Sequence[str], complete: bool
     runs: list[Int64] = []
     written = 0
     reader = narrowed(source, columns)
-    with open(f"{path}.hashes", "wb") as file:
+    with folder.open_output(_hashes_name(number), durable=False) as file:
         for rows in _in_runs(_hashes(reader, part, columns, complete)):
             by_prefix = group((rows[:, 0] >> np.uint64(56)).astype(np.int64))
-            file.write(rows[by_prefix.order].data)
+            file.write(rows[by_prefix.order].data.cast("B"))
             counts = np.zeros(_PREFIXES, np.int64)
             counts[by_prefix.values] = np.diff(by_prefix.bounds)
             runs.append(written + np.concatenate([[0], np.cumsum(counts)]))
             written += len(rows)
-    np.save(f"{path}.runs.npy", np.array(runs, np.int64).reshape(-1, _PREFIXES + 1), allow_pickle=False)
+    table = io.BytesIO()
+    np.save(table, np.array(runs, np.int64).reshape(-1, _PREFIXES + 1), allow_pickle=False)
+    folder.write(_runs_name(number), table.getvalue(), durable=False)
     return written
+
+
+def _hashes_name(number: int) -> str:
+    return f"{number:06d}.hashes"
+
+
+def _runs_name(number: int) -> str:
+    return f"{number:06d}.runs.npy"
 
 
 def _hashes(source: Source, part: Part, columns: Sequence[str], complete: bool) -> Iterator[Hashes]:
@@ -155,11 +172,12 @@ def _in_runs(batches: Iterator[Hashes]) -> Iterator[npt.NDArray[np.uint64]]:
         yield np.concatenate(held)
 
 
-def find_in_bucket(files: Sequence[str], first: int, stop: int) -> tuple[Int64, Int64]:
+def find_in_bucket(folder: Storage, files: int, first: int, stop: int) -> tuple[Int64, Int64]:
     """The records that come again, of those whose hash has a prefix in ``[first, stop)``.
 
     Args:
-        files: what `hash_part` wrote, of each part in order.
+        folder: of what `hash_part` wrote.
+        files: how many parts it wrote of.
         first: prefix.
         stop: prefix.
 
@@ -167,12 +185,12 @@ def find_in_bucket(files: Sequence[str], first: int, stop: int) -> tuple[Int64, 
         Part and position of each.
     """
     rows, parts = [np.empty((0, 3), np.uint64)], [np.empty(0, np.int64)]
-    for number, path in enumerate(files):
-        runs = np.load(f"{path}.runs.npy", allow_pickle=False)
+    for number in range(files):
+        runs = np.load(io.BytesIO(folder.read(_runs_name(number))), allow_pickle=False)
         if not runs.size:
             continue
-        hashes = np.memmap(f"{path}.hashes", np.uint64, "r").reshape(-1, 3)
-        found = [hashes[run[first] : run[stop]] for run in runs]
+        with folder.open_input(_hashes_name(number)) as file:
+            found = [_read_rows(file, int(run[first]), int(run[stop])) for run in runs]
         rows += found
         parts.append(np.full(sum(map(len, found)), number, np.int64))
     bucket, part = np.concatenate(rows), np.concatenate(parts)
@@ -180,6 +198,12 @@ def find_in_bucket(files: Sequence[str], first: int, stop: int) -> tuple[Int64, 
     ordered = bucket[order, :2]
     again = order[1:][(ordered[1:] == ordered[:-1]).all(axis=1)]
     return part[again], bucket[again, 2].astype(np.int64)
+
+
+def _read_rows(file: IO[bytes], start: int, stop: int) -> npt.NDArray[np.uint64]:
+    row_bytes = 3 * np.dtype(np.uint64).itemsize
+    file.seek(start * row_bytes)
+    return np.frombuffer(file.read((stop - start) * row_bytes), np.uint64).reshape(-1, 3)
 
 
 # --- hashing ---------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ _OURS = re.compile(
     rf"|_building\.takeover-.*\.json|{JOURNAL_FOLDER}/.*\.json|{_STAGING}/.*"
 )
 _LEASE_DRAFT = re.compile(rf"\.{re.escape(LEASE_NAME)}\.\w+\.part")  # of a builder killed at its very first write
+_DRAFT = re.compile(r"(.*/)?\.[^/]*\.part")  # of a file that a worker was killed over
 _REMOVERS = 16
 
 
@@ -130,12 +131,13 @@ class Draft:
         self.destination.remove(MANIFEST_NAME)
         _remove(self.destination, old)
         for name in self.storage.list():
-            if not name.startswith(JOURNAL_FOLDER):
+            if not name.startswith(JOURNAL_FOLDER) and not _DRAFT.fullmatch(name):
                 self.destination.move(f"{_STAGING}/{name}", name)
 
     def tidy(self) -> None:
         """Remove what only the build needed."""
-        _remove(self.storage, [name for name in self.storage.list() if name.startswith(f"{JOURNAL_FOLDER}/")])
+        names = self.storage.list()
+        _remove(self.storage, [n for n in names if n.startswith(f"{JOURNAL_FOLDER}/") or _DRAFT.fullmatch(n)])
         _remove_empty(self.storage, [JOURNAL_FOLDER])
         if self.storage != self.destination:
             _remove(self.storage, self.storage.list())

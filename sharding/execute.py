@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
 from .errors import WorkerError
 
-__all__ = ["Job", "local_executor", "run_tasks", "stream_tasks"]
+__all__ = ["ClusterExecutor", "Job", "local_executor", "portable_error", "run_tasks", "stream_tasks"]
 
 T = TypeVar("T")
 Job = tuple[Callable[..., T], tuple[Any, ...]]
+
+
+class ClusterExecutor(Executor):
+    """`concurrent.futures` over a cluster. Its futures count as running from the start: see `cancel`."""
+
+    def workers(self) -> int:
+        """How many tasks the cluster runs at a time, as far as is known now."""
+        raise NotImplementedError
+
+    def cancel(self, futures: Collection[Future[Any]]) -> None:
+        """Give up tasks, and return when none of them runs any more, on whichever machine."""
+        raise NotImplementedError
 
 
 @contextmanager
@@ -44,7 +58,31 @@ def _interrupts_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
-def stream_tasks(pool: Executor, jobs: Iterable[Job[T]], at_once: int) -> Iterator[tuple[int, T]]:
+def portable_error(error: Exception) -> Exception:
+    """The error if it can be sent to another process and arrives as it was; else a RuntimeError that says the same.
+
+    One that cannot would end the pool itself: many libraries' errors are made of more than they tell `pickle`.
+    """
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+        if type(copy) is type(error) and str(copy) == str(error):
+            return error
+    except Exception:  # whatever a class makes of it
+        pass
+    return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def _run(function: Callable[..., T], *arguments: Any) -> T:
+    try:
+        return function(*arguments)
+    except Exception as error:
+        portable = portable_error(error)
+        if portable is error:
+            raise
+        raise portable from error
+
+
+def stream_tasks(pool: Executor, jobs: Iterable[Job[T]], at_once: int | Callable[[], int]) -> Iterator[tuple[int, T]]:
     """Run tasks, some at a time, and yield the number and the result of each as it ends.
 
     The first error, or an interrupt, cancels what has not begun and is raised when nothing runs any more: whoever
@@ -53,23 +91,30 @@ def stream_tasks(pool: Executor, jobs: Iterable[Job[T]], at_once: int) -> Iterat
     Args:
         pool: where to run them.
         jobs: functions and their arguments; taken as they are needed.
-        at_once: how many to have submitted and not ended.
+        at_once: how many to have submitted and not ended; a function where that changes, as clusters grow.
     """
+    submit: Callable[..., Future[T]] = pool.submit
+    if isinstance(pool, ProcessPoolExecutor):
+        submit = partial(pool.submit, _run)  # type: ignore[arg-type]  # mypy solves no function of a function
     numbered = enumerate(jobs)
     running: dict[Future[T], int] = {}
     try:
         while True:
+            room = (at_once if isinstance(at_once, int) else at_once()) - len(running)
             with _interrupts_held():  # it is here that a pool starts its processes
-                for number, (function, arguments) in islice(numbered, at_once - len(running)):
-                    running[pool.submit(function, *arguments)] = number
+                for number, (function, arguments) in islice(numbered, max(0, room)):
+                    running[submit(function, *arguments)] = number
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 yield running.pop(future), future.result()
     except BaseException as error:
-        for future in running:
-            future.cancel()
-        wait(running)
+        if isinstance(pool, ClusterExecutor):
+            pool.cancel(running)
+        else:
+            for future in running:
+                future.cancel()
+            wait(running)
         if isinstance(error, BrokenProcessPool):
             raise WorkerError(
                 "a worker process was killed, most likely for want of memory; use fewer --workers, or smaller shards"

@@ -53,7 +53,8 @@ class BuildOptions:
         balance: ``records``, or ``bytes``: shards of a split are alike in size too, as far as records' sizes allow.
         seed: of split, shard and order.
         workers: processes. The result does not depend on it.
-        memory_bytes: that all of them may use together, about; None: 1 GiB for each, and 2 GiB at least.
+        memory_bytes: that all of them may use together, about; None: 1 GiB for each, and 2 GiB at least. On a cluster,
+            that each task may use where it runs; None: 1 GiB.
         engine: where tasks run, see `engine.open_engine`.
         spill: URL of a folder for what lies between two passes; None: this machine's folder for temporary files.
         on_bad_record: ``fail``, ``skip:N`` or ``skip:P%``: how many records that cannot be read are passed over.

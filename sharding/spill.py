@@ -13,7 +13,8 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -27,9 +28,12 @@ from .keyed import derive_key
 from .lease import boot_id
 from .storage import Storage
 
-__all__ = ["PartSpill", "Spill", "open_scratch", "open_spill", "remove_spill", "scratch_root", "spill_root"]
+__all__ = [
+    "PartSpill", "Spill", "open_scratch", "open_spill", "remove_spill", "scratch_root", "side_folder", "spill_root",
+]  # fmt: skip
 
 _SCRATCH = "_repair"  # no folder is there of this name: it makes another key of the destination's URL
+_REMOVERS = 16  # requests side by side, where a store removes one file at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +179,19 @@ def open_scratch(root: Storage) -> Storage:
     return Storage(root.locate(f"scratch-{secrets.token_hex(8)}"), root.options)
 
 
+@contextmanager
+def side_folder(root: Storage) -> Iterator[Storage]:
+    """A folder of `open_scratch` that is gone when the body ends, and the root too if it was made for it."""
+    absent = root.absent_folders()
+    folder = open_scratch(root)
+    try:
+        yield folder
+    finally:
+        with suppress(RingfeedError):  # the store is gone: the error that ends the body says so
+            remove_spill(folder)
+            root.remove_folders(absent)
+
+
 def _make(root: Storage) -> None:
     if root.local_path is not None:
         with root.errors("write", ""):
@@ -188,7 +205,7 @@ def remove_spill(root: Storage) -> bool:
         shutil.rmtree(root.local_path, ignore_errors=True)
         return there
     names = root.list()
-    for name in names:
-        root.remove(name)
+    with ThreadPoolExecutor(_REMOVERS) as pool:
+        list(pool.map(root.remove, names))
     root.prune("")
     return bool(names)

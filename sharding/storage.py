@@ -124,13 +124,13 @@ class Storage(Location):
                 yield cast(IO[bytes], ranges)
 
     @contextmanager
-    def open_output(self, path: str) -> Iterator[IO[bytes]]:
+    def open_output(self, path: str, *, durable: bool = True) -> Iterator[IO[bytes]]:
         """A file to stream into. It is there, whole, once the body has ended; if that fails, nothing is.
 
-        One that exists is replaced. For what fits into memory `write` costs fewer requests.
+        One that exists is replaced. For what fits into memory `write` costs fewer requests. `durable` is as there.
         """
         with self.errors("write", path):
-            draft = self._draft(path)
+            draft = self._draft(path, durable=durable)
 
         def take(data: memoryview) -> None:
             try:

@@ -124,14 +124,16 @@ def _too_many(found: Sequence[BadRecord], allowed: str) -> str:
     )
 
 
-def without_bad_records(source: Source, budget: Budget, pool: Executor, at_once: int) -> tuple[Source, list[BadRecord]]:
+def without_bad_records(
+    source: Source, budget: Budget, pool: Executor, at_once: int | Callable[[], int]
+) -> tuple[Source, list[BadRecord]]:
     """A source without the records that cannot be read or have no label; and which these are.
 
     Args:
         source: of all records.
         budget: how many there may be.
         pool: where to run the tasks.
-        at_once: how many of them.
+        at_once: how many of them, see `stream_tasks`.
 
     Raises:
         SourceError: there are more; it names the first.
@@ -155,7 +157,7 @@ Checks = Callable[[Any, Part, Budget], tuple[Int64, list[BadRecord], int]]
 
 
 def _look_over(
-    check: Checks, source: Source, budget: Budget, pool: Executor, at_once: int
+    check: Checks, source: Source, budget: Budget, pool: Executor, at_once: int | Callable[[], int]
 ) -> tuple[list[Int64], list[BadRecord], int]:
     """By part, the positions of the drafts to leave out; all bad records; and how many records are good."""
     dropped = [np.empty(0, np.int64)] * len(source.parts)

@@ -287,7 +287,8 @@ def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1"
     _add_workers(command)
     command.add_argument(
         "--memory", type=_checked(parse_bytes), metavar="SIZE",
-        help="about what all processes may use together, such as 2GiB (default: 1 GiB for each, and 2 GiB at least)",
+        help="about what all processes may use together, such as 2GiB (default: 1 GiB for each, and 2 GiB at least); "
+        "on a cluster, what each task may use (default: 1 GiB)",
     )  # fmt: skip
     command.add_argument(
         "--spill", metavar="URL",
@@ -295,7 +296,8 @@ def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1"
     )  # fmt: skip
     command.add_argument(
         "--engine", default="local", metavar="ENGINE",
-        help="local, or a cluster that is there: dask://HOST:PORT, ray://HOST:PORT, ray://auto (default: local)",
+        help="local, or a cluster that is there, whose workers have ringfeed installed: dask://HOST:PORT, "
+        "ray://HOST:PORT, ray://auto (default: local)",
     )  # fmt: skip
     codecs = "; ".join(f"{name}: {', '.join(names)}" for name, names in COMPRESSIONS.items())
     command.add_argument("--compression", metavar="CODEC", help=f"of the shards ({codecs})")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import zlib
 from io import BytesIO
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
-__all__ = ["check_image", "image_size"]
+__all__ = ["check_image", "error_text", "image_size"]
 
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_SCAN = 0xDA
@@ -33,7 +33,7 @@ def image_size(data: bytes | memoryview) -> tuple[int, int]:
         with Image.open(BytesIO(data)) as image:
             return image.height, image.width
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error, ...
-        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
+        raise ValueError(error_text(error)) from error
 
 
 def check_image(data: bytes | memoryview) -> tuple[int, int]:
@@ -59,8 +59,15 @@ def check_image(data: bytes | memoryview) -> tuple[int, int]:
             else:
                 image.load()
     except Exception as error:
-        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
+        raise ValueError(error_text(error)) from error
     return height, width
+
+
+def error_text(error: Exception) -> str:
+    """What Pillow says of an image, in a line that is the same wherever it is said."""
+    if isinstance(error, UnidentifiedImageError):  # whose text names an object in memory
+        return "it is of no known image format"
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _jpeg_size(data: bytes | memoryview) -> tuple[int, int] | None:

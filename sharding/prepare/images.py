@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from io import BytesIO
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from ..errors import ConfigError, SourceError
+from ..formats.image_size import error_text
 
 __all__ = ["Encoding", "ImageOptions", "NewImage", "Size", "parse_encoding", "parse_size", "transform_all"]
 
@@ -154,11 +155,8 @@ def transform_all(
         try:
             return _transform(data, options)
         except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error, ...
-            detail = " ".join(str(error).split()) or type(error).__name__
-            if isinstance(error, UnidentifiedImageError):  # whose text names an object in memory
-                detail = "it is of no known image format"
             raise SourceError(
-                f"{name(number)}: the image cannot be prepared ({detail[:200]}); mend or remove it"
+                f"{name(number)}: the image cannot be prepared ({error_text(error)[:200]}); mend or remove it"
             ) from error
 
     with ThreadPoolExecutor(_THREADS) as threads:

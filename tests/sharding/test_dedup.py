@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from ringfeed.sharding.prepare import Drop, Filter, ImageOptions, PrepareOptions
 from ringfeed.sharding.schema import Schema
 from ringfeed.sharding.sources import Part, Source, open_source
 from ringfeed.sharding.sources.base import Reject, fail_on_bad
+from ringfeed.sharding.storage import Storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +72,15 @@ def ignore(done: int, total: int, records: int) -> None:
     pass
 
 
+def without_doubles(source: Source, *columns: str) -> Source:
+    with TemporaryDirectory() as folder:
+        result = drop_duplicates(source, columns, None, Storage(folder), ignore)
+        assert not any(Path(folder).rglob("*"))
+    return result
+
+
 def kept(source: Source, *columns: str) -> list[dict[str, Any]]:
-    dropping = drop_duplicates(source, columns, None, ignore)
+    dropping = without_doubles(source, *columns)
     rows = [row for part in dropping.parts for batch in dropping.drafts(part) for row in batch.to_pylist()]
     labels = [value for part in dropping.parts for batch in dropping.labels(part) for value in batch.to_pylist()]
     assert labels == [row["label"] for row in rows]
@@ -160,7 +169,9 @@ def test_memory_holds_one_bucket_of_hashes(tmp_path: Path, monkeypatch: pytest.M
     sizes: list[int] = []
     lexsort = np.lexsort
     monkeypatch.setattr(np, "lexsort", lambda keys: (sizes.append(len(keys[0])), lexsort(keys))[1])
-    dropped = find_duplicates(batches_of(table, list(range(0, 20_000, 999)), 4), ("n",), None, tmp_path, ignore)
+    dropped = find_duplicates(
+        batches_of(table, list(range(0, 20_000, 999)), 4), ("n",), None, Storage(str(tmp_path)), ignore
+    )
     assert sum(map(len, dropped)) == len(numbers) - len(set(numbers.tolist()))
     assert len(sizes) == 20
     assert max(sizes) < 2000
@@ -184,7 +195,7 @@ def test_only_the_columns_compared_are_read(parquet: str, monkeypatch: pytest.Mo
 
     source = open_prepared(parquet, "label", "auto", PrepareOptions(steps=(Filter("price > 0"),)))
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", watched)
-    find_duplicates(source, ("small",), None, tmp_path, ignore)
+    find_duplicates(source, ("small",), None, Storage(str(tmp_path)), ignore)
     assert seen[-1] == ["price", "small"]
 
 
@@ -229,12 +240,12 @@ def photos(tmp_path: Path) -> str:
 def test_images_are_compared_by_their_files(photos: str, tmp_path: Path) -> None:
     prepare = PrepareOptions(steps=(), dedup=("image",), images=ImageOptions(size=Size(width=3)))
     build(BuildOptions(source=photos, destination=str(tmp_path / "o"), prepare=prepare, min_class_records=1, shards=1))
-    table = pa.Table.from_batches(list(_drafts(drop_duplicates(open_source(photos, None), ("image",), None, ignore))))
+    table = pa.Table.from_batches(list(_drafts(without_doubles(open_source(photos, None), "image"))))
     assert table.column("path").to_pylist() == ["a/0.png", "a/2.png", "b/1.png", "b/3.png"]
     manifest = open_dataset(str(tmp_path / "o")).manifest
     assert (manifest.records, manifest.split("train").statistics["height"].max) == (4, 3)
     without_path = open_prepared(photos, None, "auto", PrepareOptions(steps=(Drop(("path",)),)))
-    assert len(pa.Table.from_batches(list(_drafts(drop_duplicates(without_path, (), None, ignore))))) == 4
+    assert len(pa.Table.from_batches(list(_drafts(without_doubles(without_path))))) == 4
 
 
 def _drafts(source: Source) -> Iterator[pa.RecordBatch]:
@@ -244,7 +255,7 @@ def _drafts(source: Source) -> Iterator[pa.RecordBatch]:
 
 def test_whole_records_with_a_path_of_their_own_are_not_compared_in_vain(photos: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"a path of its own.*--dedup image"):
-        find_duplicates(open_source(photos, None), (), None, tmp_path, ignore)
+        find_duplicates(open_source(photos, None), (), None, Storage(str(tmp_path)), ignore)
 
 
 # --- dropping ----------------------------------------------------------------------------------------------------

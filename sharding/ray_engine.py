@@ -1,0 +1,150 @@
+"""Tasks on a Ray cluster."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, wait
+from concurrent.futures import TimeoutError as FutureTimeoutError  # no builtin before Python 3.11
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+from .errors import ConfigError, StorageError, WorkerError
+from .execute import ClusterExecutor
+from .remote import Terms, missing_package, run_remotely
+
+__all__ = ["ray_executor"]
+
+_RETRIES = 3  # of a task whose worker was lost: tasks may run twice, and write the same bytes
+_CONNECT_SECONDS = 5
+_WORKERS_SECONDS = 60.0  # until a cluster that has no room for a task is given up: one that grows needs some
+_COUNT_SECONDS = 2.0  # for which the number of workers is taken for known
+
+
+@contextmanager
+def ray_executor(address: str, *, spills_here: bool, holds: str | None) -> Iterator[ClusterExecutor]:
+    """An executor on the cluster whose client server is at ``HOST:PORT``, or on ``auto``; see `engine.open_engine`."""
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError("--engine ray:// needs Ray; install it with: pip install 'ringfeed[ray]'") from error
+    try:
+        _connect(ray, address)
+        executor = _RayExecutor(ray, address, Terms.of_this_process(spills_here=spills_here, holds=holds))
+        executor.check_workers()
+        yield executor
+    finally:
+        ray.shutdown()
+
+
+def _connect(ray: Any, address: str) -> None:
+    try:
+        if address != "auto":  # Ray's client tries for 30 s
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+        with _sigterm_kept():
+            ray.init(
+                address=address if address == "auto" else f"ray://{address}",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+    except OSError as error:
+        raise StorageError(f"no Ray cluster answers at {address}; check the address, and that it runs") from error
+    except RuntimeError as error:
+        *_, reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise StorageError(f"the Ray cluster at {address} refuses: {reason.strip()}; see its logs") from error
+
+
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Keep the process's own answer to SIGTERM, in place of which Ray puts one: a build then has to tidy up."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        # Only the main thread may set handlers; one that is no Python function is None.
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
+class _RayExecutor(ClusterExecutor):
+    def __init__(self, ray: Any, address: str, terms: Terms) -> None:
+        self._ray = ray
+        self._run = ray.remote(max_retries=_RETRIES, num_cpus=1)(run_remotely)
+        self._address = address
+        self._terms = terms
+        self._tasks: dict[Future[Any], Any] = {}
+        self._counted = (0, -_COUNT_SECONDS)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run a function on the cluster."""
+        task = self._run.remote(self._terms, partial(fn, **kwargs), args)
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        self._tasks[future] = task
+        task.future().add_done_callback(lambda done: self._settle(done, future))
+        return future
+
+    def _settle(self, task: Future[Any], future: Future[Any]) -> None:
+        try:
+            task.result().settle(future)
+        except Exception as error:
+            future.set_exception(self._explained(error))
+        finally:
+            self._tasks.pop(future, None)
+
+    def _explained(self, error: Exception) -> Exception:
+        if isinstance(
+            error, self._ray.exceptions.RayTaskError
+        ):  # errors of our tasks are values: one of Ray's around it
+            said: Exception = missing_package("a Ray worker")
+        elif isinstance(error, self._ray.exceptions.RayError | ConnectionError):
+            said = WorkerError(
+                f"a worker or the Ray cluster at {self._address} was lost ({type(error).__name__}), most likely for "
+                "want of memory; give the workers more of it, or ask for smaller shards"
+            )
+        else:
+            return error
+        said.__cause__ = error
+        return said
+
+    def workers(self) -> int:
+        """Processors of the whole cluster: a task takes one."""
+        count, when = self._counted
+        if time.monotonic() - when >= _COUNT_SECONDS:
+            with suppress(ConnectionError, self._ray.exceptions.RayError):  # the tasks will say so
+                count = int(self._ray.cluster_resources().get("CPU", 0))
+            self._counted = (count, time.monotonic())
+        return max(1, count)
+
+    def check_workers(self) -> None:
+        """Refuse a cluster that has no room for a task, or workers that cannot do the work.
+
+        Raises:
+            StorageError: it has none, and none came.
+            ConfigError: a worker lacks something.
+        """
+        probe = self.submit(_nothing)
+        while True:
+            try:
+                probe.result(_WORKERS_SECONDS)
+                return
+            except FutureTimeoutError as error:  # busy with the work of others, perhaps
+                if self._ray.cluster_resources().get("CPU", 0) < 1:
+                    raise StorageError(f"the Ray cluster at {self._address} has no processor for a task") from error
+
+    def cancel(self, futures: Collection[Future[Any]]) -> None:
+        """Give up tasks, and return when none of them runs any more: Ray interrupts them, and says when they ended."""
+        for future in futures:
+            if (task := self._tasks.get(future)) is not None:
+                self._ray.cancel(task, force=False)
+        wait(futures)
+
+
+def _nothing() -> None:
+    pass

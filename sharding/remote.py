@@ -1,0 +1,162 @@
+"""What runs on the workers of a cluster, around each task: it checks that they fit, and brings errors back whole.
+
+Nothing here knows Dask or Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from typing import Any
+
+from .errors import ConfigError, WorkerError
+from .execute import portable_error
+from .keyed import derive_key
+from .lease import LEASE_NAME, boot_id
+from .storage import Storage
+
+__all__ = [
+    "Outcome", "Terms", "WorkerTraceback", "missing_package", "run_remotely", "stop_and_count", "stop_others_and_count",
+]  # fmt: skip
+
+_SHAPES_BYTES = ("ringfeed", "pyarrow", "numpy")  # packages whose versions may show in what is written
+
+_stopped: set[str] = set()
+_running: dict[str, int] = {}
+_lock = threading.Lock()
+
+
+class WorkerTraceback(Exception):
+    """Where in a task, on a worker, an error arose: as text, for `--debug`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a worker must agree with to take part in a build.
+
+    Attributes:
+        build: its name, see `_name_build`.
+        versions: of the packages that shape the bytes.
+        boot: of the machine that it has to be on, see `lease.boot_id`; empty: any.
+        lease: a file that it has to see, of a destination in a folder of this machine; empty: none.
+    """
+
+    build: str
+    versions: tuple[tuple[str, str], ...]
+    boot: str
+    lease: str
+
+    @classmethod
+    def of_this_process(cls, *, spills_here: bool, holds: str | None) -> Terms:
+        """What this process would agree with; see `engine.open_engine`."""
+        folder = None if holds is None else Storage(holds).local_path
+        return cls(
+            build=_name_build(holds),
+            versions=_versions(),
+            boot=boot_id() if spills_here else "",
+            lease="" if folder is None else str(folder / LEASE_NAME),
+        )
+
+    def check(self) -> None:
+        """Refuse a worker that would write other bytes, or where others do not find them.
+
+        Raises:
+            ConfigError: this process is one.
+        """
+        here = dict(_versions())
+        for name, expected in self.versions:
+            if here[name] != expected:
+                raise ConfigError(
+                    f"a worker on {_host()} has {name} {here[name]}, this machine {expected}: they would not write the "
+                    f"same bytes; install the same version on both"
+                )
+        if self.boot and self.boot != boot_id():
+            raise ConfigError(
+                f"there are workers on another machine ({_host()}), which cannot reach this one's folder for temporary "
+                "files; name a folder that all of them reach with --spill"
+            )
+        if self.lease and not os.path.exists(self.lease):
+            raise ConfigError(
+                f"there are workers ({_host()}) that do not see {os.path.dirname(self.lease)} as this machine does; "
+                "name a destination that all of them reach, on a shared file system or a store"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a task: its result, or its error and where that arose."""
+
+    result: Any = None
+    error: Exception | None = None
+    place: str = ""
+
+    def settle(self, future: Future[Any]) -> None:
+        """Hand it on."""
+        if self.error is None:
+            future.set_result(self.result)
+            return
+        self.error.__cause__ = WorkerTraceback(self.place)
+        future.set_exception(self.error)
+
+
+@lru_cache(maxsize=1)
+def _versions() -> tuple[tuple[str, str], ...]:
+    return tuple((name, version(name)) for name in _SHAPES_BYTES)
+
+
+def _host() -> str:
+    return os.uname().nodename
+
+
+def run_remotely(terms: Terms, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Outcome:
+    """Run a task in this process, unless its build was stopped here."""
+    with _lock:
+        if terms.build in _stopped:
+            return Outcome(error=WorkerError("the build was stopped before this task began"))
+        _running[terms.build] = _running.get(terms.build, 0) + 1
+    try:
+        terms.check()
+        return Outcome(result=function(*arguments))
+    except Exception as error:
+        return Outcome(error=portable_error(error), place=f"on {_host()}:\n{traceback.format_exc()}")
+    finally:
+        with _lock:
+            _running[terms.build] -= 1
+
+
+def _name_build(destination: str | None) -> str:
+    """A name that no other build has.
+
+    Args:
+        destination: that the build holds the lease of, if it does.
+    """
+    place = "" if destination is None else f"{derive_key(Storage(destination).locate()):016x}"
+    return f"{place}-{secrets.token_hex(8)}"
+
+
+def stop_others_and_count(build: str) -> int:
+    """As `stop_and_count`, for all builds of the same destination but this one: their own processes were killed."""
+    place = build.partition("-")[0]
+    with _lock:
+        others = [name for name in _running if place and name != build and name.partition("-")[0] == place]
+        _stopped.update(others)
+        return sum(_running[name] for name in others)
+
+
+def stop_and_count(build: str) -> int:
+    """Let no task of a build begin in this process any more; returns how many run."""
+    with _lock:
+        _stopped.add(build)
+        return _running.get(build, 0)
+
+
+def missing_package(worker: str) -> ConfigError:
+    """What to say if a worker cannot even load the task."""
+    return ConfigError(f"{worker} cannot load the tasks; install there what is installed here: pip install ringfeed")

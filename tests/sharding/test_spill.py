@@ -1,0 +1,115 @@
+"""Where builds spill: folders of this machine and of stores, used again by a build that goes on, and then gone."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ringfeed.sharding import BuildOptions, Progress, SourceError, StorageError, build
+from ringfeed.sharding.prepare import PrepareOptions
+from ringfeed.sharding.spill import open_spill, side_folder, spill_root
+from ringfeed.sharding.storage import Storage
+from tests.conftest import Cli
+from tests.servers.store import Store
+
+SHARDS = 12
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What spills elsewhere puts nothing into the folder for temporary files."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    yield
+    assert not any(folder.iterdir())
+
+
+@pytest.fixture
+def parts(tmp_path: Path, table: pa.Table) -> str:
+    """The table in six files, a part each."""
+    (tmp_path / "source").mkdir()
+    for number in range(6):
+        pq.write_table(table.slice(100 * number, 100), tmp_path / "source" / f"{number}.parquet")
+    return str(tmp_path / "source")
+
+
+def interrupted_at(stage: str, options: BuildOptions) -> list[Progress]:
+    """What a build reports until its store goes away."""
+    seen: list[Progress] = []
+
+    def report(progress: Progress) -> None:
+        seen.append(progress)
+        if progress.stage == stage and progress.done >= 2:
+            raise StorageError("planted")
+
+    with pytest.raises(StorageError, match="planted"):
+        build(options, report=report)
+    return seen
+
+
+def test_a_build_that_spills_to_a_store_goes_on_there(parts: str, store: Store, tmp_path: Path, files_of: Any) -> None:
+    how: dict[str, Any] = {"label": "label", "shards": SHARDS, "prepare": PrepareOptions(dedup=("id",))}
+    spill = Storage(f"{store.url}/spill")
+    options = BuildOptions(source=parts, destination=str(tmp_path / "out"), spill=f"{store.url}/spill", **how)
+    interrupted_at("write", options)
+    assert [name for name in spill.list() if name.endswith(".arrow")]
+    assert not [name for name in spill.list() if name.endswith(".hashes")]
+    seen: list[Progress] = []
+    build(options, report=seen.append)
+    first = next(progress for progress in seen if progress.stage == "partition")
+    assert first.resumed == first.total == 6
+    assert spill.list() == []
+    build(BuildOptions(source=parts, destination=str(tmp_path / "whole"), spill=str(tmp_path / "s"), **how))
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert not any((tmp_path / "s").glob("*"))
+
+
+def test_what_was_spilled_can_be_cleaned_away(parts: str, store: Store, tmp_path: Path, cli: Cli) -> None:
+    spill = f"{store.url}/spill"
+    other = Storage(spill)
+    other.write("others.txt", b"x")
+    options = BuildOptions(source=parts, destination=str(tmp_path / "out"), label="label", shards=SHARDS, spill=spill)
+    interrupted_at("write", options)
+    assert len(other.list()) > 6
+    dry = cli("shard-dataset", "clean", str(tmp_path / "out"), "--spill", spill, "--dry-run", env=store.env, check=True)
+    assert "000005.arrow" in dry.stdout
+    cli("shard-dataset", "clean", str(tmp_path / "out"), "--spill", spill, env=store.env, check=True)
+    assert other.list() == ["others.txt"]
+    assert not any((tmp_path / "out").rglob("*"))
+
+
+def test_an_error_of_the_source_leaves_nothing_spilled(store: Store, tmp_path: Path, parts: str) -> None:
+    options = BuildOptions(source=parts, destination=str(tmp_path / "out"), label="label", spill=f"{store.url}/spill")
+
+    def change(progress: Progress) -> None:
+        if progress.stage == "partition" and progress.done >= 2:
+            raise SourceError("planted")
+
+    with pytest.raises(SourceError, match="planted"):
+        build(options, report=change)
+    assert Storage(store.url).list() == []
+
+
+def test_another_plan_s_spill_is_removed_and_a_side_folder_is_not(tmp_path: Path) -> None:
+    root = spill_root(str(tmp_path), "/somewhere")
+    first = open_spill(root, "first")
+    with first.create(0) as file:
+        file.write(b"x")
+    with side_folder(root) as side:
+        side.write("hashes", b"y")
+        second = open_spill(root, "second", side)
+        assert second != first
+        assert [name.rpartition("/")[2] for name in root.list()] == ["hashes"]
+    assert root.list() == []
+
+
+def test_a_folder_that_cannot_be_spilled_to_is_named(parquet: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), spill=str(tmp_path / "file"))
+    with pytest.raises(StorageError, match=r"file/ringfeed-spill-"):
+        build(options)
+    assert not (tmp_path / "out").exists()
