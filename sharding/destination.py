@@ -71,12 +71,13 @@ class Draft:
         Raises:
             DestinationError: another dataset is there, and is not to be replaced.
         """
-        if self.lease.previous is None or not self.destination.exists(MANIFEST_NAME):
+        replacing, previous = self.storage != self.destination, self.lease.previous
+        if (replacing and previous is None) or not self.destination.exists(MANIFEST_NAME):
             return None
         manifest = open_dataset(self.destination).manifest
-        if manifest.plan == fingerprint and self.lease.previous.task == "build":
+        if previous is not None and previous.task == "build" and manifest.plan == fingerprint:
             return manifest
-        if self.storage == self.destination:
+        if not replacing:  # it may have come after the folder was looked at, and before it was held
             raise DestinationError(_taken(self.destination))
         return None
 
