@@ -1,5 +1,6 @@
 """Datasets in, balanced shards and a manifest out. Needs no TensorFlow."""
 
+from .append import AppendOptions, append, plan_append
 from .build import BuildPlan, Progress, build, plan_build
 from .damage import Damage, Note
 from .dataset import Dataset, open_dataset, read_records
@@ -17,7 +18,7 @@ from .errors import (
 )
 from .export import Export, ExportOptions, export
 from .image_statistics import ImageStatistics
-from .manifest import FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo
+from .manifest import FileInfo, Generation, LostRecords, Manifest, ShardInfo, SplitInfo
 from .plan import BuildOptions
 from .rebuild import Original
 from .remedies import Remedy, RepairPlan, plan_repair
@@ -28,6 +29,7 @@ from .storage import Storage
 from .verify import Verification, VerifyProgress, check_dataset, verify
 
 __all__ = [
+    "AppendOptions",
     "BuildOptions",
     "BuildPlan",
     "ConfigError",
@@ -41,6 +43,7 @@ __all__ = [
     "Feature",
     "FeatureStatistics",
     "FileInfo",
+    "Generation",
     "ImageStatistics",
     "LostRecords",
     "Manifest",
@@ -61,12 +64,14 @@ __all__ = [
     "Verification",
     "VerifyProgress",
     "WorkerError",
+    "append",
     "apply_repair",
     "build",
     "check_dataset",
     "clean",
     "export",
     "open_dataset",
+    "plan_append",
     "plan_build",
     "plan_repair",
     "read_records",

@@ -18,7 +18,7 @@ import pyarrow as pa
 from .assign import Assignment
 from .census import Census, take_census
 from .dedup import drop_duplicates
-from .destination import Draft, check_apart, draft_dataset
+from .destination import Draft, Purpose, check_apart, draft_dataset
 from .division import Division, divide, open_census
 from .engine import open_engine
 from .errors import ConfigError, RingfeedError
@@ -29,21 +29,34 @@ from .interop.tfds import tfds_files
 from .journal import ShardResult
 from .keyed import derive_key
 from .manifest import FileInfo, Manifest, ShardInfo, SplitInfo, describe
+from .merge import merge_generation
 from .placement import Placement
 from .plan import BuildOptions, check_label, plan_assignment, share_out, sort_classes
 from .prepare import open_carrying
-from .schema import Schema
+from .schema import Feature, Schema
 from .sized import Dealt, deal_records
 from .sources import Source, light
-from .sources.base import BadRecord
+from .sources.base import NO_FEATURES, BadRecord
 from .spill import PartSpill, Spill, open_scratch, open_spill, remove_spill, spill_root
 from .statistics import FeatureStatistics, merge_statistics
 from .storage import Storage, public_url
 from .table import seal
 from .tasks import Bucketing, ShardTarget, assemble_bucket, count_classes, partition_part
-from .tolerance import REJECTED_NAME, encode_rejected, open_policy, without_bad_records
+from .tolerance import encode_rejected, open_policy, rejected_name, without_bad_records
 
-__all__ = ["BuildPlan", "Progress", "Report", "assemble", "build", "partition", "plan_build"]
+__all__ = [
+    "BuildPlan",
+    "Progress",
+    "Report",
+    "about_build",
+    "assemble",
+    "build",
+    "open_build_source",
+    "partition",
+    "plan_build",
+    "plan_source",
+    "write_dataset",
+]
 
 _SAMPLE_RECORDS = 256
 _BLOCK_ROWS = 1 << 16
@@ -83,7 +96,7 @@ class BuildPlan:
 
     Attributes:
         source: opened.
-        classes: values of the label, sorted.
+        classes: values of the label: those of `base`, then the others, sorted.
         counts: records of each stratum (see `Assignment`) in each part, int64 [parts, strata].
         assignment: of records to shards.
         record_bytes: estimated mean size of a record on storage.
@@ -92,6 +105,7 @@ class BuildPlan:
         groups: how many groups each split has, where there are groups.
         dealt: what came of dealing by size, if that was asked for.
         digest: of what the column that decides the splits says, if there is one.
+        base: what the dataset that is appended to says of itself; None in a build.
     """
 
     source: Source
@@ -104,6 +118,7 @@ class BuildPlan:
     groups: Mapping[str, int] = field(default_factory=dict)
     dealt: Dealt | None = None
     digest: str = ""
+    base: Manifest | None = None
 
     @property
     def placements(self) -> Iterator[Placement]:
@@ -142,6 +157,8 @@ class BuildPlan:
             *([self.digest] if self.digest else []),
             *([self.dealt.digest] if self.dealt else []),
         ]
+        if self.base is not None:
+            facts.append([self.assignment.generation, self.base.layout and self.base.layout.to_json()])
         return f"{derive_key(json.dumps(facts)):016x}"
 
 
@@ -156,13 +173,24 @@ def plan_build(options: BuildOptions, *, executor: Executor | None = None, repor
         SourceError: the source cannot be read, or its classes cannot be balanced and split as asked.
         ConfigError: the options do not fit the data.
     """
-    source = _open_source(options)
+    return plan_source(open_build_source(options), options, executor=executor, report=report)
+
+
+def plan_source(
+    source: Source,
+    options: BuildOptions,
+    base: Manifest | None = None,
+    *,
+    executor: Executor | None = None,
+    report: Report = _ignore,
+) -> BuildPlan:
+    """`plan_build` of a source that was opened, or of an append to a dataset."""
     root = spill_root(options.spill, options.destination)
     with (
         open_engine(options.engine, options.workers) if executor is None else nullcontext(executor) as pool,
         _scratch(options, root) as scratch,
     ):
-        return _plan(source, options, scratch, pool, report)
+        return _plan(source, options, base, scratch, pool, report)
 
 
 @contextmanager
@@ -179,18 +207,36 @@ def _scratch(options: BuildOptions, root: Storage) -> Iterator[Storage | None]:
         root.prune("")
 
 
-def _open_source(options: BuildOptions) -> Source:
+def open_build_source(options: BuildOptions, types: Mapping[str, Feature] = NO_FEATURES) -> Source:
+    """The source that the options name, prepared.
+
+    Args:
+        options: of the build.
+        types: that the columns are to have in the end; see `open_prepared`.
+
+    Raises:
+        SourceError: it cannot be read, or its label makes no classes.
+        ConfigError: the options do not fit it.
+        DestinationError: source and destination lie in each other.
+    """
     check_apart(options.source, options.destination)
     reject = open_policy(options.bad_records)
     source = open_carrying(
-        options.source, options.label, options.source_kind, options.prepare, options.divided_by, reject
+        options.source, options.label, options.source_kind, options.prepare, options.divided_by, reject, types
     )
     check_apart(source.url, options.destination)  # the folder alone, where the options name a split in it
     check_label(source.schema)
     return source
 
 
-def _plan(source: Source, options: BuildOptions, scratch: Storage | None, pool: Executor, report: Report) -> BuildPlan:
+def _plan(
+    source: Source,
+    options: BuildOptions,
+    base: Manifest | None,
+    scratch: Storage | None,
+    pool: Executor,
+    report: Report,
+) -> BuildPlan:
     rejected: list[BadRecord] = []
     if options.bad_records is not None:
         source, rejected = without_bad_records(source, options.bad_records, pool, _AHEAD * options.workers)
@@ -201,18 +247,29 @@ def _plan(source: Source, options: BuildOptions, scratch: Storage | None, pool: 
     totals: Counter[Any] = Counter()
     for counts in part_counts:
         totals.update(counts)
-    classes = sort_classes(totals, options.prepare.described(options.source), options.min_class_records)
+    known = () if base is None else base.classes
+    fresh = {value: count for value, count in totals.items() if value not in known}
+    classes = list(known)
+    if fresh or not sum(totals.values()):
+        classes += sort_classes(fresh, options.prepare.described(options.source), options.min_class_records)
     values = _class_array(source.schema, classes)
     record_bytes = _sample_record_bytes(source, options)
     division: Division | None = None
     per_split: Mapping[str, tuple[int, ...]]
     if census is None or census.by is None:
         strata = np.array([[part.get(value, 0) for value in classes] for part in part_counts], np.int64)
-        per_split = share_out(classes, [totals[value] for value in classes], options.splits)
+        per_split = share_out(
+            classes,
+            [totals[value] for value in classes],
+            options.splits,
+            there={} if base is None else {name: split.records for name, split in base.splits.items()},
+            known_classes=len(known),
+        )
     else:
         division = divide(census, len(source.parts), values, options)
         strata, per_split = division.counts, division.class_counts
-    assignment = plan_assignment(options, per_split, record_bytes, divided=division is not None)
+    generation = 0 if base is None else len(base.all_generations)
+    assignment = plan_assignment(options, per_split, record_bytes, divided=division is not None, generation=generation)
     dealt = None
     if census is not None and census.sizes:
         dealt = deal_records(census, values, assignment, np.cumsum(strata, axis=0) - strata)
@@ -227,6 +284,7 @@ def _plan(source: Source, options: BuildOptions, scratch: Storage | None, pool: 
         dealt=dealt,
         digest="" if division is None else division.digest,
         rejected=tuple(rejected),
+        base=base,
     )
 
 
@@ -271,22 +329,56 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
             unless starting again may help (`RingfeedError.may_pass`), and a dataset that was to be replaced is
             untouched, unless it is the last step, the replacing, that fails.
     """
-    source = _open_source(options)
-    about = {"source": public_url(options.source), "writer": _writer()}
+    source = open_build_source(options)
+    purpose: Purpose = "replace" if options.overwrite else "new"
+    with draft_dataset(Storage(options.destination), purpose, about_build(options.source)) as draft:
+
+        def committed(plan: BuildPlan) -> Manifest | None:
+            return draft.committed(plan.fingerprint(options))
+
+        return write_dataset(source, options, draft, committed, executor=executor, report=report)
+
+
+def about_build(source: str, task: str = "build") -> dict[str, str]:
+    """What a build, or another `task`, leaves in the folder while it is at work, for whoever finds it."""
+    return {"task": task, "source": public_url(source), "writer": _writer()}
+
+
+def write_dataset(
+    source: Source,
+    options: BuildOptions,
+    draft: Draft,
+    committed: Callable[[BuildPlan], Manifest | None],
+    *,
+    executor: Executor | None = None,
+    report: Report = _ignore,
+) -> Manifest:
+    """Write a source into a draft and commit it: a dataset, or a generation of the dataset that the draft appends to.
+
+    Args:
+        source: opened.
+        options: of the build; those that the dataset decides are as it says.
+        draft: to write to.
+        committed: the manifest, if what is planned was committed before. It may refuse the plan, too.
+        executor: to run the tasks on; by default those of `options.engine`.
+        report: called after every task.
+
+    Returns:
+        The manifest that was committed.
+    """
     root = spill_root(options.spill, options.destination)
-    with (
-        draft_dataset(Storage(options.destination), overwrite=options.overwrite, about=about) as draft,
-        open_engine(options.engine, options.workers) if executor is None else nullcontext(executor) as pool,
-    ):
+    base = None if draft.base is None else draft.base.manifest
+    with open_engine(options.engine, options.workers) if executor is None else nullcontext(executor) as pool:
         try:
             scratch = open_scratch(root) if options.needs_census else None
-            plan = _plan(source, options, scratch, pool, report)
-            fingerprint = plan.fingerprint(options)
-            committed = draft.committed(fingerprint)
-            if committed is None:
-                manifest, infos = _write(plan, options, draft, fingerprint, root, pool, report)
-                committed, table = seal(manifest, infos)
-                draft.commit(committed, table)
+            plan = _plan(source, options, base, scratch, pool, report)
+            result = committed(plan)
+            if result is None:
+                manifest, infos = _write(plan, options, draft, plan.fingerprint(options), root, pool, report)
+                if draft.base is not None:
+                    manifest, infos = merge_generation(draft.base, manifest, infos)
+                result, table = seal(manifest, infos)
+                draft.commit(result, table)
         except BaseException as error:
             if not (draft.finished and draft.may_resume(error)):
                 remove_spill(root)
@@ -294,7 +386,7 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
                 raise type(error)(f"{error}; {draft.how_to_resume}".removeprefix("; ")) from error
             raise
         remove_spill(root)
-    return committed
+    return result
 
 
 def _writer() -> str:
@@ -365,9 +457,9 @@ def _write(
         plan=fingerprint,
     )
     infos = gathered.infos()
-    beside = tfds_files(manifest, infos)
+    beside = tfds_files(manifest, infos) if plan.base is None else {}
     if plan.rejected:
-        beside |= {REJECTED_NAME: encode_rejected(plan.rejected)}
+        beside |= {rejected_name(plan.assignment.generation): encode_rejected(plan.rejected)}
     if beside:
         draft.storage.write_all(beside)
     files = gathered.files() | {path: describe(data) for path, data in beside.items()}
@@ -430,7 +522,11 @@ def _layout(plan: BuildPlan, options: BuildOptions, parts: Sequence[PartSpill]) 
         for name, (low, high) in part.int_ranges.items():
             seen = ranges.get(name, (low, high))
             ranges[name] = (min(low, seen[0]), max(high, seen[1]))
-    return plan_layout(plan.source.schema, ranges)
+    layout = plan_layout(plan.source.schema, ranges)
+    if plan.base is None:
+        return layout
+    shared = plan.base.layout  # one layout for all of a dataset's records, or none
+    return shared if shared is not None and layout is not None and shared.holds(layout) else None
 
 
 def assemble(

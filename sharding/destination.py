@@ -7,47 +7,55 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from posixpath import normpath
+from typing import Literal
 
 from .dataset import Dataset, open_dataset
 from .errors import CorruptionError, DatasetError, DestinationError, RingfeedError
+from .generations import FOLDER_NAMES, GENERATION_FILES, TABLE_NAMES, folder_of, generation_of, table_name, table_order
 from .interop.tfds import TFDS_NAMES
 from .journal import JOURNAL_FOLDER, ShardResult, read_journal
 from .lease import LEASE_NAME, Lease, hold, is_held, read_holder
-from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest
-from .recovery import TABLE_NAMES, identify
+from .manifest import MANIFEST_NAME, Manifest
+from .recovery import identify
 from .spill import remove_spill, scratch_root, spill_root
 from .storage import Storage
 from .tolerance import REJECTED_NAME
 
-__all__ = ["Draft", "check_apart", "clean", "draft_dataset"]
+__all__ = ["Draft", "Purpose", "check_apart", "clean", "draft_dataset"]
+
+Purpose = Literal["new", "replace", "append"]
 
 _STAGING = "_replacing"
 _OURS = re.compile(
     r"(.*/)?(.*-\d{5,}-of-\d{5,}(\.salvaged(-\d+)?)?\.(tfrecord|parquet|index\.arrow|idx)"
-    r"|shards(\.salvaged(-\d+)?)?\.parquet|\..*\.part)"
-    rf"|{'|'.join(map(re.escape, (*TFDS_NAMES, REJECTED_NAME, LEASE_NAME)))}"
+    rf"|{TABLE_NAMES.pattern}|\..*\.part)"
+    rf"|({FOLDER_NAMES.pattern}/)?{re.escape(REJECTED_NAME)}"
+    rf"|{'|'.join(map(re.escape, (*TFDS_NAMES, LEASE_NAME)))}"
     rf"|_building\.takeover-.*\.json|{JOURNAL_FOLDER}/.*\.json|{_STAGING}/.*"
 )
 _REMOVERS = 16
 
 
 class Draft:
-    """A dataset that is being built.
+    """A dataset, or a generation of one, that is being built.
 
     Attributes:
         destination: where it will be.
         storage: where its shards are written: the same, or a folder within if another dataset is to be replaced.
         lease: held on the destination.
+        base: the dataset that is appended to, as it was when the lease was taken; None in a build.
         finished: shards that an earlier build or this one has written.
         total: shards in all; 0 until that is known.
     """
 
-    def __init__(self, destination: Storage, storage: Storage, lease: Lease) -> None:
+    def __init__(self, destination: Storage, storage: Storage, lease: Lease, base: Dataset | None = None) -> None:
         self.destination = destination
         self.storage = storage
         self.lease = lease
+        self.base = base
         self.finished = 0
         self.total = 0
+        self._begun = False
         self._committing = False
 
     @property
@@ -64,6 +72,12 @@ class Draft:
         if isinstance(error, RingfeedError):
             return error.may_pass
         return isinstance(error, (KeyboardInterrupt, SystemExit, OSError))
+
+    def is_kept(self, error: BaseException) -> bool:
+        """Whether there is finished work, of this build or of one before it, to be gone on with after an error."""
+        if self.base is not None and not self._begun:
+            return self.lease.previous is not None
+        return self.finished > 0 and self.may_resume(error)
 
     def committed(self, fingerprint: str) -> Manifest | None:
         """The dataset, if a build of the same plan was killed between its commit and its end.
@@ -90,26 +104,31 @@ class Draft:
         Returns:
             Results by the number of the shard.
         """
+        self._begun = True
         self.lease.tell_plan(fingerprint)
         sizes = self.storage.sizes()
         finished = read_journal(self.storage, fingerprint, sizes)
         keep = {LEASE_NAME, *(name for name in sizes if name.startswith(f"{JOURNAL_FOLDER}/{fingerprint}/"))}
         for result in finished.values():
             keep |= result.all_files.keys()
-        _remove(self.storage, sizes.keys() - keep)
+        self._remove_own(sizes.keys() - keep)
         self.finished = len(finished)
         return finished
 
     def commit(self, manifest: Manifest, shards: bytes) -> None:
         """Make a dataset of it, at once: nothing before the last write opens as one.
 
-        A dataset that is replaced is removed first; between that and the last write none is there.
+        A dataset that is replaced is removed first; between that and the last write none is there. One that is
+        appended to is there all the time: a reader sees it as it was, or as it is to be.
 
         Raises:
             DestinationError: another build was faster.
         """
-        self.storage.write(SHARDS_NAME, shards)
+        self.storage.write(manifest.shards_path, shards)
         self.lease.check()
+        if self.base is not None:
+            self._take_in(self.base, manifest)
+            return
         if self.storage != self.destination:
             self._replace()
         self.destination.sync()
@@ -122,31 +141,77 @@ class Draft:
             raise DestinationError(f"{where} was filled by another build in the meantime") from error
         self.destination.sync()
 
+    def _take_in(self, base: Dataset, manifest: Manifest) -> None:
+        """Put a manifest in the place of that of the dataset which is appended to."""
+        Storage(self.destination.locate(folder_of(self._generation)), self.destination.options).sync()
+        self.destination.sync()
+        if self._manifest_there() != base.manifest:
+            where = self.destination.locate()
+            raise DestinationError(f"{where} was changed by another program in the meantime; append again")
+        self._committing = True
+        self.destination.write(MANIFEST_NAME, manifest.encode())
+        self.destination.sync()
+
+    def _manifest_there(self) -> Manifest:
+        return Manifest.decode(self.destination.read(MANIFEST_NAME), self.destination.locate(MANIFEST_NAME))
+
+    @property
+    def _generation(self) -> int:
+        return 0 if self.base is None else len(self.base.manifest.all_generations)
+
+    def _remove_own(self, names: Iterable[str]) -> None:
+        """Remove those of the files that this build may have written, or one before it that did not end."""
+        own = list(names)
+        if self.base is not None:
+            table = table_name(self._generation)
+            begins = (folder_of(self._generation), f"{JOURNAL_FOLDER}/", ".")
+            own = [name for name in own if _OURS.fullmatch(name) and (name == table or name.startswith(begins))]
+            _remove(self.storage, [name for name in own if name == table])  # before the shards that it tells of
+        _remove(self.storage, own)
+
     def _replace(self) -> None:
-        try:
-            old = _files_of(open_dataset(self.destination))
-        except RingfeedError:
-            old = []  # it was damaged: that may be why it is being replaced
+        names = self.destination.list()
+        old = [n for n in names if GENERATION_FILES.fullmatch(n) and _OURS.fullmatch(n)]
+        old += [name for name in names if name.startswith(f"{JOURNAL_FOLDER}/")]  # of an append that did not end
+        with suppress(RingfeedError):  # it was damaged: that may be why it is being replaced
+            old = [*{*old, *_files_of(open_dataset(self.destination))}]
         self.destination.remove(MANIFEST_NAME)
         _remove(self.destination, old)
+        _remove_empty(self.destination, [JOURNAL_FOLDER, *_folders(old)])
         for name in self.storage.list():
             if not name.startswith(JOURNAL_FOLDER):
                 self.destination.move(f"{_STAGING}/{name}", name)
 
     def tidy(self) -> None:
-        """Remove what only the build needed."""
+        """Remove what only the build needed, and what an append has made untrue."""
+        if self.base is not None:
+            _remove(self.destination, self._untrue(self.base.manifest))
         _remove(self.storage, [name for name in self.storage.list() if name.startswith(f"{JOURNAL_FOLDER}/")])
         _remove_empty(self.storage, [JOURNAL_FOLDER])
         if self.storage != self.destination:
             _remove(self.storage, self.storage.list())
             _remove_empty(self.destination, [_STAGING])
 
+    def _untrue(self, base: Manifest) -> Iterator[str]:
+        """The files that told other programs of the dataset as it was before the append."""
+        now = self._manifest_there()
+        old = TFDS_NAMES if now == base else base.files  # the same: one that was killed had committed it
+        yield from (name for name in old if name not in now.files)
+
     def discard(self) -> None:
         """Remove what was written; a dataset that was to be replaced stays, if it is still whole."""
         self.lease.check()
+        names = self.destination.list()
+        if self.base is not None:
+            if self._committing and self._manifest_there() != self.base.manifest:
+                return  # its write failed, but was done all the same
+            if self._begun:  # else what lies there is of another append, which may be gone on with
+                self._remove_own(names)
+            _remove_empty(self.destination, [JOURNAL_FOLDER, folder_of(self._generation)])
+            return
         if self._committing:
             self.destination.remove(MANIFEST_NAME)  # its write failed, but it may have been done all the same
-        names = self.destination.list()
+            names = [name for name in names if name != MANIFEST_NAME]
         if MANIFEST_NAME in names:
             names = [name for name in names if name.startswith(f"{_STAGING}/")]
         _remove(self.destination, [name for name in names if _OURS.fullmatch(name) and name != LEASE_NAME])
@@ -154,32 +219,36 @@ class Draft:
 
 
 @contextmanager
-def draft_dataset(destination: Storage, *, overwrite: bool, about: Mapping[str, str]) -> Iterator[Draft]:
-    """A place to build a dataset in.
+def draft_dataset(destination: Storage, purpose: Purpose, about: Mapping[str, str]) -> Iterator[Draft]:
+    """A place to build a dataset in, or a generation of one.
 
     If the body fails for a reason that may pass (an interrupt, a store that refuses), finished shards are kept, for
     the same build to go on with; if it fails for another, or none is finished, nothing of it is left.
 
     Args:
         destination: where the dataset is to be.
-        overwrite: replace one that is there. It stays as it was if the body fails before `Draft.commit`.
+        purpose: ``replace`` one that is there, or ``append`` to it. It stays as it was if the body fails before
+            `Draft.commit`.
         about: kept in the folder while it is being built, for whoever finds it.
 
     Raises:
         DestinationError: something is in the way, or another build is at work there.
+        DatasetError: there is no dataset to append to.
         StorageError: the store refuses.
     """
-    replacing = _check(destination, overwrite)
+    replacing = _check(destination, purpose)
     absent = destination.absent_folders()
     storage = Storage(destination.locate(_STAGING), destination.options) if replacing else destination
     with hold(destination, about) as lease:
         draft = Draft(destination, storage, lease)
         try:
+            if purpose == "append":
+                draft.base = open_dataset(destination)
             yield draft
             with suppress(RingfeedError):  # it is committed: what is left behind does no harm, an error would mislead
                 draft.tidy()
         except BaseException as error:
-            keep = draft.finished > 0 and draft.may_resume(error)
+            keep = draft.is_kept(error)
             with suppress(RingfeedError):  # the store is gone; the error that brought us here says so
                 if not keep:
                     draft.discard()
@@ -189,20 +258,25 @@ def draft_dataset(destination: Storage, *, overwrite: bool, about: Mapping[str, 
         lease.release(keep=False)
 
 
-def _check(destination: Storage, overwrite: bool) -> bool:
+def _check(destination: Storage, purpose: Purpose) -> bool:
     """Whether there is a dataset to replace.
 
     Raises:
         DestinationError: says what is in the way.
+        DatasetError: there is no dataset to append to.
     """
+    if purpose == "append":
+        open_dataset(destination)
+        destination.check_writable()
+        return False
     if destination.local_path is not None and destination.local_path.is_file():
         raise DestinationError(f"the destination {destination.locate()} is a file; name a folder")
     destination.check_writable()
     files = destination.list()
     if MANIFEST_NAME in files:
-        if not overwrite and LEASE_NAME not in files:
+        if purpose == "new" and LEASE_NAME not in files:
             raise DestinationError(_taken(destination))
-        return overwrite
+        return purpose == "replace"
     _check_no_damaged(destination, files)
     foreign = next((name for name in files if not _OURS.fullmatch(name)), None)
     if foreign or (files and LEASE_NAME not in files):
@@ -230,7 +304,15 @@ def _check_no_damaged(destination: Storage, files: Sequence[str]) -> None:
 
 
 def _taken(destination: Storage) -> str:
-    return f"{destination.locate()} already holds a dataset; choose another folder, or replace it with --overwrite"
+    return (
+        f"{destination.locate()} already holds a dataset; choose another folder, replace it with --overwrite, or add "
+        "to it with: shard-dataset append"
+    )
+
+
+def _folders(names: Iterable[str]) -> set[str]:
+    """The folders that files lie in, but the root."""
+    return {name.rpartition("/")[0] for name in names} - {""}
 
 
 def clean(destination: Storage, *, spill: str | None = None, dry_run: bool = False) -> list[str]:
@@ -245,7 +327,7 @@ def clean(destination: Storage, *, spill: str | None = None, dry_run: bool = Fal
         The URLs.
 
     Raises:
-        DestinationError: a build or a repair is at work there, or the dataset there has lost its `dataset.json`.
+        DestinationError: another writes there, or the dataset there has lost its `dataset.json`.
         CorruptionError: the dataset there is damaged; what belongs to it is not known.
     """
     files = destination.list()
@@ -254,12 +336,16 @@ def clean(destination: Storage, *, spill: str | None = None, dry_run: bool = Fal
         raise DestinationError(f"a {holder.task} is writing to {destination.locate()}; wait for it, or stop it first")
     _check_no_damaged(destination, files)
     known: set[str] = set()
+    manifest = None
     if MANIFEST_NAME in files:
-        known = set(_files_of(open_dataset(destination)))
+        dataset = open_dataset(destination)
+        known, manifest = set(_files_of(dataset)), dataset.manifest
     debris = [name for name in files if _OURS.fullmatch(name) and name not in known] if _was_built_in(files) else []
+    debris += sorted(set(_of_other_generations(manifest, files)) - set(debris))
     if not dry_run:
         _remove(destination, debris)
-        _remove_empty(destination, [JOURNAL_FOLDER, _STAGING, *([] if set(files) - set(debris) else [""])])
+        folders = [JOURNAL_FOLDER, _STAGING, *_folders(debris)]
+        _remove_empty(destination, [*folders, *([] if set(files) - set(debris) else [""])])
     spilled = []
     for root in (spill_root(spill, destination.locate()), scratch_root(spill, destination)):
         spilled += [root.locate(name) for name in root.list()]
@@ -274,8 +360,20 @@ def _files_of(dataset: Dataset) -> list[str]:
     return [dataset.manifest.shards_path, *shards, *dataset.manifest.files]
 
 
+def _of_other_generations(manifest: Manifest | None, files: Iterable[str]) -> Iterator[str]:
+    """What an append that did not end has written, and tables that only those need who opened them before an append."""
+    last = len(manifest.all_generations) - 1 if manifest is not None else 0
+    for name in files:
+        if manifest is None or not GENERATION_FILES.fullmatch(name) or not _OURS.fullmatch(name):
+            continue
+        table = TABLE_NAMES.fullmatch(name) is not None
+        generation = table_order(name)[0] if table else generation_of(name)
+        if generation > last or (table and generation < last):
+            yield name
+
+
 def _was_built_in(files: Iterable[str]) -> bool:
-    """Whether a build left its mark: else files with names like ours are another program's."""
+    """Whether a build or an append left its mark: else files with names like ours are another program's."""
     marks = (LEASE_NAME, f"{JOURNAL_FOLDER}/", f"{_STAGING}/", "_building.takeover-")
     return any(name.startswith(marks) for name in files)
 

@@ -21,11 +21,12 @@ from .companions import shard_of
 from .damage import Damage
 from .errors import CorruptionError, DatasetError
 from .execute import run_tasks
+from .generations import TABLE_NAMES, table_order
 from .interop import dali
 from .interop.tfds import TFDS_NAMES, obstacle
-from .manifest import MANIFEST_NAME, SHARDS_NAME, LostRecords, Manifest, ShardInfo, checksum
+from .manifest import MANIFEST_NAME, LostRecords, Manifest, ShardInfo, checksum
 from .rebuild import Original, Rebuild, check_made, made_again, plan_rebuild
-from .recovery import TABLE_NAMES, Identity, identify, prove
+from .recovery import Identity, identify, prove
 from .salvage import Mended, Salvaged, ShardFiles, mend_shard, salvage_shard
 from .staging import Measure, measure
 from .storage import Storage, public_url
@@ -364,10 +365,11 @@ def _leftovers(known: Identity, moves: Mapping[str, Remedy]) -> Iterator[Remedy]
     lost |= set(TFDS_NAMES) if manifest.lost else set()
     origins = {move.origin for move in moves.values()}
     own = in_use | {MANIFEST_NAME}
+    generation, repairs = table_order(manifest.shards_path)
     for name in sorted((known.names or frozenset()) - in_use - origins):
         if (draft := _DRAFT.fullmatch(name)) and draft.group(1) in own:
             yield Remedy(path=name, action="remove", how="left over from a write that was killed")
-        replaced = manifest.shards_path != SHARDS_NAME and TABLE_NAMES.fullmatch(name)
+        replaced = repairs and TABLE_NAMES.fullmatch(name) and table_order(name)[0] == generation
         if name in lost or replaced or name.removesuffix(MISPLACED) in in_use:
             yield Remedy(path=name, action="remove", how="left over from an earlier repair")
 
