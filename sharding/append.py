@@ -24,7 +24,7 @@ from .schema import Feature, Schema
 from .sources import Source
 from .storage import Storage
 
-__all__ = ["AppendOptions", "append", "plan_append"]
+__all__ = ["AppendOptions", "append", "open_like", "plan_append"]
 
 _LISTED = 20
 
@@ -137,7 +137,7 @@ def plan_append(options: AppendOptions, *, executor: Executor | None = None, rep
     """
     dataset = open_dataset(options.destination)
     decided = options.for_dataset(dataset)
-    source = _open_like(dataset, decided)
+    source = open_like(dataset.manifest.schema, decided)
     plan = plan_source(source, decided, dataset.manifest, executor=executor, report=report)
     _check_new(dataset.manifest, plan, options)
     return plan
@@ -175,7 +175,7 @@ def append(options: AppendOptions, *, executor: Executor | None = None, report: 
             return None
 
         decided = options.for_dataset(base)
-        source = _open_like(base, decided)
+        source = open_like(base.manifest.schema, decided)
         return write_dataset(source, decided, draft, committed, executor=executor, report=report)
 
 
@@ -202,13 +202,16 @@ def _check_new(manifest: Manifest, plan: BuildPlan, options: AppendOptions) -> N
             )
 
 
-def _open_like(dataset: Dataset, options: BuildOptions) -> Source:
-    """The source, with the features of the dataset in their order.
+def open_like(wanted: Schema, options: BuildOptions) -> Source:
+    """The source of an append, with the features of the dataset in their order.
+
+    Args:
+        wanted: the schema of the dataset.
+        options: of the append, decided.
 
     Raises:
         SourceError: it has other columns, or columns of other types.
     """
-    wanted = dataset.manifest.schema
     types = {feature.name: feature for feature in wanted.features}
     source = open_build_source(options, types)
     _check_schema(wanted, source.schema, options)

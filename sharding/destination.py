@@ -333,7 +333,8 @@ def clean(destination: Storage, *, spill: str | None = None, dry_run: bool = Fal
     files = destination.list()
     holder = read_holder(destination)
     if holder is not None and is_held(destination, holder):
-        raise DestinationError(f"a {holder.task} is writing to {destination.locate()}; wait for it, or stop it first")
+        who = f"{'an' if holder.task == 'append' else 'a'} {holder.task}"
+        raise DestinationError(f"{who} is writing to {destination.locate()}; wait for it, or stop it first")
     _check_no_damaged(destination, files)
     known: set[str] = set()
     manifest = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -118,6 +118,7 @@ class Generation:
         classes: how many the dataset has had since.
         records: that it wrote, by split.
         shards: that it wrote, by split.
+        layout: that its records share, where those of the dataset have shared none since a later append.
     """
 
     plan: str
@@ -128,6 +129,18 @@ class Generation:
     classes: int
     records: Mapping[str, int]
     shards: Mapping[str, int]
+    layout: RecordLayout | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `dataset.json`."""
+        value = asdict(replace(self, layout=None)) | {"layout": self.layout and self.layout.to_json()}
+        return {name: entry for name, entry in value.items() if entry is not None}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Generation:
+        """The inverse of `to_json`."""
+        layout = value.get("layout")
+        return cls(**(dict(value) | {"layout": layout and RecordLayout.from_json(layout)}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +215,10 @@ class Manifest:
         )
         return (built,)
 
+    def layout_of(self, generation: int) -> RecordLayout | None:
+        """The layout that the records of a generation share, whether or not those of the others do."""
+        return self.all_generations[generation].layout if self.layout is None else self.layout
+
     @property
     def file_compression(self) -> str:
         """Of a shard's file as a whole; Parquet compresses its pages, each by itself."""
@@ -242,7 +259,7 @@ class Manifest:
         if self.files:
             value["files"] = {path: asdict(info) for path, info in self.files.items()}
         value |= {"lost": [asdict(shard) for shard in self.lost]} if self.lost else {}
-        return value | ({"generations": [asdict(entry) for entry in self.generations]} if self.generations else {})
+        return value | ({"generations": [entry.to_json() for entry in self.generations]} if self.generations else {})
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> Manifest:
@@ -300,7 +317,7 @@ class Manifest:
                 LostRecords(**(dict(entry) | {"class_counts": tuple(entry["class_counts"])}))
                 for entry in value.get("lost", ())
             ),
-            generations=tuple(Generation(**entry) for entry in value.get("generations", ())),
+            generations=tuple(map(Generation.from_json, value.get("generations", ()))),
         )
 
 

@@ -35,12 +35,14 @@ def merge_generation(base: Dataset, added: Manifest, shards: Sequence[ShardInfo]
         records={name: split.records for name, split in added.splits.items()},
         shards={name: split.shards for name, split in added.splits.items()},
     )
-    generations = (*manifest.all_generations, generation)
+    kept = added.layout == manifest.layout
+    before = (entry if kept else replace(entry, layout=manifest.layout) for entry in manifest.all_generations)
+    generations = (*before, generation)
     merged = replace(
         manifest,
         classes=added.classes,
         splits=_merge_splits(manifest.splits, added.splits, classes),
-        layout=manifest.layout if added.layout == manifest.layout else None,
+        layout=manifest.layout if kept else None,
         shards_path=table_name(len(generations) - 1),
         files={path: info for path, info in manifest.files.items() if path not in TFDS_NAMES} | dict(added.files),
         lost=tuple(replace(entry, class_counts=_padded(entry.class_counts, classes)) for entry in manifest.lost),

@@ -50,7 +50,7 @@ def inspection_json(dataset: Dataset) -> dict[str, Any]:
         "splits": balance_json(balance_of_dataset(dataset), manifest.classes),
         "tfds_obstacle": _tfds_obstacle(dataset) or None,
         "groups": shares_json(balance_of_dataset(dataset), manifest.options, {}),
-        "generations": [asdict(generation) for generation in manifest.all_generations],
+        "generations": [generation.to_json() for generation in manifest.all_generations],
         "lost": lost_json(manifest),
         "reading": reading_example(dataset),
     }

@@ -119,7 +119,8 @@ or in which single bits flipped. Each is proven by the checksum that it was writ
 With --source, the shards that cannot be brought back so are made again from the source that the dataset was built from,
 or a copy of it: with the options of then, which stand in dataset.json, and by the names, sizes and times of no file. If
 one byte of them is not as it was written, it is another source, and nothing is changed. Records that functions prepared
-(--map) need the modules of then in this folder.
+(--map) need the modules of then in this folder. Of a dataset that was appended to, SRC is what one generation came from
+(see inspect): its shards are made again, and lost ones of other generations are left for a repair with their source.
 
 Else, of each shard that cannot be brought back, the intact records are written as a new shard beside it, and a new
 dataset.json takes it in and names what was lost (see inspect). Only then the damaged files are removed. Readers see the

@@ -435,17 +435,17 @@ def test_a_second_append_at_the_same_time_is_told_of_the_first(dataset: Path, ne
     assert appended(newer, dataset).manifest.records == OLD + NEW
 
 
-def test_a_dataset_that_is_changed_meanwhile_is_not_overwritten(
-    dataset: Path, newer: str, tmp_path: Path, parquet: str
-) -> None:
+def test_a_dataset_that_is_changed_meanwhile_is_not_overwritten(dataset: Path, newer: str, tmp_path: Path) -> None:
+    shutil.copytree(dataset, tmp_path / "repaired")
+    (tmp_path / "repaired" / open_dataset(str(dataset)).shards[0].path).unlink()
+    repair(str(tmp_path / "repaired"))
+
     def spoil(progress: Progress) -> None:
         if progress.stage == "write" and progress.done == 1:
             (dataset / open_dataset(str(dataset)).shards[0].path).unlink()
             with pytest.raises(DestinationError, match=r"another append is writing to .* \(process \d+"):
                 repair(str(dataset))
-            (dataset / LEASE_NAME).rename(tmp_path / "aside")
-            repair(str(dataset))
-            (tmp_path / "aside").rename(dataset / LEASE_NAME)
+            shutil.copytree(tmp_path / "repaired", dataset, dirs_exist_ok=True)
 
     with pytest.raises(DestinationError, match="was changed by another program in the meantime; append again"):
         append(AppendOptions(source=newer, destination=str(dataset)), report=spoil)

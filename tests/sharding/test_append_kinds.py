@@ -16,6 +16,8 @@ from ringfeed.sharding import (
     ConfigError,
     Dataset,
     ExportOptions,
+    Original,
+    SourceError,
     append,
     check_dataset,
     clean,
@@ -215,3 +217,71 @@ def test_types_are_those_of_the_dataset_with_a_schema_file_too(write_csv: Callab
     built(old, tmp_path / "out", label="label", shards=2, prepare=prepare)
     rows = rows_of(appended(new, tmp_path / "out"), "train")
     assert sorted(int(row["code"]) for row in rows) == list(range(80))
+
+
+# --- repair from the sources of the generations ------------------------------------------------------------------
+
+
+def integers(first: int, rows: int, path: Path) -> str:
+    ids = np.arange(first, first + rows)
+    pq.write_table(pa.table({"id": pa.array(ids), "label": pa.array(ids % (3 if first == 0 else 4))}), path)
+    return str(path)
+
+
+def spoil(path: Path) -> None:
+    """Damage records beyond what a checksum can bring back."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3 : len(data) // 3 + 40] = bytes(40)
+    path.write_bytes(data)
+
+
+@pytest.fixture(params=["layout kept", "layout ended", "parquet"])
+def three(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, list[str]]:
+    """A dataset of three generations, and their sources; of TFRecords, the last may have ended the common layout."""
+    last = 400 if request.param == "layout kept" else 1_000_000
+    sources = [integers(first, 160, tmp_path / f"{first}.parquet") for first in (0, 200, last)]
+    shard_format = "parquet" if request.param == "parquet" else "tfrecord"
+    splits = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
+    dataset = built(sources[0], tmp_path / "out", label="label", shards=2, splits=splits, shard_format=shard_format)
+    assert (dataset.manifest.layout is None) == (shard_format == "parquet")
+    for source in sources[1:]:
+        dataset = appended(source, tmp_path / "out", shards=2)
+    assert (dataset.manifest.layout is None) == (request.param != "layout kept")
+    assert dataset.manifest.classes == (0, 1, 2, 3)
+    return tmp_path / "out", sources
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_lost_shards_are_made_again_from_the_source_of_their_generation(
+    three: tuple[Path, list[str]], files_of: Any, number: int
+) -> None:
+    out, sources = three
+    before = files_of(out)
+    shards = [shard for shard in open_dataset(str(out)).shards if generation_of(shard.path) == number]
+    spoil(out / shards[0].path)
+    (out / shards[-1].path).unlink()
+    with pytest.raises(SourceError, match=f"is not what generation {number} of .* was built from"):
+        repair(str(out), original=Original(url=integers(7, 50, out.parent / "other.parquet")))
+    assert repair(str(out), original=Original(url=sources[number])).lost == ()
+    assert files_of(out) == before
+
+
+def test_shards_of_other_generations_are_left_for_their_source(
+    three: tuple[Path, list[str]], files_of: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ringfeed.tools.shard_dataset import main
+
+    out, sources = three
+    before = files_of(out)
+    shards = {generation_of(shard.path): shard for shard in open_dataset(str(out)).shards}
+    spoil(out / shards[0].path)
+    spoil(out / shards[2].path)
+    assert main(["repair", str(out), "--source", sources[2], "--json"]) == 0
+    remedies = {entry["path"]: entry for entry in json.loads(capsys.readouterr().out)["remedies"]}
+    assert remedies[shards[2].path]["action"] == "rebuild"
+    assert remedies[shards[0].path]["action"] == "leave"
+    assert f"its records came from {sources[0]}" in remedies[shards[0].path]["how"]
+    assert {damage.path for damage in verify(str(out))} == {shards[0].path}
+    assert main(["repair", str(out), "--source", sources[0]]) == 0
+    assert "repaired 1 damaged files; no record is lost" in capsys.readouterr().out
+    assert files_of(out) == before
