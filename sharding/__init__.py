@@ -1,10 +1,11 @@
 """Datasets in, balanced shards and a manifest out. Needs no TensorFlow."""
 
 from .append import AppendOptions, append, plan_append
-from .build import BuildPlan, Progress, build, plan_build
+from .build import build, plan_build
+from .build_plan import BuildPlan
+from .cleaning import clean
 from .damage import Damage, Note
 from .dataset import Dataset, open_dataset, read_records
-from .destination import clean
 from .errors import (
     ConfigError,
     CorruptionError,
@@ -20,6 +21,7 @@ from .export import Export, ExportOptions, export
 from .image_statistics import ImageStatistics
 from .manifest import FileInfo, Generation, LostRecords, Manifest, ShardInfo, SplitInfo
 from .plan import BuildOptions
+from .progress import Progress
 from .rebuild import Original
 from .remedies import Remedy, RepairPlan, plan_repair
 from .repair import RepairReport, apply_repair, repair

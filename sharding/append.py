@@ -12,7 +12,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from .build import BuildPlan, Progress, Report, about_build, open_build_source, plan_source, write_dataset
+from .build import about_build, open_build_source, plan_source, write_dataset
+from .build_plan import BuildPlan
 from .dataset import Dataset, open_dataset
 from .destination import draft_dataset
 from .errors import ConfigError, DestinationError, SourceError
@@ -20,6 +21,7 @@ from .lease import Holder
 from .manifest import Manifest
 from .plan import BuildOptions
 from .prepare import PrepareOptions, Select, restore_options
+from .progress import Report, ignore
 from .schema import Feature, Schema
 from .sources import Source
 from .storage import Storage
@@ -125,11 +127,7 @@ class AppendOptions:
         )
 
 
-def _ignore(_: Progress) -> None:
-    pass
-
-
-def plan_append(options: AppendOptions, *, executor: Executor | None = None, report: Report = _ignore) -> BuildPlan:
+def plan_append(options: AppendOptions, *, executor: Executor | None = None, report: Report = ignore) -> BuildPlan:
     """Read the labels and decide everything; writes nothing.
 
     Raises:
@@ -143,7 +141,7 @@ def plan_append(options: AppendOptions, *, executor: Executor | None = None, rep
     return plan
 
 
-def append(options: AppendOptions, *, executor: Executor | None = None, report: Report = _ignore) -> Manifest:
+def append(options: AppendOptions, *, executor: Executor | None = None, report: Report = ignore) -> Manifest:
     """Add the records of a source to a dataset, as balanced shards of their own.
 
     Readers see the dataset as it was until the last write, and then with all that is new. An append that was killed is

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from importlib.metadata import version
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
-from .assign import Assignment
+from .build_plan import BLOCK_BYTES, BuildPlan, class_array, writer
 from .census import Census, take_census
 from .dedup import drop_duplicates
 from .destination import Draft, Purpose, check_apart, draft_dataset
@@ -24,30 +20,26 @@ from .engine import open_engine
 from .errors import ConfigError, RingfeedError
 from .execute import Job, stream_tasks
 from .formats import encode_shard, plan_layout
+from .gathered import Gathered
 from .grouping import group
 from .interop.tfds import tfds_files
 from .journal import ShardResult
-from .keyed import derive_key
-from .manifest import FileInfo, Manifest, ShardInfo, SplitInfo, describe
+from .manifest import Manifest, ShardInfo, describe
 from .merge import merge_generation
-from .placement import Placement
 from .plan import BuildOptions, check_label, plan_assignment, share_out, sort_classes
 from .prepare import open_carrying
-from .schema import Feature, Schema
-from .sized import Dealt, deal_records
+from .progress import Report, Teller, ignore, tell_stage
+from .schema import Feature
+from .sized import deal_records
 from .sources import Source, light
 from .sources.base import NO_FEATURES, BadRecord
 from .spill import PartSpill, Spill, open_scratch, open_spill, remove_spill, spill_root
-from .statistics import FeatureStatistics, merge_statistics
 from .storage import Storage, public_url
 from .table import seal
 from .tasks import Bucketing, ShardTarget, assemble_bucket, count_classes, partition_part
 from .tolerance import encode_rejected, open_policy, rejected_name, without_bad_records
 
 __all__ = [
-    "BuildPlan",
-    "Progress",
-    "Report",
     "about_build",
     "assemble",
     "build",
@@ -59,8 +51,6 @@ __all__ = [
 ]
 
 _SAMPLE_RECORDS = 256
-_BLOCK_ROWS = 1 << 16
-_BLOCK_BYTES = 32 << 20  # read, encoded and written at a time
 _BLOCK_COPIES = 6  # of a block, at the worst: drafts, records, messages, frames, what is compressed, what is sent
 _BUCKET_BYTES = 128 << 20  # of shards assembled together, if they are small
 _LEAST_BUCKETS = 64  # enough for the workers to share, and for a killed build to lose little
@@ -68,105 +58,7 @@ _AHEAD = 4  # tasks submitted and not ended, per worker: enough to keep each bus
 _PROCESS_BYTES = 200 << 20  # of a process that has loaded Arrow, before any data
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far a build is.
-
-    Attributes:
-        stage: ``dedup``, ``count``, ``partition`` or ``write``; of an export, ``export``.
-        done: tasks of the stage that are finished (in ``write`` and ``export``: shards).
-        total: tasks, or shards, of the stage.
-        records: records in what is finished.
-        resumed: of `done`, what an earlier build had finished.
-    """
-
-    stage: str
-    done: int
-    total: int
-    records: int
-    resumed: int = 0
-
-
-Report = Callable[[Progress], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildPlan:
-    """What a build will write, known after the first pass over the labels.
-
-    Attributes:
-        source: opened.
-        classes: values of the label: those of `base`, then the others, sorted.
-        counts: records of each stratum (see `Assignment`) in each part, int64 [parts, strata].
-        assignment: of records to shards.
-        record_bytes: estimated mean size of a record on storage.
-        rejected: records that are passed over, for they cannot be read.
-        census: where more than the class decides the places of records; its files last as long as the build.
-        groups: how many groups each split has, where there are groups.
-        dealt: what came of dealing by size, if that was asked for.
-        digest: of what the column that decides the splits says, if there is one.
-        base: what the dataset that is appended to says of itself; None in a build.
-    """
-
-    source: Source
-    classes: tuple[Any, ...]
-    counts: npt.NDArray[np.int64]
-    assignment: Assignment
-    record_bytes: float
-    rejected: tuple[BadRecord, ...] = ()
-    census: Census | None = None
-    groups: Mapping[str, int] = field(default_factory=dict)
-    dealt: Dealt | None = None
-    digest: str = ""
-    base: Manifest | None = None
-
-    @property
-    def placements(self) -> Iterator[Placement]:
-        """For each part, what decides the places of its records."""
-        schema = self.source.schema
-        for first in np.cumsum(self.counts, axis=0) - self.counts:
-            yield Placement(
-                assignment=self.assignment,
-                label=schema.label,
-                classes=_class_array(schema, self.classes),
-                first_ordinals=first,
-                census=self.census,
-            )
-
-    @property
-    def shard_bytes(self) -> float:
-        """Estimated size of the largest shard."""
-        return max(split.shard_records(0) for split in self.assignment.splits) * self.record_bytes
-
-    @property
-    def block_rows(self) -> int:
-        """Rows that are assembled at a time: a function of the source and the format alone, as it shapes Parquet."""
-        return int(np.clip(_BLOCK_BYTES / max(self.record_bytes, 1), 1, _BLOCK_ROWS))
-
-    def fingerprint(self, options: BuildOptions) -> str:
-        """A hash of all that shapes what is written: builds of one fingerprint write the same bytes."""
-        facts = [
-            self.source.fingerprint,
-            self.source.schema.to_json(),
-            options.recorded(),
-            [options.shard_format, options.codec, options.seed],
-            [[split.name, split.shards, split.class_counts] for split in self.assignment.splits],
-            [str(value) for value in self.classes],
-            self.block_rows,
-            _writer(),
-            *([self.digest] if self.digest else []),
-            *([self.dealt.digest] if self.dealt else []),
-        ]
-        if self.base is not None:
-            facts.append([self.assignment.generation, self.base.layout and self.base.layout.to_json()])
-        return f"{derive_key(json.dumps(facts)):016x}"
-
-
-def _ignore(_: Progress) -> None:
-    pass
-
-
-def plan_build(options: BuildOptions, *, executor: Executor | None = None, report: Report = _ignore) -> BuildPlan:
+def plan_build(options: BuildOptions, *, executor: Executor | None = None, report: Report = ignore) -> BuildPlan:
     """Read the labels and decide everything; writes nothing.
 
     Raises:
@@ -182,7 +74,7 @@ def plan_source(
     base: Manifest | None = None,
     *,
     executor: Executor | None = None,
-    report: Report = _ignore,
+    report: Report = ignore,
 ) -> BuildPlan:
     """`plan_build` of a source that was opened, or of an append to a dataset."""
     root = spill_root(options.spill, options.destination)
@@ -241,7 +133,7 @@ def _plan(
     if options.bad_records is not None:
         source, rejected = without_bad_records(source, options.bad_records, pool, _AHEAD * options.workers)
     if options.prepare.dedup is not None:
-        source = drop_duplicates(source, options.prepare.dedup, pool, _stage(report, "dedup"))
+        source = drop_duplicates(source, options.prepare.dedup, pool, tell_stage(report, "dedup"))
     census = None if scratch is None else open_census(source, options, scratch)
     part_counts = _count_parts(source, census, options, pool, report)
     totals: Counter[Any] = Counter()
@@ -252,7 +144,7 @@ def _plan(
     classes = list(known)
     if fresh or not sum(totals.values()):
         classes += sort_classes(fresh, options.prepare.described(options.source), options.min_class_records)
-    values = _class_array(source.schema, classes)
+    values = class_array(source.schema, classes)
     record_bytes = _sample_record_bytes(source, options)
     division: Division | None = None
     per_split: Mapping[str, tuple[int, ...]]
@@ -292,7 +184,7 @@ def _count_parts(
     source: Source, census: Census | None, options: BuildOptions, pool: Executor, report: Report
 ) -> list[dict[Any, int]]:
     """Records of each class in each part, and the notes of the census, if one is taken."""
-    tell = _Teller(report, "count", len(source.parts))
+    tell = Teller(report, "count", len(source.parts))
     part_counts: list[dict[Any, int]] = [{}] * len(source.parts)
     jobs: Iterator[Job[dict[Any, int]]] = (
         (count_classes, (light(source, n), part))
@@ -306,11 +198,7 @@ def _count_parts(
     return part_counts
 
 
-def _class_array(schema: Schema, classes: Sequence[Any]) -> pa.Array:
-    return pa.array(classes, None if schema.label is None else schema[schema.label].primitive)
-
-
-def build(options: BuildOptions, *, executor: Executor | None = None, report: Report = _ignore) -> Manifest:
+def build(options: BuildOptions, *, executor: Executor | None = None, report: Report = ignore) -> Manifest:
     """Write a source as balanced shards.
 
     A build that was killed, interrupted, or left by its store is gone on with: shards that it finished are kept, and
@@ -341,7 +229,7 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
 
 def about_build(source: str, task: str = "build") -> dict[str, str]:
     """What a build, or another `task`, leaves in the folder while it is at work, for whoever finds it."""
-    return {"task": task, "source": public_url(source), "writer": _writer()}
+    return {"task": task, "source": public_url(source), "writer": writer()}
 
 
 def write_dataset(
@@ -351,7 +239,7 @@ def write_dataset(
     committed: Callable[[BuildPlan], Manifest | None],
     *,
     executor: Executor | None = None,
-    report: Report = _ignore,
+    report: Report = ignore,
 ) -> Manifest:
     """Write a source into a draft and commit it: a dataset, or a generation of the dataset that the draft appends to.
 
@@ -389,28 +277,6 @@ def write_dataset(
     return result
 
 
-def _writer() -> str:
-    return f"ringfeed {version('ringfeed')}"
-
-
-def _stage(report: Report, stage: str) -> Callable[[int, int, int], None]:
-    return lambda done, total, records: report(Progress(stage=stage, done=done, total=total, records=records))
-
-
-class _Teller:
-    """Reports the progress of one stage."""
-
-    def __init__(self, report: Report, stage: str, total: int, resumed: int = 0, records: int = 0) -> None:
-        self._report = report
-        self._progress = Progress(stage=stage, done=resumed, total=total, records=records, resumed=resumed)
-        self(0, 0)
-
-    def __call__(self, done: int, records: int) -> None:
-        now = self._progress
-        self._progress = replace(now, done=now.done + done, records=now.records + records)
-        self._report(self._progress)
-
-
 def _write(
     plan: BuildPlan,
     options: BuildOptions,
@@ -436,7 +302,7 @@ def _write(
         block_rows=plan.block_rows,
         dali_index=options.dali_index,
     )
-    gathered = _Gathered(plan.assignment)
+    gathered = Gathered(plan.assignment)
     for result in finished.values():
         gathered.add(result)
     for results in assemble(plan, options, target, bucketing, finished, parts, spill, pool, report):
@@ -453,7 +319,7 @@ def _write(
         seed=options.seed,
         source={"url": public_url(options.source), "fingerprint": plan.source.fingerprint},
         options=options.recorded(),
-        writer=_writer(),
+        writer=writer(),
         plan=fingerprint,
     )
     infos = gathered.infos()
@@ -501,7 +367,7 @@ def partition(
     wanted = np.array([any(s not in finished for s in bucketing.shards(b)) for b in range(bucketing.buckets)])
     done = spill.finished()
     parts = plan.source.parts
-    tell = _Teller(report, "partition", len(parts), len(done), sum(part.records for part in done.values()))
+    tell = Teller(report, "partition", len(parts), len(done), sum(part.records for part in done.values()))
     todo = [number for number in range(len(parts)) if number not in done]
     jobs: Iterator[Job[PartSpill]] = (
         (partition_part, (light(plan.source, n), parts[n], n, bucketing, wanted, placement, spill))
@@ -553,50 +419,11 @@ def assemble(
         if shards
     )
     records = sum(plan.assignment.shard_records(number) for number in finished)
-    tell = _Teller(report, "write", plan.assignment.shards, len(finished), records)
-    need = max(plan.shard_bytes * bucketing.shards_per_bucket, _BLOCK_BYTES) + _BLOCK_COPIES * _BLOCK_BYTES
+    tell = Teller(report, "write", plan.assignment.shards, len(finished), records)
+    need = max(plan.shard_bytes * bucketing.shards_per_bucket, BLOCK_BYTES) + _BLOCK_COPIES * BLOCK_BYTES
     for _, results in stream_tasks(pool, jobs, _tasks_within(options, need, "assembling a shard")):
         yield results
         tell(len(results), sum(result.info.records for result in results))
-
-
-class _Gathered:
-    """Results of shards, merged in the order of the shards, whatever the order they come in."""
-
-    def __init__(self, assignment: Assignment) -> None:
-        self._assignment = assignment
-        self._infos: dict[int, ShardInfo] = {}
-        self._files: dict[int, dict[str, FileInfo]] = {}
-        self._waiting: dict[int, ShardResult] = {}
-        self._next = 0
-        self._statistics: dict[str, dict[str, FeatureStatistics]] = {split.name: {} for split in assignment.splits}
-
-    def add(self, result: ShardResult) -> None:
-        self._infos[result.number] = result.info
-        self._files[result.number] = result.files
-        self._waiting[result.number] = result
-        while (ready := self._waiting.pop(self._next, None)) is not None:
-            known = self._statistics[ready.info.split]
-            for name, more in ready.statistics.items():
-                known[name] = merge_statistics(known[name], more) if name in known else more
-            self._next += 1
-
-    def infos(self) -> list[ShardInfo]:
-        return [self._infos[number] for number in range(self._assignment.shards)]
-
-    def files(self) -> dict[str, FileInfo]:
-        return {path: info for _, files in sorted(self._files.items()) for path, info in files.items()}
-
-    def splits(self) -> dict[str, SplitInfo]:
-        return {
-            split.name: SplitInfo(
-                records=split.records,
-                shards=split.shards,
-                class_counts=split.class_counts,
-                statistics=self._statistics[split.name],
-            )
-            for split in self._assignment.splits
-        }
 
 
 def _sample_record_bytes(source: Source, options: BuildOptions) -> float:

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from posixpath import normpath
 from typing import Literal
 
 from .dataset import Dataset, open_dataset
 from .errors import CorruptionError, DatasetError, DestinationError, RingfeedError
-from .generations import FOLDER_NAMES, GENERATION_FILES, TABLE_NAMES, folder_of, generation_of, table_name, table_order
+from .footprint import OURS, STAGING, files_of, folders_of, remove_empty, remove_files
+from .generations import GENERATION_FILES, TABLE_NAMES, folder_of, table_name
 from .interop.tfds import TFDS_NAMES
 from .journal import JOURNAL_FOLDER, ShardResult, read_journal
-from .lease import LEASE_NAME, Lease, hold, is_held, read_holder
+from .lease import LEASE_NAME, Lease, hold
 from .manifest import MANIFEST_NAME, Manifest
 from .recovery import identify
-from .spill import remove_spill, scratch_root, spill_root
 from .storage import Storage
-from .tolerance import REJECTED_NAME
 
-__all__ = ["Draft", "Purpose", "check_apart", "clean", "draft_dataset"]
+__all__ = ["Draft", "Purpose", "check_apart", "check_no_damaged", "draft_dataset"]
 
 Purpose = Literal["new", "replace", "append"]
-
-_STAGING = "_replacing"
-_OURS = re.compile(
-    r"(.*/)?(.*-\d{5,}-of-\d{5,}(\.salvaged(-\d+)?)?\.(tfrecord|parquet|index\.arrow|idx)"
-    rf"|{TABLE_NAMES.pattern}|\..*\.part)"
-    rf"|({FOLDER_NAMES.pattern}/)?{re.escape(REJECTED_NAME)}"
-    rf"|{'|'.join(map(re.escape, (*TFDS_NAMES, LEASE_NAME)))}"
-    rf"|_building\.takeover-.*\.json|{JOURNAL_FOLDER}/.*\.json|{_STAGING}/.*"
-)
-_REMOVERS = 16
 
 
 class Draft:
@@ -165,32 +152,32 @@ class Draft:
         if self.base is not None:
             table = table_name(self._generation)
             begins = (folder_of(self._generation), f"{JOURNAL_FOLDER}/", ".")
-            own = [name for name in own if _OURS.fullmatch(name) and (name == table or name.startswith(begins))]
-            _remove(self.storage, [name for name in own if name == table])  # before the shards that it tells of
-        _remove(self.storage, own)
+            own = [name for name in own if OURS.fullmatch(name) and (name == table or name.startswith(begins))]
+            remove_files(self.storage, [name for name in own if name == table])  # before the shards that it tells of
+        remove_files(self.storage, own)
 
     def _replace(self) -> None:
         names = self.destination.list()
-        old = [n for n in names if GENERATION_FILES.fullmatch(n) and _OURS.fullmatch(n)]
+        old = [n for n in names if GENERATION_FILES.fullmatch(n) and OURS.fullmatch(n)]
         old += [name for name in names if name.startswith(f"{JOURNAL_FOLDER}/")]  # of an append that did not end
         with suppress(RingfeedError):  # it was damaged: that may be why it is being replaced
-            old = [*{*old, *_files_of(open_dataset(self.destination))}]
+            old = [*{*old, *files_of(open_dataset(self.destination))}]
         self.destination.remove(MANIFEST_NAME)
-        _remove(self.destination, old)
-        _remove_empty(self.destination, [JOURNAL_FOLDER, *_folders(old)])
+        remove_files(self.destination, old)
+        remove_empty(self.destination, [JOURNAL_FOLDER, *folders_of(old)])
         for name in self.storage.list():
             if not name.startswith(JOURNAL_FOLDER):
-                self.destination.move(f"{_STAGING}/{name}", name)
+                self.destination.move(f"{STAGING}/{name}", name)
 
     def tidy(self) -> None:
         """Remove what only the build needed, and what an append has made untrue."""
         if self.base is not None:
-            _remove(self.destination, self._untrue(self.base.manifest))
-        _remove(self.storage, [name for name in self.storage.list() if name.startswith(f"{JOURNAL_FOLDER}/")])
-        _remove_empty(self.storage, [JOURNAL_FOLDER])
+            remove_files(self.destination, self._untrue(self.base.manifest))
+        remove_files(self.storage, [name for name in self.storage.list() if name.startswith(f"{JOURNAL_FOLDER}/")])
+        remove_empty(self.storage, [JOURNAL_FOLDER])
         if self.storage != self.destination:
-            _remove(self.storage, self.storage.list())
-            _remove_empty(self.destination, [_STAGING])
+            remove_files(self.storage, self.storage.list())
+            remove_empty(self.destination, [STAGING])
 
     def _untrue(self, base: Manifest) -> Iterator[str]:
         """The files that told other programs of the dataset as it was before the append."""
@@ -207,15 +194,15 @@ class Draft:
                 return  # its write failed, but was done all the same
             if self._begun:  # else what lies there is of another append, which may be gone on with
                 self._remove_own(names)
-            _remove_empty(self.destination, [JOURNAL_FOLDER, folder_of(self._generation)])
+            remove_empty(self.destination, [JOURNAL_FOLDER, folder_of(self._generation)])
             return
         if self._committing:
             self.destination.remove(MANIFEST_NAME)  # its write failed, but it may have been done all the same
             names = [name for name in names if name != MANIFEST_NAME]
         if MANIFEST_NAME in names:
-            names = [name for name in names if name.startswith(f"{_STAGING}/")]
-        _remove(self.destination, [name for name in names if _OURS.fullmatch(name) and name != LEASE_NAME])
-        _remove_empty(self.destination, [JOURNAL_FOLDER, _STAGING])
+            names = [name for name in names if name.startswith(f"{STAGING}/")]
+        remove_files(self.destination, [name for name in names if OURS.fullmatch(name) and name != LEASE_NAME])
+        remove_empty(self.destination, [JOURNAL_FOLDER, STAGING])
 
 
 @contextmanager
@@ -238,7 +225,7 @@ def draft_dataset(destination: Storage, purpose: Purpose, about: Mapping[str, st
     """
     replacing = _check(destination, purpose)
     absent = destination.absent_folders()
-    storage = Storage(destination.locate(_STAGING), destination.options) if replacing else destination
+    storage = Storage(destination.locate(STAGING), destination.options) if replacing else destination
     with hold(destination, about) as lease:
         draft = Draft(destination, storage, lease)
         try:
@@ -277,8 +264,8 @@ def _check(destination: Storage, purpose: Purpose) -> bool:
         if purpose == "new" and LEASE_NAME not in files:
             raise DestinationError(_taken(destination))
         return purpose == "replace"
-    _check_no_damaged(destination, files)
-    foreign = next((name for name in files if not _OURS.fullmatch(name)), None)
+    check_no_damaged(destination, files)
+    foreign = next((name for name in files if not OURS.fullmatch(name)), None)
     if foreign or (files and LEASE_NAME not in files):
         raise DestinationError(
             f"{destination.locate()} is not empty and holds no dataset (there is {foreign or files[0]!r}); "
@@ -287,7 +274,7 @@ def _check(destination: Storage, purpose: Purpose) -> bool:
     return False
 
 
-def _check_no_damaged(destination: Storage, files: Sequence[str]) -> None:
+def check_no_damaged(destination: Storage, files: Sequence[str]) -> None:
     """Refuse a folder without `dataset.json` that holds a dataset all the same: it can be made again from the table.
 
     Raises:
@@ -308,91 +295,6 @@ def _taken(destination: Storage) -> str:
         f"{destination.locate()} already holds a dataset; choose another folder, replace it with --overwrite, or add "
         "to it with: shard-dataset append"
     )
-
-
-def _folders(names: Iterable[str]) -> set[str]:
-    """The folders that files lie in, but the root."""
-    return {name.rpartition("/")[0] for name in names} - {""}
-
-
-def clean(destination: Storage, *, spill: str | None = None, dry_run: bool = False) -> list[str]:
-    """Remove what killed builds left at a destination, and spilled for it: all of ours that is no part of a dataset.
-
-    Args:
-        destination: with a dataset, or without.
-        spill: where they were told to spill to.
-        dry_run: only say what would be removed.
-
-    Returns:
-        The URLs.
-
-    Raises:
-        DestinationError: another writes there, or the dataset there has lost its `dataset.json`.
-        CorruptionError: the dataset there is damaged; what belongs to it is not known.
-    """
-    files = destination.list()
-    holder = read_holder(destination)
-    if holder is not None and is_held(destination, holder):
-        who = f"{'an' if holder.task == 'append' else 'a'} {holder.task}"
-        raise DestinationError(f"{who} is writing to {destination.locate()}; wait for it, or stop it first")
-    _check_no_damaged(destination, files)
-    known: set[str] = set()
-    manifest = None
-    if MANIFEST_NAME in files:
-        dataset = open_dataset(destination)
-        known, manifest = set(_files_of(dataset)), dataset.manifest
-    debris = [name for name in files if _OURS.fullmatch(name) and name not in known] if _was_built_in(files) else []
-    debris += sorted(set(_of_other_generations(manifest, files)) - set(debris))
-    if not dry_run:
-        _remove(destination, debris)
-        folders = [JOURNAL_FOLDER, _STAGING, *_folders(debris)]
-        _remove_empty(destination, [*folders, *([] if set(files) - set(debris) else [""])])
-    spilled = []
-    for root in (spill_root(spill, destination.locate()), scratch_root(spill, destination)):
-        spilled += [root.locate(name) for name in root.list()]
-        if not dry_run:
-            remove_spill(root)
-    return [destination.locate(name) for name in debris] + spilled
-
-
-def _files_of(dataset: Dataset) -> list[str]:
-    """All but `dataset.json`."""
-    shards = (path for shard in dataset.shards for path in (shard.path, shard.index_path))
-    return [dataset.manifest.shards_path, *shards, *dataset.manifest.files]
-
-
-def _of_other_generations(manifest: Manifest | None, files: Iterable[str]) -> Iterator[str]:
-    """What an append that did not end has written, and tables that only those need who opened them before an append."""
-    last = len(manifest.all_generations) - 1 if manifest is not None else 0
-    for name in files:
-        if manifest is None or not GENERATION_FILES.fullmatch(name) or not _OURS.fullmatch(name):
-            continue
-        table = TABLE_NAMES.fullmatch(name) is not None
-        generation = table_order(name)[0] if table else generation_of(name)
-        if generation > last or (table and generation < last):
-            yield name
-
-
-def _was_built_in(files: Iterable[str]) -> bool:
-    """Whether a build or an append left its mark: else files with names like ours are another program's."""
-    marks = (LEASE_NAME, f"{JOURNAL_FOLDER}/", f"{_STAGING}/", "_building.takeover-")
-    return any(name.startswith(marks) for name in files)
-
-
-def _remove(storage: Storage, names: Iterable[str]) -> None:
-    if storage.local_path is not None:  # nothing to wait for, side by side
-        for name in names:
-            storage.remove(name)
-        return
-    with ThreadPoolExecutor(_REMOVERS) as pool:
-        list(pool.map(storage.remove, names))
-
-
-def _remove_empty(storage: Storage, folders: Iterable[str]) -> None:
-    """Remove folders that hold no file, as far as the store has folders."""
-    with suppress(RingfeedError):
-        for folder in folders:
-            storage.prune(folder)
 
 
 def check_apart(source: str, destination: str) -> None:

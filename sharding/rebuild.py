@@ -16,12 +16,14 @@ from typing import Any
 import pyarrow as pa
 
 from .append import open_like
-from .build import BuildPlan, Progress, Report, assemble, open_build_source, partition, plan_source
+from .build import assemble, open_build_source, partition, plan_source
+from .build_plan import BuildPlan
 from .engine import open_engine
 from .errors import ConfigError, SourceError
 from .journal import ShardResult
 from .manifest import Manifest, ShardInfo, SplitInfo
 from .plan import BuildOptions
+from .progress import Progress, Report
 from .schema import Schema
 from .spill import open_spill, remove_spill, scratch_root
 from .storage import Storage, public_url

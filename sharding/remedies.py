@@ -16,7 +16,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from .build import Report as BuildReport
 from .companions import shard_of
 from .damage import Damage
 from .errors import CorruptionError, DatasetError
@@ -25,6 +24,7 @@ from .generations import TABLE_NAMES, generation_of, table_order
 from .interop import dali
 from .interop.tfds import TFDS_NAMES, obstacle
 from .manifest import MANIFEST_NAME, LostRecords, Manifest, ShardInfo, checksum
+from .progress import Report as BuildReport
 from .rebuild import Original, Rebuild, check_made, made_again, plan_rebuild
 from .recovery import Identity, identify, prove
 from .salvage import Mended, Salvaged, ShardFiles, mend_shard, salvage_shard

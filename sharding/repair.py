@@ -15,7 +15,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from .build import Report as BuildReport
 from .companions import remake
 from .damage import Damage
 from .errors import CorruptionError, DestinationError
@@ -23,6 +22,7 @@ from .generations import generation_of
 from .interop import dali
 from .lease import Lease, hold, is_mark
 from .manifest import MANIFEST_NAME, FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo, checksum, describe
+from .progress import Report as BuildReport
 from .rebuild import Original, Rebuild, check_made, made_again
 from .recovery import Identity
 from .remedies import MISPLACED, Loss, Remedy, RepairPlan, files_of, free_name, plan_repair, shards_left

@@ -63,7 +63,7 @@ def large_parquet(folder: Path, compression: str) -> Dataset:
     """20,000 records in two shards of five row groups."""
     pq.write_table(make_table(20_000), folder / "x.parquet")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["ringfeed.sharding.build"], "_BLOCK_ROWS", 2000)
+        patch.setattr(sys.modules["ringfeed.sharding.build_plan"], "_BLOCK_ROWS", 2000)
         options = {"shard_format": "parquet", "compression": compression, "label": "label", "shards": 2}
         return built(str(folder / "x.parquet"), folder / "out", **options)
 
@@ -71,7 +71,7 @@ def large_parquet(folder: Path, compression: str) -> Dataset:
 @pytest.fixture(autouse=True)
 def _small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repairs write shards as those above were written."""
-    monkeypatch.setattr(sys.modules["ringfeed.sharding.build"], "_BLOCK_ROWS", 2000)
+    monkeypatch.setattr(sys.modules["ringfeed.sharding.build_plan"], "_BLOCK_ROWS", 2000)
 
 
 def actions(root: Path) -> dict[str, str]:
