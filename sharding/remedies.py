@@ -35,7 +35,7 @@ from .verify import Report, Verification, default_workers, examine
 __all__ = ["MISPLACED", "Loss", "Remedy", "RepairPlan", "files_of", "free_name", "plan_repair", "shards_left"]
 
 MISPLACED = ".misplaced"  # ends the name of a file on its way to where it belongs
-_DRAFT = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")  # see `drafts`
+_DRAFT = re.compile(r"((?:.+/)?)\.([^/]+)\.[0-9a-f]{8}\.part")  # see `drafts`
 _NAME = re.compile(r"(.+?)(?:\.salvaged(?:-(\d+))?)?(\.index\.arrow|\.[a-z]+)")
 
 
@@ -230,10 +230,16 @@ def _plan_moves(known: Identity, damaged: Mapping[str, Damage]) -> dict[str, Rem
         origin = holders.get(wanted[path][1]) if path in wanted else None
         if origin is None:
             continue
-        ours = origin in wanted or origin.endswith(MISPLACED)
+        ours = origin in wanted or origin.endswith(MISPLACED) or _drafted(origin) in wanted
         how = f"its bytes lie in {origin}"
         moves[path] = Remedy(path=path, action="move" if ours else "copy", how=how, origin=origin)
     return moves
+
+
+def _drafted(name: str) -> str:
+    """The file that another is the draft of, left by a write that was killed; empty if it is no draft."""
+    match = _DRAFT.fullmatch(name)
+    return "" if match is None else "".join(match.groups())
 
 
 def _measure_if_sized(storage: Storage, path: str, sizes: set[int]) -> Measure | None:
@@ -379,7 +385,7 @@ def _leftovers(known: Identity, moves: Mapping[str, Remedy]) -> Iterator[Remedy]
     own = in_use | {MANIFEST_NAME}
     generation, repairs = table_order(manifest.shards_path)
     for name in sorted((known.names or frozenset()) - in_use - origins):
-        if (draft := _DRAFT.fullmatch(name)) and draft.group(1) in own:
+        if _drafted(name) in own:
             yield Remedy(path=name, action="remove", how="left over from a write that was killed")
         replaced = repairs and TABLE_NAMES.fullmatch(name) and table_order(name)[0] == generation
         if name in lost or replaced or name.removesuffix(MISPLACED) in in_use:

@@ -251,6 +251,16 @@ def three(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, list[st
     return tmp_path / "out", sources
 
 
+def test_the_draft_of_a_shard_of_a_generation_is_removed(three: tuple[Path, list[str]], files_of: Any) -> None:
+    before = files_of(three[0])
+    name = next(name for name in before if name.startswith("g00001/train-00000"))
+    (three[0] / "g00001" / f".{Path(name).name}.0123abcd.part").write_bytes(b"cut short")
+    (three[0] / "g00001" / ".another program's.0123abcd.part").write_bytes(b"cut short")
+    repair(str(three[0]))
+    left = files_of(three[0]).keys() - before.keys()
+    assert left == {"g00001/.another program's.0123abcd.part"}
+
+
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_lost_shards_are_made_again_from_the_source_of_their_generation(
     three: tuple[Path, list[str]], files_of: Any, number: int

@@ -119,6 +119,18 @@ class TestBitByBit:
             "backup.bin": (root / pristine.shards[0].index_path).read_bytes()
         }
 
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_the_draft_of_a_write_that_was_killed_is_used_or_removed(
+        self, root: Path, pristine: Dataset, files_of: Files, whole: bool
+    ) -> None:
+        path = root / pristine.shards[1].path
+        data = path.read_bytes()
+        path.with_name(f".{path.name}.0123abcd.part").write_bytes(data if whole else data[:1000])
+        if whole:
+            path.unlink()
+        assert repair(str(root)).lost == ()
+        assert files_of(root) == files_of(Path(pristine.storage.locate()))
+
     def test_dataset_json_and_then_the_table_come_back(self, root: Path, pristine: Dataset, files_of: Files) -> None:
         (root / "dataset.json").unlink()
         for shard in pristine.shards:  # what else was lost is told by the table
