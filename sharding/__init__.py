@@ -1,9 +1,11 @@
 """Datasets in, balanced shards and a manifest out. Needs no TensorFlow."""
 
-from .build import BuildPlan, Progress, build, plan_build
+from .append import AppendOptions, append, plan_append
+from .build import build, plan_build
+from .build_plan import BuildPlan
+from .cleaning import clean
 from .damage import Damage, Note
 from .dataset import Dataset, open_dataset, read_records
-from .destination import clean
 from .errors import (
     ConfigError,
     CorruptionError,
@@ -17,8 +19,9 @@ from .errors import (
 )
 from .export import Export, ExportOptions, export
 from .image_statistics import ImageStatistics
-from .manifest import FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo
+from .manifest import FileInfo, Generation, LostRecords, Manifest, ShardInfo, SplitInfo
 from .plan import BuildOptions
+from .progress import Progress
 from .rebuild import Original
 from .remedies import Remedy, RepairPlan, plan_repair
 from .repair import RepairReport, apply_repair, repair
@@ -28,6 +31,7 @@ from .storage import Storage
 from .verify import Verification, VerifyProgress, check_dataset, verify
 
 __all__ = [
+    "AppendOptions",
     "BuildOptions",
     "BuildPlan",
     "ConfigError",
@@ -41,6 +45,7 @@ __all__ = [
     "Feature",
     "FeatureStatistics",
     "FileInfo",
+    "Generation",
     "ImageStatistics",
     "LostRecords",
     "Manifest",
@@ -61,12 +66,14 @@ __all__ = [
     "Verification",
     "VerifyProgress",
     "WorkerError",
+    "append",
     "apply_repair",
     "build",
     "check_dataset",
     "clean",
     "export",
     "open_dataset",
+    "plan_append",
     "plan_build",
     "plan_repair",
     "read_records",

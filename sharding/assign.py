@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +22,10 @@ from .errors import ConfigError
 from .grouping import group
 from .keyed import derive_key, permute, shuffled
 
-__all__ = ["Assignment", "SplitLayout", "shards_per_split", "split_class_counts"]
+__all__ = ["NOTHING_THERE", "Assignment", "SplitLayout", "shards_per_split", "split_class_counts"]
 
 Int64 = npt.NDArray[np.int64]
+NOTHING_THERE: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,7 @@ class SplitLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """The place of every record, for one seed.
+    """The place of every record, for one seed and generation.
 
     Shards are numbered through all splits, in the order of `splits`.
 
@@ -64,11 +66,13 @@ class Assignment:
         splits: in order.
         divided: whether the split of each record is given. Then stratum ``split * classes + class`` holds the records
             of a class in a split; else stratum c is class c, and is cut into the splits.
+        generation: of the dataset: 0 is what a build writes, each append writes the next.
     """
 
     seed: int
     splits: tuple[SplitLayout, ...]
     divided: bool = False
+    generation: int = 0
 
     @property
     def classes(self) -> int:
@@ -84,6 +88,11 @@ class Assignment:
     def shards(self) -> int:
         """Shards in all splits."""
         return sum(split.shards for split in self.splits)
+
+    @property
+    def _key(self) -> tuple[int | str, ...]:
+        """What all keys begin with; an append of the same records puts them in another order."""
+        return (self.seed, "generation", self.generation) if self.generation else (self.seed,)
 
     def shard(self, number: int) -> tuple[SplitLayout, int]:
         """The split of a shard, and the shard's number within it."""
@@ -118,7 +127,7 @@ class Assignment:
             names = [self.splits[i].name for i in own if self.divided]
             sizes, starts = counts[own, class_id], firsts[own, class_id]
             ends = np.cumsum(sizes)
-            rank = permute(derive_key(self.seed, "class", class_id, *names), int(ends[-1]), ordinals[members])
+            rank = permute(derive_key(*self._key, "class", class_id, *names), int(ends[-1]), ordinals[members])
             result[members] = rank + (starts - ends + sizes)[np.searchsorted(ends, rank, side="right")]
         return result
 
@@ -138,10 +147,16 @@ class Assignment:
     def row_of_slot(self, shard: int) -> Int64:
         """The row in the shard's file of each slot, int64 [shard_records]: a keyed shuffle."""
         split, number = self.shard(shard)
-        return shuffled(derive_key(self.seed, "rows", split.name, number), split.shard_records(number))
+        return shuffled(derive_key(*self._key, "rows", split.name, number), split.shard_records(number))
 
 
-def split_class_counts(class_counts: Sequence[int], fractions: Mapping[str, Fraction]) -> dict[str, tuple[int, ...]]:
+def split_class_counts(
+    class_counts: Sequence[int],
+    fractions: Mapping[str, Fraction],
+    *,
+    there: Mapping[str, int] = NOTHING_THERE,
+    known_classes: int = 0,
+) -> dict[str, tuple[int, ...]]:
     """How many records of each class each split gets: its exact share, rounded up or down, and at least one.
 
     The seats that rounding down leaves in a class go to the splits that are furthest behind over the classes before
@@ -151,15 +166,17 @@ def split_class_counts(class_counts: Sequence[int], fractions: Mapping[str, Frac
     Args:
         class_counts: records of each class, [classes].
         fractions: share of each split; they add up to 1.
+        there: records that each split holds already; the roundings make up for what it has too many or too few.
+        known_classes: so many classes, the first, have records there, and need none in each split.
 
     Returns:
-        For each split, [classes]. Zero only where a class has fewer records than there are splits.
+        For each split, [classes]. Of the other classes, zero only where one has fewer records than there are splits.
 
     >>> split_class_counts([14, 14, 14, 14], {"train": Fraction(9, 10), "test": Fraction(1, 10)})
     {'train': (13, 12, 13, 12), 'test': (1, 2, 1, 2)}
     """
-    behind = [Fraction(0)] * len(fractions)
-    columns = []
+    behind = [fraction * sum(there.values()) - there.get(name, 0) for name, fraction in fractions.items()]
+    columns: list[list[int]] = []
     for count in class_counts:
         shares = [fraction * count for fraction in fractions.values()]
         given = [int(share) for share in shares]
@@ -170,7 +187,7 @@ def split_class_counts(class_counts: Sequence[int], fractions: Mapping[str, Frac
         for i in candidates[: count - sum(given)]:
             given[i] += 1
             behind[i] -= 1
-        columns.append(_none_empty(given))
+        columns.append(given if len(columns) < known_classes else _none_empty(given))
     return {name: tuple(column[i] for column in columns) for i, name in enumerate(fractions)}
 
 

@@ -2,52 +2,55 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from importlib.metadata import version
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
-from .assign import Assignment
+from .build_plan import BLOCK_BYTES, BuildPlan, class_array, writer
 from .census import Census, take_census
 from .dedup import drop_duplicates
-from .destination import Draft, check_apart, draft_dataset
+from .destination import Draft, Purpose, check_apart, draft_dataset
 from .division import Division, divide, open_census
 from .engine import open_engine
 from .errors import ConfigError, RingfeedError
 from .execute import ClusterExecutor, Job, stream_tasks
 from .formats import encode_shard, plan_layout
+from .gathered import Gathered
 from .grouping import group
 from .interop.tfds import tfds_files
 from .journal import ShardResult
-from .keyed import derive_key
-from .manifest import FileInfo, Manifest, ShardInfo, SplitInfo, describe
-from .placement import Placement
+from .manifest import Manifest, ShardInfo, describe
+from .merge import merge_generation
 from .plan import BuildOptions, check_label, plan_assignment, share_out, sort_classes
 from .prepare import open_carrying
-from .schema import Schema
-from .sized import Dealt, deal_records
+from .progress import Report, Teller, ignore, tell_stage
+from .schema import Feature
+from .sized import deal_records
 from .sources import Source, light
-from .sources.base import BadRecord
+from .sources.base import NO_FEATURES, BadRecord
 from .spill import PartSpill, Spill, open_scratch, open_spill, remove_spill, side_folder, spill_root
-from .statistics import FeatureStatistics, merge_statistics
 from .storage import Storage, public_url
 from .table import seal
 from .tasks import Bucketing, ShardTarget, assemble_bucket, count_classes, partition_part
-from .tolerance import REJECTED_NAME, encode_rejected, open_policy, without_bad_records
+from .tolerance import encode_rejected, open_policy, rejected_name, without_bad_records
 
-__all__ = ["BuildPlan", "Progress", "Report", "assemble", "build", "partition", "plan_build"]
+__all__ = [
+    "about_build",
+    "assemble",
+    "build",
+    "open_build_source",
+    "partition",
+    "plan_build",
+    "plan_source",
+    "write_dataset",
+]
 
 _SAMPLE_RECORDS = 256
-_BLOCK_ROWS = 1 << 16
-_BLOCK_BYTES = 32 << 20  # read, encoded and written at a time
 _BLOCK_COPIES = 6  # of a block, at the worst: drafts, records, messages, frames, what is compressed, what is sent
 _BUCKET_BYTES = 128 << 20  # of shards assembled together, if they are small
 _LEAST_BUCKETS = 64  # enough for the workers to share, and for a killed build to lose little
@@ -56,114 +59,31 @@ _PROCESS_BYTES = 200 << 20  # of a process that has loaded Arrow, before any dat
 _TASK_BYTES = 1 << 30  # that a task on a cluster may use, unless it is told
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far a build is.
-
-    Attributes:
-        stage: ``dedup``, ``count``, ``partition`` or ``write``; of an export, ``export``.
-        done: tasks of the stage that are finished (in ``write`` and ``export``: shards).
-        total: tasks, or shards, of the stage.
-        records: records in what is finished.
-        resumed: of `done`, what an earlier build had finished.
-    """
-
-    stage: str
-    done: int
-    total: int
-    records: int
-    resumed: int = 0
-
-
-Report = Callable[[Progress], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildPlan:
-    """What a build will write, known after the first pass over the labels.
-
-    Attributes:
-        source: opened.
-        classes: values of the label, sorted.
-        counts: records of each stratum (see `Assignment`) in each part, int64 [parts, strata].
-        assignment: of records to shards.
-        record_bytes: estimated mean size of a record on storage.
-        rejected: records that are passed over, for they cannot be read.
-        census: where more than the class decides the places of records; its files last as long as the build.
-        groups: how many groups each split has, where there are groups.
-        dealt: what came of dealing by size, if that was asked for.
-        digest: of what the column that decides the splits says, if there is one.
-    """
-
-    source: Source
-    classes: tuple[Any, ...]
-    counts: npt.NDArray[np.int64]
-    assignment: Assignment
-    record_bytes: float
-    rejected: tuple[BadRecord, ...] = ()
-    census: Census | None = None
-    groups: Mapping[str, int] = field(default_factory=dict)
-    dealt: Dealt | None = None
-    digest: str = ""
-
-    @property
-    def placements(self) -> Iterator[Placement]:
-        """For each part, what decides the places of its records."""
-        schema = self.source.schema
-        for first in np.cumsum(self.counts, axis=0) - self.counts:
-            yield Placement(
-                assignment=self.assignment,
-                label=schema.label,
-                classes=_class_array(schema, self.classes),
-                first_ordinals=first,
-                census=self.census,
-            )
-
-    @property
-    def shard_bytes(self) -> float:
-        """Estimated size of the largest shard."""
-        return max(split.shard_records(0) for split in self.assignment.splits) * self.record_bytes
-
-    @property
-    def block_rows(self) -> int:
-        """Rows that are assembled at a time: a function of the source and the format alone, as it shapes Parquet."""
-        return int(np.clip(_BLOCK_BYTES / max(self.record_bytes, 1), 1, _BLOCK_ROWS))
-
-    def fingerprint(self, options: BuildOptions) -> str:
-        """A hash of all that shapes what is written: builds of one fingerprint write the same bytes."""
-        facts = [
-            self.source.fingerprint,
-            self.source.schema.to_json(),
-            options.recorded(),
-            [options.shard_format, options.codec, options.seed],
-            [[split.name, split.shards, split.class_counts] for split in self.assignment.splits],
-            [str(value) for value in self.classes],
-            self.block_rows,
-            _writer(),
-            *([self.digest] if self.digest else []),
-            *([self.dealt.digest] if self.dealt else []),
-        ]
-        return f"{derive_key(json.dumps(facts)):016x}"
-
-
-def _ignore(_: Progress) -> None:
-    pass
-
-
-def plan_build(options: BuildOptions, *, executor: Executor | None = None, report: Report = _ignore) -> BuildPlan:
+def plan_build(options: BuildOptions, *, executor: Executor | None = None, report: Report = ignore) -> BuildPlan:
     """Read the labels and decide everything; writes nothing.
 
     Raises:
         SourceError: the source cannot be read, or its classes cannot be balanced and split as asked.
         ConfigError: the options do not fit the data.
     """
-    source = _open_source(options)
+    return plan_source(open_build_source(options), options, executor=executor, report=report)
+
+
+def plan_source(
+    source: Source,
+    options: BuildOptions,
+    base: Manifest | None = None,
+    *,
+    executor: Executor | None = None,
+    report: Report = ignore,
+) -> BuildPlan:
+    """`plan_build` of a source that was opened, or of an append to a dataset."""
     root = spill_root(options.spill, options.destination)
     with (
         _engine(options) if executor is None else nullcontext(executor) as pool,
         side_folder(root) if options.needs_census else nullcontext() as scratch,
     ):
-        return _plan(source, options, root, scratch, pool, report)
+        return _plan(source, options, base, root, scratch, pool, report)
 
 
 def _engine(options: BuildOptions, holds: str | None = None) -> AbstractContextManager[Executor]:
@@ -175,11 +95,22 @@ def _at_once(pool: Executor, options: BuildOptions) -> Callable[[], int]:
     return lambda: _AHEAD * (pool.workers() if isinstance(pool, ClusterExecutor) else options.workers)
 
 
-def _open_source(options: BuildOptions) -> Source:
+def open_build_source(options: BuildOptions, types: Mapping[str, Feature] = NO_FEATURES) -> Source:
+    """The source that the options name, prepared.
+
+    Args:
+        options: of the build.
+        types: that the columns are to have in the end; see `open_prepared`.
+
+    Raises:
+        SourceError: it cannot be read, or its label makes no classes.
+        ConfigError: the options do not fit it.
+        DestinationError: source and destination lie in each other.
+    """
     check_apart(options.source, options.destination)
     reject = open_policy(options.bad_records)
     source = open_carrying(
-        options.source, options.label, options.source_kind, options.prepare, options.divided_by, reject
+        options.source, options.label, options.source_kind, options.prepare, options.divided_by, reject, types
     )
     check_apart(source.url, options.destination)  # the folder alone, where the options name a split in it
     check_label(source.schema)
@@ -187,30 +118,47 @@ def _open_source(options: BuildOptions) -> Source:
 
 
 def _plan(
-    source: Source, options: BuildOptions, root: Storage, scratch: Storage | None, pool: Executor, report: Report
+    source: Source,
+    options: BuildOptions,
+    base: Manifest | None,
+    root: Storage,
+    scratch: Storage | None,
+    pool: Executor,
+    report: Report,
 ) -> BuildPlan:
     rejected: list[BadRecord] = []
     if options.bad_records is not None:
         source, rejected = without_bad_records(source, options.bad_records, pool, _at_once(pool, options))
     if options.prepare.dedup is not None:
-        source = drop_duplicates(source, options.prepare.dedup, pool, root, _stage(report, "dedup"))
+        source = drop_duplicates(source, options.prepare.dedup, pool, root, tell_stage(report, "dedup"))
     census = None if scratch is None else open_census(source, options, scratch)
     part_counts = _count_parts(source, census, options, pool, report)
     totals: Counter[Any] = Counter()
     for counts in part_counts:
         totals.update(counts)
-    classes = sort_classes(totals, options.prepare.described(options.source), options.min_class_records)
-    values = _class_array(source.schema, classes)
+    known = () if base is None else base.classes
+    fresh = {value: count for value, count in totals.items() if value not in known}
+    classes = list(known)
+    if fresh or not sum(totals.values()):
+        classes += sort_classes(fresh, options.prepare.described(options.source), options.min_class_records)
+    values = class_array(source.schema, classes)
     record_bytes = _sample_record_bytes(source, options)
     division: Division | None = None
     per_split: Mapping[str, tuple[int, ...]]
     if census is None or census.by is None:
         strata = np.array([[part.get(value, 0) for value in classes] for part in part_counts], np.int64)
-        per_split = share_out(classes, [totals[value] for value in classes], options.splits)
+        per_split = share_out(
+            classes,
+            [totals[value] for value in classes],
+            options.splits,
+            there={} if base is None else {name: split.records for name, split in base.splits.items()},
+            known_classes=len(known),
+        )
     else:
         division = divide(census, len(source.parts), values, options)
         strata, per_split = division.counts, division.class_counts
-    assignment = plan_assignment(options, per_split, record_bytes, divided=division is not None)
+    generation = 0 if base is None else len(base.all_generations)
+    assignment = plan_assignment(options, per_split, record_bytes, divided=division is not None, generation=generation)
     dealt = None
     if census is not None and census.sizes:
         dealt = deal_records(census, values, assignment, np.cumsum(strata, axis=0) - strata)
@@ -225,6 +173,7 @@ def _plan(
         dealt=dealt,
         digest="" if division is None else division.digest,
         rejected=tuple(rejected),
+        base=base,
     )
 
 
@@ -232,7 +181,7 @@ def _count_parts(
     source: Source, census: Census | None, options: BuildOptions, pool: Executor, report: Report
 ) -> list[dict[Any, int]]:
     """Records of each class in each part, and the notes of the census, if one is taken."""
-    tell = _Teller(report, "count", len(source.parts))
+    tell = Teller(report, "count", len(source.parts))
     part_counts: list[dict[Any, int]] = [{}] * len(source.parts)
     jobs: Iterator[Job[dict[Any, int]]] = (
         (count_classes, (light(source, n), part))
@@ -246,11 +195,7 @@ def _count_parts(
     return part_counts
 
 
-def _class_array(schema: Schema, classes: Sequence[Any]) -> pa.Array:
-    return pa.array(classes, None if schema.label is None else schema[schema.label].primitive)
-
-
-def build(options: BuildOptions, *, executor: Executor | None = None, report: Report = _ignore) -> Manifest:
+def build(options: BuildOptions, *, executor: Executor | None = None, report: Report = ignore) -> Manifest:
     """Write a source as balanced shards.
 
     A build that was killed, interrupted, or left by its store is gone on with: shards that it finished are kept, and
@@ -269,22 +214,56 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
             unless starting again may help (`RingfeedError.may_pass`), and a dataset that was to be replaced is
             untouched, unless it is the last step, the replacing, that fails.
     """
-    source = _open_source(options)
-    about = {"source": public_url(options.source), "writer": _writer()}
+    source = open_build_source(options)
+    purpose: Purpose = "replace" if options.overwrite else "new"
+    with draft_dataset(Storage(options.destination), purpose, about_build(options.source)) as draft:
+
+        def committed(plan: BuildPlan) -> Manifest | None:
+            return draft.committed(plan.fingerprint(options))
+
+        return write_dataset(source, options, draft, committed, executor=executor, report=report)
+
+
+def about_build(source: str, task: str = "build") -> dict[str, str]:
+    """What a build, or another `task`, leaves in the folder while it is at work, for whoever finds it."""
+    return {"task": task, "source": public_url(source), "writer": writer()}
+
+
+def write_dataset(
+    source: Source,
+    options: BuildOptions,
+    draft: Draft,
+    committed: Callable[[BuildPlan], Manifest | None],
+    *,
+    executor: Executor | None = None,
+    report: Report = ignore,
+) -> Manifest:
+    """Write a source into a draft and commit it: a dataset, or a generation of the dataset that the draft appends to.
+
+    Args:
+        source: opened.
+        options: of the build; those that the dataset decides are as it says.
+        draft: to write to.
+        committed: the manifest, if what is planned was committed before. It may refuse the plan, too.
+        executor: to run the tasks on; by default those of `options.engine`.
+        report: called after every task.
+
+    Returns:
+        The manifest that was committed.
+    """
     root = spill_root(options.spill, options.destination)
-    with (
-        draft_dataset(Storage(options.destination), overwrite=options.overwrite, about=about) as draft,
-        _engine(options, options.destination) if executor is None else nullcontext(executor) as pool,
-    ):
+    base = None if draft.base is None else draft.base.manifest
+    with _engine(options, options.destination) if executor is None else nullcontext(executor) as pool:
         try:
             scratch = open_scratch(root) if options.needs_census else None
-            plan = _plan(source, options, root, scratch, pool, report)
-            fingerprint = plan.fingerprint(options)
-            committed = draft.committed(fingerprint)
-            if committed is None:
-                manifest, infos = _write(plan, options, draft, fingerprint, root, pool, report)
-                committed, table = seal(manifest, infos)
-                draft.commit(committed, table)
+            plan = _plan(source, options, base, root, scratch, pool, report)
+            result = committed(plan)
+            if result is None:
+                manifest, infos = _write(plan, options, draft, plan.fingerprint(options), root, pool, report)
+                if draft.base is not None:
+                    manifest, infos = merge_generation(draft.base, manifest, infos)
+                result, table = seal(manifest, infos)
+                draft.commit(result, table)
         except BaseException as error:
             if not (draft.finished and draft.may_resume(error)):
                 remove_spill(root)
@@ -292,29 +271,7 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
                 raise type(error)(f"{error}; {draft.how_to_resume}".removeprefix("; ")) from error
             raise
         remove_spill(root)
-    return committed
-
-
-def _writer() -> str:
-    return f"ringfeed {version('ringfeed')}"
-
-
-def _stage(report: Report, stage: str) -> Callable[[int, int, int], None]:
-    return lambda done, total, records: report(Progress(stage=stage, done=done, total=total, records=records))
-
-
-class _Teller:
-    """Reports the progress of one stage."""
-
-    def __init__(self, report: Report, stage: str, total: int, resumed: int = 0, records: int = 0) -> None:
-        self._report = report
-        self._progress = Progress(stage=stage, done=resumed, total=total, records=records, resumed=resumed)
-        self(0, 0)
-
-    def __call__(self, done: int, records: int) -> None:
-        now = self._progress
-        self._progress = replace(now, done=now.done + done, records=now.records + records)
-        self._report(self._progress)
+    return result
 
 
 def _write(
@@ -342,7 +299,7 @@ def _write(
         block_rows=plan.block_rows,
         dali_index=options.dali_index,
     )
-    gathered = _Gathered(plan.assignment)
+    gathered = Gathered(plan.assignment)
     for result in finished.values():
         gathered.add(result)
     for results in assemble(plan, options, target, bucketing, finished, parts, spill, pool, report):
@@ -359,13 +316,13 @@ def _write(
         seed=options.seed,
         source={"url": public_url(options.source), "fingerprint": plan.source.fingerprint},
         options=options.recorded(),
-        writer=_writer(),
+        writer=writer(),
         plan=fingerprint,
     )
     infos = gathered.infos()
-    beside = tfds_files(manifest, infos)
+    beside = tfds_files(manifest, infos) if plan.base is None else {}
     if plan.rejected:
-        beside |= {REJECTED_NAME: encode_rejected(plan.rejected)}
+        beside |= {rejected_name(plan.assignment.generation): encode_rejected(plan.rejected)}
     if beside:
         draft.storage.write_all(beside)
     files = gathered.files() | {path: describe(data) for path, data in beside.items()}
@@ -415,7 +372,7 @@ def partition(
     wanted = np.array([any(s not in finished for s in bucketing.shards(b)) for b in range(bucketing.buckets)])
     done = spill.finished()
     parts = plan.source.parts
-    tell = _Teller(report, "partition", len(parts), len(done), sum(part.records for part in done.values()))
+    tell = Teller(report, "partition", len(parts), len(done), sum(part.records for part in done.values()))
     todo = [number for number in range(len(parts)) if number not in done]
     jobs: Iterator[Job[PartSpill]] = (
         (partition_part, (light(plan.source, n), parts[n], n, bucketing, wanted, placement, spill))
@@ -436,7 +393,11 @@ def _layout(plan: BuildPlan, options: BuildOptions, parts: Sequence[PartSpill]) 
         for name, (low, high) in part.int_ranges.items():
             seen = ranges.get(name, (low, high))
             ranges[name] = (min(low, seen[0]), max(high, seen[1]))
-    return plan_layout(plan.source.schema, ranges)
+    layout = plan_layout(plan.source.schema, ranges)
+    if plan.base is None:
+        return layout
+    shared = plan.base.layout  # one layout for all of a dataset's records, or none
+    return shared if shared is not None and layout is not None and shared.holds(layout) else None
 
 
 def assemble(
@@ -463,50 +424,11 @@ def assemble(
         if shards
     )
     records = sum(plan.assignment.shard_records(number) for number in finished)
-    tell = _Teller(report, "write", plan.assignment.shards, len(finished), records)
-    need = max(plan.shard_bytes * bucketing.shards_per_bucket, _BLOCK_BYTES) + _BLOCK_COPIES * _BLOCK_BYTES
+    tell = Teller(report, "write", plan.assignment.shards, len(finished), records)
+    need = max(plan.shard_bytes * bucketing.shards_per_bucket, BLOCK_BYTES) + _BLOCK_COPIES * BLOCK_BYTES
     for _, results in stream_tasks(pool, jobs, _tasks_within(options, pool, need, "assembling a shard")):
         yield results
         tell(len(results), sum(result.info.records for result in results))
-
-
-class _Gathered:
-    """Results of shards, merged in the order of the shards, whatever the order they come in."""
-
-    def __init__(self, assignment: Assignment) -> None:
-        self._assignment = assignment
-        self._infos: dict[int, ShardInfo] = {}
-        self._files: dict[int, dict[str, FileInfo]] = {}
-        self._waiting: dict[int, ShardResult] = {}
-        self._next = 0
-        self._statistics: dict[str, dict[str, FeatureStatistics]] = {split.name: {} for split in assignment.splits}
-
-    def add(self, result: ShardResult) -> None:
-        self._infos[result.number] = result.info
-        self._files[result.number] = result.files
-        self._waiting[result.number] = result
-        while (ready := self._waiting.pop(self._next, None)) is not None:
-            known = self._statistics[ready.info.split]
-            for name, more in ready.statistics.items():
-                known[name] = merge_statistics(known[name], more) if name in known else more
-            self._next += 1
-
-    def infos(self) -> list[ShardInfo]:
-        return [self._infos[number] for number in range(self._assignment.shards)]
-
-    def files(self) -> dict[str, FileInfo]:
-        return {path: info for _, files in sorted(self._files.items()) for path, info in files.items()}
-
-    def splits(self) -> dict[str, SplitInfo]:
-        return {
-            split.name: SplitInfo(
-                records=split.records,
-                shards=split.shards,
-                class_counts=split.class_counts,
-                statistics=self._statistics[split.name],
-            )
-            for split in self._assignment.splits
-        }
 
 
 def _sample_record_bytes(source: Source, options: BuildOptions) -> float:

@@ -4,52 +4,47 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from posixpath import normpath
+from typing import Literal
 
 from .dataset import Dataset, open_dataset
 from .errors import CorruptionError, DatasetError, DestinationError, RingfeedError
+from .footprint import OURS, STAGING, files_of, folders_of, remove_empty, remove_files
+from .generations import GENERATION_FILES, TABLE_NAMES, folder_of, table_name
 from .interop.tfds import TFDS_NAMES
 from .journal import JOURNAL_FOLDER, ShardResult, read_journal
-from .lease import LEASE_NAME, Lease, hold, is_held, read_holder
-from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest
-from .recovery import TABLE_NAMES, identify
-from .spill import remove_spill, scratch_root, spill_root
+from .lease import LEASE_NAME, Lease, hold, is_lease_draft
+from .manifest import MANIFEST_NAME, Manifest
+from .recovery import identify
 from .storage import Storage
-from .tolerance import REJECTED_NAME
 
-__all__ = ["Draft", "check_apart", "clean", "draft_dataset"]
+__all__ = ["Draft", "Purpose", "check_apart", "check_no_damaged", "draft_dataset"]
 
-_STAGING = "_replacing"
-_OURS = re.compile(
-    r"(.*/)?(.*-\d{5,}-of-\d{5,}(\.salvaged(-\d+)?)?\.(tfrecord|parquet|index\.arrow|idx)"
-    r"|shards(\.salvaged(-\d+)?)?\.parquet|\..*\.part)"
-    rf"|{'|'.join(map(re.escape, (*TFDS_NAMES, REJECTED_NAME, LEASE_NAME)))}"
-    rf"|_building\.takeover-.*\.json|{JOURNAL_FOLDER}/.*\.json|{_STAGING}/.*"
-)
-_LEASE_DRAFT = re.compile(rf"\.{re.escape(LEASE_NAME)}\.\w+\.part")  # of a builder killed at its very first write
+Purpose = Literal["new", "replace", "append"]
 _DRAFT = re.compile(r"(.*/)?\.[^/]*\.part")  # of a file that a worker was killed over
-_REMOVERS = 16
 
 
 class Draft:
-    """A dataset that is being built.
+    """A dataset, or a generation of one, that is being built.
 
     Attributes:
         destination: where it will be.
         storage: where its shards are written: the same, or a folder within if another dataset is to be replaced.
         lease: held on the destination.
+        base: the dataset that is appended to, as it was when the lease was taken; None in a build.
         finished: shards that an earlier build or this one has written.
         total: shards in all; 0 until that is known.
     """
 
-    def __init__(self, destination: Storage, storage: Storage, lease: Lease) -> None:
+    def __init__(self, destination: Storage, storage: Storage, lease: Lease, base: Dataset | None = None) -> None:
         self.destination = destination
         self.storage = storage
         self.lease = lease
+        self.base = base
         self.finished = 0
         self.total = 0
+        self._begun = False
         self._committing = False
 
     @property
@@ -67,18 +62,25 @@ class Draft:
             return error.may_pass
         return isinstance(error, (KeyboardInterrupt, SystemExit, OSError))
 
+    def is_kept(self, error: BaseException) -> bool:
+        """Whether there is finished work, of this build or of one before it, to be gone on with after an error."""
+        if self.base is not None and not self._begun:
+            return self.lease.previous is not None
+        return self.finished > 0 and self.may_resume(error)
+
     def committed(self, fingerprint: str) -> Manifest | None:
         """The dataset, if a build of the same plan was killed between its commit and its end.
 
         Raises:
             DestinationError: another dataset is there, and is not to be replaced.
         """
-        if self.lease.previous is None or not self.destination.exists(MANIFEST_NAME):
+        replacing, previous = self.storage != self.destination, self.lease.previous
+        if (replacing and previous is None) or not self.destination.exists(MANIFEST_NAME):
             return None
         manifest = open_dataset(self.destination).manifest
-        if manifest.plan == fingerprint and self.lease.previous.task == "build":
+        if previous is not None and previous.task == "build" and manifest.plan == fingerprint:
             return manifest
-        if self.storage == self.destination:
+        if not replacing:  # it may have come after the folder was looked at, and before it was held
             raise DestinationError(_taken(self.destination))
         return None
 
@@ -91,26 +93,31 @@ class Draft:
         Returns:
             Results by the number of the shard.
         """
+        self._begun = True
         self.lease.tell_plan(fingerprint)
         sizes = self.storage.sizes()
         finished = read_journal(self.storage, fingerprint, sizes)
         keep = {LEASE_NAME, *(name for name in sizes if name.startswith(f"{JOURNAL_FOLDER}/{fingerprint}/"))}
         for result in finished.values():
             keep |= result.all_files.keys()
-        _remove(self.storage, sizes.keys() - keep)
+        self._remove_own(sizes.keys() - keep)
         self.finished = len(finished)
         return finished
 
     def commit(self, manifest: Manifest, shards: bytes) -> None:
         """Make a dataset of it, at once: nothing before the last write opens as one.
 
-        A dataset that is replaced is removed first; between that and the last write none is there.
+        A dataset that is replaced is removed first; between that and the last write none is there. One that is
+        appended to is there all the time: a reader sees it as it was, or as it is to be.
 
         Raises:
             DestinationError: another build was faster.
         """
-        self.storage.write(SHARDS_NAME, shards)
+        self.storage.write(manifest.shards_path, shards)
         self.lease.check()
+        if self.base is not None:
+            self._take_in(self.base, manifest)
+            return
         if self.storage != self.destination:
             self._replace()
         self.destination.sync()
@@ -123,65 +130,115 @@ class Draft:
             raise DestinationError(f"{where} was filled by another build in the meantime") from error
         self.destination.sync()
 
+    def _take_in(self, base: Dataset, manifest: Manifest) -> None:
+        """Put a manifest in the place of that of the dataset which is appended to."""
+        Storage(self.destination.locate(folder_of(self._generation)), self.destination.options).sync()
+        self.destination.sync()
+        if self._manifest_there() != base.manifest:
+            where = self.destination.locate()
+            raise DestinationError(f"{where} was changed by another program in the meantime; append again")
+        self._committing = True
+        self.destination.write(MANIFEST_NAME, manifest.encode())
+        self.destination.sync()
+
+    def _manifest_there(self) -> Manifest:
+        return Manifest.decode(self.destination.read(MANIFEST_NAME), self.destination.locate(MANIFEST_NAME))
+
+    @property
+    def _generation(self) -> int:
+        return 0 if self.base is None else len(self.base.manifest.all_generations)
+
+    def _remove_own(self, names: Iterable[str]) -> None:
+        """Remove those of the files that this build may have written, or one before it that did not end."""
+        own = list(names)
+        if self.base is not None:
+            table = table_name(self._generation)
+            begins = (folder_of(self._generation), f"{JOURNAL_FOLDER}/", ".")
+            own = [name for name in own if OURS.fullmatch(name) and (name == table or name.startswith(begins))]
+            remove_files(self.storage, [name for name in own if name == table])  # before the shards that it tells of
+        remove_files(self.storage, own)
+
     def _replace(self) -> None:
-        try:
-            old = _files_of(open_dataset(self.destination))
-        except RingfeedError:
-            old = []  # it was damaged: that may be why it is being replaced
+        names = self.destination.list()
+        old = [n for n in names if GENERATION_FILES.fullmatch(n) and OURS.fullmatch(n)]
+        old += [name for name in names if name.startswith(f"{JOURNAL_FOLDER}/")]  # of an append that did not end
+        with suppress(RingfeedError):  # it was damaged: that may be why it is being replaced
+            old = [*{*old, *files_of(open_dataset(self.destination))}]
         self.destination.remove(MANIFEST_NAME)
-        _remove(self.destination, old)
+        remove_files(self.destination, old)
+        remove_empty(self.destination, [JOURNAL_FOLDER, *folders_of(old)])
         for name in self.storage.list():
             if not name.startswith(JOURNAL_FOLDER) and not _DRAFT.fullmatch(name):
-                self.destination.move(f"{_STAGING}/{name}", name)
+                self.destination.move(f"{STAGING}/{name}", name)
 
     def tidy(self) -> None:
-        """Remove what only the build needed."""
+        """Remove what only the build needed, and what an append has made untrue."""
+        if self.base is not None:
+            remove_files(self.destination, self._untrue(self.base.manifest))
         names = self.storage.list()
-        _remove(self.storage, [n for n in names if n.startswith(f"{JOURNAL_FOLDER}/") or _DRAFT.fullmatch(n)])
-        _remove_empty(self.storage, [JOURNAL_FOLDER])
+        remove_files(self.storage, [n for n in names if n.startswith(f"{JOURNAL_FOLDER}/") or _DRAFT.fullmatch(n)])
+        remove_empty(self.storage, [JOURNAL_FOLDER])
         if self.storage != self.destination:
-            _remove(self.storage, self.storage.list())
-            _remove_empty(self.destination, [_STAGING])
+            remove_files(self.storage, self.storage.list())
+            remove_empty(self.destination, [STAGING])
+
+    def _untrue(self, base: Manifest) -> Iterator[str]:
+        """The files that told other programs of the dataset as it was before the append."""
+        now = self._manifest_there()
+        old = TFDS_NAMES if now == base else base.files  # the same: one that was killed had committed it
+        yield from (name for name in old if name not in now.files)
 
     def discard(self) -> None:
         """Remove what was written; a dataset that was to be replaced stays, if it is still whole."""
         self.lease.check()
+        names = self.destination.list()
+        if self.base is not None:
+            if self._committing and self._manifest_there() != self.base.manifest:
+                return  # its write failed, but was done all the same
+            if self._begun:  # else what lies there is of another append, which may be gone on with
+                self._remove_own(names)
+            remove_empty(self.destination, [JOURNAL_FOLDER, folder_of(self._generation)])
+            return
         if self._committing:
             self.destination.remove(MANIFEST_NAME)  # its write failed, but it may have been done all the same
-        names = self.destination.list()
+            names = [name for name in names if name != MANIFEST_NAME]
         if MANIFEST_NAME in names:
-            names = [name for name in names if name.startswith(f"{_STAGING}/")]
-        _remove(self.destination, [name for name in names if _OURS.fullmatch(name) and name != LEASE_NAME])
-        _remove_empty(self.destination, [JOURNAL_FOLDER, _STAGING])
+            names = [name for name in names if name.startswith(f"{STAGING}/")]
+        remove_files(self.destination, [name for name in names if OURS.fullmatch(name) and name != LEASE_NAME])
+        remove_empty(self.destination, [JOURNAL_FOLDER, STAGING])
 
 
 @contextmanager
-def draft_dataset(destination: Storage, *, overwrite: bool, about: Mapping[str, str]) -> Iterator[Draft]:
-    """A place to build a dataset in.
+def draft_dataset(destination: Storage, purpose: Purpose, about: Mapping[str, str]) -> Iterator[Draft]:
+    """A place to build a dataset in, or a generation of one.
 
     If the body fails for a reason that may pass (an interrupt, a store that refuses), finished shards are kept, for
     the same build to go on with; if it fails for another, or none is finished, nothing of it is left.
 
     Args:
         destination: where the dataset is to be.
-        overwrite: replace one that is there. It stays as it was if the body fails before `Draft.commit`.
+        purpose: ``replace`` one that is there, or ``append`` to it. It stays as it was if the body fails before
+            `Draft.commit`.
         about: kept in the folder while it is being built, for whoever finds it.
 
     Raises:
         DestinationError: something is in the way, or another build is at work there.
+        DatasetError: there is no dataset to append to.
         StorageError: the store refuses.
     """
-    replacing = _check(destination, overwrite)
+    replacing = _check(destination, purpose)
     absent = destination.absent_folders()
-    storage = Storage(destination.locate(_STAGING), destination.options) if replacing else destination
+    storage = Storage(destination.locate(STAGING), destination.options) if replacing else destination
     with hold(destination, about) as lease:
         draft = Draft(destination, storage, lease)
         try:
+            if purpose == "append":
+                draft.base = open_dataset(destination)
             yield draft
             with suppress(RingfeedError):  # it is committed: what is left behind does no harm, an error would mislead
                 draft.tidy()
         except BaseException as error:
-            keep = draft.finished > 0 and draft.may_resume(error)
+            keep = draft.is_kept(error)
             with suppress(RingfeedError):  # the store is gone; the error that brought us here says so
                 if not keep:
                     draft.discard()
@@ -191,22 +248,27 @@ def draft_dataset(destination: Storage, *, overwrite: bool, about: Mapping[str, 
         lease.release(keep=False)
 
 
-def _check(destination: Storage, overwrite: bool) -> bool:
+def _check(destination: Storage, purpose: Purpose) -> bool:
     """Whether there is a dataset to replace.
 
     Raises:
         DestinationError: says what is in the way.
+        DatasetError: there is no dataset to append to.
     """
+    if purpose == "append":
+        open_dataset(destination)
+        destination.check_writable()
+        return False
     if destination.local_path is not None and destination.local_path.is_file():
         raise DestinationError(f"the destination {destination.locate()} is a file; name a folder")
     destination.check_writable()
-    files = [name for name in destination.list() if not _LEASE_DRAFT.fullmatch(name)]
+    files = [name for name in destination.list() if not is_lease_draft(name)]
     if MANIFEST_NAME in files:
-        if not overwrite and LEASE_NAME not in files:
+        if purpose == "new" and LEASE_NAME not in files:
             raise DestinationError(_taken(destination))
-        return overwrite
-    _check_no_damaged(destination, files)
-    foreign = next((name for name in files if not _OURS.fullmatch(name)), None)
+        return purpose == "replace"
+    check_no_damaged(destination, files)
+    foreign = next((name for name in files if not OURS.fullmatch(name)), None)
     if foreign or (files and LEASE_NAME not in files):
         raise DestinationError(
             f"{destination.locate()} is not empty and holds no dataset (there is {foreign or files[0]!r}); "
@@ -215,7 +277,7 @@ def _check(destination: Storage, overwrite: bool) -> bool:
     return False
 
 
-def _check_no_damaged(destination: Storage, files: Sequence[str]) -> None:
+def check_no_damaged(destination: Storage, files: Sequence[str]) -> None:
     """Refuse a folder without `dataset.json` that holds a dataset all the same: it can be made again from the table.
 
     Raises:
@@ -232,70 +294,10 @@ def _check_no_damaged(destination: Storage, files: Sequence[str]) -> None:
 
 
 def _taken(destination: Storage) -> str:
-    return f"{destination.locate()} already holds a dataset; choose another folder, or replace it with --overwrite"
-
-
-def clean(destination: Storage, *, spill: str | None = None, dry_run: bool = False) -> list[str]:
-    """Remove what killed builds left at a destination, and spilled for it: all of ours that is no part of a dataset.
-
-    Args:
-        destination: with a dataset, or without.
-        spill: where they were told to spill to.
-        dry_run: only say what would be removed.
-
-    Returns:
-        The URLs.
-
-    Raises:
-        DestinationError: a build or a repair is at work there, or the dataset there has lost its `dataset.json`.
-        CorruptionError: the dataset there is damaged; what belongs to it is not known.
-    """
-    files = destination.list()
-    holder = read_holder(destination)
-    if holder is not None and is_held(destination, holder):
-        raise DestinationError(f"a {holder.task} is writing to {destination.locate()}; wait for it, or stop it first")
-    _check_no_damaged(destination, files)
-    known: set[str] = set()
-    if MANIFEST_NAME in files:
-        known = set(_files_of(open_dataset(destination)))
-    debris = [name for name in files if _OURS.fullmatch(name) and name not in known] if _was_built_in(files) else []
-    if not dry_run:
-        _remove(destination, debris)
-        _remove_empty(destination, [JOURNAL_FOLDER, _STAGING, *([] if set(files) - set(debris) else [""])])
-    spilled = []
-    for root in (spill_root(spill, destination.locate()), scratch_root(spill, destination)):
-        spilled += [root.locate(name) for name in root.list()]
-        if not dry_run:
-            remove_spill(root)
-    return [destination.locate(name) for name in debris] + spilled
-
-
-def _files_of(dataset: Dataset) -> list[str]:
-    """All but `dataset.json`."""
-    shards = (path for shard in dataset.shards for path in (shard.path, shard.index_path))
-    return [dataset.manifest.shards_path, *shards, *dataset.manifest.files]
-
-
-def _was_built_in(files: Iterable[str]) -> bool:
-    """Whether a build left its mark: else files with names like ours are another program's."""
-    marks = (LEASE_NAME, f"{JOURNAL_FOLDER}/", f"{_STAGING}/", "_building.takeover-")
-    return any(name.startswith(marks) or _LEASE_DRAFT.fullmatch(name) for name in files)
-
-
-def _remove(storage: Storage, names: Iterable[str]) -> None:
-    if storage.local_path is not None:  # nothing to wait for, side by side
-        for name in names:
-            storage.remove(name)
-        return
-    with ThreadPoolExecutor(_REMOVERS) as pool:
-        list(pool.map(storage.remove, names))
-
-
-def _remove_empty(storage: Storage, folders: Iterable[str]) -> None:
-    """Remove folders that hold no file, as far as the store has folders."""
-    with suppress(RingfeedError):
-        for folder in folders:
-            storage.prune(folder)
+    return (
+        f"{destination.locate()} already holds a dataset; choose another folder, replace it with --overwrite, or add "
+        "to it with: shard-dataset append"
+    )
 
 
 def check_apart(source: str, destination: str) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from .appear import appearing_folder
-from .build import Progress
 from .dataset import open_dataset
 from .destination import check_apart
 from .errors import ConfigError
@@ -17,6 +16,7 @@ from .interop.card import CARD_NAME, dataset_card
 from .interop.huggingface import hf_parquet
 from .interop.webdataset import webdataset_tar
 from .manifest import Manifest, ShardInfo
+from .progress import Progress
 from .sources.shards import read_shard
 from .storage import Storage
 

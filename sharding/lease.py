@@ -1,4 +1,4 @@
-"""One writer at a destination, to build or to repair: a file that says who it is, kept fresh as long as it writes.
+"""One writer at a destination, to build, append or repair: a file that says who it is, kept fresh as long as it writes.
 
 A holder on this machine that is no more is known at once, by its process; one elsewhere by its beat, which has stopped.
 No clocks are compared between machines.
@@ -22,7 +22,7 @@ from typing import Any
 from .errors import DestinationError, RingfeedError
 from .storage import Storage
 
-__all__ = ["LEASE_NAME", "Holder", "Lease", "boot_id", "hold", "is_held", "is_mark", "read_holder"]
+__all__ = ["LEASE_NAME", "Holder", "Lease", "boot_id", "hold", "is_held", "is_lease_draft", "is_mark", "read_holder"]
 
 LEASE_NAME = "_building.json"
 _TAKEOVER_NAME = "_building.takeover-{token}.json"
@@ -39,7 +39,7 @@ class Holder:
         host, boot, pid, started: the process: its machine, that machine's boot, and when the process started there.
         beat: grows as long as the process lives.
         released: it ended in good order, and left work to be gone on with.
-        plan: fingerprint of what it builds; empty until that is known.
+        plan: fingerprint of what it builds; until that is known, of what the holder before it built, or empty.
         about: for whoever finds the file.
     """
 
@@ -59,7 +59,7 @@ class Holder:
 
     @property
     def task(self) -> str:
-        """What it does there: ``build`` or ``repair``."""
+        """What it does there: ``build``, ``append`` or ``repair``."""
         return self.about.get("task", "build")
 
     @property
@@ -88,6 +88,11 @@ def is_mark(name: str) -> bool:
     """Whether a file of a folder is one of these that say who writes there."""
     prefix, suffix = _TAKEOVER_NAME.split("{token}")
     return name == LEASE_NAME or (name.startswith(prefix) and name.endswith(suffix))
+
+
+def is_lease_draft(name: str) -> bool:
+    """Whether a file of a folder is what a builder leaves that was killed at its very first write."""
+    return name.startswith(f".{LEASE_NAME}.") and name.endswith(".part")
 
 
 def boot_id() -> str:
@@ -217,8 +222,13 @@ def hold(storage: Storage, about: Mapping[str, str]) -> Iterator[Lease]:
         storage.create(LEASE_NAME, me.encode())
     except FileExistsError:
         previous = _take_over(storage, me)
-    with Lease(storage, me, previous) as lease:
+    with Lease(storage, _following(me, previous), previous) as lease:
         yield lease
+
+
+def _following(me: Holder, previous: Holder | None) -> Holder:
+    """A holder that has nothing to tell yet but what the one before it built."""
+    return me if previous is None else replace(me, plan=previous.plan)
 
 
 def _take_over(storage: Storage, me: Holder) -> Holder | None:
@@ -239,7 +249,7 @@ def _take_over(storage: Storage, me: Holder) -> Holder | None:
         seen = read_holder(storage)
         if (seen and seen.token) != (holder and holder.token):
             raise DestinationError(f"another process is starting to write to {storage.locate()}; try again")
-        storage.write(LEASE_NAME, me.encode())
+        storage.write(LEASE_NAME, _following(me, holder).encode())
     finally:
         storage.remove(name)
     return holder

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -16,6 +16,7 @@ import xxhash
 
 from .errors import CorruptionError, DatasetError
 from .formats.example import RecordLayout
+from .generations import table_name
 from .schema import Schema
 from .statistics import FeatureStatistics
 
@@ -23,6 +24,7 @@ __all__ = [
     "MANIFEST_NAME",
     "SHARDS_NAME",
     "FileInfo",
+    "Generation",
     "LostRecords",
     "Manifest",
     "ShardInfo",
@@ -32,7 +34,7 @@ __all__ = [
 ]
 
 MANIFEST_NAME = "dataset.json"
-SHARDS_NAME = "shards.parquet"
+SHARDS_NAME = table_name(0)
 FORMAT_VERSION = (1, 0)
 
 
@@ -104,6 +106,44 @@ class LostRecords:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What a build, or an append to what it wrote, has put into a dataset.
+
+    Attributes:
+        plan: fingerprint of all that shaped its bytes.
+        source: where its records came from: ``url`` and ``fingerprint``.
+        seed: of its assignment.
+        options: what was asked, or followed from the dataset, as far as it shapes the bytes.
+        writer: name and version of the program that wrote it.
+        classes: how many the dataset has had since.
+        records: that it wrote, by split.
+        shards: that it wrote, by split.
+        layout: that its records share, where those of the dataset have shared none since a later append.
+    """
+
+    plan: str
+    source: Mapping[str, str]
+    seed: int
+    options: Mapping[str, Any]
+    writer: str
+    classes: int
+    records: Mapping[str, int]
+    shards: Mapping[str, int]
+    layout: RecordLayout | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `dataset.json`."""
+        value = asdict(replace(self, layout=None)) | {"layout": self.layout and self.layout.to_json()}
+        return {name: entry for name, entry in value.items() if entry is not None}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Generation:
+        """The inverse of `to_json`."""
+        layout = value.get("layout")
+        return cls(**(dict(value) | {"layout": layout and RecordLayout.from_json(layout)}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """All of `dataset.json`.
 
@@ -111,7 +151,8 @@ class Manifest:
         shard_format: ``tfrecord`` or ``parquet``.
         compression: of the shards: ``none``, ``gzip``, ...
         schema: features and label.
-        classes: the values of the label, sorted; the index of one is its class id. Without a label, one: None.
+        classes: the values of the label; the index of one is its class id. Sorted, but that those which came with an
+            append stand after those before it. Without a label, one: None.
         splits: by name, in the order asked for.
         layout: where each column lies in each TFRecord record, if all records share one layout.
         seed: of the assignment.
@@ -125,6 +166,8 @@ class Manifest:
         shards_path: its name; a repair that leaves records out writes a table of another name.
         files: by path, those for other programs, beside the shards and their indexes.
         lost: what such repairs left out. The statistics of the splits are still those of all records that were written.
+        generations: what the build and each append have written; none if nothing was appended. `seed`, `source`,
+            `options`, `writer` and `plan` are those of the build.
     """
 
     shard_format: str
@@ -144,6 +187,7 @@ class Manifest:
     shards_path: str = SHARDS_NAME
     files: Mapping[str, FileInfo] = field(default_factory=dict)
     lost: tuple[LostRecords, ...] = ()
+    generations: tuple[Generation, ...] = ()
 
     def __post_init__(self) -> None:
         for path in (self.shards_path, *self.files):
@@ -153,6 +197,27 @@ class Manifest:
     def records(self) -> int:
         """Records in all splits."""
         return sum(split.records for split in self.splits.values())
+
+    @property
+    def all_generations(self) -> tuple[Generation, ...]:
+        """Those written down, or the only one."""
+        if self.generations:
+            return self.generations
+        built = Generation(
+            plan=self.plan,
+            source=self.source,
+            seed=self.seed,
+            options=self.options,
+            writer=self.writer,
+            classes=len(self.classes),
+            records={name: split.records for name, split in self.splits.items()},
+            shards={name: split.shards for name, split in self.splits.items()},
+        )
+        return (built,)
+
+    def layout_of(self, generation: int) -> RecordLayout | None:
+        """The layout that the records of a generation share, whether or not those of the others do."""
+        return self.all_generations[generation].layout if self.layout is None else self.layout
 
     @property
     def file_compression(self) -> str:
@@ -193,7 +258,8 @@ class Manifest:
         }
         if self.files:
             value["files"] = {path: asdict(info) for path, info in self.files.items()}
-        return value | ({"lost": [asdict(shard) for shard in self.lost]} if self.lost else {})
+        value |= {"lost": [asdict(shard) for shard in self.lost]} if self.lost else {}
+        return value | ({"generations": [entry.to_json() for entry in self.generations]} if self.generations else {})
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> Manifest:
@@ -251,6 +317,7 @@ class Manifest:
                 LostRecords(**(dict(entry) | {"class_counts": tuple(entry["class_counts"])}))
                 for entry in value.get("lost", ())
             ),
+            generations=tuple(map(Generation.from_json, value.get("generations", ()))),
         )
 
 

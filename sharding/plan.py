@@ -8,7 +8,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Any
 
-from .assign import Assignment, SplitLayout, shards_per_split, split_class_counts
+from .assign import NOTHING_THERE, Assignment, SplitLayout, shards_per_split, split_class_counts
 from .engine import check_engine
 from .errors import ConfigError, SourceError
 from .formats.encode import COMPRESSIONS, default_compression
@@ -260,7 +260,12 @@ def sort_classes(counts: Mapping[Any, int], source: str, min_records: int) -> li
 
 
 def share_out(
-    classes: Sequence[Any], class_counts: Sequence[int], splits: Mapping[str, Fraction]
+    classes: Sequence[Any],
+    class_counts: Sequence[int],
+    splits: Mapping[str, Fraction],
+    *,
+    there: Mapping[str, int] = NOTHING_THERE,
+    known_classes: int = 0,
 ) -> dict[str, tuple[int, ...]]:
     """Records of each class, by split.
 
@@ -268,14 +273,16 @@ def share_out(
         classes: the values of the label.
         class_counts: records of each class.
         splits: share of each.
+        there: records that the dataset which is appended to has in each split.
+        known_classes: so many of the classes, the first, it has already.
 
     Raises:
-        SourceError: a class has fewer records than there are splits.
+        SourceError: a new class has fewer records than there are splits.
     """
-    per_split = split_class_counts(class_counts, splits)
+    per_split = split_class_counts(class_counts, splits, there=there, known_classes=known_classes)
     for name, counts in per_split.items():
-        if 0 in counts:
-            i = counts.index(0)
+        if 0 in counts[known_classes:]:
+            i = counts.index(0, known_classes)
             raise SourceError(
                 f"class {classes[i]!r} has {class_counts[i]} record{'s' * (class_counts[i] != 1)}, too few for one in "
                 f"each of {len(per_split)} splits ({name!r} gets none); drop it, or merge it with another"
@@ -284,20 +291,26 @@ def share_out(
 
 
 def plan_assignment(
-    options: BuildOptions, per_split: Mapping[str, tuple[int, ...]], record_bytes: float, *, divided: bool = False
+    options: BuildOptions,
+    per_split: Mapping[str, tuple[int, ...]],
+    record_bytes: float,
+    *,
+    divided: bool = False,
+    generation: int = 0,
 ) -> Assignment:
-    """Splits, shards and class counts.
+    """Splits, shards and class counts. A split that gets no record gets no shard.
 
     Args:
         options: of the build.
         per_split: records of each class, by split.
         record_bytes: estimated mean size of a record on storage.
         divided: whether the split of each record is given.
+        generation: of the dataset that is appended to; 0 is a build.
 
     Raises:
         ConfigError: there are more shards than records, or shards that are too large.
     """
-    records = {name: sum(counts) for name, counts in per_split.items()}
+    records = {name: sum(counts) for name, counts in per_split.items() if any(counts)}
     largest = max(records.values())
     shards = options.shards
     if shards is None:
@@ -309,5 +322,5 @@ def plan_assignment(
             f"would have about {largest * record_bytes / shards / (1 << 20):.0f} MiB; ask for more of them"
         )
     sizes = shards_per_split(records, shards)
-    splits = tuple(SplitLayout(name=n, shards=sizes[n], class_counts=per_split[n]) for n in per_split)
-    return Assignment(seed=options.seed, splits=splits, divided=divided)
+    splits = tuple(SplitLayout(name=n, shards=sizes[n], class_counts=per_split[n]) for n in records)
+    return Assignment(seed=options.seed, splits=splits, divided=divided, generation=generation)

@@ -7,6 +7,7 @@ copy elsewhere, whose files have other times, does as well. Nothing here writes 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,12 +15,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from .build import BuildPlan, Progress, Report, assemble, partition, plan_build
+from .append import open_like
+from .build import assemble, open_build_source, partition, plan_source
+from .build_plan import BuildPlan
 from .engine import open_engine
 from .errors import ConfigError, SourceError
 from .journal import ShardResult
-from .manifest import Manifest, ShardInfo
+from .manifest import Manifest, ShardInfo, SplitInfo
 from .plan import BuildOptions
+from .progress import Progress, Report
 from .schema import Schema
 from .spill import open_spill, remove_spill, scratch_root
 from .storage import Storage, public_url
@@ -57,6 +61,7 @@ class Rebuild:
         plan: of the build.
         root: folder for what is made.
         numbers: of the shards, by the names of data file and index.
+        generation: that the source is of.
     """
 
     manifest: Manifest
@@ -64,29 +69,44 @@ class Rebuild:
     plan: BuildPlan
     root: Storage
     numbers: Mapping[tuple[str, str], int]
+    generation: int = 0
 
 
-def plan_rebuild(storage: Storage, manifest: Manifest, original: Original, report: Report) -> Rebuild:
+def plan_rebuild(
+    storage: Storage, manifest: Manifest, original: Original, report: Report, wanted: Collection[int] = (0,)
+) -> Rebuild:
     """Open the source and count its records.
 
     Args:
         storage: of the dataset.
         manifest: of the dataset.
-        original: its source.
+        original: its source, or that of one of its generations.
         report: see `build`.
+        wanted: the generations that the source may be of.
 
     Raises:
         SourceError: it cannot be read, or is another than the dataset was built from.
         ConfigError: the dataset was built with options that this version does not know.
     """
-    where = storage.locate()
-    recorded = BuildOptions.restored(manifest.options, original.url, where, original.folder)
+    url = public_url(original.url)
+    errors: list[SourceError | ConfigError] = []
+    for number in sorted(wanted, key=lambda number: (manifest.all_generations[number].source["url"] != url, number)):
+        try:
+            return _plan_generation(storage, manifest, number, original, report)
+        except (SourceError, ConfigError) as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _plan_generation(storage: Storage, manifest: Manifest, number: int, original: Original, report: Report) -> Rebuild:
+    where, written = storage.locate(), manifest.all_generations[number]
+    recorded = BuildOptions.restored(written.options, original.url, where, original.folder)
     options = replace(
         recorded,
         source_kind=recorded.source_kind if original.kind is None else original.kind,
         shard_format=manifest.shard_format,
         compression=manifest.compression,
-        seed=manifest.seed,
+        seed=written.seed,
         workers=original.workers,
     )
     if options.needs_census:
@@ -94,12 +114,15 @@ def plan_rebuild(storage: Storage, manifest: Manifest, original: Original, repor
             f"{where} was built with --split-column, --group-by or --balance bytes, and single shards of such datasets "
             "are not made again; build it anew with: shard-dataset build --overwrite"
         )
-    plan = plan_build(options, report=report)
-    difference = _difference(plan, manifest)
+    base = _before(manifest, number)
+    source = open_build_source(options) if base is None else open_like(manifest.schema, options)
+    plan = plan_source(source, options, base, report=report)
+    difference = _difference(plan, manifest, number)
     if difference:
+        what = f"generation {number} of {where}" if manifest.generations else where
         raise SourceError(
-            f"{public_url(original.url)} is not what {where} was built from: {difference}; nothing was changed; name "
-            f"the source of then or a copy of it (it was {manifest.source['url']})"
+            f"{public_url(original.url)} is not what {what} was built from: {difference}; nothing was changed; name "
+            f"the source of then or a copy of it (it was {written.source['url']})"
         )
     names = (shard_names(plan.assignment, number, manifest.shard_format) for number in range(plan.assignment.shards))
     return Rebuild(
@@ -107,7 +130,25 @@ def plan_rebuild(storage: Storage, manifest: Manifest, original: Original, repor
         options=options,
         plan=plan,
         root=scratch_root(original.spill, storage),
-        numbers={pair: number for number, pair in enumerate(names)},
+        numbers={pair: shard for shard, pair in enumerate(names)},
+        generation=number,
+    )
+
+
+def _before(manifest: Manifest, number: int) -> Manifest | None:
+    """What decided about a generation, of the dataset that it was appended to; None of the one that was built."""
+    if number == 0:
+        return None
+    earlier = manifest.all_generations[:number]
+    records: Counter[str] = Counter()
+    for generation in earlier:
+        records.update(generation.records)
+    return replace(
+        manifest,
+        classes=manifest.classes[: earlier[-1].classes],
+        splits={name: SplitInfo(records=count, shards=0, class_counts=()) for name, count in records.items()},
+        layout=manifest.layout_of(number - 1),
+        generations=earlier,
     )
 
 
@@ -131,10 +172,10 @@ def made_again(rebuild: Rebuild, wanted: Collection[int], report: Report) -> Ite
         spill = open_spill(rebuild.root, "records")
         target = ShardTarget(
             storage=Storage(rebuild.root.locate("made"), rebuild.root.options),
-            plan=manifest.plan,
+            plan=manifest.all_generations[rebuild.generation].plan,
             shard_format=manifest.shard_format,
             compression=manifest.compression,
-            layout=manifest.layout,
+            layout=manifest.layout_of(rebuild.generation),
             block_rows=plan.block_rows,
         )
         results: list[ShardResult] = []
@@ -159,19 +200,22 @@ def check_made(rebuild: Rebuild, path: str, made_checksum: str, written_checksum
         return
     options, manifest = rebuild.options, rebuild.manifest
     why = "it is another source, or was changed since"
-    if rebuild.plan.fingerprint(options) == manifest.plan:
+    written = manifest.all_generations[rebuild.generation]
+    if rebuild.plan.fingerprint(options) == written.plan:
         why = "it looks as it did then, so that its files were changed in place, or other libraries encode it otherwise"
     raise SourceError(
         f"{path}, made again from {public_url(options.source)}, has other bytes than were written: {why} (written by "
-        f"{manifest.writer}; here is Arrow {pa.__version__}); nothing was changed; name the source of then, or leave "
+        f"{written.writer}; here is Arrow {pa.__version__}); nothing was changed; name the source of then, or leave "
         "out --source to keep the records that are intact"
     )
 
 
-def _difference(plan: BuildPlan, manifest: Manifest) -> str:
+def _difference(plan: BuildPlan, manifest: Manifest, number: int) -> str:
     """What tells that a source is another, in words; empty if nothing does yet."""
     if difference := _schema_difference(plan.source.schema, manifest.schema):
         return difference
+    if manifest.generations:
+        return _generation_difference(plan, manifest, number)
     counts = {split.name: split.class_counts for split in plan.assignment.splits}
     here: dict[Any, int] = {value: sum(c[i] for c in counts.values()) for i, value in enumerate(plan.classes)}
     then = _written_counts(manifest)
@@ -182,6 +226,16 @@ def _difference(plan: BuildPlan, manifest: Manifest) -> str:
         if here.get(value, 0) != then.get(value, 0):
             return f"it has {here.get(value, 0):,} records of class {value!r}, not {then.get(value, 0):,}"
     return ""
+
+
+def _generation_difference(plan: BuildPlan, manifest: Manifest, number: int) -> str:
+    written = manifest.all_generations[number]
+    here = {split.name: split.records for split in plan.assignment.splits}
+    for name in (*written.records, *here):
+        if here.get(name, 0) != written.records.get(name, 0):
+            return f"it has {here.get(name, 0):,} records for split {name!r}, not {written.records.get(name, 0):,}"
+    classes = manifest.classes[: written.classes]
+    return "" if plan.classes == classes else f"it has other classes: {len(plan.classes):,}, not {len(classes):,}"
 
 
 def _schema_difference(here: Schema, then: Schema) -> str:

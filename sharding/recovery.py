@@ -16,6 +16,7 @@ import xxhash
 from .damage import Damage, first_difference, kind_of_size
 from .errors import CorruptionError, DatasetError, RingfeedError, StorageError
 from .formats.encode import SUFFIXES
+from .generations import TABLE_NAMES, generation_of, shard_stem, table_order
 from .indexes import read_index
 from .lease import LEASE_NAME, read_holder
 from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardInfo, checksum
@@ -23,9 +24,8 @@ from .staging import Measure, measure, staged
 from .storage import Storage
 from .table import decode_shards, recover, seal
 
-__all__ = ["TABLE_NAMES", "Identity", "identify", "mend_bit", "prove"]
+__all__ = ["Identity", "identify", "mend_bit", "prove"]
 
-TABLE_NAMES = re.compile(r"shards(?:\.salvaged(?:-(\d+))?)?\.parquet")
 _MEND_BYTES = 1 << 16  # of a file whose flipped bit is searched for: 64 KiB take about 4 s
 
 
@@ -123,9 +123,13 @@ def _is_being_built(storage: Storage, names: frozenset[str] | None) -> bool:
 def _from_table(
     storage: Storage, names: frozenset[str] | None, broken: Broken | None, *, newer: bool = False
 ) -> Identity | None:
-    """The dataset by the newest table that is intact; None if there is none."""
+    """The dataset by the newest table that is intact; None if there is none.
+
+    A table is written when all of its shards are, so it makes a whole dataset even if that was not committed yet.
+    """
     tables = {SHARDS_NAME} if names is None else {name for name in names if TABLE_NAMES.fullmatch(name)}
-    for path in sorted(tables, key=_generation, reverse=True):
+    ordered = sorted(tables, key=table_order, reverse=True)
+    for path in ordered:
         data = _read(storage, path)
         found = None if data is None else recover(data, path)
         if found is None:
@@ -138,9 +142,10 @@ def _from_table(
         if broken:
             kind, offset = kind_of_size(len(broken[0]), len(original)), first_difference(broken[0], original)
             problem = f"it is not as it was written, from byte {offset} on"
-        damage = Damage(
-            path=MANIFEST_NAME, kind=kind, offset=offset, problem=f"{problem}; {path} holds an intact copy of it"
-        )
+        problem += f"; {path} holds an intact copy of it"
+        if table_order(ordered[0])[0] > table_order(path)[0]:
+            problem += f" as it was before the append that wrote {ordered[0]}, which is damaged too"
+        damage = Damage(path=MANIFEST_NAME, kind=kind, offset=offset, problem=problem)
         return Identity(
             storage=storage,
             manifest=manifest,
@@ -150,11 +155,6 @@ def _from_table(
             names=names,
         )
     return None
-
-
-def _generation(name: str) -> int:
-    match = TABLE_NAMES.fullmatch(name)
-    return 0 if match is None or name == SHARDS_NAME else int(match.group(1) or 1)
 
 
 def _changed_bits(actual: bytes, original: bytes) -> int:
@@ -188,9 +188,9 @@ def _underivable(known: Identity, shards: Sequence[ShardInfo]) -> Iterator[Damag
     """The files for want of which there is no row for some shard: they are missing, or an index cannot be read."""
     manifest, names = known.manifest, known.names or frozenset()
     there = {path for shard in shards for path in (shard.path, shard.index_path)}
-    for split, info in manifest.splits.items():
-        for number in range(0 if manifest.lost else info.shards):
-            stem = f"{split}-{number:05d}-of-{info.shards:05d}"
+    for generation, written in enumerate(() if manifest.lost else manifest.all_generations):
+        for split, number in ((split, number) for split, shards in written.shards.items() for number in range(shards)):
+            stem = shard_stem(generation, split, number, written.shards[split])
             data, index = f"{stem}.{SUFFIXES[manifest.shard_format]}", f"{stem}.index.arrow"
             for name in (data, index):
                 if name not in names:
@@ -272,20 +272,20 @@ def _shard_names(manifest: Manifest, names: frozenset[str], *, newest: bool) -> 
     """
     pick = max if newest else min
     pattern = re.compile(
-        rf"(\w+)-(\d{{5,}})-of-\d{{5,}}(?:\.salvaged(?:-(\d+))?)?\.({SUFFIXES[manifest.shard_format]}|index\.arrow)"
+        r"(?:g\d{5,}/)?(\w+)-(\d{5,})-of-\d{5,}(?:\.salvaged(?:-(\d+))?)?\."
+        rf"({SUFFIXES[manifest.shard_format]}|index\.arrow)"
     )
-    found: dict[tuple[str, int], dict[bool, list[tuple[int, str]]]] = {}
-    for name in names:
-        if match := pattern.fullmatch(name):
-            generation = 0 if ".salvaged" not in name else int(match.group(3) or 1)
-            slot = found.setdefault((match.group(1), int(match.group(2))), {True: [], False: []})
-            slot[match.group(4) == "index.arrow"].append((generation, name))
     order = {split: number for number, split in enumerate(manifest.splits)}
-    complete = sorted(
-        (key for key, slot in found.items() if all(slot.values()) and key[0] in order),
-        key=lambda key: (order[key[0]], key[1]),
-    )
-    return [(key[0], pick(found[key][False])[1], pick(found[key][True])[1]) for key in complete]
+    found: dict[tuple[int, int, int], dict[bool, list[tuple[int, str]]]] = {}
+    for name in names:
+        match = pattern.fullmatch(name)
+        if match and match.group(1) in order and generation_of(name) < len(manifest.all_generations):
+            repairs = 0 if ".salvaged" not in name else int(match.group(3) or 1)
+            key = (generation_of(name), order[match.group(1)], int(match.group(2)))
+            found.setdefault(key, {True: [], False: []})[match.group(4) == "index.arrow"].append((repairs, name))
+    complete = sorted(key for key, slot in found.items() if all(slot.values()))
+    splits = list(manifest.splits)
+    return [(splits[key[1]], pick(found[key][False])[1], pick(found[key][True])[1]) for key in complete]
 
 
 def _measure_all(storage: Storage, paths: Sequence[str], workers: int) -> dict[str, Measure | None]:

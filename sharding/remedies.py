@@ -16,16 +16,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from .build import Report as BuildReport
 from .companions import shard_of
 from .damage import Damage
 from .errors import CorruptionError, DatasetError
 from .execute import run_tasks
+from .generations import TABLE_NAMES, generation_of, table_order
 from .interop import dali
 from .interop.tfds import TFDS_NAMES, obstacle
-from .manifest import MANIFEST_NAME, SHARDS_NAME, LostRecords, Manifest, ShardInfo, checksum
+from .manifest import MANIFEST_NAME, LostRecords, Manifest, ShardInfo, checksum
+from .progress import Report as BuildReport
 from .rebuild import Original, Rebuild, check_made, made_again, plan_rebuild
-from .recovery import TABLE_NAMES, Identity, identify, prove
+from .recovery import Identity, identify, prove
 from .salvage import Mended, Salvaged, ShardFiles, mend_shard, salvage_shard
 from .staging import Measure, measure
 from .storage import Storage, public_url
@@ -34,7 +35,7 @@ from .verify import Report, Verification, default_workers, examine
 __all__ = ["MISPLACED", "Loss", "Remedy", "RepairPlan", "files_of", "free_name", "plan_repair", "shards_left"]
 
 MISPLACED = ".misplaced"  # ends the name of a file on its way to where it belongs
-_DRAFT = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")  # see `drafts`
+_DRAFT = re.compile(r"((?:.+/)?)\.([^/]+)\.[0-9a-f]{8}\.part")  # see `drafts`
 _NAME = re.compile(r"(.+?)(?:\.salvaged(?:-(\d+))?)?(\.index\.arrow|\.[a-z]+)")
 
 
@@ -46,7 +47,7 @@ class Remedy:
         path: of the file.
         action: ``rewrite``: its bytes are made again; ``move``, ``copy``: they lie in the file `origin`;
             ``rebuild``: they are made again from the source; ``salvage``: its intact records go to a new file;
-            ``remove``: nothing of it is left, or needed.
+            ``remove``: nothing of it is left, or needed; ``leave``: it stays as it is, for another source to mend.
         how: in words.
         origin: the file that holds its bytes.
     """
@@ -136,7 +137,8 @@ def plan_repair(
         losses=losses,
     )
     if losses and original is not None:
-        plan = _with_source(plan, plan_rebuild(storage, known.manifest, original, rebuilding))
+        wanted = {generation_of(loss.shard.path) for loss in losses}
+        plan = _with_source(plan, plan_rebuild(storage, known.manifest, original, rebuilding, wanted))
     if len(plan.losses) == len(known.shards) and all(loss.replacement is None for loss in plan.losses):
         raise CorruptionError(
             f"no record of {storage.locate()} is intact; if its source is still there, repair it with --source "
@@ -153,10 +155,11 @@ def _source(manifest: Manifest) -> str:
 def _prove(known: Identity, original: Original | None, report: BuildReport) -> Identity:
     """A dataset whose table was lost together with shards: all of these are made again, and tell what it held."""
     table = known.storage.locate(known.manifest.shards_path)
-    if original is None or known.manifest.lost:
+    beyond = known.manifest.lost or known.manifest.generations
+    if original is None or beyond:
         raise CorruptionError(
             f"{table} is damaged, and so are shards: what was lost cannot be told without the table; "
-            + ("build the dataset again" if original else f"repair it with --source {_source(known.manifest)}")
+            + ("build the dataset again" if beyond else f"repair it with --source {_source(known.manifest)}")
         )
     rebuild = plan_rebuild(known.storage, known.manifest, original, report)
     with made_again(rebuild, range(rebuild.plan.assignment.shards), report) as (_, shards):
@@ -170,22 +173,32 @@ def _prove(known: Identity, original: Original | None, report: BuildReport) -> I
 def _with_source(plan: RepairPlan, rebuild: Rebuild) -> RepairPlan:
     """The plan with those losses made good that the source can."""
     made = [loss for loss in plan.losses if (loss.shard.path, loss.shard.index_path) in rebuild.numbers]
+    left = [loss for loss in plan.losses if generation_of(loss.shard.path) != rebuild.generation]
     files = {path for loss in made for path in (loss.shard.path, loss.shard.index_path)}
+    files_left = {path for loss in left for path in (loss.shard.path, loss.shard.index_path)}
     damaged = {damage.path for damage in plan.verification.damages}
     how = f"made again from {public_url(rebuild.options.source)}"
     remedies = []
     for remedy in plan.remedies:
-        if remedy.path not in files or remedy.action not in ("salvage", "remove"):
+        if remedy.path in files_left and remedy.action in ("salvage", "remove"):
+            remedies.append(_leave(remedy.path, rebuild.manifest))
+        elif remedy.path not in files or remedy.action not in ("salvage", "remove"):
             remedies.append(remedy)
         elif remedy.path in damaged:  # else it is the index of records that are not left out now
             remedies.append(Remedy(path=remedy.path, action="rebuild", how=how))
     return replace(
         plan,
         remedies=tuple(remedies),
-        losses=tuple(loss for loss in plan.losses if loss not in made),
+        losses=tuple(loss for loss in plan.losses if loss not in made and loss not in left),
         rebuild=rebuild if made else None,
         rebuilt=tuple(rebuild.numbers[loss.shard.path, loss.shard.index_path] for loss in made),
     )
+
+
+def _leave(path: str, manifest: Manifest) -> Remedy:
+    """What is done for a file of another generation than the source is of: records may yet come from theirs."""
+    url = manifest.all_generations[generation_of(path)].source["url"]
+    return Remedy(path=path, action="leave", how=f"its records came from {url}: repair again with that as --source")
 
 
 def _quiet(_: int, __: Any) -> None:
@@ -217,10 +230,16 @@ def _plan_moves(known: Identity, damaged: Mapping[str, Damage]) -> dict[str, Rem
         origin = holders.get(wanted[path][1]) if path in wanted else None
         if origin is None:
             continue
-        ours = origin in wanted or origin.endswith(MISPLACED)
+        ours = origin in wanted or origin.endswith(MISPLACED) or _drafted(origin) in wanted
         how = f"its bytes lie in {origin}"
         moves[path] = Remedy(path=path, action="move" if ours else "copy", how=how, origin=origin)
     return moves
+
+
+def _drafted(name: str) -> str:
+    """The file that another is the draft of, left by a write that was killed; empty if it is no draft."""
+    match = _DRAFT.fullmatch(name)
+    return "" if match is None else "".join(match.groups())
 
 
 def _measure_if_sized(storage: Storage, path: str, sizes: set[int]) -> Measure | None:
@@ -364,10 +383,11 @@ def _leftovers(known: Identity, moves: Mapping[str, Remedy]) -> Iterator[Remedy]
     lost |= set(TFDS_NAMES) if manifest.lost else set()
     origins = {move.origin for move in moves.values()}
     own = in_use | {MANIFEST_NAME}
+    generation, repairs = table_order(manifest.shards_path)
     for name in sorted((known.names or frozenset()) - in_use - origins):
-        if (draft := _DRAFT.fullmatch(name)) and draft.group(1) in own:
+        if _drafted(name) in own:
             yield Remedy(path=name, action="remove", how="left over from a write that was killed")
-        replaced = manifest.shards_path != SHARDS_NAME and TABLE_NAMES.fullmatch(name)
+        replaced = repairs and TABLE_NAMES.fullmatch(name) and table_order(name)[0] == generation
         if name in lost or replaced or name.removesuffix(MISPLACED) in in_use:
             yield Remedy(path=name, action="remove", how="left over from an earlier repair")
 

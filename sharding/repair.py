@@ -15,13 +15,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from .build import Report as BuildReport
 from .companions import remake
 from .damage import Damage
 from .errors import CorruptionError, DestinationError
+from .generations import generation_of
 from .interop import dali
 from .lease import Lease, hold, is_mark
 from .manifest import MANIFEST_NAME, FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo, checksum, describe
+from .progress import Report as BuildReport
 from .rebuild import Original, Rebuild, check_made, made_again
 from .recovery import Identity
 from .remedies import MISPLACED, Loss, Remedy, RepairPlan, files_of, free_name, plan_repair, shards_left
@@ -43,7 +44,7 @@ class RepairReport:
         remedies: for each file that was damaged or left over.
         lost: records that could not be had, by shard; without those of earlier repairs.
         lost_by_class: the same by split and class value.
-        source: what the dataset was built from, to bring them back with.
+        source: what the dataset, or the generation of the first of them, was built from, to bring them back with.
     """
 
     damages: tuple[Damage, ...]
@@ -95,8 +96,12 @@ def repair(
         remedies=plan.remedies,
         lost=lost,
         lost_by_class=_by_class(lost, plan.known.manifest),
-        source=plan.known.manifest.source["url"],
+        source=_source_of(lost, plan.known.manifest),
     )
+
+
+def _source_of(lost: Sequence[LostRecords], manifest: Manifest) -> str:
+    return manifest.all_generations[generation_of(lost[0].path) if lost else 0].source["url"]
 
 
 def _by_class(lost: Iterable[LostRecords], manifest: Manifest) -> dict[str, dict[Any, int]]:

@@ -21,6 +21,7 @@ from .assign import Assignment
 from .errors import SourceError
 from .formats import RecordLayout
 from .formats.encode import SUFFIXES
+from .generations import shard_stem
 from .grouping import group
 from .journal import ShardResult, record_shards
 from .placement import Placement
@@ -234,7 +235,7 @@ def _widen_ranges(ranges: dict[str, tuple[int, int]], batch: pa.RecordBatch, sch
 def shard_names(assignment: Assignment, shard: int, shard_format: str) -> tuple[str, str]:
     """File names of a shard and of its index."""
     split, number = assignment.shard(shard)
-    stem = f"{split.name}-{number:05d}-of-{split.shards:05d}"
+    stem = shard_stem(assignment.generation, split.name, number, split.shards)
     return f"{stem}.{SUFFIXES[shard_format]}", f"{stem}.index.arrow"
 
 

@@ -21,12 +21,14 @@ import pyarrow as pa
 from .dropping import DroppingSource
 from .errors import ConfigError, SourceError
 from .execute import stream_tasks
+from .generations import folder_of
 from .schema import Schema
 from .sources import Part, Source, light
 from .sources.base import BadRecord, Checked, Reject, fail_on_bad
 
 __all__ = [
-    "REJECTED_NAME", "Budget", "LenientSource", "encode_rejected", "open_policy", "parse_budget", "without_bad_records",
+    "REJECTED_NAME", "Budget", "LenientSource", "encode_rejected", "open_policy", "parse_budget", "rejected_name",
+    "without_bad_records",
 ]  # fmt: skip
 
 REJECTED_NAME = "rejected.jsonl"
@@ -201,6 +203,15 @@ def _check_budget(rejected: Sequence[BadRecord], records: int, budget: Budget) -
     if rejected and most is not None and len(rejected) > most:
         allowed = f"skip:{float(100 * budget):g}%" if isinstance(budget, Fraction) else f"skip:{budget}"
         raise SourceError(_too_many(rejected, allowed))
+
+
+def rejected_name(generation: int) -> str:
+    """The path of the file that names the records which a generation passed over.
+
+    >>> rejected_name(0), rejected_name(1)
+    ('rejected.jsonl', 'g00001/rejected.jsonl')
+    """
+    return f"{folder_of(generation)}{REJECTED_NAME}"
 
 
 def encode_rejected(rejected: Iterable[BadRecord]) -> bytes:

@@ -17,11 +17,13 @@ from .companions import locate_in_companion
 from .damage import Damage, Note
 from .deep import check_meaning, check_totals
 from .execute import run_tasks
+from .generations import TABLE_NAMES, generation_of, table_order
 from .indexes import Index, read_index
+from .interop.tfds import TFDS_NAMES
 from .lease import LEASE_NAME
 from .locate import locate_in_index, locate_in_shard
 from .manifest import MANIFEST_NAME, Manifest, ShardInfo
-from .recovery import TABLE_NAMES, Identity, identify
+from .recovery import Identity, identify
 from .staging import Measure, measure, staged
 from .storage import Storage
 
@@ -219,19 +221,26 @@ def _notes(known: Identity, files: set[str]) -> Iterator[Note]:
     if known.names is None:
         yield Note(path="", remark="the folder cannot be listed: whether it holds other files is not known")
         return
-    lost = {shard.path for shard in known.manifest.lost}
     for name in sorted(known.names - files - {MANIFEST_NAME, known.manifest.shards_path}):
-        yield Note(path=name, remark=_remark(name, lost))
+        yield Note(path=name, remark=_remark(name, known.manifest))
 
 
-def _remark(name: str, lost: set[str]) -> str:
+def _remark(name: str, manifest: Manifest) -> str:
     last = name.rpartition("/")[2]
+    lost = {shard.path for shard in manifest.lost}
+    generation = table_order(name)[0] if TABLE_NAMES.fullmatch(name) else generation_of(name)
     if last == LEASE_NAME:
-        return "the mark of a build or a repair that is at work, or that was killed"
+        return "the mark of a build, an append or a repair that is at work, or that was killed"
     if name.startswith("_replacing/"):
         return "of a build that was to replace this dataset and did not finish"
     if last.startswith(".") and last.endswith(".part"):
         return "of a write that did not finish"
+    if generation >= len(manifest.all_generations):
+        return "of an append that did not finish; go on with it, or be rid of it with: shard-dataset clean"
+    if TABLE_NAMES.fullmatch(name) and generation < table_order(manifest.shards_path)[0]:
+        return "the table before an append, for who had opened it; to be rid of it: shard-dataset clean"
+    if name in TFDS_NAMES and manifest.generations:
+        return "for TensorFlow Datasets, and not of the dataset as it is now that records were appended"
     if name in lost or TABLE_NAMES.fullmatch(name) or ".salvaged" in last:
         return "of a repair that did not finish; repair again to be rid of it"
     return "not of this dataset"

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..sharding import BuildPlan, Dataset
+from ..sharding.generations import generation_of
 from .console import align, human_bytes
 
 __all__ = ["SplitBalance", "balance_json", "balance_of_dataset", "balance_of_plan", "balance_text"]
@@ -27,25 +28,58 @@ class SplitBalance:
         shard_records: records of each shard, int64 [shards].
         shard_bytes: size of each shard's data file, int64 [shards]; estimated where it is not yet written.
         shard_class_counts: records of each class in each shard, int64 [shards, classes].
+        shard_generations: which build or append wrote each shard; None: all the same.
     """
 
     name: str
     shard_records: Int64
     shard_bytes: Int64
     shard_class_counts: Int64
+    shard_generations: tuple[int, ...] | None = None
+
+    @property
+    def generations(self) -> list[npt.NDArray[np.bool_]]:
+        """Which shards each generation has in the split, bool [shards]: these are balanced with each other."""
+        if self.shard_generations is None:
+            return [np.ones(len(self.shard_records), np.bool_)]
+        of_shard = np.array(self.shard_generations)
+        return [of_shard == generation for generation in np.unique(of_shard)]
+
+    @property
+    def largest_difference(self) -> tuple[int, int]:
+        """Between two shards of a generation: in records, and in records of any class."""
+        return (
+            max(int(np.ptp(self.shard_records[members])) for members in self.generations),
+            max(int(np.ptp(self.shard_class_counts[members], axis=0).max()) for members in self.generations),
+        )
+
+    @property
+    def largest_share(self) -> float:
+        """Between two shards of a generation: in bytes, as a share of the smaller one's."""
+        return max(
+            float(np.ptp(self.shard_bytes[members]) / self.shard_bytes[members].min()) for members in self.generations
+        )
 
 
-def balance_of_dataset(dataset: Dataset) -> list[SplitBalance]:
-    """As the manifest says it is; the writer counted it from the records that it wrote."""
+def balance_of_dataset(dataset: Dataset, generation: int | None = None) -> list[SplitBalance]:
+    """As the manifest says it is; the writer counted it from the records that it wrote.
+
+    Args:
+        dataset: opened.
+        generation: None for all of it, or one: without the splits of which it has no shard.
+    """
     result = []
     for name in dataset.manifest.splits:
-        shards = dataset.split_shards(name)
+        shards = [s for s in dataset.split_shards(name) if generation in (None, generation_of(s.path))]
+        if not shards:
+            continue
         result.append(
             SplitBalance(
                 name=name,
                 shard_records=np.array([shard.records for shard in shards], np.int64),
                 shard_bytes=np.array([shard.bytes for shard in shards], np.int64),
                 shard_class_counts=np.array([shard.class_counts for shard in shards], np.int64),
+                shard_generations=tuple(generation_of(shard.path) for shard in shards),
             )
         )
     return result
@@ -126,11 +160,11 @@ def balance_text(splits: Sequence[SplitBalance], classes: Sequence[Any], *, esti
     lines += ["", *align(header, rows)]
     if len(order) > _CLASSES_SHOWN:
         lines.append(f"... the {_CLASSES_SHOWN // 2} largest and smallest of {len(order):,} classes")
-    spread = max(int(np.ptp(split.shard_class_counts, axis=0).max()) for split in splits)
-    uneven = max(int(np.ptp(split.shard_records)) for split in splits)
-    bytes_apart = max(np.ptp(split.shard_bytes) / split.shard_bytes.min() for split in splits)
+    uneven, spread = (max(numbers) for numbers in zip(*(split.largest_difference for split in splits), strict=True))
+    where = "a split and generation" if any(len(split.generations) > 1 for split in splits) else "a split"
+    bytes_apart = max(split.largest_share for split in splits)
     sizes = "" if estimated else f", {bytes_apart:.2%} in bytes"
-    lines.append(f"largest difference between two shards of a split: {uneven} in records, {spread} in any class{sizes}")
+    lines.append(f"largest difference between two shards of {where}: {uneven} in records, {spread} in any class{sizes}")
     return lines
 
 

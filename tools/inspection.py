@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..sharding import Dataset, Feature, FeatureStatistics, ImageStatistics, Manifest
+from ..sharding.generations import folder_of
 from ..sharding.interop.tfds import INFO_NAME, obstacle
 from .balance import balance_json, balance_of_dataset, balance_text
 from .console import align, human_bytes, one_line
@@ -49,6 +50,7 @@ def inspection_json(dataset: Dataset) -> dict[str, Any]:
         "splits": balance_json(balance_of_dataset(dataset), manifest.classes),
         "tfds_obstacle": _tfds_obstacle(dataset) or None,
         "groups": shares_json(balance_of_dataset(dataset), manifest.options, {}),
+        "generations": [generation.to_json() for generation in manifest.all_generations],
         "lost": lost_json(manifest),
         "reading": reading_example(dataset),
     }
@@ -71,6 +73,7 @@ def inspection_text(dataset: Dataset) -> str:
         f"  label    {manifest.schema.label if manifest.schema.label is not None else '(none)'}",
         f"  tfds     {f'cannot open it: {reason}' if reason else 'opens it: tfds.builder_from_directory'}",
         *lost_lines(manifest),
+        *_generation_lines(manifest),
         "",
         *balance_text(balance_of_dataset(dataset), manifest.classes),
         *shares_text(balance_of_dataset(dataset), manifest.options, {}),
@@ -82,6 +85,25 @@ def inspection_text(dataset: Dataset) -> str:
         *("  " + line if line else "" for line in reading_example(dataset).splitlines()),
     ]
     return "\n".join(lines)
+
+
+def _generation_lines(manifest: Manifest) -> list[str]:
+    """What the build and each append have written; no line if nothing was appended."""
+    if not manifest.generations:
+        return []
+    rows = [
+        [
+            str(number),
+            f"{sum(generation.records.values()):,}",
+            f"{sum(generation.shards.values()):,}",
+            f"{generation.classes:,}",
+            str(generation.seed),
+            one_line(generation.source.get("url", "unknown")),
+        ]
+        for number, generation in enumerate(manifest.generations)
+    ]
+    table = align(["generation", "records", "shards", "classes", "seed", "from"], rows)
+    return ["", *table, "each generation's shards are balanced with each other"]
 
 
 def feature_spec(feature: Feature, *, nullable: bool) -> str:
@@ -108,13 +130,14 @@ def reading_example(dataset: Dataset) -> str:
     if manifest.shard_format == "parquet":
         files = [f"{root}/{shard.path}" for shard in dataset.split_shards(split)][:1]
         return f"import pyarrow.parquet as pq\n\ntable = pq.read_table({files[0]!r})  # one shard of split {split!r}"
+    patterns = [f"{root}/{folder_of(n)}{split}-*.tfrecord" for n in range(len(manifest.all_generations))]
     nullable = _nullable(manifest)
     compression = "" if manifest.compression == "none" else f", compression_type={manifest.compression.upper()!r}"
     lines = ["import tensorflow as tf", "", "spec = {"]
     lines += [f"    {f.name!r}: {feature_spec(f, nullable=f.name in nullable)}," for f in manifest.schema.features]
     lines += [
         "}",
-        f"files = tf.io.gfile.glob({f'{root}/{split}-*.tfrecord'!r})",
+        f"files = tf.io.gfile.glob({(patterns[0] if len(patterns) == 1 else patterns)!r})",
         f"records = tf.data.TFRecordDataset(files{compression}).batch(1024)",
         "dataset = records.map(lambda batch: tf.io.parse_example(batch, spec))",
     ]

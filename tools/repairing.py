@@ -64,7 +64,9 @@ def repair_text(done: RepairReport, dry_run: bool) -> str:
         outcome = outcome.replace("are lost", "would be lost").replace("is lost", "would be lost")
         outcome += f", and none with --source {one_line(done.source)} if it is still there" if lost else ""
         return "\n".join([*lines, f"{damaged} files are damaged; {outcome}; nothing was written (--dry-run)"])
-    return "\n".join([*lines, f"repaired {damaged} damaged files; {outcome}"])
+    left = sum(remedy.action == "leave" for remedy in done.remedies)
+    outcome += f"; {left} are left for another source" if left else ""
+    return "\n".join([*lines, f"repaired {damaged - left} damaged files; {outcome}"])
 
 
 def _by_value(counts: Mapping[Any, int]) -> list[dict[str, Any]]:

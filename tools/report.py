@@ -155,10 +155,8 @@ def _catch(natural: Mapping[str, Any], uniform: Mapping[str, Any]) -> dict[str, 
 def _largest_spread(datasets: Sequence[BuiltDataset]) -> tuple[int, int]:
     """The largest difference between two shards of a split, in records and in records of a class."""
     splits = [split for dataset in datasets for split in dataset.balance]
-    return (
-        max(int(np.ptp(split.shard_records)) for split in splits),
-        max(int(np.ptp(split.shard_class_counts, axis=0).max()) for split in splits),
-    )
+    records, of_a_class = zip(*(split.largest_difference for split in splits), strict=True)
+    return max(records), max(of_a_class)
 
 
 # --- charts ----------------------------------------------------------------------------------------------------

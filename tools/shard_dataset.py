@@ -1,4 +1,4 @@
-"""`shard-dataset`: build, inspect, verify, repair and look into sharded datasets. Needs no TensorFlow."""
+"""`shard-dataset`: build, append to, inspect, verify, repair and look into sharded datasets. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from fractions import Fraction
@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from ..sharding import (
+    AppendOptions,
     BuildOptions,
     BuildPlan,
     ExportOptions,
@@ -27,11 +28,13 @@ from ..sharding import (
     RingfeedError,
     Storage,
     VerifyProgress,
+    append,
     build,
     check_dataset,
     clean,
     export,
     open_dataset,
+    plan_append,
     plan_build,
     read_records,
     repair,
@@ -87,6 +90,48 @@ def _build(args: argparse.Namespace) -> int:
         dali_index=args.dali_index,
         prepare=prepare_options(args),
     )
+    return _write(
+        args,
+        lambda report: _show_plan(args, options, plan_build(options, report=report)),
+        lambda report: build(options, report=report),
+    )
+
+
+def _append(args: argparse.Namespace) -> int:
+    options = AppendOptions(
+        source=args.src,
+        destination=args.dst,
+        source_kind=args.source_kind,
+        shards=args.shards,
+        shard_bytes=args.shard_size,
+        splits=args.split,
+        seed=args.seed,
+        workers=args.workers,
+        memory_bytes=args.memory,
+        spill=args.spill,
+        engine=args.engine,
+        on_bad_record=args.on_bad_record,
+        min_class_records=args.min_class_records,
+        prepare=prepare_options(args),
+        as_is=args.as_is,
+        again=args.again,
+    )
+    return _write(
+        args,
+        lambda report: _show_plan(
+            args, options.for_dataset(open_dataset(args.dst)), plan_append(options, report=report)
+        ),
+        lambda report: append(options, report=report),
+    )
+
+
+def _write(
+    args: argparse.Namespace,
+    plan: Callable[[Callable[[Progress], None]], list[str]],
+    write: Callable[[Callable[[Progress], None]], object],
+) -> int:
+    """Plan or write, telling how far it is, and say what would be or was written."""
+    planned: list[str] = []
     started = perf_counter()
     with stage_progress(_STAGES, silent=args.json) as show, _tidy_on_sigterm():
 
@@ -96,14 +141,18 @@ def _build(args: argparse.Namespace) -> int:
             show(progress.stage, progress.done, progress.total, progress.records)
 
         if args.dry_run:
-            plan = plan_build(options, report=report)
+            planned = plan(report)
         else:
-            build(options, report=report)
+            write(report)
     if args.dry_run:
-        print(json.dumps(_plan_json(options, plan), indent=2) if args.json else "\n".join(_plan_text(options, plan)))
+        print("\n".join(planned))
         return _OK
     _summarise(args, perf_counter() - started)
     return _OK
+
+
+def _show_plan(args: argparse.Namespace, options: BuildOptions, plan: BuildPlan) -> list[str]:
+    return [json.dumps(_plan_json(options, plan), indent=2)] if args.json else _plan_text(options, plan)
 
 
 def _reshard(args: argparse.Namespace) -> int:
@@ -115,33 +164,39 @@ def _reshard(args: argparse.Namespace) -> int:
 def _summarise(args: argparse.Namespace, seconds: float) -> None:
     dataset = open_dataset(args.dst)
     manifest = dataset.manifest
-    balance = balance_of_dataset(dataset)
-    data_bytes = sum(shard.bytes for shard in dataset.shards)
+    generation = len(manifest.all_generations) - 1  # the last, which is what was written
+    balance = balance_of_dataset(dataset, generation)
+    shards = sum(len(split.shard_records) for split in balance)
+    records = int(sum(split.shard_records.sum() for split in balance))
+    data_bytes = int(sum(split.shard_bytes.sum() for split in balance))
     if args.json:
         document = {
             "destination": dataset.storage.locate(),
             "format": manifest.shard_format,
             "compression": manifest.compression,
-            "records": manifest.records,
+            "records": records,
             "bytes": data_bytes,
             "seconds": round(seconds, 3),
-            "records_per_second": round(manifest.records / seconds, 1),
+            "records_per_second": round(records / seconds, 1),
             "splits": balance_json(balance, manifest.classes),
             "groups": shares_json(balance, manifest.options, {}),
-        }
+        } | ({"generation": generation, "total_records": manifest.records} if generation else {})
         print(json.dumps(document, indent=2))
         return
     print("\n".join([*balance_text(balance, manifest.classes), *shares_text(balance, manifest.options, {})]))
     print(
-        f"wrote {manifest.records:,} records, {human_bytes(data_bytes)} in {len(dataset.shards):,} shards of "
-        f"{manifest.shard_format}, to {dataset.storage.locate()} in {human_seconds(seconds)} "
-        f"({manifest.records / seconds:,.0f} records/s, {human_bytes(data_bytes / seconds)}/s)"
+        f"{'appended' if generation else 'wrote'} {records:,} records, {human_bytes(data_bytes)} in {shards:,} shards "
+        f"of {manifest.shard_format}, to {dataset.storage.locate()} in {human_seconds(seconds)} "
+        f"({records / seconds:,.0f} records/s, {human_bytes(data_bytes / seconds)}/s)"
     )
+    if generation:
+        print(f"it holds {manifest.records:,} records in {len(dataset.shards):,} shards now; generation {generation}")
 
 
 def _plan_json(options: BuildOptions, plan: BuildPlan) -> dict[str, Any]:
     return {
         "dry_run": True,
+        "generation": plan.assignment.generation,
         "destination": options.destination,
         "format": options.shard_format,
         "compression": options.codec,
@@ -168,7 +223,8 @@ def _plan_text(options: BuildOptions, plan: BuildPlan) -> list[str]:
         "",
         *balance_text(balance_of_plan(plan), plan.classes, estimated=True),
         *shares_text(balance_of_plan(plan), options.recorded(), plan.groups),
-        f"would write {options.shard_format}{codec} to {options.destination}; nothing was written (--dry-run)",
+        f"would {'append' if plan.base else 'write'} {options.shard_format}{codec} to {options.destination}; nothing "
+        "was written (--dry-run)",
     ]
 
 
@@ -290,8 +346,8 @@ def _clean(args: argparse.Namespace) -> int:
 
 
 _COMMANDS = {
-    "build": _build, "reshard": _reshard, "inspect": _inspect, "verify": _verify, "repair": _repair, "cat": _cat,
-    "clean": _clean, "export": _export,
+    "build": _build, "append": _append, "reshard": _reshard, "inspect": _inspect, "verify": _verify, "repair": _repair,
+    "cat": _cat, "clean": _clean, "export": _export,
 }  # fmt: skip
 
 

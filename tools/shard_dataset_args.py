@@ -30,6 +30,7 @@ examples:
   shard-dataset verify s3://bucket/flights
   shard-dataset repair shards/ --dry-run
   shard-dataset cat shards/ --split train --limit 5
+  shard-dataset append more.csv shards/
   shard-dataset reshard shards/ parquet/ --format parquet --split train=0.8,test=0.2
 
 URLs are paths of this machine, s3://bucket/path, hdfs://namenode:port/path, or whatever else fsspec opens.
@@ -76,6 +77,40 @@ examples:
   shard-dataset build --source flights:records shards/ --label late
 
 {_EXIT_CODES}"""
+_APPEND_EPILOG = f"""\
+The new records become shards of their own, a generation, beside those that are there, which are neither read nor
+changed. Readers see the dataset as it was, and then, at once, with all that is new. An append that was killed or
+interrupted is gone on with by the same command; it never adds its records twice, and neither does a second append of
+the same SRC, unless --again says so.
+
+Label, types, format and compression are the dataset's, and SRC must have the same columns; CSV and JSON are read as
+these types. Classes keep their ids, new ones come after them. By default splits, seed and the size of shards are those
+of the dataset too, and a --split-column or --balance bytes as it was built with. Within a generation the shards of a
+split differ by at most one record, and one of any class. A dataset built with --group-by cannot be appended to: which
+split its groups are in is not written down.
+
+The records are prepared as those of the dataset were. Any of the flags below that prepare stand in place of all of
+these; --as-is leaves the records alone. Doubles (--dedup) are looked for among the new records only. Records that
+--on-bad-record passes over are named in the generation's own rejected.jsonl.
+
+TensorFlow Datasets, which wants all shards in one folder, cannot open a dataset that was appended to: its metadata are
+removed. shard-dataset reshard writes all generations as one, and clean removes the table that the append replaced.
+
+{PREPARE_EPILOG}
+examples:
+  # the flights of one more month
+  shard-dataset append flights-2026-12.csv s3://bucket/flights
+
+  # what would be added
+  shard-dataset append flights-2026-12.csv shards/ --dry-run
+
+  # all of it for training
+  shard-dataset append more.parquet shards/ --split train=1
+
+  # more photos, resized as those of the dataset were; a few may be broken
+  shard-dataset append more-photos/ photos/ --on-bad-record skip:10
+
+{_EXIT_CODES}"""
 _REPAIR_EPILOG = f"""\
 First every file is brought back as it was, bit by bit, that can be: dataset.json from the copy in shards.parquet and
 shards.parquet from the shards; shards that changed places; an index from its shard; a shard to which bytes were added,
@@ -84,7 +119,8 @@ or in which single bits flipped. Each is proven by the checksum that it was writ
 With --source, the shards that cannot be brought back so are made again from the source that the dataset was built from,
 or a copy of it: with the options of then, which stand in dataset.json, and by the names, sizes and times of no file. If
 one byte of them is not as it was written, it is another source, and nothing is changed. Records that functions prepared
-(--map) need the modules of then in this folder.
+(--map) need the modules of then in this folder. Of a dataset that was appended to, SRC is what one generation came from
+(see inspect): its shards are made again, and lost ones of other generations are left for a repair with their source.
 
 Else, of each shard that cannot be brought back, the intact records are written as a new shard beside it, and a new
 dataset.json takes it in and names what was lost (see inspect). Only then the damaged files are removed. Readers see the
@@ -148,6 +184,7 @@ def build_parser(*, python_source: bool = False) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ringfeed {version('ringfeed')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_build(commands, python_source)
+    _add_append(commands)
     _add_reshard(commands)
     inspect = _command(
         commands,
@@ -193,8 +230,9 @@ examples:
         "clean",
         "remove what killed builds left",
         """\
-Removes finished shards without a dataset, journals, drafts, and what was spilled for them on this machine. A dataset
-that is there stays as it is, and a build that is at work is left alone.
+Removes finished shards without a dataset, journals, drafts, and what was spilled for them on this machine; and tables
+that an append has replaced, which only who opened the dataset before it still needs. A dataset that is there stays as
+it is, and a build that is at work is left alone.
 
 examples:
   shard-dataset clean s3://bucket/flights --dry-run
@@ -245,6 +283,27 @@ def _add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser], py
     _add_output(command)
 
 
+def _add_append(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = _command(commands, "append", "add records to a dataset, as new shards", _APPEND_EPILOG)
+    command.add_argument("src", metavar="SRC", help="what to add: anything that build takes")
+    command.add_argument("dst", metavar="DST", help="folder of the dataset")
+    command.add_argument(
+        "--source-kind", choices=("auto", *KINDS), default="auto",
+        help="what SRC is (default: by its names); python: MODULE:FUNCTION",
+    )  # fmt: skip
+    _add_size(command, "as those that are there")
+    command.add_argument(
+        "--split", type=_checked(parse_splits), metavar="NAME=SHARE,...",
+        help="splits and their shares (default: as in the build, or by the column that it was split by)",
+    )  # fmt: skip
+    command.add_argument("--seed", type=int, help="of splits, shards and order (default: that of the build)")
+    _add_work(command)
+    add_prepare_flags(command)
+    command.add_argument("--as-is", action="store_true", help="prepare nothing, although the dataset's records were")
+    command.add_argument("--again", action="store_true", help="add SRC although the dataset holds its records already")
+    _add_run(command)
+
+
 def _add_reshard(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = _command(commands, "reshard", "write a dataset's records as other shards", _RESHARD_EPILOG)
     command.add_argument("src", metavar="URL", help="folder of the dataset, or FOLDER#SPLIT for one split of it")
@@ -258,12 +317,7 @@ def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1"
     command.add_argument(
         "--format", choices=tuple(COMPRESSIONS), default="tfrecord", help="of the shards (default: tfrecord)"
     )
-    size = command.add_mutually_exclusive_group()
-    size.add_argument("--shards", type=_checked(_at_least(1)), metavar="N", help="shards of the largest split")
-    size.add_argument(
-        "--shard-size", type=_checked(parse_bytes), metavar="SIZE",
-        help="about how large each shard should be, such as 256MiB (the default, but at least 16 shards)",
-    )  # fmt: skip
+    _add_size(command, "256MiB, but at least 16 shards")
     splits = command.add_mutually_exclusive_group()
     splits.add_argument(
         "--split", type=_checked(parse_splits), default="train=1", metavar="NAME=SHARE,...",
@@ -284,6 +338,28 @@ def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1"
         "more reading of SRC, but not of images) (default: records)",
     )  # fmt: skip
     command.add_argument("--seed", type=int, default=0, help="of splits, shards and order (default: 0)")
+    _add_work(command)
+    codecs = "; ".join(f"{name}: {', '.join(names)}" for name, names in COMPRESSIONS.items())
+    command.add_argument("--compression", metavar="CODEC", help=f"of the shards ({codecs})")
+    command.add_argument(
+        "--dali-index", action="store_true", help="write an index for NVIDIA DALI (.idx) beside each TFRecord shard"
+    )
+    add_prepare_flags(command)
+    command.add_argument("--overwrite", action="store_true", help="replace a dataset that is at DST")
+    _add_run(command)
+
+
+def _add_size(command: argparse.ArgumentParser, default: str) -> None:
+    size = command.add_mutually_exclusive_group()
+    size.add_argument("--shards", type=_checked(_at_least(1)), metavar="N", help="shards of the largest split")
+    size.add_argument(
+        "--shard-size", type=_checked(parse_bytes), metavar="SIZE",
+        help=f"about how large each shard should be, such as 64MiB (default: {default})",
+    )  # fmt: skip
+
+
+def _add_work(command: argparse.ArgumentParser) -> None:
+    """The flags that say how the work is done, and which records stop it."""
     _add_workers(command)
     command.add_argument(
         "--memory", type=_checked(parse_bytes), metavar="SIZE",
@@ -299,22 +375,18 @@ def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1"
         help="local, or a cluster that is there, whose workers have ringfeed installed: dask://HOST:PORT, "
         "ray://HOST:PORT, ray://auto (default: local)",
     )  # fmt: skip
-    codecs = "; ".join(f"{name}: {', '.join(names)}" for name, names in COMPRESSIONS.items())
-    command.add_argument("--compression", metavar="CODEC", help=f"of the shards ({codecs})")
     command.add_argument(
         "--min-class-records", type=_checked(_at_least(1)), default=2, metavar="N",
         help="refuse a class with fewer records (default: 2)",
     )  # fmt: skip
     command.add_argument(
-        "--dali-index", action="store_true", help="write an index for NVIDIA DALI (.idx) beside each TFRecord shard"
-    )
-    add_prepare_flags(command)
-    command.add_argument(
         "--on-bad-record", default="fail", metavar="WHAT",
         help="fail, or pass over so many records that cannot be read or have no label, and name them in "
         "rejected.jsonl: skip:N, skip:P%% (default: fail)",
     )  # fmt: skip
-    command.add_argument("--overwrite", action="store_true", help="replace a dataset that is at DST")
+
+
+def _add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument("--dry-run", action="store_true", help="show what would be written, and write nothing")
     command.add_argument("--json", action="store_true", help="one JSON document on standard output, no progress")
 

@@ -65,6 +65,10 @@ class RecordLayout:
         columns = [{"name": c.name, "offset": c.offset, "item_bytes": c.item_bytes} for c in self.columns]
         return {"example_bytes": self.example_bytes, "columns": columns}
 
+    def holds(self, other: RecordLayout) -> bool:
+        """Whether records of another layout of the same schema can be written in this one."""
+        return all(mine.item_bytes >= its.item_bytes for mine, its in zip(self.columns, other.columns, strict=True))
+
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RecordLayout:
         """The inverse of `to_json`."""

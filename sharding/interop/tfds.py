@@ -36,6 +36,11 @@ def obstacle(manifest: Manifest, shards: Sequence[ShardInfo]) -> str:
     for name, split in manifest.splits.items():
         if split.shards > _MAX_SHARDS:
             return f"split {name!r} has {split.shards:,} shards, whose names it expects otherwise above {_MAX_SHARDS:,}"
+    if manifest.generations:
+        return (
+            "records were appended, whose shards lie in folders of their own, and it reads those of one folder; "
+            "shard-dataset reshard writes them as one dataset"
+        )
     for feature in manifest.schema.features:
         if feature.elements is None and _nullable(manifest, feature):
             return f"feature {feature.name!r} holds lists of any length, and none at all in some records"

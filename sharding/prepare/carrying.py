@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from ..errors import ConfigError
 from ..keyed import derive_key
-from ..schema import Schema
-from ..sources.base import Part, Reject, Source, fail_on_bad, late_bytes
+from ..schema import Feature, Schema
+from ..sources.base import NO_FEATURES, Part, Reject, Source, fail_on_bad, late_bytes
 from .image_source import ImageSource
 from .opening import open_prepared
 from .options import PrepareOptions
@@ -89,6 +89,7 @@ def open_carrying(
     options: PrepareOptions,
     column: str | None,
     reject: Reject = fail_on_bad,
+    types: Mapping[str, Feature] = NO_FEATURES,
 ) -> Source:
     """Open and prepare a dataset as `opening.open_prepared` does, with a column in its drafts even if steps drop it.
 
@@ -99,13 +100,14 @@ def open_carrying(
         options: what to do.
         column: by its name after all steps. Or None.
         reject: see `open_prepared`.
+        types: see `open_prepared`.
     """
-    source = open_prepared(url, label, kind, options, reject)
+    source = open_prepared(url, label, kind, options, reject, types)
     steps = tuple(kept for step in options.steps if (kept := _keeping(step, column)) is not None)
     if column is None or column in source.schema.names or steps == options.steps:
         return source
     try:
-        whole = open_prepared(url, label, kind, replace(options, steps=steps), reject)
+        whole = open_prepared(url, label, kind, replace(options, steps=steps), reject, types)
     except ConfigError:  # there is no such column; the steps as they were given were fine
         return source
     if column not in whole.schema.names:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
+from ..errors import ConfigError, SourceError
+from ..schema import Feature
 from ..sources import Source, open_source
-from ..sources.base import Reject, fail_on_bad
-from .casts import SetTypes
+from ..sources.base import NO_FEATURES, Reject, fail_on_bad
+from .casts import Cast, SetTypes
 from .image_source import ImageSource
 from .mapping import MapBatches
 from .options import PrepareOptions
@@ -17,7 +21,12 @@ __all__ = ["open_prepared", "prepare"]
 
 
 def open_prepared(
-    url: str, label: str | None, kind: str, options: PrepareOptions, reject: Reject = fail_on_bad
+    url: str,
+    label: str | None,
+    kind: str,
+    options: PrepareOptions,
+    reject: Reject = fail_on_bad,
+    types: Mapping[str, Feature] = NO_FEATURES,
 ) -> Source:
     """Open a dataset to be sharded, and prepare it but for doubles (see `dedup`), which takes a round of its own.
 
@@ -27,22 +36,37 @@ def open_prepared(
         kind: see `sources.open_source`.
         options: what to do.
         reject: see `sources.open_source`.
+        types: that columns are expected to have after all steps, for kinds that would else infer them; they may come
+            out otherwise.
 
     Raises:
         SourceError: see `sources.open_source`.
         ConfigError: a step does not fit the columns.
     """
-    if not (options.steps or options.features):
-        return prepare(open_source(url, label, kind, reject=reject), options, label)
     name = None if label is None else _before(options.steps, label)
     if not any(isinstance(step, MapBatches) for step in options.steps):
-        return prepare(open_source(url, name, kind, options.features, reject), options, label)
+        expected = _types_before(options.steps, types)
+        return prepare(_open_expected(url, name, kind, options.features, expected, reject), options, label)
     source = open_source(
         url, None, kind, options.features, reject
     )  # the label may be a column that a function is yet to make
     if source.schema.label not in (None, name) and name is not None:  # images: the label is there, by any name
         source = open_source(url, name, kind, options.features, reject)
     return prepare(source, options, label)
+
+
+def _open_expected(
+    url: str,
+    label: str | None,
+    kind: str,
+    given: Mapping[str, Feature],
+    expected: Mapping[str, Feature],
+    reject: Reject,
+) -> Source:
+    if expected:
+        with suppress(SourceError, ConfigError):  # a column is not there, or no type of text: infer what there is
+            return open_source(url, label, kind, {**expected, **given}, reject)
+    return open_source(url, label, kind, given, reject)
 
 
 def prepare(source: Source, options: PrepareOptions, label: str | None = None) -> Source:
@@ -74,6 +98,18 @@ def _before(steps: Sequence[Step], name: str) -> str:
         if isinstance(step, Rename):
             name = {new: old for old, new in step.names}.get(name, name)
     return name
+
+
+def _types_before(steps: Sequence[Step], types: Mapping[str, Feature]) -> dict[str, Feature]:
+    """What the types of columns after the steps tell of those before them."""
+    result = dict(types)
+    for step in reversed(steps):
+        if isinstance(step, Rename):
+            before = {new: old for old, new in step.names}
+            result = {before.get(name, name): feature for name, feature in result.items()}
+        elif isinstance(step, Cast):
+            result = {name: feature for name, feature in result.items() if name not in dict(step.dtypes)}
+    return {name: replace(feature, name=name) for name, feature in result.items()}
 
 
 def _after(steps: Sequence[Step], name: str) -> str:

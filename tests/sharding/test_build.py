@@ -25,6 +25,7 @@ from ringfeed.sharding import (
     read_records,
     verify,
 )
+from ringfeed.sharding import destination as destination_module
 from ringfeed.sharding import write as write_module
 from ringfeed.sharding.storage import Storage
 from tests.servers.store import Store
@@ -324,6 +325,17 @@ def test_a_failed_swap_leaves_no_half_dataset(parquet: str, tmp_path: Path, monk
     with pytest.raises(RingfeedError, match="planted"):
         built(parquet, tmp_path / "out", label="label", shards=2, overwrite=True)
     assert [p for p in (tmp_path / "out").rglob("*") if p.is_file()] == []
+
+
+def test_a_dataset_that_came_between_the_look_and_the_lease_is_not_built_over(
+    parquet: str, tmp_path: Path, files_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built(parquet, tmp_path / "out", label="label", shards=2)
+    before = files_of(tmp_path / "out")
+    monkeypatch.setattr(destination_module, "_check", lambda *_: False)  # as it looked while the other was at work
+    with pytest.raises(DestinationError, match="already holds a dataset"):
+        built(parquet, tmp_path / "out", label="label", shards=3)
+    assert files_of(tmp_path / "out") == before
 
 
 def test_a_dataset_that_another_build_committed_meanwhile_is_an_error(parquet: str, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from ringfeed.sharding import (
     Progress,
     Storage,
     build,
+    build_plan,
     check_dataset,
     clean,
     open_dataset,
@@ -88,7 +89,7 @@ class TestBuild:
         self, parquet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         built(parquet, tmp_path / "whole", **OPTIONS)
-        monkeypatch.setattr(BUILD, "_BLOCK_ROWS", 7)
+        monkeypatch.setattr(build_plan, "_BLOCK_ROWS", 7)
         built(parquet, tmp_path / "blocks", **OPTIONS)
         for path in (tmp_path / "whole").glob("*.idx"):
             assert (tmp_path / "blocks" / path.name).read_bytes() == path.read_bytes()

@@ -36,7 +36,7 @@ from ringfeed.sharding import (
     repair,
     verify,
 )
-from ringfeed.sharding.destination import clean
+from ringfeed.sharding.cleaning import clean
 from ringfeed.sharding.lease import LEASE_NAME, hold
 from ringfeed.sharding.prepare import Encoding, Filter, ImageOptions, MapBatches, PrepareOptions, Size
 from ringfeed.sharding.storage import Storage

@@ -63,7 +63,7 @@ def large_parquet(folder: Path, compression: str) -> Dataset:
     """20,000 records in two shards of five row groups."""
     pq.write_table(make_table(20_000), folder / "x.parquet")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["ringfeed.sharding.build"], "_BLOCK_ROWS", 2000)
+        patch.setattr(sys.modules["ringfeed.sharding.build_plan"], "_BLOCK_ROWS", 2000)
         options = {"shard_format": "parquet", "compression": compression, "label": "label", "shards": 2}
         return built(str(folder / "x.parquet"), folder / "out", **options)
 
@@ -71,7 +71,7 @@ def large_parquet(folder: Path, compression: str) -> Dataset:
 @pytest.fixture(autouse=True)
 def _small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repairs write shards as those above were written."""
-    monkeypatch.setattr(sys.modules["ringfeed.sharding.build"], "_BLOCK_ROWS", 2000)
+    monkeypatch.setattr(sys.modules["ringfeed.sharding.build_plan"], "_BLOCK_ROWS", 2000)
 
 
 def actions(root: Path) -> dict[str, str]:
@@ -118,6 +118,18 @@ class TestBitByBit:
         assert files_of(root) == files_of(Path(pristine.storage.locate())) | {
             "backup.bin": (root / pristine.shards[0].index_path).read_bytes()
         }
+
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_the_draft_of_a_write_that_was_killed_is_used_or_removed(
+        self, root: Path, pristine: Dataset, files_of: Files, whole: bool
+    ) -> None:
+        path = root / pristine.shards[1].path
+        data = path.read_bytes()
+        path.with_name(f".{path.name}.0123abcd.part").write_bytes(data if whole else data[:1000])
+        if whole:
+            path.unlink()
+        assert repair(str(root)).lost == ()
+        assert files_of(root) == files_of(Path(pristine.storage.locate()))
 
     def test_dataset_json_and_then_the_table_come_back(self, root: Path, pristine: Dataset, files_of: Files) -> None:
         (root / "dataset.json").unlink()

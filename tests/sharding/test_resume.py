@@ -27,7 +27,7 @@ from ringfeed.sharding import (
     open_dataset,
     verify,
 )
-from ringfeed.sharding.destination import clean
+from ringfeed.sharding.cleaning import clean
 from ringfeed.sharding.storage import Storage
 from tests.servers.store import Store
 from tests.sharding.conftest import built, make_table

@@ -55,7 +55,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
                 table = table.append_column("text", pa.array(["x" * (i % 40) for i in range(RECORDS)]))
             pq.write_table(table, folder / "x.parquet")
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(sys.modules["ringfeed.sharding.build"], "_BLOCK_ROWS", 20)
+                patch.setattr(sys.modules["ringfeed.sharding.build_plan"], "_BLOCK_ROWS", 20)
                 made[key] = built(
                     str(folder / "x.parquet"),
                     folder / "out",
@@ -75,7 +75,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
 @pytest.fixture(autouse=True)
 def _small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repairs write shards as the datasets above were written."""
-    monkeypatch.setattr(sys.modules["ringfeed.sharding.build"], "_BLOCK_ROWS", 20)
+    monkeypatch.setattr(sys.modules["ringfeed.sharding.build_plan"], "_BLOCK_ROWS", 20)
 
 
 def root_of(dataset: Dataset) -> Path:

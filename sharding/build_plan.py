@@ -1,0 +1,111 @@
+"""What a build, or an append, will write: known after the first pass over the source, and enough for the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from .assign import Assignment
+from .census import Census
+from .keyed import derive_key
+from .manifest import Manifest
+from .placement import Placement
+from .plan import BuildOptions
+from .schema import Schema
+from .sized import Dealt
+from .sources import Source
+from .sources.base import BadRecord
+
+__all__ = ["BLOCK_BYTES", "BuildPlan", "class_array", "writer"]
+
+BLOCK_BYTES = 32 << 20  # read, encoded and written at a time
+_BLOCK_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildPlan:
+    """What a build will write, known after the first pass over the labels.
+
+    Attributes:
+        source: opened.
+        classes: values of the label: those of `base`, then the others, sorted.
+        counts: records of each stratum (see `Assignment`) in each part, int64 [parts, strata].
+        assignment: of records to shards.
+        record_bytes: estimated mean size of a record on storage.
+        rejected: records that are passed over, for they cannot be read.
+        census: where more than the class decides the places of records; its files last as long as the build.
+        groups: how many groups each split has, where there are groups.
+        dealt: what came of dealing by size, if that was asked for.
+        digest: of what the column that decides the splits says, if there is one.
+        base: what the dataset that is appended to says of itself; None in a build.
+    """
+
+    source: Source
+    classes: tuple[Any, ...]
+    counts: npt.NDArray[np.int64]
+    assignment: Assignment
+    record_bytes: float
+    rejected: tuple[BadRecord, ...] = ()
+    census: Census | None = None
+    groups: Mapping[str, int] = field(default_factory=dict)
+    dealt: Dealt | None = None
+    digest: str = ""
+    base: Manifest | None = None
+
+    @property
+    def placements(self) -> Iterator[Placement]:
+        """For each part, what decides the places of its records."""
+        schema = self.source.schema
+        for first in np.cumsum(self.counts, axis=0) - self.counts:
+            yield Placement(
+                assignment=self.assignment,
+                label=schema.label,
+                classes=class_array(schema, self.classes),
+                first_ordinals=first,
+                census=self.census,
+            )
+
+    @property
+    def shard_bytes(self) -> float:
+        """Estimated size of the largest shard."""
+        return max(split.shard_records(0) for split in self.assignment.splits) * self.record_bytes
+
+    @property
+    def block_rows(self) -> int:
+        """Rows that are assembled at a time: a function of the source and the format alone, as it shapes Parquet."""
+        return int(np.clip(BLOCK_BYTES / max(self.record_bytes, 1), 1, _BLOCK_ROWS))
+
+    def fingerprint(self, options: BuildOptions) -> str:
+        """A hash of all that shapes what is written: builds of one fingerprint write the same bytes."""
+        facts = [
+            self.source.fingerprint,
+            self.source.schema.to_json(),
+            options.recorded(),
+            [options.shard_format, options.codec, options.seed],
+            [[split.name, split.shards, split.class_counts] for split in self.assignment.splits],
+            [str(value) for value in self.classes],
+            self.block_rows,
+            writer(),
+            *([self.digest] if self.digest else []),
+            *([self.dealt.digest] if self.dealt else []),
+        ]
+        if self.base is not None:
+            facts.append([self.assignment.generation, self.base.layout and self.base.layout.to_json()])
+        return f"{derive_key(json.dumps(facts)):016x}"
+
+
+def class_array(schema: Schema, classes: Sequence[Any]) -> pa.Array:
+    """The values of the label, as the type of its column; of class None without one."""
+    return pa.array(classes, None if schema.label is None else schema[schema.label].primitive)
+
+
+def writer() -> str:
+    """Name and version of this program, as a dataset tells them."""
+    return f"ringfeed {version('ringfeed')}"

@@ -1,0 +1,76 @@
+"""Remove what killed builds, appends and repairs left; whatever a dataset is made of stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from .dataset import open_dataset
+from .destination import check_no_damaged
+from .errors import DestinationError
+from .footprint import OURS, STAGING, files_of, folders_of, remove_empty, remove_files
+from .generations import GENERATION_FILES, TABLE_NAMES, generation_of, table_order
+from .journal import JOURNAL_FOLDER
+from .lease import LEASE_NAME, is_held, is_lease_draft, read_holder
+from .manifest import MANIFEST_NAME, Manifest
+from .spill import remove_spill, scratch_root, spill_root
+from .storage import Storage
+
+__all__ = ["clean"]
+
+
+def clean(destination: Storage, *, spill: str | None = None, dry_run: bool = False) -> list[str]:
+    """Remove what killed builds left at a destination, and spilled for it: all of ours that is no part of a dataset.
+
+    Args:
+        destination: with a dataset, or without.
+        spill: where they were told to spill to.
+        dry_run: only say what would be removed.
+
+    Returns:
+        The URLs.
+
+    Raises:
+        DestinationError: another writes there, or the dataset there has lost its `dataset.json`.
+        CorruptionError: the dataset there is damaged; what belongs to it is not known.
+    """
+    files = destination.list()
+    holder = read_holder(destination)
+    if holder is not None and is_held(destination, holder):
+        who = f"{'an' if holder.task == 'append' else 'a'} {holder.task}"
+        raise DestinationError(f"{who} is writing to {destination.locate()}; wait for it, or stop it first")
+    check_no_damaged(destination, files)
+    known: set[str] = set()
+    manifest = None
+    if MANIFEST_NAME in files:
+        dataset = open_dataset(destination)
+        known, manifest = set(files_of(dataset)), dataset.manifest
+    debris = [name for name in files if OURS.fullmatch(name) and name not in known] if _was_built_in(files) else []
+    debris += sorted(set(_of_other_generations(manifest, files)) - set(debris))
+    if not dry_run:
+        remove_files(destination, debris)
+        folders = [JOURNAL_FOLDER, STAGING, *folders_of(debris)]
+        remove_empty(destination, [*folders, *([] if set(files) - set(debris) else [""])])
+    spilled = []
+    for root in (spill_root(spill, destination.locate()), scratch_root(spill, destination)):
+        spilled += [root.locate(name) for name in root.list()]
+        if not dry_run:
+            remove_spill(root)
+    return [destination.locate(name) for name in debris] + spilled
+
+
+def _of_other_generations(manifest: Manifest | None, files: Iterable[str]) -> Iterator[str]:
+    """What an append that did not end has written, and tables that only those need who opened them before an append."""
+    last = len(manifest.all_generations) - 1 if manifest is not None else 0
+    for name in files:
+        if manifest is None or not GENERATION_FILES.fullmatch(name) or not OURS.fullmatch(name):
+            continue
+        table = TABLE_NAMES.fullmatch(name) is not None
+        generation = table_order(name)[0] if table else generation_of(name)
+        if generation > last or (table and generation < last):
+            yield name
+
+
+def _was_built_in(files: Iterable[str]) -> bool:
+    """Whether a build or an append left its mark: else files with names like ours are another program's."""
+    marks = (LEASE_NAME, f"{JOURNAL_FOLDER}/", f"{STAGING}/", "_building.takeover-")
+    return any(name.startswith(marks) or is_lease_draft(name) for name in files)

@@ -1,0 +1,57 @@
+"""The files that builds, appends and repairs may leave in a folder: which are theirs, and how they are removed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from .dataset import Dataset
+from .errors import RingfeedError
+from .generations import FOLDER_NAMES, TABLE_NAMES
+from .interop.tfds import TFDS_NAMES
+from .journal import JOURNAL_FOLDER
+from .lease import LEASE_NAME
+from .storage import Storage
+from .tolerance import REJECTED_NAME
+
+__all__ = ["OURS", "STAGING", "files_of", "folders_of", "remove_empty", "remove_files"]
+
+STAGING = "_replacing"
+OURS = re.compile(
+    r"(.*/)?(.*-\d{5,}-of-\d{5,}(\.salvaged(-\d+)?)?\.(tfrecord|parquet|index\.arrow|idx)"
+    rf"|{TABLE_NAMES.pattern}|\..*\.part)"
+    rf"|({FOLDER_NAMES.pattern}/)?{re.escape(REJECTED_NAME)}"
+    rf"|{'|'.join(map(re.escape, (*TFDS_NAMES, LEASE_NAME)))}"
+    rf"|_building\.takeover-.*\.json|{JOURNAL_FOLDER}/.*\.json|{STAGING}/.*"
+)
+_REMOVERS = 16
+
+
+def files_of(dataset: Dataset) -> list[str]:
+    """All of a dataset but `dataset.json`."""
+    shards = (path for shard in dataset.shards for path in (shard.path, shard.index_path))
+    return [dataset.manifest.shards_path, *shards, *dataset.manifest.files]
+
+
+def folders_of(names: Iterable[str]) -> set[str]:
+    """The folders that files lie in, but the root."""
+    return {name.rpartition("/")[0] for name in names} - {""}
+
+
+def remove_files(storage: Storage, names: Iterable[str]) -> None:
+    """Remove files, side by side where each has to be waited for."""
+    if storage.local_path is not None:  # nothing to wait for, side by side
+        for name in names:
+            storage.remove(name)
+        return
+    with ThreadPoolExecutor(_REMOVERS) as pool:
+        list(pool.map(storage.remove, names))
+
+
+def remove_empty(storage: Storage, folders: Iterable[str]) -> None:
+    """Remove folders that hold no file, as far as the store has folders."""
+    with suppress(RingfeedError):
+        for folder in folders:
+            storage.prune(folder)

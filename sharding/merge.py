@@ -1,0 +1,79 @@
+"""A dataset and what an append has written for it, as one: pure functions of what the two say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from .dataset import Dataset
+from .generations import table_name
+from .interop.tfds import TFDS_NAMES
+from .manifest import Generation, Manifest, ShardInfo, SplitInfo
+from .statistics import FeatureStatistics, merge_statistics
+
+__all__ = ["merge_generation"]
+
+
+def merge_generation(base: Dataset, added: Manifest, shards: Sequence[ShardInfo]) -> tuple[Manifest, list[ShardInfo]]:
+    """The dataset with one more generation; not yet sealed.
+
+    Args:
+        base: that is appended to.
+        added: what would be said of the new shards if they were a dataset: its classes begin with those of `base`, its
+            schema, format and compression are the same, and its layout is that of `base`, or None.
+        shards: the new ones.
+    """
+    manifest = base.manifest
+    classes = len(added.classes)
+    generation = Generation(
+        plan=added.plan,
+        source=added.source,
+        seed=added.seed,
+        options=added.options,
+        writer=added.writer,
+        classes=classes,
+        records={name: split.records for name, split in added.splits.items()},
+        shards={name: split.shards for name, split in added.splits.items()},
+    )
+    kept = added.layout == manifest.layout
+    before = (entry if kept else replace(entry, layout=manifest.layout) for entry in manifest.all_generations)
+    generations = (*before, generation)
+    merged = replace(
+        manifest,
+        classes=added.classes,
+        splits=_merge_splits(manifest.splits, added.splits, classes),
+        layout=manifest.layout if kept else None,
+        shards_path=table_name(len(generations) - 1),
+        files={path: info for path, info in manifest.files.items() if path not in TFDS_NAMES} | dict(added.files),
+        lost=tuple(replace(entry, class_counts=_padded(entry.class_counts, classes)) for entry in manifest.lost),
+        generations=generations,
+    )
+    old = [replace(shard, class_counts=_padded(shard.class_counts, classes)) for shard in base.shards]
+    return merged, [*old, *shards]
+
+
+def _merge_splits(old: Mapping[str, SplitInfo], new: Mapping[str, SplitInfo], classes: int) -> dict[str, SplitInfo]:
+    result = {name: replace(split, class_counts=_padded(split.class_counts, classes)) for name, split in old.items()}
+    for name, more in new.items():
+        known = result.get(name)
+        result[name] = more if known is None else _sum(known, more)
+    return result
+
+
+def _sum(a: SplitInfo, b: SplitInfo) -> SplitInfo:
+    return SplitInfo(
+        records=a.records + b.records,
+        shards=a.shards + b.shards,
+        class_counts=tuple(x + y for x, y in zip(a.class_counts, b.class_counts, strict=True)),
+        statistics=_merge_features(a.statistics, b.statistics),
+    )
+
+
+def _merge_features(
+    a: Mapping[str, FeatureStatistics], b: Mapping[str, FeatureStatistics]
+) -> dict[str, FeatureStatistics]:
+    return {name: merge_statistics(statistics, b[name]) for name, statistics in a.items()}
+
+
+def _padded(counts: Sequence[int], classes: int) -> tuple[int, ...]:
+    return (*counts, *(0,) * (classes - len(counts)))

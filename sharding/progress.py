@@ -1,0 +1,53 @@
+"""How far a build, or an export, is: told after every task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+__all__ = ["Progress", "Report", "Teller", "ignore", "tell_stage"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a build is.
+
+    Attributes:
+        stage: ``dedup``, ``count``, ``partition`` or ``write``; of an export, ``export``.
+        done: tasks of the stage that are finished (in ``write`` and ``export``: shards).
+        total: tasks, or shards, of the stage.
+        records: records in what is finished.
+        resumed: of `done`, what an earlier build had finished.
+    """
+
+    stage: str
+    done: int
+    total: int
+    records: int
+    resumed: int = 0
+
+
+Report = Callable[[Progress], None]
+
+
+def ignore(_: Progress) -> None:
+    """Tell nobody."""
+
+
+def tell_stage(report: Report, stage: str) -> Callable[[int, int, int], None]:
+    """What reports the progress of one stage, by tasks that are done, tasks in all, and records."""
+    return lambda done, total, records: report(Progress(stage=stage, done=done, total=total, records=records))
+
+
+class Teller:
+    """Reports the progress of one stage."""
+
+    def __init__(self, report: Report, stage: str, total: int, resumed: int = 0, records: int = 0) -> None:
+        self._report = report
+        self._progress = Progress(stage=stage, done=resumed, total=total, records=records, resumed=resumed)
+        self(0, 0)
+
+    def __call__(self, done: int, records: int) -> None:
+        now = self._progress
+        self._progress = replace(now, done=now.done + done, records=now.records + records)
+        self._report(self._progress)
