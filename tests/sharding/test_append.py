@@ -294,7 +294,10 @@ def test_a_missing_value_ends_the_layout(tmp_path: Path) -> None:
             lambda t: t.set_column(1, "vector", t["vector"].cast(pa.list_(pa.float32()))),
             r"the column 'vector' of .* is float32\[\?\], in .* it is float32\[4\]; bring it into that form",
         ),
-        (lambda t: t.rename_columns([*t.column_names[:-1], "lable"]), "no label column 'label'; .* did you mean 'lable'"),
+        (
+            lambda t: t.rename_columns([*t.column_names[:-1], "lable"]),
+            "no label column 'label'; .*did you mean 'lable'",
+        ),
     ],
 )
 def test_another_schema_is_refused_by_the_name_of_the_column(
