@@ -21,7 +21,7 @@ from .dedup import drop_duplicates
 from .destination import Draft, check_apart, draft_dataset
 from .division import Division, divide, open_census
 from .engine import open_engine
-from .errors import ConfigError, RingfeedError
+from .errors import RingfeedError
 from .execute import Job, stream_tasks
 from .formats import encode_shard, plan_layout
 from .grouping import group
@@ -29,6 +29,7 @@ from .interop.tfds import tfds_files
 from .journal import ShardResult
 from .keyed import derive_key
 from .manifest import FileInfo, Manifest, ShardInfo, SplitInfo, describe
+from .memory import BLOCK_BYTES, RecordBytes
 from .placement import Placement
 from .plan import BuildOptions, check_label, plan_assignment, share_out, sort_classes
 from .prepare import open_carrying
@@ -47,12 +48,7 @@ __all__ = ["BuildPlan", "Progress", "Report", "assemble", "build", "partition", 
 
 _SAMPLE_RECORDS = 256
 _BLOCK_ROWS = 1 << 16
-_BLOCK_BYTES = 32 << 20  # read, encoded and written at a time
-_BLOCK_COPIES = 6  # of a block, at the worst: drafts, records, messages, frames, what is compressed, what is sent
-_BUCKET_BYTES = 128 << 20  # of shards assembled together, if they are small
 _LEAST_BUCKETS = 64  # enough for the workers to share, and for a killed build to lose little
-_AHEAD = 4  # tasks submitted and not ended, per worker: enough to keep each busy
-_PROCESS_BYTES = 200 << 20  # of a process that has loaded Arrow, before any data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +82,7 @@ class BuildPlan:
         classes: values of the label, sorted.
         counts: records of each stratum (see `Assignment`) in each part, int64 [parts, strata].
         assignment: of records to shards.
-        record_bytes: estimated mean size of a record on storage.
+        record: estimated mean size of one.
         rejected: records that are passed over, for they cannot be read.
         census: where more than the class decides the places of records; its files last as long as the build.
         groups: how many groups each split has, where there are groups.
@@ -98,7 +94,7 @@ class BuildPlan:
     classes: tuple[Any, ...]
     counts: npt.NDArray[np.int64]
     assignment: Assignment
-    record_bytes: float
+    record: RecordBytes
     rejected: tuple[BadRecord, ...] = ()
     census: Census | None = None
     groups: Mapping[str, int] = field(default_factory=dict)
@@ -119,14 +115,19 @@ class BuildPlan:
             )
 
     @property
-    def shard_bytes(self) -> float:
-        """Estimated size of the largest shard."""
-        return max(split.shard_records(0) for split in self.assignment.splits) * self.record_bytes
+    def record_bytes(self) -> float:
+        """Estimated mean size of a record on storage."""
+        return self.record.stored
+
+    @property
+    def shard_records(self) -> int:
+        """Records in the largest shard."""
+        return max(split.shard_records(0) for split in self.assignment.splits)
 
     @property
     def block_rows(self) -> int:
         """Rows that are assembled at a time: a function of the source and the format alone, as it shapes Parquet."""
-        return int(np.clip(_BLOCK_BYTES / max(self.record_bytes, 1), 1, _BLOCK_ROWS))
+        return int(np.clip(BLOCK_BYTES / max(self.record_bytes, 1), 1, _BLOCK_ROWS))
 
     def fingerprint(self, options: BuildOptions) -> str:
         """A hash of all that shapes what is written: builds of one fingerprint write the same bytes."""
@@ -193,7 +194,7 @@ def _open_source(options: BuildOptions) -> Source:
 def _plan(source: Source, options: BuildOptions, scratch: Storage | None, pool: Executor, report: Report) -> BuildPlan:
     rejected: list[BadRecord] = []
     if options.bad_records is not None:
-        source, rejected = without_bad_records(source, options.bad_records, pool, _AHEAD * options.workers)
+        source, rejected = without_bad_records(source, options.bad_records, pool, options.memory.ahead)
     if options.prepare.dedup is not None:
         source = drop_duplicates(source, options.prepare.dedup, pool, _stage(report, "dedup"))
     census = None if scratch is None else open_census(source, options, scratch)
@@ -203,7 +204,7 @@ def _plan(source: Source, options: BuildOptions, scratch: Storage | None, pool: 
         totals.update(counts)
     classes = sort_classes(totals, options.prepare.described(options.source), options.min_class_records)
     values = _class_array(source.schema, classes)
-    record_bytes = _sample_record_bytes(source, options)
+    record = _sample_record_bytes(source, options)
     division: Division | None = None
     per_split: Mapping[str, tuple[int, ...]]
     if census is None or census.by is None:
@@ -212,7 +213,7 @@ def _plan(source: Source, options: BuildOptions, scratch: Storage | None, pool: 
     else:
         division = divide(census, len(source.parts), values, options)
         strata, per_split = division.counts, division.class_counts
-    assignment = plan_assignment(options, per_split, record_bytes, divided=division is not None)
+    assignment = plan_assignment(options, per_split, record.stored, divided=division is not None)
     dealt = None
     if census is not None and census.sizes:
         dealt = deal_records(census, values, assignment, np.cumsum(strata, axis=0) - strata)
@@ -221,7 +222,7 @@ def _plan(source: Source, options: BuildOptions, scratch: Storage | None, pool: 
         classes=tuple(classes),
         counts=strata,
         assignment=assignment,
-        record_bytes=record_bytes,
+        record=record,
         census=census,
         groups=division.values if division is not None and options.group_by is not None else {},
         dealt=dealt,
@@ -242,7 +243,7 @@ def _count_parts(
         else (take_census, (light(source, n), part, n, census))
         for n, part in enumerate(source.parts)
     )
-    for number, counts in stream_tasks(pool, jobs, _AHEAD * options.workers):
+    for number, counts in stream_tasks(pool, jobs, options.memory.ahead):
         part_counts[number] = counts
         tell(1, sum(counts.values()))
     return part_counts
@@ -330,8 +331,9 @@ def _write(
 ) -> tuple[Manifest, list[ShardInfo]]:
     finished = draft.resume(fingerprint)
     draft.total = plan.assignment.shards
-    bucketing = Bucketing(assignment=plan.assignment, shards_per_bucket=_shards_per_bucket(plan))
+    bucketing = Bucketing(assignment=plan.assignment, shards_per_bucket=_shards_per_bucket(plan, options))
     scratch = None if plan.census is None else plan.census.folder
+    _assemble_tasks(plan, options, bucketing)  # what does not fit is refused before anything is spilled
     spill = open_spill(root, f"{fingerprint}-{bucketing.shards_per_bucket}", scratch)
     parts = partition(plan, options, bucketing, finished, spill, pool, report)
     layout = _layout(plan, options, parts)
@@ -374,26 +376,9 @@ def _write(
     return replace(manifest, files=files), infos
 
 
-def _shards_per_bucket(plan: BuildPlan) -> int:
-    by_size = int(_BUCKET_BYTES / max(plan.shard_bytes, 1))
+def _shards_per_bucket(plan: BuildPlan, options: BuildOptions) -> int:
+    by_size = options.memory.bucket_records(plan.record, plan.block_rows) // plan.shard_records
     return max(1, min(by_size, plan.assignment.shards // _LEAST_BUCKETS))
-
-
-def _tasks_within(options: BuildOptions, need: float, what: str) -> int:
-    """How many tasks to have submitted at a time, if each that runs needs so many bytes.
-
-    Raises:
-        ConfigError: not even one fits into memory.
-    """
-    free = options.memory_budget - (options.workers + 1) * _PROCESS_BYTES
-    fitting = int(free / need)
-    if fitting < 1:
-        needed = options.memory_budget - free + need
-        raise ConfigError(
-            f"{what} needs about {needed / (1 << 20):,.0f} MiB of memory with {options.workers} workers, and --memory "
-            f"allows {options.memory_budget >> 20:,} MiB; allow more, or ask for smaller shards or fewer --workers"
-        )
-    return fitting if fitting < max(options.workers, 2) else _AHEAD * options.workers
 
 
 def partition(
@@ -411,12 +396,13 @@ def partition(
     parts = plan.source.parts
     tell = _Teller(report, "partition", len(parts), len(done), sum(part.records for part in done.values()))
     todo = [number for number in range(len(parts)) if number not in done]
+    run_bytes = options.memory.run_bytes
     jobs: Iterator[Job[PartSpill]] = (
-        (partition_part, (light(plan.source, n), parts[n], n, bucketing, wanted, placement, spill))
+        (partition_part, (light(plan.source, n), parts[n], n, bucketing, wanted, placement, spill, run_bytes))
         for n, placement in enumerate(plan.placements)
         if n not in done
     )
-    for number, part in stream_tasks(pool, jobs, _AHEAD * options.workers):
+    for number, part in stream_tasks(pool, jobs, options.memory.partition_tasks()):
         done[todo[number]] = part
         tell(1, part.records)
     return [done[number] for number in range(len(parts))]
@@ -458,10 +444,14 @@ def assemble(
     )
     records = sum(plan.assignment.shard_records(number) for number in finished)
     tell = _Teller(report, "write", plan.assignment.shards, len(finished), records)
-    need = max(plan.shard_bytes * bucketing.shards_per_bucket, _BLOCK_BYTES) + _BLOCK_COPIES * _BLOCK_BYTES
-    for _, results in stream_tasks(pool, jobs, _tasks_within(options, need, "assembling a shard")):
+    for _, results in stream_tasks(pool, jobs, _assemble_tasks(plan, options, bucketing)):
         yield results
         tell(len(results), sum(result.info.records for result in results))
+
+
+def _assemble_tasks(plan: BuildPlan, options: BuildOptions, bucketing: Bucketing) -> int:
+    records = plan.shard_records * bucketing.shards_per_bucket
+    return options.memory.assemble_tasks(plan.record, records, plan.block_rows)
 
 
 class _Gathered:
@@ -503,21 +493,25 @@ class _Gathered:
         }
 
 
-def _sample_record_bytes(source: Source, options: BuildOptions) -> float:
-    """Mean size on storage of the first records of a few parts spread over the source."""
-    data_bytes = records = 0
+def _sample_record_bytes(source: Source, options: BuildOptions) -> RecordBytes:
+    """Mean sizes of the first records of a few parts spread over the source."""
+    stored = draft = whole = records = 0
     for part in list(source.parts)[:: max(1, len(source.parts) // 4)]:
         batch = source.sample(part, _SAMPLE_RECORDS)
         if not batch.num_rows:
             continue
+        complete = source.complete(batch)
         data, _ = encode_shard(
-            source.complete(batch),
+            complete,
             source.schema,
             np.zeros(batch.num_rows, np.int32),
             shard_format=options.shard_format,
             compression=options.codec,
             layout=None,
         )
-        data_bytes += data.size
+        stored += data.size
+        draft += batch.nbytes
+        whole += complete.nbytes
         records += batch.num_rows
-    return data_bytes / max(records, 1)
+    records = max(records, 1)
+    return RecordBytes(stored=stored / records, draft=draft / records, whole=whole / records)

@@ -12,6 +12,7 @@ from .assign import Assignment, SplitLayout, shards_per_split, split_class_count
 from .engine import check_engine
 from .errors import ConfigError, SourceError
 from .formats.encode import COMPRESSIONS, default_compression
+from .memory import MemoryShare
 from .prepare import PrepareOptions, restore_options
 from .schema import Schema
 from .tolerance import Budget, parse_budget
@@ -140,6 +141,11 @@ class BuildOptions:
     def memory_budget(self) -> int:
         """Bytes that all processes may use together, about."""
         return max(2 << 30, self.workers << 30) if self.memory_bytes is None else self.memory_bytes
+
+    @property
+    def memory(self) -> MemoryShare:
+        """How that is shared out."""
+        return MemoryShare(budget=self.memory_budget, workers=self.workers)
 
     @property
     def bad_records(self) -> Budget:
