@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..sharding.class_counts import count_matrix
 from ..sharding.manifest import ShardInfo
 from .balance import ClassSchedule
 from .order import EpochOrder, Window
@@ -91,7 +92,7 @@ def plan_epoch(
             manifest cannot tell whether a class lies in the piece.
     """
     geometry = order.geometry
-    counts = np.array([shard.class_counts for shard in shards], np.int64)
+    counts = count_matrix([shard.class_counts for shard in shards])
     windows = [window for stream in range(geometry.streams) for window in order.windows(stream)]
     missing, donors = _find_missing(order, schedule, windows, shards, classes, counts, class_ids)
     return LoaderPlan(
@@ -101,7 +102,7 @@ def plan_epoch(
         streams=geometry.streams,
         dropped=geometry.dropped,
         padded=geometry.padded,
-        class_mix=_mix(order, schedule, classes, counts.sum(axis=0)),
+        class_mix=_mix(order, schedule, classes, counts.sum(axis=0, dtype=np.int64)),
         bytes_per_rank=_bytes_per_rank(order, windows, shards, world_size, donors),
         missing=tuple(missing),
     )
@@ -157,7 +158,7 @@ def _find_missing(
     windows: Sequence[Window],
     shards: Sequence[ShardInfo],
     classes: Sequence[Any],
-    counts: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.unsignedinteger],
     class_ids: Callable[[int], npt.NDArray[np.int32]],
 ) -> tuple[list[MissingClass], list[tuple[int, int]]]:
     """Windows that lack a class they need, and the (stream, shard) pairs that lend it."""
@@ -185,7 +186,7 @@ def _find_missing(
 def _has_class(
     window: Window,
     class_id: int,
-    counts: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.unsignedinteger],
     class_ids: Callable[[int], npt.NDArray[np.int32]],
 ) -> bool:
     """Whether any segment holds the class: by pigeonhole where the manifest suffices, else by the index."""

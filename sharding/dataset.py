@@ -58,7 +58,7 @@ def open_dataset(location: str | Storage) -> Dataset:
         ) from error
     manifest = Manifest.decode(data, storage.locate(MANIFEST_NAME))
     table = read_checked(storage, manifest.shards_path, manifest.shards_bytes, manifest.shards_checksum)
-    return Dataset(storage=storage, manifest=manifest, shards=decode_shards(table.to_pybytes()))
+    return Dataset(storage=storage, manifest=manifest, shards=decode_shards(table))
 
 
 def read_checked(storage: Storage, path: str, expected_bytes: int, expected_checksum: str) -> pa.Buffer:
