@@ -24,6 +24,7 @@ with quiet_tensorflow():
 
 import images
 import memory
+import planner
 import reading
 import writing
 from tables import write_source
@@ -36,6 +37,7 @@ BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]
     "s3": writing.run_s3,
     "images": images.run,
     "memory": memory.run,
+    "planner": planner.run,
 }
 
 

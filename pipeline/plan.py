@@ -118,9 +118,9 @@ def _mix(
         expected = records / records.sum() * geometry.batch_size
         bounds = np.stack([expected, expected])
     else:
-        seats = schedule.seats(np.arange(geometry.steps))
-        samples = seats.sum(axis=0).astype(np.float64)
-        bounds = np.stack([seats.min(axis=0), seats.max(axis=0)]).astype(np.float64)
+        seats, fewest, most = schedule.seats_of_epoch()
+        samples = seats.astype(np.float64)
+        bounds = np.stack([fewest, most]).astype(np.float64)
     return {
         value: ClassMix(
             records=int(records[i]),
@@ -167,7 +167,7 @@ def _find_missing(
     if schedule is None:
         return missing, donors
     for window in windows:
-        for class_id in np.flatnonzero(schedule.weights > 0).tolist():
+        for class_id in np.flatnonzero((schedule.weights > 0) & ~_surely_there(window, counts)).tolist():
             if _has_class(window, class_id, counts, class_ids):
                 continue
             donor = choose_donor(order, window, counts[:, class_id])
@@ -183,18 +183,21 @@ def _find_missing(
     return missing, donors
 
 
+def _surely_there(window: Window, counts: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.bool_]:
+    """The classes of which some segment has a record, by pigeonhole: its shard has more than lie outside it."""
+    there = np.zeros(counts.shape[1], np.bool_)
+    for segment in window.segments:
+        row = counts[segment.shard]
+        there |= row > int(row.sum()) - (segment.stop - segment.start)
+    return there
+
+
 def _has_class(
     window: Window,
     class_id: int,
     counts: npt.NDArray[np.unsignedinteger],
     class_ids: Callable[[int], npt.NDArray[np.int32]],
 ) -> bool:
-    """Whether any segment holds the class: by pigeonhole where the manifest suffices, else by the index."""
-    doubtful = []
-    for segment in window.segments:
-        outside = int(counts[segment.shard].sum()) - (segment.stop - segment.start)
-        if counts[segment.shard, class_id] > outside:
-            return True
-        if counts[segment.shard, class_id]:
-            doubtful.append(segment)
+    """Whether any segment holds a class that is not surely there, by the index of its shard."""
+    doubtful = [segment for segment in window.segments if counts[segment.shard, class_id]]
     return any(bool(np.any(class_ids(s.shard)[s.start : s.stop] == class_id)) for s in doubtful)

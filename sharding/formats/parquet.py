@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 __all__ = [
-    "RowGroup", "iterate_parquet", "open_writer", "read_parquet", "read_row_groups", "row_group_rows", "rows_within",
-    "scan_row_groups", "write_parquet",
+    "RowGroup", "iterate_parquet", "iterate_row_groups", "open_writer", "read_parquet", "read_row_groups",
+    "row_group_rows", "rows_within", "scan_row_groups", "write_parquet",
 ]  # fmt: skip
 
 
@@ -54,6 +54,13 @@ def iterate_parquet(
     if batch_bytes is not None:
         batch_rows = rows_within(file, range(file.metadata.num_row_groups), names, batch_rows, batch_bytes)
     yield from file.iter_batches(batch_rows, columns=names, use_threads=False)
+
+
+def iterate_row_groups(data: bytes | pa.Buffer) -> Iterator[pa.Table]:
+    """The rows of a Parquet file, a row group at a time."""
+    file = _open(data)
+    for group in range(file.metadata.num_row_groups):
+        yield file.read_row_group(group, use_threads=False)
 
 
 def rows_within(
