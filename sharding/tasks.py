@@ -217,8 +217,9 @@ def _tag(batch: pa.RecordBatch, places: npt.NDArray[np.int64], class_ids: npt.ND
 
 
 def _widen_ranges(ranges: dict[str, tuple[int, int]], batch: pa.RecordBatch, schema: Schema) -> None:
+    names = set(batch.schema.names)
     for feature in schema.features:
-        if feature.example_kind != "int64" or feature.elements is None or feature.name not in batch.schema.names:
+        if feature.example_kind != "int64" or feature.elements is None or feature.name not in names:
             continue
         column = batch.column(feature.name)
         values = column if feature.shape == () else column.flatten()

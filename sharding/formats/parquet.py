@@ -72,7 +72,8 @@ def rows_within(
     of all that a row group holds as it is encoded: more than theirs, but less than in memory where long strings repeat.
     Sizes of single columns are not asked for: pyarrow 26.0.1 aborts the process where they are damaged.
     """
-    widths = [_fixed_bytes(file.schema_arrow.field(name).type) for name in columns]
+    schema = file.schema_arrow  # made anew at each look
+    widths = [_fixed_bytes(schema.field(name).type) for name in columns]
     row_bytes = sum(widths, 0.0)
     if 0.0 in widths:
         sizes = [file.metadata.row_group(group) for group in groups]
