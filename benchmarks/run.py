@@ -23,6 +23,8 @@ with quiet_tensorflow():
     import tensorflow  # noqa: F401
 
 import images
+import memory
+import planner
 import reading
 import writing
 from tables import write_source
@@ -34,6 +36,8 @@ BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]
     "workers": writing.run_workers,
     "s3": writing.run_s3,
     "images": images.run,
+    "memory": memory.run,
+    "planner": planner.run,
 }
 
 

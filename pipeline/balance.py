@@ -109,6 +109,12 @@ class ClassSchedule:
         """Seats of each class in each of some global batches, int64 [len(steps), classes]."""
         return self._patterns[self._pattern_numbers(steps)]
 
+    def seats_of_epoch(self) -> tuple[Int64, Int64, Int64]:
+        """Of each class, the seats in all batches of the epoch, and the fewest and the most in one; int64 [classes]."""
+        times = np.bincount(self._pattern_numbers(np.arange(self.steps)), minlength=len(self._patterns))
+        there = self._patterns[times > 0]
+        return times @ self._patterns, there.min(axis=0), there.max(axis=0)
+
     def classes_at(self, steps: Int64, positions: range) -> ClassNumbers:
         """The class of a run of positions in each of some global batches.
 

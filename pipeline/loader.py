@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..sharding.class_counts import count_matrix
 from ..sharding.dataset import open_dataset
 from ..sharding.errors import ConfigError
 from ..sharding.manifest import Manifest
@@ -175,7 +176,7 @@ class Loader:
         """
         self._check_step(epoch, start_step)
         order, schedule = self._order(epoch), self._schedule(epoch)
-        counts = np.array([shard.class_counts for shard in self._shards], np.int64)
+        counts = count_matrix([shard.class_counts for shard in self._shards])
         fetcher = self._fetcher()
         planner = ThreadPoolExecutor(_PLAN_THREADS, thread_name_prefix="ringfeed-plan")
         try:

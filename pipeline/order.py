@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -183,6 +184,10 @@ class EpochOrder:
 
     def tape(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Shards in the order of the tape, and the tape position at which each ends; int64 [shards] each."""
+        return self._tape
+
+    @cached_property
+    def _tape(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         order = shuffled(self.key("shards"), len(self.shard_records))
         return order, np.cumsum(np.asarray(self.shard_records, np.int64)[order])
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..sharding.class_counts import count_matrix
 from ..sharding.manifest import ShardInfo
 from .balance import ClassSchedule
 from .order import EpochOrder, Window
@@ -91,7 +92,7 @@ def plan_epoch(
             manifest cannot tell whether a class lies in the piece.
     """
     geometry = order.geometry
-    counts = np.array([shard.class_counts for shard in shards], np.int64)
+    counts = count_matrix([shard.class_counts for shard in shards])
     windows = [window for stream in range(geometry.streams) for window in order.windows(stream)]
     missing, donors = _find_missing(order, schedule, windows, shards, classes, counts, class_ids)
     return LoaderPlan(
@@ -101,7 +102,7 @@ def plan_epoch(
         streams=geometry.streams,
         dropped=geometry.dropped,
         padded=geometry.padded,
-        class_mix=_mix(order, schedule, classes, counts.sum(axis=0)),
+        class_mix=_mix(order, schedule, classes, counts.sum(axis=0, dtype=np.int64)),
         bytes_per_rank=_bytes_per_rank(order, windows, shards, world_size, donors),
         missing=tuple(missing),
     )
@@ -117,9 +118,9 @@ def _mix(
         expected = records / records.sum() * geometry.batch_size
         bounds = np.stack([expected, expected])
     else:
-        seats = schedule.seats(np.arange(geometry.steps))
-        samples = seats.sum(axis=0).astype(np.float64)
-        bounds = np.stack([seats.min(axis=0), seats.max(axis=0)]).astype(np.float64)
+        seats, fewest, most = schedule.seats_of_epoch()
+        samples = seats.astype(np.float64)
+        bounds = np.stack([fewest, most]).astype(np.float64)
     return {
         value: ClassMix(
             records=int(records[i]),
@@ -157,7 +158,7 @@ def _find_missing(
     windows: Sequence[Window],
     shards: Sequence[ShardInfo],
     classes: Sequence[Any],
-    counts: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.unsignedinteger],
     class_ids: Callable[[int], npt.NDArray[np.int32]],
 ) -> tuple[list[MissingClass], list[tuple[int, int]]]:
     """Windows that lack a class they need, and the (stream, shard) pairs that lend it."""
@@ -166,7 +167,7 @@ def _find_missing(
     if schedule is None:
         return missing, donors
     for window in windows:
-        for class_id in np.flatnonzero(schedule.weights > 0).tolist():
+        for class_id in np.flatnonzero((schedule.weights > 0) & ~_surely_there(window, counts)).tolist():
             if _has_class(window, class_id, counts, class_ids):
                 continue
             donor = choose_donor(order, window, counts[:, class_id])
@@ -182,18 +183,21 @@ def _find_missing(
     return missing, donors
 
 
+def _surely_there(window: Window, counts: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.bool_]:
+    """The classes of which some segment has a record, by pigeonhole: its shard has more than lie outside it."""
+    there = np.zeros(counts.shape[1], np.bool_)
+    for segment in window.segments:
+        row = counts[segment.shard]
+        there |= row > int(row.sum()) - (segment.stop - segment.start)
+    return there
+
+
 def _has_class(
     window: Window,
     class_id: int,
-    counts: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.unsignedinteger],
     class_ids: Callable[[int], npt.NDArray[np.int32]],
 ) -> bool:
-    """Whether any segment holds the class: by pigeonhole where the manifest suffices, else by the index."""
-    doubtful = []
-    for segment in window.segments:
-        outside = int(counts[segment.shard].sum()) - (segment.stop - segment.start)
-        if counts[segment.shard, class_id] > outside:
-            return True
-        if counts[segment.shard, class_id]:
-            doubtful.append(segment)
+    """Whether any segment holds a class that is not surely there, by the index of its shard."""
+    doubtful = [segment for segment in window.segments if counts[segment.shard, class_id]]
     return any(bool(np.any(class_ids(s.shard)[s.start : s.stop] == class_id)) for s in doubtful)

@@ -87,7 +87,7 @@ class StreamReader:
     Args:
         order: of the epoch.
         schedule: of classes, or None for the natural mix.
-        class_counts: records of each class in each shard of the split, int64 [shards, classes].
+        class_counts: records of each class in each shard of the split, [shards, classes].
         fetcher: of the split's shards.
         planner: threads that wait for shards and plan windows; others than the fetcher's.
         counters: of the loader.
@@ -99,7 +99,7 @@ class StreamReader:
         self,
         order: EpochOrder,
         schedule: ClassSchedule | None,
-        class_counts: Int64,
+        class_counts: npt.NDArray[np.unsignedinteger],
         fetcher: ShardFetcher,
         planner: Executor,
         counters: Counters,
@@ -218,7 +218,7 @@ def _open(window: Window, segments: Sequence[Columns], picks: _Picks) -> _OpenWi
     return _OpenWindow(window, segments, [0, *ends[:-1].tolist()], picks)
 
 
-def choose_donor(order: EpochOrder, window: Window, records: Sequence[int] | Int64) -> int:
+def choose_donor(order: EpochOrder, window: Window, records: Sequence[int] | npt.NDArray[np.integer]) -> int:
     """The shard that lends a class to a window without it: the next on the tape, around its end, that has records.
 
     Args:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from types import MappingProxyType
 
 import numpy as np
@@ -20,12 +21,13 @@ import numpy.typing as npt
 
 from .errors import ConfigError
 from .grouping import group
-from .keyed import derive_key, permute, shuffled
+from .keyed import derive_key, permute, permute_each, shuffled
 
 __all__ = ["NOTHING_THERE", "Assignment", "SplitLayout", "shards_per_split", "split_class_counts"]
 
 Int64 = npt.NDArray[np.int64]
 NOTHING_THERE: Mapping[str, int] = MappingProxyType({})
+_MANY = 512  # records of a stratum, from which it is faster to permute one stratum after the other (2026-11-21)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,15 @@ class SplitLayout:
         """Records of each class in one of the split's shards, int64 [classes]."""
         ends = np.cumsum((0, *self.class_counts))
         return np.diff((ends - shard - 1) // self.shards + 1)
+
+    def all_shard_class_counts(self) -> npt.NDArray[np.unsignedinteger]:
+        """Records of each class in each of the split's shards, [shards, classes], of the narrowest type."""
+        ends = np.cumsum((0, *self.class_counts))
+        most = -(-max(self.class_counts) // self.shards)
+        result = np.empty((self.shards, len(self.class_counts)), np.min_scalar_type(most))
+        for shard in range(self.shards):
+            result[shard] = np.diff((ends - shard - 1) // self.shards)
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,18 +129,44 @@ class Assignment:
             strata: of each record, [n].
             ordinals: of each record among those of its stratum, in source order, int64 [n].
         """
+        if not len(strata):
+            return np.empty(0, np.int64)
+        by_stratum = group(strata)
+        keys, sizes, starts = self._strata(by_stratum.values.astype(np.int64))
+        ends = np.cumsum(sizes, axis=0)
+        shifts = starts - ends + sizes
+        if len(strata) < _MANY * len(keys):
+            groups = np.empty(len(strata), np.int64)
+            groups[by_stratum.order] = np.repeat(np.arange(len(keys)), np.diff(by_stratum.bounds))
+            ranks = permute_each(keys, ends[-1], groups, ordinals)
+            split = np.zeros(len(ranks), np.int64)
+            for end in ends[:-1]:
+                split += ranks >= end[groups]
+            ranks += shifts[split, groups]
+            return ranks
         result = np.empty(len(strata), np.int64)
-        counts = np.array([split.class_counts for split in self.splits], np.int64)  # [splits, classes]
-        firsts = (np.cumsum(counts) - counts.reshape(-1)).reshape(counts.shape)
-        for stratum, members in group(strata):
-            class_id = stratum % self.classes
-            own = [stratum // self.classes] if self.divided else list(range(len(self.splits)))
-            names = [self.splits[i].name for i in own if self.divided]
-            sizes, starts = counts[own, class_id], firsts[own, class_id]
-            ends = np.cumsum(sizes)
-            rank = permute(derive_key(*self._key, "class", class_id, *names), int(ends[-1]), ordinals[members])
-            result[members] = rank + (starts - ends + sizes)[np.searchsorted(ends, rank, side="right")]
+        for number, (_, members) in enumerate(by_stratum):
+            ranks = permute(keys[number], int(ends[-1, number]), ordinals[members])
+            result[members] = ranks + shifts[np.searchsorted(ends[:, number], ranks, side="right"), number]
         return result
+
+    def _strata(self, strata: Int64) -> tuple[list[int], Int64, Int64]:
+        """Of some strata, the keys, and in each split that they reach how many places they have and the first of them.
+
+        Returns:
+            Keys; and counts and places, int64 [splits, strata]: of all splits, or of the one that a stratum lies in.
+        """
+        counts, firsts = _tables(self.splits)
+        if not self.divided:
+            keys = [derive_key(*self._key, "class", class_id) for class_id in strata.tolist()]
+            return keys, counts[:, strata], firsts[:, strata]
+        splits, class_ids = np.divmod(strata, self.classes)
+        names = [split.name for split in self.splits]
+        keys = [
+            derive_key(*self._key, "class", class_id, names[split])
+            for split, class_id in zip(splits.tolist(), class_ids.tolist(), strict=True)
+        ]
+        return keys, counts[splits, class_ids][None], firsts[splits, class_ids][None]
 
     def shards_of(self, places: Int64) -> tuple[Int64, Int64]:
         """Shard and slot of each place.
@@ -148,6 +185,13 @@ class Assignment:
         """The row in the shard's file of each slot, int64 [shard_records]: a keyed shuffle."""
         split, number = self.shard(shard)
         return shuffled(derive_key(*self._key, "rows", split.name, number), split.shard_records(number))
+
+
+@lru_cache(maxsize=2)
+def _tables(splits: tuple[SplitLayout, ...]) -> tuple[Int64, Int64]:
+    """Records of each class in each split, and the first of their places among all; int64 [splits, classes]."""
+    counts = np.array([split.class_counts for split in splits], np.int64)
+    return counts, (np.cumsum(counts) - counts.reshape(-1)).reshape(counts.shape)
 
 
 def split_class_counts(

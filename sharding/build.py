@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from .build_plan import BLOCK_BYTES, BuildPlan, class_array, writer
+from .build_plan import BuildPlan, class_array, writer
 from .census import Census, take_census
 from .dedup import drop_duplicates
 from .destination import Draft, Purpose, check_apart, draft_dataset
 from .division import Division, divide, open_census
 from .engine import open_engine
-from .errors import ConfigError, RingfeedError
+from .errors import RingfeedError
 from .execute import ClusterExecutor, Job, stream_tasks
 from .formats import encode_shard, plan_layout
 from .gathered import Gathered
@@ -25,6 +25,7 @@ from .grouping import group
 from .interop.tfds import tfds_files
 from .journal import ShardResult
 from .manifest import Manifest, ShardInfo, describe
+from .memory import AHEAD, MemoryShare, RecordBytes
 from .merge import merge_generation
 from .plan import BuildOptions, check_label, plan_assignment, share_out, sort_classes
 from .prepare import open_carrying
@@ -51,11 +52,7 @@ __all__ = [
 ]
 
 _SAMPLE_RECORDS = 256
-_BLOCK_COPIES = 6  # of a block, at the worst: drafts, records, messages, frames, what is compressed, what is sent
-_BUCKET_BYTES = 128 << 20  # of shards assembled together, if they are small
 _LEAST_BUCKETS = 64  # enough for the workers to share, and for a killed build to lose little
-_AHEAD = 4  # tasks submitted and not ended, per worker: enough to keep each busy
-_PROCESS_BYTES = 200 << 20  # of a process that has loaded Arrow, before any data
 _TASK_BYTES = 1 << 30  # that a task on a cluster may use, unless it is told
 
 
@@ -91,8 +88,20 @@ def _engine(options: BuildOptions, holds: str | None = None) -> AbstractContextM
 
 
 def _at_once(pool: Executor, options: BuildOptions) -> Callable[[], int]:
-    """How many tasks to have submitted and not ended."""
-    return lambda: _AHEAD * (pool.workers() if isinstance(pool, ClusterExecutor) else options.workers)
+    """How many tasks to have submitted and not ended, where memory sets no limit."""
+    return lambda: AHEAD * (pool.workers() if isinstance(pool, ClusterExecutor) else options.workers)
+
+
+def _memory(pool: Executor, options: BuildOptions) -> MemoryShare:
+    """What this machine's processes may hold together; of a cluster, which spreads tasks as it likes, each task."""
+    if isinstance(pool, ClusterExecutor):
+        return MemoryShare(budget=options.memory_bytes or _TASK_BYTES, workers=1, alone=True)
+    return options.memory
+
+
+def _tasks(pool: Executor, options: BuildOptions, fitting: int) -> int | Callable[[], int]:
+    """How many tasks to have submitted and not ended, if so many fit into the memory of this machine."""
+    return _at_once(pool, options) if isinstance(pool, ClusterExecutor) else fitting
 
 
 def open_build_source(options: BuildOptions, types: Mapping[str, Feature] = NO_FEATURES) -> Source:
@@ -142,7 +151,7 @@ def _plan(
     if fresh or not sum(totals.values()):
         classes += sort_classes(fresh, options.prepare.described(options.source), options.min_class_records)
     values = class_array(source.schema, classes)
-    record_bytes = _sample_record_bytes(source, options)
+    record = _sample_record_bytes(source, options)
     division: Division | None = None
     per_split: Mapping[str, tuple[int, ...]]
     if census is None or census.by is None:
@@ -158,7 +167,7 @@ def _plan(
         division = divide(census, len(source.parts), values, options)
         strata, per_split = division.counts, division.class_counts
     generation = 0 if base is None else len(base.all_generations)
-    assignment = plan_assignment(options, per_split, record_bytes, divided=division is not None, generation=generation)
+    assignment = plan_assignment(options, per_split, record.stored, divided=division is not None, generation=generation)
     dealt = None
     if census is not None and census.sizes:
         dealt = deal_records(census, values, assignment, np.cumsum(strata, axis=0) - strata)
@@ -167,7 +176,7 @@ def _plan(
         classes=tuple(classes),
         counts=strata,
         assignment=assignment,
-        record_bytes=record_bytes,
+        record=record,
         census=census,
         groups=division.values if division is not None and options.group_by is not None else {},
         dealt=dealt,
@@ -285,9 +294,11 @@ def _write(
 ) -> tuple[Manifest, list[ShardInfo]]:
     finished = draft.resume(fingerprint)
     draft.total = plan.assignment.shards
-    bucketing = Bucketing(assignment=plan.assignment, shards_per_bucket=_shards_per_bucket(plan))
+    shards_per_bucket = _shards_per_bucket(plan, _memory(pool, options))
+    bucketing = Bucketing(assignment=plan.assignment, shards_per_bucket=shards_per_bucket)
     scratch = None if plan.census is None else plan.census.folder
-    spill = open_spill(root, f"{fingerprint}-{bucketing.shards_per_bucket}", scratch)
+    _assemble_tasks(plan, options, bucketing, pool)  # what does not fit is refused before anything is spilled
+    spill = open_spill(root, f"{fingerprint}-{shards_per_bucket}", scratch)
     parts = partition(plan, options, bucketing, finished, spill, pool, report)
     layout = _layout(plan, options, parts)
     target = ShardTarget(
@@ -329,34 +340,9 @@ def _write(
     return replace(manifest, files=files), infos
 
 
-def _shards_per_bucket(plan: BuildPlan) -> int:
-    by_size = int(_BUCKET_BYTES / max(plan.shard_bytes, 1))
+def _shards_per_bucket(plan: BuildPlan, memory: MemoryShare) -> int:
+    by_size = memory.bucket_records(plan.record, plan.block_rows) // plan.shard_records
     return max(1, min(by_size, plan.assignment.shards // _LEAST_BUCKETS))
-
-
-def _tasks_within(options: BuildOptions, pool: Executor, need: float, what: str) -> int | Callable[[], int]:
-    """How many tasks to have submitted at a time, if each that runs needs so many bytes.
-
-    Raises:
-        ConfigError: not even one fits into memory.
-    """
-    if isinstance(pool, ClusterExecutor):  # which spreads tasks as it likes: each must fit where it runs
-        share = options.memory_bytes or _TASK_BYTES
-        if need + _PROCESS_BYTES > share:
-            raise ConfigError(
-                f"{what} needs about {(need + _PROCESS_BYTES) / (1 << 20):,.0f} MiB of memory, and --memory allows "
-                f"each task of a cluster {share >> 20:,} MiB; allow more, or ask for smaller shards"
-            )
-        return _at_once(pool, options)
-    free = options.memory_budget - (options.workers + 1) * _PROCESS_BYTES
-    fitting = int(free / need)
-    if fitting < 1:
-        needed = options.memory_budget - free + need
-        raise ConfigError(
-            f"{what} needs about {needed / (1 << 20):,.0f} MiB of memory with {options.workers} workers, and --memory "
-            f"allows {options.memory_budget >> 20:,} MiB; allow more, or ask for smaller shards or fewer --workers"
-        )
-    return fitting if fitting < max(options.workers, 2) else _AHEAD * options.workers
 
 
 def partition(
@@ -374,12 +360,13 @@ def partition(
     parts = plan.source.parts
     tell = Teller(report, "partition", len(parts), len(done), sum(part.records for part in done.values()))
     todo = [number for number in range(len(parts)) if number not in done]
+    memory = _memory(pool, options)
     jobs: Iterator[Job[PartSpill]] = (
-        (partition_part, (light(plan.source, n), parts[n], n, bucketing, wanted, placement, spill))
+        (partition_part, (light(plan.source, n), parts[n], n, bucketing, wanted, placement, spill, memory.run_bytes))
         for n, placement in enumerate(plan.placements)
         if n not in done
     )
-    for number, part in stream_tasks(pool, jobs, _at_once(pool, options)):
+    for number, part in stream_tasks(pool, jobs, _tasks(pool, options, memory.partition_tasks())):
         done[todo[number]] = part
         tell(1, part.records)
     return [done[number] for number in range(len(parts))]
@@ -425,27 +412,38 @@ def assemble(
     )
     records = sum(plan.assignment.shard_records(number) for number in finished)
     tell = Teller(report, "write", plan.assignment.shards, len(finished), records)
-    need = max(plan.shard_bytes * bucketing.shards_per_bucket, BLOCK_BYTES) + _BLOCK_COPIES * BLOCK_BYTES
-    for _, results in stream_tasks(pool, jobs, _tasks_within(options, pool, need, "assembling a shard")):
+    for _, results in stream_tasks(pool, jobs, _assemble_tasks(plan, options, bucketing, pool)):
         yield results
         tell(len(results), sum(result.info.records for result in results))
 
 
-def _sample_record_bytes(source: Source, options: BuildOptions) -> float:
-    """Mean size on storage of the first records of a few parts spread over the source."""
-    data_bytes = records = 0
+def _assemble_tasks(
+    plan: BuildPlan, options: BuildOptions, bucketing: Bucketing, pool: Executor
+) -> int | Callable[[], int]:
+    records = plan.shard_records * bucketing.shards_per_bucket
+    fitting = _memory(pool, options).assemble_tasks(plan.record, records, plan.block_rows)
+    return _tasks(pool, options, fitting)
+
+
+def _sample_record_bytes(source: Source, options: BuildOptions) -> RecordBytes:
+    """Mean sizes of the first records of a few parts spread over the source."""
+    stored = draft = whole = records = 0
     for part in list(source.parts)[:: max(1, len(source.parts) // 4)]:
         batch = source.sample(part, _SAMPLE_RECORDS)
         if not batch.num_rows:
             continue
+        complete = source.complete(batch)
         data, _ = encode_shard(
-            source.complete(batch),
+            complete,
             source.schema,
             np.zeros(batch.num_rows, np.int32),
             shard_format=options.shard_format,
             compression=options.codec,
             layout=None,
         )
-        data_bytes += data.size
+        stored += data.size
+        draft += batch.nbytes
+        whole += complete.nbytes
         records += batch.num_rows
-    return data_bytes / max(records, 1)
+    records = max(records, 1)
+    return RecordBytes(stored=stored / records, draft=draft / records, whole=whole / records)

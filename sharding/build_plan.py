@@ -16,6 +16,7 @@ from .assign import Assignment
 from .census import Census
 from .keyed import derive_key
 from .manifest import Manifest
+from .memory import BLOCK_BYTES, RecordBytes
 from .placement import Placement
 from .plan import BuildOptions
 from .schema import Schema
@@ -23,9 +24,8 @@ from .sized import Dealt
 from .sources import Source
 from .sources.base import BadRecord
 
-__all__ = ["BLOCK_BYTES", "BuildPlan", "class_array", "writer"]
+__all__ = ["BuildPlan", "class_array", "writer"]
 
-BLOCK_BYTES = 32 << 20  # read, encoded and written at a time
 _BLOCK_ROWS = 1 << 16
 
 
@@ -38,7 +38,7 @@ class BuildPlan:
         classes: values of the label: those of `base`, then the others, sorted.
         counts: records of each stratum (see `Assignment`) in each part, int64 [parts, strata].
         assignment: of records to shards.
-        record_bytes: estimated mean size of a record on storage.
+        record: estimated mean size of one.
         rejected: records that are passed over, for they cannot be read.
         census: where more than the class decides the places of records; its files last as long as the build.
         groups: how many groups each split has, where there are groups.
@@ -51,7 +51,7 @@ class BuildPlan:
     classes: tuple[Any, ...]
     counts: npt.NDArray[np.int64]
     assignment: Assignment
-    record_bytes: float
+    record: RecordBytes
     rejected: tuple[BadRecord, ...] = ()
     census: Census | None = None
     groups: Mapping[str, int] = field(default_factory=dict)
@@ -73,9 +73,14 @@ class BuildPlan:
             )
 
     @property
-    def shard_bytes(self) -> float:
-        """Estimated size of the largest shard."""
-        return max(split.shard_records(0) for split in self.assignment.splits) * self.record_bytes
+    def record_bytes(self) -> float:
+        """Estimated mean size of a record on storage."""
+        return self.record.stored
+
+    @property
+    def shard_records(self) -> int:
+        """Records in the largest shard."""
+        return max(split.shard_records(0) for split in self.assignment.splits)
 
     @property
     def block_rows(self) -> int:

@@ -62,7 +62,7 @@ def open_dataset(location: str | Storage) -> Dataset:
     except CorruptionError as error:
         raise CorruptionError(f"{error}; mend it with: shard-dataset repair {shlex.quote(storage.locate())}") from error
     table = read_checked(storage, manifest.shards_path, manifest.shards_bytes, manifest.shards_checksum)
-    return Dataset(storage=storage, manifest=manifest, shards=decode_shards(table.to_pybytes()))
+    return Dataset(storage=storage, manifest=manifest, shards=decode_shards(table))
 
 
 def _decoded(storage: Storage, data: bytes) -> Manifest:

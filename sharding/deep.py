@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -125,17 +124,16 @@ def _compare_counts(shard: ShardInfo, found: Index, manifest: Manifest) -> Itera
 
 def check_totals(manifest: Manifest, shards: Sequence[ShardInfo]) -> Iterator[Damage]:
     """Hold the table's rows against the totals of each split in `dataset.json`."""
-    records: Counter[str] = Counter()
-    by_class: Counter[tuple[str, int]] = Counter()
-    for shard in shards:
-        records[shard.split] += shard.records
-        by_class.update({(shard.split, class_id): count for class_id, count in enumerate(shard.class_counts)})
     for name, split in manifest.splits.items():
-        number = sum(shard.split == name for shard in shards)
-        counts = tuple(by_class[name, class_id] for class_id in range(len(manifest.classes)))
+        members = [shard for shard in shards if shard.split == name]
+        totals = np.zeros(len(manifest.classes), np.int64)
+        for shard in members:
+            if len(shard.class_counts) == len(totals):
+                totals += np.asarray(shard.class_counts, np.int64)
+        number, records, counts = len(members), sum(shard.records for shard in members), tuple(totals.tolist())
         for what, told, is_so in (
             ("shards", split.shards, number),
-            ("records", split.records, records[name]),
+            ("records", split.records, records),
             ("records by class", split.class_counts, counts),
         ):
             if told != is_so:

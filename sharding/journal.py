@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from .class_counts import ClassCounts
 from .errors import RingfeedError
 from .interop import dali
 from .manifest import FileInfo, ShardInfo, checksum
@@ -58,7 +59,7 @@ class ShardResult:
 
 def record_shards(storage: Storage, fingerprint: str, results: Iterable[ShardResult]) -> None:
     """Note that shards are finished; call it when their files are durable."""
-    entries = [asdict(result) for result in results]
+    entries = [_entry(result) for result in results]
     body = json.dumps(entries).encode()
     name = f"{JOURNAL_FOLDER}/{fingerprint}/{entries[0]['number']:06d}-{entries[-1]['number']:06d}.json"
     entry = json.dumps({"checksum": checksum(body), "shards": entries})
@@ -92,8 +93,14 @@ def _read(storage: Storage, name: str) -> list[ShardResult]:
         return []  # of no use: its shards are written again
 
 
+def _entry(result: ShardResult) -> dict[str, Any]:
+    entry = asdict(replace(result, info=replace(result.info, class_counts=())))
+    entry["info"]["class_counts"] = list(result.info.class_counts)
+    return entry
+
+
 def _result(entry: Mapping[str, Any]) -> ShardResult:
-    info = entry["info"] | {"class_counts": tuple(entry["info"]["class_counts"])}
+    info = entry["info"] | {"class_counts": ClassCounts(entry["info"]["class_counts"])}
     statistics = {name: FeatureStatistics.from_json(value) for name, value in entry["statistics"].items()}
     index = entry["dali"]
     return ShardResult(

@@ -6,7 +6,7 @@ Pure: bytes in, values out. `sharding/dataset.py` does the reading and the check
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -49,14 +49,17 @@ def checksum(data: bytes | memoryview | pa.Buffer) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardInfo:
-    """One shard: a data file and its index. Paths are relative to the dataset's root."""
+    """One shard: a data file and its index. Paths are relative to the dataset's root.
+
+    Its `class_counts` are a tuple, or `ClassCounts`, which are equal to one.
+    """
 
     split: str
     path: str
     bytes: int
     records: int
     checksum: str
-    class_counts: tuple[int, ...]
+    class_counts: Sequence[int]
     index_path: str
     index_bytes: int
     index_checksum: str

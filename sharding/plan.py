@@ -12,6 +12,7 @@ from .assign import NOTHING_THERE, Assignment, SplitLayout, shards_per_split, sp
 from .engine import check_engine
 from .errors import ConfigError, SourceError
 from .formats.encode import COMPRESSIONS, default_compression
+from .memory import MemoryShare
 from .prepare import PrepareOptions, restore_options
 from .schema import Schema
 from .tolerance import Budget, parse_budget
@@ -23,6 +24,7 @@ __all__ = [
 
 DEFAULT_SHARD_BYTES = 256 << 20
 MAX_SHARD_BYTES = 1 << 30  # below the 2 GiB of one Arrow string column, with room for an estimate that is wrong
+MAX_COUNTS = 1 << 28  # of a class in a shard: 0.25 to 2 GiB in a reader's memory
 _BALANCES = ("records", "bytes")
 _ONE_SPLIT = {"train": Fraction(1)}
 DEFAULT_SHARDS = 16  # at least so many by default: enough for ranks to share and to read in parallel
@@ -141,6 +143,11 @@ class BuildOptions:
     def memory_budget(self) -> int:
         """Bytes that all processes may use together, about."""
         return max(2 << 30, self.workers << 30) if self.memory_bytes is None else self.memory_bytes
+
+    @property
+    def memory(self) -> MemoryShare:
+        """How that is shared out."""
+        return MemoryShare(budget=self.memory_budget, workers=self.workers)
 
     @property
     def bad_records(self) -> Budget:
@@ -322,5 +329,12 @@ def plan_assignment(
             f"would have about {largest * record_bytes / shards / (1 << 20):.0f} MiB; ask for more of them"
         )
     sizes = shards_per_split(records, shards)
+    classes = max(map(len, per_split.values()))
+    cells = classes * sum(sizes.values())
+    if cells > MAX_COUNTS:
+        raise ConfigError(
+            f"{classes:,} classes in {sum(sizes.values()):,} shards are {cells:,} counts, which every reader "
+            f"holds in memory, and the most are {MAX_COUNTS:,}; ask for fewer shards, or name a label with fewer values"
+        )
     splits = tuple(SplitLayout(name=n, shards=sizes[n], class_counts=per_split[n]) for n in records)
     return Assignment(seed=options.seed, splits=splits, divided=divided, generation=generation)

@@ -16,7 +16,9 @@ import pyarrow.compute as pc
 
 from .errors import SourceError
 
-__all__ = ["ExampleKind", "Feature", "Schema"]
+__all__ = ["MAX_FEATURES", "ExampleKind", "Feature", "Schema"]
+
+MAX_FEATURES = 1 << 15  # of a record: each costs each batch some 0.1 ms
 
 ExampleKind = Literal["int64", "float", "bytes", "raw"]
 
@@ -210,7 +212,16 @@ class Schema:
 
     @classmethod
     def from_arrow(cls, schema: pa.Schema, label: str | None) -> Schema:
-        """The schema that holds every column of an Arrow schema exactly."""
+        """The schema that holds every column of an Arrow schema exactly.
+
+        Raises:
+            SourceError: there are too many columns, or one that no feature can hold.
+        """
+        if len(schema) > MAX_FEATURES:
+            raise SourceError(
+                f"a record has {len(schema):,} columns, the most are {MAX_FEATURES:,}; put numbers that belong "
+                "together into one column of lists"
+            )
         names = {field.name for field in schema}
         if label is not None and label not in names:  # said before any column's type is found wanting
             cls(features=tuple(Feature(name=name, dtype="binary") for name in schema.names), label=label)

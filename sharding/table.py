@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from .formats.parquet import read_parquet
+from .class_counts import count_rows
+from .formats.parquet import iterate_row_groups
 from .manifest import FORMAT_VERSION, Manifest, ShardInfo, checksum
 
 __all__ = ["decode_shards", "encode_shards", "recover", "seal"]
@@ -37,6 +39,10 @@ _SHARDS_SCHEMA = pa.schema(
     ]
 )
 
+# Counts of a class differ by one at most between shards: there are few values, and rows are much alike. Of 20,000
+# shards with 1,000 classes each, zstd alone makes 14 MB, after a dictionary 0.08 MB (pyarrow 26, 2026-11-21).
+_DICTIONARIES = ["split", "class_counts.list.element"]
+_GROUP_COUNTS = 4 << 20  # in a row group, which is encoded and decoded at a time
 
 _COPY_KEY, _CHECKSUM_KEY = "ringfeed.dataset", "ringfeed.checksum"
 _NO_CHECKSUM = "xxh3-128:" + 32 * "0"
@@ -47,7 +53,7 @@ _OWN_CHECKSUM = re.compile(re.escape(_CHECKSUM_KEY.encode()) + rb"\x18\x29(xxh3-
 def seal(manifest: Manifest, shards: Sequence[ShardInfo]) -> tuple[Manifest, bytes]:
     """The manifest with what it says of its table filled in, and the bytes of the table."""
     data = encode_shards(shards, manifest)
-    rows = _rows_checksum(_table(shards))
+    rows = _rows_checksum(shards)
     return replace(manifest, shards_checksum=checksum(data), shards_bytes=len(data), shards_rows=rows), data
 
 
@@ -59,8 +65,9 @@ def encode_shards(shards: Sequence[ShardInfo], manifest: Manifest | None = None)
         manifest: to carry a copy of, with a checksum of the whole file in which its own digits count as zeros.
     """
     sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, _SHARDS_SCHEMA, compression="zstd", use_dictionary=["split"]) as writer:
-        writer.write_table(_table(shards))
+    with pq.ParquetWriter(sink, _SHARDS_SCHEMA, compression="zstd", use_dictionary=_DICTIONARIES) as writer:
+        for group in _groups(shards):
+            writer.write_table(_table(group))
         if manifest is not None:
             copy = json.dumps(manifest.described(), allow_nan=False)
             writer.add_key_value_metadata({_COPY_KEY: copy, _CHECKSUM_KEY: _NO_CHECKSUM})
@@ -88,34 +95,60 @@ def recover(data: bytes, path: str) -> tuple[Manifest, tuple[ShardInfo, ...]] | 
     if value["format_version"].split(".")[0] != str(FORMAT_VERSION[0]):
         return None
     shards = decode_shards(data)
-    table = {"path": path, "bytes": len(data), "checksum": checksum(data), "rows": _rows_checksum(_table(shards))}
+    table = {"path": path, "bytes": len(data), "checksum": checksum(data), "rows": _rows_checksum(shards)}
     return Manifest.restored(value | {"shards": table}), shards
 
 
+def _groups(shards: Sequence[ShardInfo]) -> Iterator[Sequence[ShardInfo]]:
+    """The rows of each row group; one without any, if there are none."""
+    counts = np.cumsum([len(shard.class_counts) for shard in shards])
+    stops = [0, *(np.flatnonzero(np.diff(counts // _GROUP_COUNTS)) + 1).tolist(), len(shards)]
+    for start, stop in pairwise(stops):
+        yield shards[start:stop]
+
+
 def _table(shards: Sequence[ShardInfo]) -> pa.Table:
-    columns = {name: [getattr(shard, name) for shard in shards] for name in _SHARDS_SCHEMA.names}
+    columns = {
+        field.name: _counts(shards)
+        if pa.types.is_list(field.type)
+        else [getattr(shard, field.name) for shard in shards]
+        for field in _SHARDS_SCHEMA
+    }
     return pa.table(columns, schema=_SHARDS_SCHEMA)
 
 
-def _rows_checksum(table: pa.Table) -> str:
+def _counts(shards: Sequence[ShardInfo]) -> pa.ListArray:
+    rows = [np.asarray(shard.class_counts, np.int64) for shard in shards]
+    offsets = np.cumsum([0, *map(len, rows)], dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate([np.empty(0, np.int64), *rows])))
+
+
+def _rows_checksum(shards: Sequence[ShardInfo]) -> str:
     digest = xxhash.xxh3_128()
     for field_ in _SHARDS_SCHEMA:
-        column = table.column(field_.name).combine_chunks()
+        values: Iterable[object] = [getattr(shard, field_.name) for shard in shards]
         if pa.types.is_list(field_.type):
-            digest.update(np.diff(column.offsets.to_numpy()).astype("<i8").tobytes())
-            column = column.flatten()
-        if pa.types.is_string(field_.type):
-            digest.update("\0".join(column.to_pylist()).encode("utf-8", "surrogatepass"))
+            digest.update(np.array([len(shard.class_counts) for shard in shards], "<i8").tobytes())
+            for shard in shards:
+                digest.update(np.asarray(shard.class_counts, "<i8").tobytes())
+        elif pa.types.is_string(field_.type):
+            digest.update("\0".join(map(str, values)).encode("utf-8", "surrogatepass"))
         else:
-            digest.update(column.to_numpy().astype("<i8").tobytes())
+            digest.update(np.array(values, "<i8").tobytes())
     return "xxh3-128:" + digest.hexdigest()
 
 
-def decode_shards(data: bytes) -> tuple[ShardInfo, ...]:
+def decode_shards(data: bytes | pa.Buffer) -> tuple[ShardInfo, ...]:
     """The inverse of `encode_shards`, for bytes whose checksum was right.
 
     Raises:
         DatasetError: a path leaves the dataset's root.
     """
-    rows = read_parquet(data).to_pylist()
-    return tuple(ShardInfo(**(row | {"class_counts": tuple(row["class_counts"])})) for row in rows)
+    shards: list[ShardInfo] = []
+    for group in iterate_row_groups(data):
+        lists = group.column("class_counts").combine_chunks()
+        offsets = lists.offsets.to_numpy()
+        counts = count_rows(lists.flatten().to_numpy(), offsets - offsets[0])
+        rows = group.drop_columns(["class_counts"]).to_pylist()
+        shards += (ShardInfo(**row, class_counts=own) for row, own in zip(rows, counts, strict=True))
+    return tuple(shards)

@@ -34,7 +34,6 @@ from .write import write_shard
 __all__ = ["Bucketing", "ShardTarget", "assemble_bucket", "count_classes", "partition_part", "shard_names"]
 
 _PLACE, _CLASS = "\0place", "\0class"  # columns of spill files; no source has such names
-_RUN_BYTES = 128 << 20  # held by a partition task at most, before it writes
 _SLICE_BYTES = 64 << 10  # of a bucket, in one write to the spill file: less would drown in the overhead of Arrow IPC
 
 
@@ -125,6 +124,7 @@ def partition_part(
     wanted: npt.NDArray[np.bool_],
     placement: Placement,
     spill: Spill,
+    run_bytes: int,
 ) -> PartSpill:
     """Read a part and spill its records by the bucket each goes to.
 
@@ -136,6 +136,7 @@ def partition_part(
         wanted: the buckets that are still to be assembled, bool [buckets]; records of the others are left out.
         placement: of the part's records.
         spill: where to write.
+        run_bytes: of records to gather, at most, before they are written.
     """
     placer = placement.start(number)
     first_places = bucketing.first_places()
@@ -157,7 +158,7 @@ def partition_part(
             yield batch, buckets
 
     with spill.create(number) as sink:
-        buckets = _write_by_bucket(_runs(tagged(), _SLICE_BYTES * bucketing.buckets), sink)
+        buckets = _write_by_bucket(_runs(tagged(), min(_SLICE_BYTES * bucketing.buckets, run_bytes)), sink)
     result = PartSpill(buckets=buckets, records=placer.records, int_ranges=ranges, has_nulls=has_nulls)
     spill.finish(number, result)
     return result
@@ -172,7 +173,7 @@ def _runs(
     for batch, buckets in batches:
         held.append((batch, buckets))
         held_bytes += batch.get_total_buffer_size()
-        if held_bytes >= min(enough_bytes, _RUN_BYTES):
+        if held_bytes >= enough_bytes:
             yield _join(held)
             held, held_bytes = [], 0
     if held:
@@ -217,8 +218,9 @@ def _tag(batch: pa.RecordBatch, places: npt.NDArray[np.int64], class_ids: npt.ND
 
 
 def _widen_ranges(ranges: dict[str, tuple[int, int]], batch: pa.RecordBatch, schema: Schema) -> None:
+    names = set(batch.schema.names)
     for feature in schema.features:
-        if feature.example_kind != "int64" or feature.elements is None or feature.name not in batch.schema.names:
+        if feature.example_kind != "int64" or feature.elements is None or feature.name not in names:
             continue
         column = batch.column(feature.name)
         values = column if feature.shape == () else column.flatten()

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from .class_counts import ClassCounts
 from .formats import RecordLayout, encode_shard, open_encoder
 from .interop import dali
 from .manifest import FileInfo, ShardInfo, checksum, describe
@@ -91,7 +92,7 @@ def write_shard(
         bytes=data_bytes,
         records=int(counts.sum()),
         checksum=data_checksum,
-        class_counts=tuple(counts.tolist()),
+        class_counts=ClassCounts(counts),
         index_path=index_path,
         index_bytes=index.size,
         index_checksum=checksum(index),

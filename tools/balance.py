@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..sharding import BuildPlan, Dataset
+from ..sharding.class_counts import count_matrix
 from ..sharding.generations import generation_of
 from .console import align, human_bytes
 
@@ -27,14 +28,14 @@ class SplitBalance:
         name: of the split.
         shard_records: records of each shard, int64 [shards].
         shard_bytes: size of each shard's data file, int64 [shards]; estimated where it is not yet written.
-        shard_class_counts: records of each class in each shard, int64 [shards, classes].
+        shard_class_counts: records of each class in each shard, [shards, classes].
         shard_generations: which build or append wrote each shard; None: all the same.
     """
 
     name: str
     shard_records: Int64
     shard_bytes: Int64
-    shard_class_counts: Int64
+    shard_class_counts: npt.NDArray[np.unsignedinteger]
     shard_generations: tuple[int, ...] | None = None
 
     @property
@@ -78,7 +79,7 @@ def balance_of_dataset(dataset: Dataset, generation: int | None = None) -> list[
                 name=name,
                 shard_records=np.array([shard.records for shard in shards], np.int64),
                 shard_bytes=np.array([shard.bytes for shard in shards], np.int64),
-                shard_class_counts=np.array([shard.class_counts for shard in shards], np.int64),
+                shard_class_counts=count_matrix([shard.class_counts for shard in shards]),
                 shard_generations=tuple(generation_of(shard.path) for shard in shards),
             )
         )
@@ -98,7 +99,7 @@ def balance_of_plan(plan: BuildPlan) -> list[SplitBalance]:
                 name=split.name,
                 shard_records=records,
                 shard_bytes=np.rint(weights * (split.records * plan.record_bytes / weights.sum())).astype(np.int64),
-                shard_class_counts=np.stack([split.shard_class_counts(shard) for shard in range(split.shards)]),
+                shard_class_counts=split.all_shard_class_counts(),
             )
         )
     return result
@@ -140,7 +141,7 @@ def balance_text(splits: Sequence[SplitBalance], classes: Sequence[Any], *, esti
     if list(classes) == [None]:
         return lines
     header = ["class", "share", *(word for split in splits for word in (split.name, f"{split.name}/shard"))]
-    counts = np.stack([split.shard_class_counts.sum(axis=0) for split in splits])  # [splits, classes]
+    counts = np.stack([split.shard_class_counts.sum(axis=0, dtype=np.int64) for split in splits])  # [splits, classes]
     shares = counts.sum(axis=0) / counts.sum()
     order = np.argsort(-shares, kind="stable")
     rows = [
@@ -168,10 +169,10 @@ def balance_text(splits: Sequence[SplitBalance], classes: Sequence[Any], *, esti
     return lines
 
 
-def _range(values: Int64) -> list[int]:
+def _range(values: npt.NDArray[np.integer]) -> list[int]:
     return [int(values.min()), int(values.max())]
 
 
-def _span(values: Int64) -> str:
+def _span(values: npt.NDArray[np.integer]) -> str:
     low, high = _range(values)
     return f"{low:,}" if low == high else f"{low:,}..{high:,}"

@@ -180,7 +180,7 @@ def _flights_balance(dataset: BuiltDataset) -> str:
         names += [f"{split.name} {number}" for number in range(len(split.shard_records))]
         stacks.append(split.shard_class_counts)
     counts = np.concatenate(stacks)
-    order = np.argsort(-counts.sum(axis=0))
+    order = np.argsort(-counts.sum(axis=0, dtype=np.int64))
     return charts.stacked_bars(
         {str(dataset.classes[c]): counts[:, c].tolist() for c in order},
         names,

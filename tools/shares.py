@@ -25,7 +25,7 @@ def shares_json(splits: Sequence[SplitBalance], options: Mapping[str, Any], grou
     if "group_by" not in options:
         return None
     asked = {name: float(Fraction(share)) for name, share in options["splits"].items()}
-    counts = np.stack([split.shard_class_counts.sum(axis=0) for split in splits])  # [splits, classes]
+    counts = np.stack([split.shard_class_counts.sum(axis=0, dtype=np.int64) for split in splits])  # [splits, classes]
     shares = counts / counts.sum(axis=0)
     wanted = np.array([asked[split.name] for split in splits])
     return {

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 from pyarrow.types import is_fixed_size_list, is_large_list, is_list
 
 __all__ = [
-    "RowGroup", "iterate_parquet", "open_writer", "read_parquet", "read_row_groups", "row_group_rows", "rows_within",
-    "scan_row_groups", "write_parquet",
+    "RowGroup", "iterate_parquet", "iterate_row_groups", "open_writer", "read_parquet", "read_row_groups",
+    "row_group_rows", "rows_within", "scan_row_groups", "write_parquet",
 ]  # fmt: skip
 
 _SAMPLE_VALUES = 1 << 13
@@ -86,6 +86,13 @@ def iterate_parquet(
     yield from file.iter_batches(batch_rows, columns=names, use_threads=False)
 
 
+def iterate_row_groups(data: bytes | pa.Buffer) -> Iterator[pa.Table]:
+    """The rows of a Parquet file, a row group at a time."""
+    file = _open(data)
+    for group in range(file.metadata.num_row_groups):
+        yield file.read_row_group(group, use_threads=False)
+
+
 def rows_within(
     file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str], batch_rows: int, batch_bytes: int
 ) -> int:
@@ -95,7 +102,8 @@ def rows_within(
     of all that a row group holds as it is encoded: more than theirs, but less than in memory where long strings repeat.
     Sizes of single columns are not asked for: pyarrow 26.0.1 aborts the process where they are damaged.
     """
-    widths = [_fixed_bytes(file.schema_arrow.field(name).type) for name in columns]
+    schema = file.schema_arrow  # made anew at each look
+    widths = [_fixed_bytes(schema.field(name).type) for name in columns]
     row_bytes = sum(widths, 0.0)
     if 0.0 in widths:
         sizes = [file.metadata.row_group(group) for group in groups]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringfeed.sharding import assign
 from ringfeed.sharding.assign import Assignment, SplitLayout, shards_per_split, split_class_counts
 from ringfeed.sharding.errors import ConfigError
 
@@ -63,6 +64,7 @@ def test_shards_and_classes_in_shards_differ_by_at_most_one(assignment: Assignme
         assert tuple(mine.sum(axis=0).tolist()) == split.class_counts
         planned = np.stack([split.shard_class_counts(shard) for shard in range(split.shards)])
         assert np.array_equal(mine, planned)
+        assert np.array_equal(mine, split.all_shard_class_counts())
         assert mine.sum(axis=1).tolist() == [split.shard_records(shard) for shard in range(split.shards)]
 
 
@@ -73,6 +75,16 @@ def test_places_do_not_depend_on_how_the_records_are_batched(assignment: Assignm
     whole = np.stack(assignment.locate(strata, ordinals))
     pieces = zip(np.split(strata, cuts), np.split(ordinals, cuts), strict=True)
     assert np.array_equal(whole, np.concatenate([np.stack(assignment.locate(*piece)) for piece in pieces], axis=1))
+
+
+@given(assignments())
+def test_places_do_not_depend_on_how_many_strata_are_looked_up_at_once(assignment: Assignment) -> None:
+    strata, ordinals = every_record(assignment)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assign, "_MANY", 0)
+        one_by_one = assignment.places(strata, ordinals)
+        patch.setattr(assign, "_MANY", 1 << 40)
+        assert np.array_equal(assignment.places(strata, ordinals), one_by_one)
 
 
 @given(assignments())

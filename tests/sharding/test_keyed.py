@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.sharding.keyed import derive_key, mix64, permute, shuffled
+from ringfeed.sharding.keyed import derive_key, mix64, permute, permute_each, shuffled
 
 
 @given(key=st.integers(0, 2**64 - 1), size=st.integers(1, 20_000))
@@ -50,3 +50,21 @@ def test_orders_are_those_of_the_first_release() -> None:
 def test_parts_of_a_key_do_not_run_together() -> None:
     keys = {derive_key(*parts) for parts in [("a", "b"), ("ab",), ("a", "b", ""), (1, 2), (12,), ("1", "2"), (1, "2")]}
     assert len(keys) == 7
+
+
+@pytest.mark.parametrize("sizes", [[1, 2, 7, 300, 4096], [4097, 10_000, 123_457], [5, 10**9, 3, 70_000]])
+def test_permuting_with_many_keys_at_once_gives_the_same_numbers(sizes: list[int]) -> None:
+    rng = np.random.default_rng(3)
+    groups = rng.integers(0, len(sizes), 500)
+    indices = (rng.random(500) * np.array(sizes)[groups]).astype(np.int64)
+    keys = [derive_key("k", number) for number in range(len(sizes))]
+    together = permute_each(keys, np.array(sizes), groups, indices)
+    for number, size in enumerate(sizes):
+        mine = groups == number
+        assert np.array_equal(together[mine], permute(keys[number], size, indices[mine]))
+
+
+@pytest.mark.parametrize("index", [-1, 9])
+def test_an_index_beyond_its_group_is_refused(index: int) -> None:
+    with pytest.raises(ValueError, match="of their groups"):
+        permute_each([1, 2], np.array([9, 90]), np.array([1, 0]), np.array([10, index]))

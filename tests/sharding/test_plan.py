@@ -93,3 +93,9 @@ def test_a_class_that_cannot_be_in_every_split_is_refused_by_name() -> None:
     splits = {name: Fraction(1, 3) for name in "abc"}
     with pytest.raises(SourceError, match="class 'rare' has 2 records, too few for one in each of 3 splits"):
         share_out(["common", "rare"], [100, 2], splits)
+
+
+def test_more_counts_than_a_reader_can_hold_are_refused() -> None:
+    options = BuildOptions(source="s", destination="d", shards=1000)
+    with pytest.raises(ConfigError, match="1,000,000 classes in 1,000 shards are 1,000,000,000 counts, which every"):
+        plan_assignment(options, {"train": (2,) * 1_000_000}, 10.0)

@@ -98,3 +98,9 @@ def test_columns_of_one_name_are_refused() -> None:
 def test_json_keeps_the_label() -> None:
     schema = Schema(features=(Feature(name="x", dtype="int8"), Feature(name="ü ,", dtype="string")), label="ü ,")
     assert Schema.from_json(schema.to_json()) == schema
+
+
+def test_too_many_columns_are_refused_at_once() -> None:
+    wide = pa.schema([pa.field(str(number), pa.float32()) for number in range(40_000)])
+    with pytest.raises(SourceError, match="a record has 40,000 columns, the most are 32,768; put numbers"):
+        Schema.from_arrow(wide, None)

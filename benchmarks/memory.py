@@ -1,0 +1,99 @@
+"""Memory of a build that is told how much it may take: of 1 x, 4 x and 16 x of data, with one worker and with two.
+
+What is measured is the proportional set size (PSS) of the command and all processes that it starts, together, every 20
+ms, from `/proc/PID/smaps_rollup`: a page that several of them hold counts once, mapped files count as far as they are
+in memory. Beside it stands what of that is anonymous, which the system cannot take back.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+BOUND_MIB = 512
+SHARD_MIB = 32  # each is put together in memory; so many of them as there is data
+FACTORS = (1, 4, 16)
+_GROUP_ROWS, _GROUPS = 1 << 16, 16  # of 1 x: 1 M rows of 32 float32, 136 MiB
+_WIDTH, _CLASSES = 32, 10
+_SAMPLE_SECONDS = 0.02
+
+
+def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
+    """Ratios of the bound to the most that was taken, of each size of data: at least 1, and alike."""
+    lines = []
+    for factor in FACTORS:
+        source = folder / f"memory-{factor}.parquet"
+        _write(source, factor)
+        for workers in (1, 2):
+            peaks = [_build(source, folder / "memory", workers) for _ in range(rounds)]
+            label = f"{source.stat().st_size >> 20:,} MiB, {workers} worker{'s' * (workers > 1)}"
+            lines.append(
+                (f"{label}: {BOUND_MIB} MiB allowed, over the most taken", [BOUND_MIB / peak for peak in peaks], 1)
+            )
+        source.unlink()
+    return lines
+
+
+def _write(path: Path, factor: int) -> None:
+    random = np.random.default_rng(0)
+    kind = pa.schema([("features", pa.list_(pa.float32(), _WIDTH)), ("label", pa.int64())])
+    with pq.ParquetWriter(path, kind, compression="none", use_dictionary=False) as writer:
+        for _ in range(_GROUPS * factor):
+            values = pa.array(random.random(_GROUP_ROWS * _WIDTH, dtype=np.float32))
+            features = pa.FixedSizeListArray.from_arrays(values, _WIDTH)
+            labels = pa.array(random.integers(0, _CLASSES, _GROUP_ROWS))
+            writer.write_batch(pa.record_batch([features, labels], schema=kind))
+
+
+def _build(source: Path, target: Path, workers: int) -> float:
+    """MiB of a build at its peak."""
+    program = Path(sys.executable).with_name("shard-dataset")
+    sizes = ["--memory", f"{BOUND_MIB}MiB", "--shard-size", f"{SHARD_MIB}MiB"]
+    options = ["--label", "label", "--workers", str(workers), *sizes, "--json"]
+    started = time.perf_counter()
+    with subprocess.Popen([program, "build", source, target, *options], stdout=subprocess.DEVNULL) as process:
+        peak = anonymous = 0.0
+        while process.poll() is None:
+            now = np.sum([_held(each) for each in _tree(process.pid)], axis=0, initial=0)
+            total, own = np.broadcast_to(now, 2)
+            peak, anonymous = max(peak, float(total)), max(anonymous, float(own))
+            time.sleep(_SAMPLE_SECONDS)
+    if process.returncode:
+        raise SystemExit(f"the build ended with {process.returncode}")
+    seconds = time.perf_counter() - started
+    shutil.rmtree(target)
+    print(
+        f"  {source.stat().st_size >> 20:,} MiB, {workers} workers: {peak:,.0f} MiB at most, "
+        f"{anonymous:,.0f} of it anonymous; {seconds:.0f} s"
+    )
+    return peak
+
+
+def _tree(pid: int) -> Iterator[int]:
+    """A process and all that it, and they, started."""
+    yield pid
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        children = [child for task in tasks for child in (task / "children").read_text().split()]
+    except OSError:  # it has ended
+        return
+    for child in children:
+        yield from _tree(int(child))
+
+
+def _held(pid: int) -> tuple[float, float]:
+    """MiB of a process, and what of that is anonymous."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    except OSError:  # it has ended
+        return 0.0, 0.0
+    sizes = {name: int(rest.split()[0]) / 1024 for name, _, rest in (line.partition(":") for line in lines)}
+    return sizes["Pss"], sizes["Pss_Anon"]

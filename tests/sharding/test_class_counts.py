@@ -1,0 +1,60 @@
+"""Counts by class that look like a tuple and take a byte each."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfeed.sharding.class_counts import ClassCounts, count_matrix, count_rows
+
+COUNTS = st.lists(st.integers(0, 2**62), max_size=8)
+
+
+@given(COUNTS)
+def test_they_are_equal_to_the_tuple_that_they_hold(values: list[int]) -> None:
+    counts = ClassCounts(values)
+    assert counts == tuple(values)
+    assert tuple(values) == counts
+    assert counts == ClassCounts(values)
+    assert hash(counts) == hash(tuple(values))
+    assert repr(counts) == repr(tuple(values))
+    assert list(counts) == values
+    assert len(counts) == len(values)
+    assert sum(counts) == sum(values)
+    assert counts != (*values, 1)
+    assert counts != values
+    for same in (pickle.loads(pickle.dumps(counts)), copy.deepcopy(counts), counts[:]):
+        assert same == counts
+
+
+@given(st.lists(COUNTS, max_size=5))
+def test_rows_of_one_array_are_what_went_in(rows: list[list[int]]) -> None:
+    offsets = np.cumsum([0, *map(len, rows)])
+    found = list(count_rows(np.array([value for row in rows for value in row], np.int64), offsets))
+    assert found == [tuple(row) for row in rows]
+
+
+def test_a_row_of_a_large_array_is_sent_alone() -> None:
+    row, *_ = count_rows(np.zeros(1_000_000, np.int64), np.arange(0, 1_000_001, 1000))
+    assert len(pickle.dumps(row)) < 2000
+
+
+@pytest.mark.parametrize(("most", "item_bytes"), [(255, 1), (256, 2), (2**16, 4), (2**32, 8)])
+def test_each_takes_as_few_bytes_as_the_largest_needs(most: int, item_bytes: int) -> None:
+    assert np.asarray(ClassCounts([0, most])).itemsize == item_bytes
+    matrix = count_matrix([(0, 1), ClassCounts([most, 2])])
+    assert (matrix.tolist(), matrix.itemsize) == ([[0, 1], [most, 2]], item_bytes)
+
+
+def test_a_negative_count_is_none() -> None:
+    with pytest.raises(ValueError, match="counts must be at least 0, got -1"):
+        ClassCounts([1, -1])
+
+
+def test_no_rows_make_an_empty_matrix() -> None:
+    assert count_matrix([]).size == 0
