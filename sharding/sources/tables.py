@@ -245,4 +245,7 @@ def open_table(path: str, kind: str, *, mapped: bool = False, read_ahead: bool =
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             if isinstance(error, RingfeedError) or (isinstance(error, OSError) and error.errno is not None):
                 raise
-            raise translate_errors(path, error, f"the file is damaged or no {kind}; write it again") from error
+            remedy = f"the file is damaged or no {kind}; write it again"
+            if "Exceeded size limit" in str(error):
+                remedy = f"{remedy}, or its footer is larger than Arrow reads: write fewer columns, or fewer row groups"
+            raise translate_errors(path, error, remedy) from error
