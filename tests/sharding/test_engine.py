@@ -242,7 +242,7 @@ def test_every_way_to_build_writes_what_this_machine_writes(
 
 def test_memory_is_meant_for_each_task(dask: DaskCluster, parquet: str, nothing_left: Path) -> None:
     options = BuildOptions(source=parquet, destination=str(nothing_left), engine=dask.engine, memory_bytes=100 << 20)
-    with pytest.raises(ConfigError, match="needs .* MiB of memory, and --memory allows each task of a cluster 100 MiB"):
+    with pytest.raises(ConfigError, match=r"needs .* MiB of memory, .* allows each task of a cluster 100 MiB"):
         build(options)
 
 
