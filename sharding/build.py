@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +45,7 @@ __all__ = [
     "assemble",
     "build",
     "open_build_source",
+    "open_plan",
     "partition",
     "plan_build",
     "plan_source",
@@ -75,12 +76,26 @@ def plan_source(
     report: Report = ignore,
 ) -> BuildPlan:
     """`plan_build` of a source that was opened, or of an append to a dataset."""
+    with open_plan(source, options, base, executor=executor, report=report) as plan:
+        return plan
+
+
+@contextmanager
+def open_plan(
+    source: Source,
+    options: BuildOptions,
+    base: Manifest | None = None,
+    *,
+    executor: Executor | None = None,
+    report: Report = ignore,
+) -> Iterator[BuildPlan]:
+    """`plan_source`, with the files of its census until the body ends."""
     root = spill_root(options.spill, options.destination)
     with (
         _engine(options) if executor is None else nullcontext(executor) as pool,
         side_folder(root) if options.needs_census else nullcontext() as scratch,
     ):
-        return _plan(source, options, base, root, scratch, pool, report)
+        yield _plan(source, options, base, root, scratch, pool, report)
 
 
 def _engine(options: BuildOptions, holds: str | None = None) -> AbstractContextManager[Executor]:

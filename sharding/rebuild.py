@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
 from .append import open_like
-from .build import assemble, open_build_source, partition, plan_source
+from .build import assemble, open_build_source, open_plan, partition, plan_source
 from .build_plan import BuildPlan
 from .engine import open_engine
 from .errors import ConfigError, SourceError
@@ -109,11 +110,6 @@ def _plan_generation(storage: Storage, manifest: Manifest, number: int, original
         seed=written.seed,
         workers=original.workers,
     )
-    if options.needs_census:
-        raise ConfigError(
-            f"{where} was built with --split-column, --group-by or --balance bytes, and single shards of such datasets "
-            "are not made again; build it anew with: shard-dataset build --overwrite"
-        )
     base = _before(manifest, number)
     source = open_build_source(options) if base is None else open_like(manifest.schema, options)
     plan = plan_source(source, options, base, report=report)
@@ -164,30 +160,45 @@ def made_again(rebuild: Rebuild, wanted: Collection[int], report: Report) -> Ite
     Yields:
         The folder, and what was written there, in the order of the numbers.
     """
-    plan, options, manifest = rebuild.plan, rebuild.options, rebuild.manifest
-    bucketing = Bucketing(assignment=plan.assignment, shards_per_bucket=1)  # no record of another shard is spilled
-    others = set(range(plan.assignment.shards)) - set(wanted)
     remove_spill(rebuild.root)
     try:
-        spill = open_spill(rebuild.root, "records")
-        target = ShardTarget(
-            storage=Storage(rebuild.root.locate("made"), rebuild.root.options),
-            plan=manifest.all_generations[rebuild.generation].plan,
-            shard_format=manifest.shard_format,
-            compression=manifest.compression,
-            layout=manifest.layout_of(rebuild.generation),
-            block_rows=plan.block_rows,
-        )
-        results: list[ShardResult] = []
-        with open_engine("local", options.workers) as pool:
-            parts = partition(plan, options, bucketing, others, spill, pool, report)
-            for made in assemble(plan, options, target, bucketing, others, parts, spill, pool, lambda _: None):
-                results += made
-                records = sum(result.info.records for result in results)
-                report(Progress(stage="write", done=len(results), total=len(wanted), records=records))
-        yield target.storage, [result.info for result in sorted(results, key=lambda result: result.number)]
+        made = Storage(rebuild.root.locate("made"), rebuild.root.options)
+        with _planned(rebuild, report) as plan, open_engine("local", rebuild.options.workers) as pool:
+            results = _make(rebuild, plan, wanted, made, pool, report)
+        yield made, [result.info for result in sorted(results, key=lambda result: result.number)]
     finally:
         remove_spill(rebuild.root)
+
+
+def _planned(rebuild: Rebuild, report: Report) -> AbstractContextManager[BuildPlan]:
+    """The plan, made again where its census is needed: the files of that are gone, for they may be large."""
+    if not rebuild.options.needs_census:
+        return nullcontext(rebuild.plan)
+    return open_plan(rebuild.plan.source, rebuild.options, rebuild.plan.base, report=report)
+
+
+def _make(
+    rebuild: Rebuild, plan: BuildPlan, wanted: Collection[int], storage: Storage, pool: Executor, report: Report
+) -> list[ShardResult]:
+    options, manifest = rebuild.options, rebuild.manifest
+    bucketing = Bucketing(assignment=plan.assignment, shards_per_bucket=1)  # no record of another shard is spilled
+    others = set(range(plan.assignment.shards)) - set(wanted)
+    spill = open_spill(rebuild.root, "records")
+    target = ShardTarget(
+        storage=storage,
+        plan=manifest.all_generations[rebuild.generation].plan,
+        shard_format=manifest.shard_format,
+        compression=manifest.compression,
+        layout=manifest.layout_of(rebuild.generation),
+        block_rows=plan.block_rows,
+    )
+    results: list[ShardResult] = []
+    parts = partition(plan, options, bucketing, others, spill, pool, report)
+    for made in assemble(plan, options, target, bucketing, others, parts, spill, pool, lambda _: None):
+        results += made
+        records = sum(result.info.records for result in results)
+        report(Progress(stage="write", done=len(results), total=len(wanted), records=records))
+    return results
 
 
 def check_made(rebuild: Rebuild, path: str, made_checksum: str, written_checksum: str) -> None:

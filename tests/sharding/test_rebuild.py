@@ -215,6 +215,26 @@ class TestEverySource:
         original = Original(url=str(tmp_path / "x.csv"), workers=2, folder=str(tmp_path / "here"))
         self.check(tmp_path / "out", files_of, original)
 
+    @pytest.mark.parametrize(
+        "how",
+        [
+            {"split_column": "part"},
+            {"group_by": "id", "splits": SPLITS},
+            {"balance": "bytes"},
+            {"balance": "bytes", "group_by": "part", "splits": SPLITS},
+        ],
+        ids=lambda how: " ".join(how),
+    )
+    def test_whose_places_more_than_the_class_decided(
+        self, tmp_path: Path, files_of: Files, how: dict[str, Any]
+    ) -> None:
+        table = make_table(400).select(["id", "price", "label"])
+        words = pa.array(["x" * (i % 97) for i in range(400)])
+        parts = pa.array([f"part {i % 5}" if "group_by" in how else "ab"[i % 3 == 0] for i in range(400)])
+        pq.write_table(table.append_column("word", words).append_column("part", parts), tmp_path / "x.parquet")
+        built(str(tmp_path / "x.parquet"), tmp_path / "out", label="label", shards=5, **how)
+        self.check(tmp_path / "out", files_of, Original(url=str(tmp_path / "x.parquet"), workers=2))
+
     def test_images_that_were_resized(self, tmp_path: Path, files_of: Files) -> None:
         rng = np.random.default_rng(0)
         for i in range(12):
