@@ -160,9 +160,8 @@ def _plan(
     totals: Counter[Any] = Counter()
     for counts in part_counts:
         totals.update(counts)
-    known = () if base is None else base.classes
-    fresh = {value: count for value, count in totals.items() if value not in known}
-    classes = list(known)
+    classes = [] if base is None else list(base.classes)
+    fresh = {value: totals[value] for value in totals.keys() - set(classes)}
     if fresh or not sum(totals.values()):
         classes += sort_classes(fresh, options.prepare.described(options.source), options.min_class_records)
     values = class_array(source.schema, classes)
@@ -176,7 +175,7 @@ def _plan(
             [totals[value] for value in classes],
             options.splits,
             there={} if base is None else {name: split.records for name, split in base.splits.items()},
-            known_classes=len(known),
+            known_classes=0 if base is None else len(base.classes),
         )
     else:
         division = divide(census, len(source.parts), values, options)

@@ -1,6 +1,7 @@
 """Fixtures for all tests: the stores, the real servers behind them, the command line as a user runs it."""
 
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -17,6 +18,12 @@ from tests.servers.sharing import shared
 from tests.servers.store import Store
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C, and so let the commands under test hear it: shells start what runs in the background deaf to it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
