@@ -58,7 +58,8 @@ def dask_executor(address: str, *, spills_here: bool, holds: str | None) -> Iter
             executor.await_others()
             yield executor
         finally:
-            client.close()
+            with suppress(Exception):  # where the scheduler is away Dask may fail to close, and hide the error that says so
+                client.close()
 
 
 async def _greet(url: str) -> None:
