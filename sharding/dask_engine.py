@@ -58,7 +58,7 @@ def dask_executor(address: str, *, spills_here: bool, holds: str | None) -> Iter
             executor.await_others()
             yield executor
         finally:
-            with suppress(Exception):  # where the scheduler is away Dask may fail to close, and hide the error that says so
+            with suppress(Exception):  # Dask may fail to close a lost client, and hide why it was lost
                 client.close()
 
 
