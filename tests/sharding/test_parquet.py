@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ringfeed.sharding.formats.parquet import read_parquet, write_parquet
+from ringfeed.sharding.formats.parquet import read_parquet, scan_row_groups, write_parquet
 
 RNG = np.random.default_rng(0)
 ROWS = 10_000
@@ -31,6 +31,16 @@ def test_a_dictionary_is_written_where_values_recur(name: str) -> None:
     leaf: Any = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0).column(0)
     assert leaf.has_dictionary_page == name.startswith(("few", "all"))
     assert read_parquet(data).column(0).combine_chunks().equals(batch.column(0))
+
+
+def test_a_footer_that_would_abort_pyarrow_is_told_as_damaged() -> None:
+    columns = {"x": np.arange(50), "y": np.arange(50) / 3}
+    whole = write_parquet(pa.record_batch(columns), "none", 25)
+    data = bytearray(whole.to_pybytes())
+    data[-715] ^= 1  # found by trying all bits
+    assert len(list(scan_row_groups(whole))) == 2
+    with pytest.raises(ValueError, match="the footer is damaged: what it says of the columns cannot be read"):
+        list(scan_row_groups(pa.py_buffer(bytes(data))))
 
 
 def test_a_file_without_rows_can_be_written() -> None:
