@@ -90,7 +90,7 @@ class MemoryShare:
             ConfigError: not even one fits.
         """
         need = _BATCH_COPIES * BATCH_BYTES + _RUN_COPIES * self.run_bytes
-        return self._tasks(need, "reading the source", "or ask for fewer --workers")
+        return self._tasks(need, "reading the source")
 
     def assemble_tasks(self, record: RecordBytes, bucket_records: int, block_rows: int) -> int:
         """How many tasks that assemble to have submitted at a time.
@@ -105,17 +105,18 @@ class MemoryShare:
         """
         block = _block_need(record, min(block_rows, bucket_records))
         need = bucket_records * record.gathered + block
-        return self._tasks(need, "assembling a shard", "or ask for smaller shards or fewer --workers")
+        return self._tasks(need, "assembling a shard", "smaller shards")
 
-    def _tasks(self, need: float, what: str, remedy: str) -> int:
+    def _tasks(self, need: float, what: str, *remedies: str) -> int:
         fitting = int((self.budget - self._processes_bytes) / need)
         if fitting < 1:
             needed = (self._processes_bytes + need) / (1 << 20)
             with_workers = "" if self.alone else f" with {self.workers} worker{'s' * (self.workers > 1)}"
             each = " each task of a cluster" * self.alone
+            ask = " or ".join([*remedies, *([] if self.alone else ["fewer --workers"])])
             raise ConfigError(
                 f"{what} needs about {needed:,.0f} MiB of memory{with_workers}, and --memory allows{each} "
-                f"{self.budget >> 20:,} MiB; allow more, {remedy}"
+                f"{self.budget >> 20:,} MiB; allow more{f', or ask for {ask}' if ask else ''}"
             )
         return fitting if fitting < max(self.workers, 2) else self.ahead
 
