@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -21,16 +22,16 @@ T = TypeVar("T")
 Job = tuple[Callable[..., T], tuple[Any, ...]]
 
 
-class ClusterExecutor(Executor):
+class ClusterExecutor(Executor, ABC):
     """`concurrent.futures` over a cluster. Its futures count as running from the start: see `cancel`."""
 
+    @abstractmethod
     def workers(self) -> int:
         """How many tasks the cluster runs at a time, as far as is known now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def cancel(self, futures: Collection[Future[Any]]) -> None:
         """Give up tasks, and return when none of them runs any more, on whichever machine."""
-        raise NotImplementedError
 
 
 @contextmanager

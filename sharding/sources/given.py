@@ -16,7 +16,7 @@ from ..schema import Feature
 
 __all__ = ["arrow_type_given", "cast_text", "check_names"]
 
-_TRUE, _FALSE = pa.array(["true", "True", "TRUE", "1"]), pa.array(["false", "False", "FALSE", "0"])
+_TRUE, _FALSE = ("true", "True", "TRUE", "1"), ("false", "False", "FALSE", "0")
 _INFINITE = ("inf", "infinity")
 _TEMPORAL = ("date32[day]", "timestamp[s]", "timestamp[ms]", "timestamp[us]", "timestamp[ns]")
 
@@ -69,8 +69,9 @@ def cast_text(text: pa.Array, feature: Feature, missing: Sequence[str] = ()) -> 
     if missing:
         text = pc.if_else(pc.is_in(text, pa.array(missing)), None, text)
     if pa.types.is_boolean(kind):
-        known = pc.or_(pc.is_in(text, _TRUE), pc.is_in(text, _FALSE))
-        values = pc.if_else(known, pc.is_in(text, _TRUE), None)
+        true = pc.is_in(text, pa.array(_TRUE))
+        known = pc.or_(true, pc.is_in(text, pa.array(_FALSE)))
+        values = pc.if_else(known, true, None)
     else:
         values = _finite(text, _cast(text, kind))
     bad = pc.and_(values.is_null(), text.is_valid())

@@ -75,6 +75,17 @@ def files_of() -> Callable[[Path], dict[str, bytes]]:
 
 
 @pytest.fixture
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where this test, and the commands that it starts, spill; no file may be left there."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    yield folder
+    assert not [path for path in folder.rglob("*") if path.is_file()]
+
+
+@pytest.fixture
 def nothing_left(tmp_path: Path) -> Iterator[Path]:
     """A destination that does not exist, nor the folder it lies in, before the test and after."""
     destination = tmp_path / "new" / "dataset"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from fractions import Fraction
@@ -50,20 +50,11 @@ from ringfeed.sharding.storage import Storage
 from tests.servers.store import Store
 from tests.sharding.conftest import built, make_table
 
+pytestmark = pytest.mark.usefixtures("temporary_folder")
+
 SPLITS = {"train": Fraction(9, 10), "test": Fraction(1, 10)}
 OLD, NEW = 600, 500
 Files = Callable[[Path], dict[str, bytes]]
-
-
-@pytest.fixture(autouse=True)
-def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where appends of this test spill; nothing may be left there."""
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    yield folder
-    assert not [p for p in folder.rglob("*") if p.is_file()]
 
 
 def newer_table(rows: int = NEW, first: int = OLD) -> pa.Table:

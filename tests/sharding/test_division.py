@@ -32,6 +32,8 @@ from ringfeed.sharding.sources.parquet import ParquetSource
 from tests.servers.store import Store
 from tests.sharding.conftest import built
 
+pytestmark = pytest.mark.usefixtures("temporary_folder")
+
 ROWS = 3000
 SPLITS = {"train": Fraction(8, 10), "test": Fraction(2, 10)}
 WAYS: dict[str, dict[str, Any]] = {
@@ -41,17 +43,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "column-bytes": {"split_column": "fold", "balance": "bytes"},
     "groups-bytes": {"group_by": "user", "splits": SPLITS, "balance": "bytes"},
 }
-
-
-@pytest.fixture(autouse=True)
-def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where builds of this test spill; nothing may be left there."""
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    yield folder
-    assert not [path for path in folder.rglob("*") if path.is_file()]
 
 
 @pytest.fixture

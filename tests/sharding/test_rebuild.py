@@ -49,14 +49,10 @@ SPLITS = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
 
 
 @pytest.fixture(autouse=True)
-def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where repairs of this test make shards; nothing may be left there."""
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    yield folder
-    assert list(folder.iterdir()) == []
+def empty_folder(temporary_folder: Path) -> Iterator[None]:
+    """Where repairs of this test make shards; not even a folder may be left there."""
+    yield
+    assert list(temporary_folder.iterdir()) == []
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +31,9 @@ from ringfeed.sharding.storage import Storage
 from tests.servers.store import Store
 from tests.sharding.conftest import built, make_table
 
+pytestmark = pytest.mark.usefixtures("temporary_folder")
+
 SHARDS = 12
-
-
-@pytest.fixture(autouse=True)
-def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where builds of this test spill; nothing may be left there."""
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    yield folder
-    assert not [p for p in folder.rglob("*") if p.is_file()]
 
 
 def interrupt_after(shards: int, error: BaseException) -> Any:
