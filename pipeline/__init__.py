@@ -3,5 +3,6 @@
 from .counters import StageStats
 from .loader import Loader
 from .plan import ClassMix, LoaderPlan, MissingClass
+from .targets import Balance, Ramp
 
-__all__ = ["ClassMix", "Loader", "LoaderPlan", "MissingClass", "StageStats"]
+__all__ = ["Balance", "ClassMix", "Loader", "LoaderPlan", "MissingClass", "Ramp", "StageStats"]

@@ -10,61 +10,23 @@ apportionment (compare Tijdeman's chairman assignment, 1980), so that each strea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ..sharding.errors import ConfigError
 from ..sharding.grouping import stable_order
 from ..sharding.keyed import derive_key, shuffled_by_group
 from .order import coprime_stride
 
-__all__ = ["ClassSchedule", "RecordDrawer", "target_weights"]
+__all__ = ["ClassSchedule", "RecordDrawer"]
 
 Int64 = npt.NDArray[np.int64]
 ClassNumbers = npt.NDArray[np.integer]
 _GOLDEN = 0.6180339887498949
 _FEW_SEATS = 1 << 18
-
-
-def target_weights(
-    balance: str | Mapping[Any, float], classes: Sequence[Any], class_counts: Sequence[int]
-) -> npt.NDArray[np.float64] | None:
-    """The share of each class in every batch, float64 [classes], or None for the natural mix.
-
-    Args:
-        balance: ``natural``, ``uniform`` (over the classes that have records), or a share by class value; classes
-            that are not named get none.
-        classes: values of the label.
-        class_counts: records of each in the split.
-
-    Raises:
-        ConfigError: an unknown word or class, shares that do not add up to 1, or a share for a class without records.
-    """
-    if balance == "natural":
-        return None
-    counts = np.asarray(class_counts)
-    if balance == "uniform":
-        if tuple(classes) == (None,):
-            raise ConfigError("the dataset has no label, so there are no classes to balance; use balance='natural'")
-        return np.asarray((counts > 0) / np.count_nonzero(counts), np.float64)
-    if isinstance(balance, str):
-        raise ConfigError(f"balance must be 'natural', 'uniform' or a share by class, got {balance!r}")
-    unknown = [value for value in balance if value not in classes]
-    if unknown:
-        raise ConfigError(f"there is no class {unknown[0]!r}; the classes are: {', '.join(map(repr, classes[:20]))}")
-    weights = np.array([float(balance.get(value, 0.0)) for value in classes])
-    if weights.min() < 0 or abs(weights.sum() - 1) > 1e-6:
-        raise ConfigError(f"the shares of balance must be positive and add up to 1, got {dict(balance)}")
-    for value, weight, count in zip(classes, weights, counts, strict=True):
-        if weight and not count:
-            raise ConfigError(f"balance asks for class {value!r}, which has no record in this split")
-    return np.asarray(weights / weights.sum(), np.float64)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..sharding.class_counts import count_matrix
 from ..sharding.dataset import open_dataset
@@ -15,7 +16,7 @@ from ..sharding.errors import ConfigError
 from ..sharding.manifest import Manifest
 from ..sharding.schema import Schema
 from ..sharding.storage import Storage
-from .balance import ClassSchedule, target_weights
+from .balance import ClassSchedule
 from .chunks import interleave
 from .columns import Columns
 from .counters import Counters, StageStats
@@ -24,6 +25,7 @@ from .order import EpochOrder, Geometry, Remainder, default_streams
 from .plan import LoaderPlan, plan_epoch
 from .shards import ShardFetcher
 from .streams import CLASS_ID, WEIGHT, StreamReader
+from .targets import Balance, parse_balance, target_weights
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -46,8 +48,10 @@ class Loader:
         url: of the dataset, or its `Storage`.
         split: of the dataset.
         batch_size: of the GLOBAL batch; `world_size` divides it.
-        balance: ``natural``: each record at most once an epoch. ``uniform``, or a share by class value: every batch
-            is within one of the target of each class, minority records come more than once.
+        balance: ``natural``: each record at most once an epoch. ``uniform``, ``power:A`` (shares proportional to
+            records ** A) or a share by class value: every batch is within one of the target of each class, minority
+            records come more than once. ``X->Y:N``, or a `Ramp`: from X to Y over N epochs. Or a function that
+            returns one of them for an epoch.
         seed: of the order.
         rank: of this process, in ``[0, world_size)``.
         world_size: processes that share each global batch.
@@ -74,7 +78,7 @@ class Loader:
         *,
         split: str = "train",
         batch_size: int,
-        balance: str | Mapping[Any, float] = "natural",
+        balance: Balance = "natural",
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
@@ -97,8 +101,10 @@ class Loader:
         )
         self._slices = self._geometry.rank_slices(rank, world_size)
         self._world_size = world_size
-        self._weights = target_weights(balance, self.manifest.classes, info.class_counts)
-        if self._weights is not None and remainder == "pad":
+        self._balance = parse_balance(balance)
+        self._class_counts = info.class_counts
+        self._weights(epoch=0)  # an impossible balance is refused now
+        if balance != "natural" and remainder == "pad":
             raise ConfigError("remainder='pad' needs balance='natural': a balanced epoch has no rest to pad")
         self._seed = seed
         self._fill = dict(fill or {})
@@ -213,11 +219,15 @@ class Loader:
         return EpochOrder(self._geometry, [shard.records for shard in self._shards], self._seed, epoch)
 
     def _schedule(self, epoch: int) -> ClassSchedule | None:
-        if self._weights is None:
+        weights = self._weights(epoch)
+        if weights is None:
             return None
         return ClassSchedule(
-            self._weights, self._geometry.batch_size, self._geometry.steps, self._order(epoch).key("classes")
+            weights, self._geometry.batch_size, self._geometry.steps, self._order(epoch).key("classes")
         )
+
+    def _weights(self, epoch: int) -> npt.NDArray[np.float64] | None:
+        return target_weights(self._balance, self.manifest.classes, self._class_counts, epoch)
 
     def _fetcher(self) -> ShardFetcher:
         return ShardFetcher(self._dataset, self._shards, self._fill, self._counters, self._fetch_threads)

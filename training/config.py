@@ -40,7 +40,7 @@ class DataConfig:
     train_split: str = _key("train", "split to train on")
     eval_split: str | None = _key("test", "split to evaluate on; null: no evaluation")
     batch_size: int = _key(1024, "samples per step over all ranks together (the global batch)")
-    balance: str | Mapping[Any, float] = _key("natural", "natural, uniform, or {class: weight}")
+    balance: str | Mapping[Any, float] = _key("natural", "natural, uniform, power:A, X->Y:EPOCHS, or {class: weight}")
     include: tuple[str, ...] | None = _key(None, "the only columns to use as features; null: all but the label")
     exclude: tuple[str, ...] = _key((), "columns not to use as features")
     categorical: tuple[str, ...] = _key((), "integer columns that are codes: embedded, not standardised")

@@ -1,12 +1,10 @@
 """Class balance, as pure arithmetic."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.pipeline.balance import ClassSchedule, RecordDrawer, balanced_word, target_weights
-from ringfeed.sharding import ConfigError
+from ringfeed.pipeline.balance import ClassSchedule, RecordDrawer, balanced_word
 
 
 @st.composite
@@ -84,25 +82,3 @@ def test_a_record_comes_again_when_all_others_of_its_class_have() -> None:
     drawn = drawer.draw(np.zeros(300, np.int32)).reshape(3, 100)
     assert sorted(drawn[0].tolist()) == list(range(100)) != drawn[0].tolist()
     np.testing.assert_array_equal(drawn[1:], drawn[[0, 0]])
-
-
-def test_target_weights() -> None:
-    classes = ("a", "b", "c")
-    assert target_weights("natural", classes, (1, 2, 3)) is None
-    np.testing.assert_allclose(target_weights("uniform", classes, (1, 0, 3)), [0.5, 0, 0.5])
-    np.testing.assert_allclose(target_weights({"a": 0.25, "c": 0.75}, classes, (1, 2, 3)), [0.25, 0, 0.75])
-
-
-@pytest.mark.parametrize(
-    ("balance", "message"),
-    [
-        ("even", "balance must be 'natural', 'uniform' or a share by class, got 'even'"),
-        ({"d": 1.0}, "there is no class 'd'; the classes are: 'a', 'b'"),
-        ({"a": 0.5}, "must be positive and add up to 1"),
-        ({"a": 1.5, "b": -0.5}, "must be positive and add up to 1"),
-        ({"a": 0.5, "b": 0.5}, "asks for class 'b', which has no record"),
-    ],
-)
-def test_an_impossible_balance_is_refused(balance: object, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        target_weights(balance, ("a", "b"), (1, 0))  # type: ignore[arg-type]

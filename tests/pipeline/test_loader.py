@@ -97,6 +97,20 @@ def test_every_sample_holds_what_went_in(make_dataset: Make, options: dict[str, 
     np.testing.assert_array_equal(samples["class_id"], expected)
 
 
+def test_balance_may_change_from_epoch_to_epoch(make_dataset: Make) -> None:
+    url = make_dataset(RECORDS)
+    loader = Loader(url, batch_size=48, streams=12, balance="uniform->natural:2")
+    shares = [np.bincount(read(loader, epoch)["label"].reshape(-1), minlength=3) for epoch in range(3)]
+    expected = [np.array([1, 1, 1]) / 3, None, None]
+    expected[1] = (expected[0] + np.array([0.8, 0.18, 0.02])) / 2
+    for share, target in zip(shares[:2], expected[:2], strict=True):
+        np.testing.assert_allclose(share, target * loader.steps_per_epoch * 48, atol=1)
+    np.testing.assert_array_equal(read(loader, 2)["id"], read(Loader(url, batch_size=48, streams=12), 2)["id"])
+    np.testing.assert_array_equal(
+        read(loader)["id"], read(Loader(url, batch_size=48, streams=12, balance="uniform"))["id"]
+    )
+
+
 @many
 @given(configurations.filter(lambda options: options["balance"] == "natural"), st.integers(0, 3))
 def test_natural_order_gives_each_sample_once_but_for_the_announced_remainder(

@@ -1,0 +1,126 @@
+"""What share of each batch a class is to have: as the user says it, and as numbers, epoch by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..sharding.errors import ConfigError
+
+__all__ = ["Balance", "Ramp", "Shares", "parse_balance", "target_weights"]
+
+Shares: TypeAlias = str | Mapping[Any, float]
+_POWER, _ARROW = "power:", "->"
+_WORDS = "'natural', 'uniform', 'power:A', 'X->Y:EPOCHS' or a share by class"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ramp:
+    """Shares that move from one target to another, in a straight line, from epoch to epoch.
+
+    Attributes:
+        start: of epoch 0.
+        end: of epoch `epochs` and all that follow.
+        epochs: from the one to the other, at least 1.
+    """
+
+    start: Shares
+    end: Shares
+    epochs: int
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise ConfigError(f"a ramp of balance takes at least 1 epoch, got {self.epochs}")
+
+
+Balance: TypeAlias = Shares | Ramp | Callable[[int], Shares]
+
+
+def parse_balance(balance: Balance) -> Balance:
+    """A ramp where the text ``X->Y:EPOCHS`` stands for one; anything else as it is.
+
+    >>> parse_balance("uniform->natural:5")
+    Ramp(start='uniform', end='natural', epochs=5)
+
+    Raises:
+        ConfigError: the text is no such thing.
+    """
+    if not isinstance(balance, str) or _ARROW not in balance:
+        return balance
+    start, _, rest = balance.partition(_ARROW)
+    end, colon, epochs = rest.rpartition(":")
+    if not colon or not epochs.strip().isdecimal():
+        raise ConfigError(f"balance {balance!r} does not say over how many epochs, as in 'uniform->natural:10'")
+    return Ramp(start=start.strip(), end=end.strip(), epochs=int(epochs))
+
+
+def target_weights(
+    balance: Balance, classes: Sequence[Any], class_counts: Sequence[int], epoch: int = 0
+) -> npt.NDArray[np.float64] | None:
+    """The share of each class in every batch of an epoch, float64 [classes], or None for the natural mix.
+
+    Args:
+        balance: ``natural``, ``uniform`` (over the classes that have records), ``power:A`` (share proportional to
+            records ** A: 0 is uniform, 1 the natural shares in every batch), a share by class value (classes that
+            are not named get none), a `Ramp`, or a function of the epoch that returns one of the others.
+        classes: values of the label.
+        class_counts: records of each in the split.
+        epoch: from 0.
+
+    Raises:
+        ConfigError: an unknown word or class, shares that do not add up to 1, or a share for a class without records.
+    """
+    if callable(balance):
+        return target_weights(balance(epoch), classes, class_counts, epoch)
+    if not isinstance(balance, Ramp):
+        return _shares(balance, classes, np.asarray(class_counts))
+    if epoch >= balance.epochs:
+        return target_weights(balance.end, classes, class_counts)
+    start, end = (
+        _power(classes, np.asarray(class_counts), 1.0) if shares is None else shares
+        for shares in (target_weights(side, classes, class_counts) for side in (balance.start, balance.end))
+    )
+    return np.asarray(start + (end - start) * (epoch / balance.epochs), np.float64)
+
+
+def _shares(balance: Shares, classes: Sequence[Any], counts: npt.NDArray[Any]) -> npt.NDArray[np.float64] | None:
+    if balance == "natural":
+        return None
+    if balance == "uniform":
+        return _power(classes, counts, 0.0)
+    if isinstance(balance, str):
+        return _power(classes, counts, _exponent(balance))
+    unknown = [value for value in balance if value not in classes]
+    if unknown:
+        raise ConfigError(f"there is no class {unknown[0]!r}; the classes are: {', '.join(map(repr, classes[:20]))}")
+    weights = np.array([float(balance.get(value, 0.0)) for value in classes])
+    if weights.min() < 0 or abs(weights.sum() - 1) > 1e-6:
+        raise ConfigError(f"the shares of balance must be positive and add up to 1, got {dict(balance)}")
+    for value, weight, count in zip(classes, weights, counts, strict=True):
+        if weight and not count:
+            raise ConfigError(f"balance asks for class {value!r}, which has no record in this split")
+    return np.asarray(weights / weights.sum(), np.float64)
+
+
+def _power(classes: Sequence[Any], counts: npt.NDArray[Any], exponent: float) -> npt.NDArray[np.float64]:
+    if tuple(classes) == (None,):
+        raise ConfigError("the dataset has no label, so there are no classes to balance; use balance='natural'")
+    there = counts > 0
+    weights = np.where(there, np.where(there, counts, 1) ** float(exponent), 0.0)
+    return np.asarray(weights / weights.sum(), np.float64)
+
+
+def _exponent(balance: str) -> float:
+    if not balance.startswith(_POWER):
+        raise ConfigError(f"balance must be {_WORDS}, got {balance!r}")
+    try:
+        exponent = float(balance.removeprefix(_POWER))
+    except ValueError:
+        exponent = np.nan
+    if not 0 <= exponent <= 1:
+        raise ConfigError(f"the exponent of {balance!r} must lie between 0 (uniform) and 1 (the natural shares)")
+    return exponent
