@@ -2,7 +2,19 @@
 
 from .counters import StageStats
 from .loader import Loader
+from .mixing import Mixture, MixturePlan, SourceMix
 from .plan import ClassMix, LoaderPlan, MissingClass
 from .targets import Balance, Ramp
 
-__all__ = ["Balance", "ClassMix", "Loader", "LoaderPlan", "MissingClass", "Ramp", "StageStats"]
+__all__ = [
+    "Balance",
+    "ClassMix",
+    "Loader",
+    "LoaderPlan",
+    "MissingClass",
+    "Mixture",
+    "MixturePlan",
+    "Ramp",
+    "SourceMix",
+    "StageStats",
+]

@@ -27,6 +27,7 @@ Int64 = npt.NDArray[np.int64]
 ClassNumbers = npt.NDArray[np.integer]
 _GOLDEN = 0.6180339887498949
 _FEW_SEATS = 1 << 18
+_STEPS_AT_ONCE = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,22 @@ class ClassSchedule:
         there = self._patterns[times > 0]
         return times @ self._patterns, there.min(axis=0), there.max(axis=0)
 
+    def seats_before(self, step: int, positions: range) -> Int64:
+        """Seats of each class among a run of positions, in all global batches before a step together; int64 [classes].
+
+        Steps that share a pattern and a rotation are counted once, so it takes time for few of the steps.
+        """
+        totals = np.zeros(len(self.weights), np.int64)
+        steps = np.arange(step)
+        kinds = self._pattern_numbers(steps) * self.batch_size + self._rotations(steps)
+        _, firsts, times = np.unique(kinds, return_index=True, return_counts=True)
+        for start in range(0, len(firsts), _STEPS_AT_ONCE):
+            some = slice(start, start + _STEPS_AT_ONCE)
+            classes = self.classes_at(firsts[some], positions)
+            weights = np.repeat(times[some], classes.shape[1])
+            totals += np.bincount(classes.reshape(-1), weights, len(totals)).astype(np.int64)
+        return totals
+
     def classes_at(self, steps: Int64, positions: range) -> ClassNumbers:
         """The class of a run of positions in each of some global batches.
 
@@ -87,7 +104,7 @@ class ClassSchedule:
         Returns:
             [n, len(positions)].
         """
-        rotations = ((steps * _GOLDEN + self._rotation) % 1.0 * self.batch_size).astype(np.int64)
+        rotations = self._rotations(steps)
         which, words = self._pattern_numbers(steps), self._words
         if words is None:
             present, which = np.unique(which, return_inverse=True)
@@ -100,6 +117,9 @@ class ClassSchedule:
         """The word of each pattern, twice end to end, so that a rotation of it is a slice; [patterns, 2 * batch]."""
         words = [balanced_word(tuple(pattern)) for pattern in patterns.tolist()]
         return np.tile(np.reshape(words, (len(words), self.batch_size)), 2)
+
+    def _rotations(self, steps: Int64) -> Int64:
+        return ((steps * _GOLDEN + self._rotation) % 1.0 * self.batch_size).astype(np.int64)
 
     def _pattern_numbers(self, steps: Int64) -> Int64:
         stride, start = self._turns

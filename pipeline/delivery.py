@@ -16,7 +16,7 @@ from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.schema import Feature, Schema
 from .columns import Columns
 from .frames import EXAMPLES
-from .streams import CLASS_ID, WEIGHT
+from .streams import CLASS_ID
 
 __all__ = ["feature_spec", "parse_batch", "to_dataset"]
 
@@ -96,8 +96,9 @@ def to_dataset(
     *,
     local_batch: int,
     undecoded: bool,
-    padded: bool,
+    added: Mapping[str, npt.DTypeLike],
     prefetch: int,
+    steps: int,
 ) -> tf.data.Dataset:
     """A dataset of batches out of an iterator of chunks.
 
@@ -107,10 +108,11 @@ def to_dataset(
         fill: what stands for missing values.
         local_batch: samples of this rank in a step.
         undecoded: whether the columns hold whole examples, to be parsed here.
-        padded: whether there is a column of weights.
+        added: columns beside the features and `CLASS_ID`, one number for each sample, and their dtypes.
         prefetch: batches kept ready.
+        steps: batches there will be.
     """
-    signature = _signature(schema, local_batch, undecoded=undecoded, padded=padded)
+    signature = _signature(schema, local_batch, undecoded=undecoded, added=added)
 
     def encoded() -> Iterator[Batch]:
         for steps, columns in chunks():
@@ -128,7 +130,7 @@ def to_dataset(
         dataset = dataset.unbatch()
     options = tf.data.Options()
     options.autotune.enabled = False  # nothing is left to tune, and its thread holds up the end of an epoch for 0.2 s
-    return dataset.prefetch(prefetch).with_options(options)
+    return dataset.prefetch(prefetch).with_options(options).apply(tf.data.experimental.assert_cardinality(steps))
 
 
 def _from_generator(generator: Callable[[], Iterator[Batch]], signature: dict[str, tf.TensorSpec]) -> tf.data.Dataset:
@@ -150,10 +152,11 @@ def _from_generator(generator: Callable[[], Iterator[Batch]], signature: dict[st
         logger.setLevel(level)
 
 
-def _signature(schema: Schema, local_batch: int, *, undecoded: bool, padded: bool) -> dict[str, tf.TensorSpec]:
-    specs = {CLASS_ID: tf.TensorSpec([None, local_batch], tf.int32)}
-    if padded:
-        specs[WEIGHT] = tf.TensorSpec([None, local_batch], tf.float32)
+def _signature(
+    schema: Schema, local_batch: int, *, undecoded: bool, added: Mapping[str, npt.DTypeLike]
+) -> dict[str, tf.TensorSpec]:
+    numbers = {CLASS_ID: np.int32, **added}
+    specs = {name: tf.TensorSpec([None, local_batch], tf.as_dtype(dtype)) for name, dtype in numbers.items()}
     if undecoded:
         return specs | {EXAMPLES: tf.TensorSpec([], tf.string), _LENGTHS: tf.TensorSpec([None], tf.int64)}
     for feature in schema.features:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from .frames import EXAMPLES, FRAMES
 from .order import EpochOrder, Geometry, Remainder, default_streams
 from .plan import LoaderPlan, plan_epoch
 from .shards import ShardFetcher
-from .streams import CLASS_ID, WEIGHT, StreamReader
+from .streams import CLASS_ID, WEIGHT, OpenStreams
 from .targets import Balance, parse_balance, target_weights
 
 if TYPE_CHECKING:
@@ -123,6 +124,11 @@ class Loader:
         return self.manifest.schema
 
     @property
+    def records(self) -> int:
+        """Records in the split."""
+        return self._geometry.records
+
+    @property
     def steps_per_epoch(self) -> int:
         """Batches in an epoch, the same on every rank."""
         return self._geometry.steps
@@ -169,10 +175,11 @@ class Loader:
             self.schema,
             self._fill,
             local_batch=self.local_batch_size,
-            undecoded=self._undecoded,
-            padded=self._geometry.remainder == "pad",
+            undecoded=self.undecoded,
+            added={WEIGHT: np.float32} if self._geometry.remainder == "pad" else {},
             prefetch=_PREFETCH,
-        ).apply(_cardinality(self.steps_per_epoch - start_step))
+            steps=self.steps_per_epoch - start_step,
+        )
 
     def chunks(self, epoch: int, start_step: int = 0) -> Iterator[tuple[int, Columns]]:
         """Runs of steps of an epoch, as NumPy and Arrow columns: what `epoch` is made of, without TensorFlow.
@@ -181,17 +188,10 @@ class Loader:
             The number of steps, and columns of ``steps * local_batch_size`` rows, step after step.
         """
         self._check_step(epoch, start_step)
-        order, schedule = self._order(epoch), self._schedule(epoch)
-        counts = count_matrix([shard.class_counts for shard in self._shards])
-        fetcher = self._fetcher()
-        planner = ThreadPoolExecutor(_PLAN_THREADS, thread_name_prefix="ringfeed-plan")
-        try:
-            readers = [
-                StreamReader(order, schedule, counts, fetcher, planner, self._counters, part, start_step)
-                for part in self._slices
-            ]
+        with self.open_streams() as opened:
+            readers = [opened.reader(epoch, part, start_step) for part in self._slices]
             widths = [part.stop - part.start for part in self._slices]
-            per_chunk = self._chunk_steps()
+            per_chunk = self.chunk_steps(self.local_batch_size)
             for step in range(start_step, self.steps_per_epoch, per_chunk):
                 steps = min(per_chunk, self.steps_per_epoch - step)
                 parts = [reader.take(step, steps) for reader in readers]
@@ -201,12 +201,26 @@ class Loader:
                 yield steps, columns
                 waited = time.perf_counter() - asked
                 self._counters.add("deliver", items=steps * self.local_batch_size, wait=waited)
+
+    @contextmanager
+    def open_streams(self) -> Iterator[OpenStreams]:
+        """The streams of any epoch, for the body: what `chunks` and mixtures read from."""
+        opened = OpenStreams(
+            order=self._order,
+            schedule=self._schedule,
+            class_counts=count_matrix([shard.class_counts for shard in self._shards]),
+            fetcher=self._fetcher(),
+            planner=ThreadPoolExecutor(_PLAN_THREADS, thread_name_prefix="ringfeed-plan"),
+            counters=self._counters,
+        )
+        try:
+            yield opened
         finally:
-            planner.shutdown(wait=False, cancel_futures=True)
-            fetcher.close()
+            opened.close()
 
     @property
-    def _undecoded(self) -> bool:
+    def undecoded(self) -> bool:
+        """Whether `chunks` holds whole examples, for TensorFlow to parse, and not features."""
         return self.manifest.shard_format == "tfrecord" and self.manifest.layout is None
 
     def _check_step(self, epoch: int, start_step: int) -> None:
@@ -232,18 +246,12 @@ class Loader:
     def _fetcher(self) -> ShardFetcher:
         return ShardFetcher(self._dataset, self._shards, self._fill, self._counters, self._fetch_threads)
 
-    def _chunk_steps(self) -> int:
-        """Steps that cross into TensorFlow at once: as many as fit `_CHUNK_BYTES`."""
-        if not self._undecoded and any(feature.elements is None for feature in self.schema.features):
+    def chunk_steps(self, local_batch: int) -> int:
+        """Steps of so many samples that cross into TensorFlow at once: as many as fit `_CHUNK_BYTES`."""
+        if not self.undecoded and any(feature.elements is None for feature in self.schema.features):
             return 1
         record_bytes = max(sum(s.bytes for s in self._shards) // max(self._geometry.records, 1), 1)
-        return int(np.clip(_CHUNK_BYTES // (record_bytes * self.local_batch_size), 1, _CHUNK_STEPS))
-
-
-def _cardinality(steps: int) -> Any:
-    import tensorflow as tf
-
-    return tf.data.experimental.assert_cardinality(steps)
+        return int(np.clip(_CHUNK_BYTES // (record_bytes * local_batch), 1, _CHUNK_STEPS))
 
 
 def _check_columns(manifest: Manifest, split: str, fill: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ samples asked for are gathered from them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .balance import ClassSchedule, RecordDrawer
-from .columns import Columns, concat_columns, slice_columns, take_columns, take_from_segments
+from .columns import Column, Columns, concat_columns, slice_columns, take_columns, take_from_segments
 from .counters import Counters
 from .order import EpochOrder, StreamSlice, Window
 from .shards import OpenShard, ShardFetcher
 
-__all__ = ["CLASS_ID", "WEIGHT", "StreamReader", "choose_donor"]
+__all__ = ["CLASS_ID", "WEIGHT", "OpenStreams", "StreamReader", "choose_donor"]
 
 CLASS_ID = "class_id"
 WEIGHT = "sample_weight"
@@ -81,6 +81,45 @@ class _OpenWindow:
     picks: _Picks
 
 
+@dataclass(frozen=True)
+class OpenStreams:
+    """The streams of a split, of any epoch, and the threads that fetch and plan for them.
+
+    Attributes:
+        order: of an epoch.
+        schedule: of classes in an epoch, or None for the natural mix.
+        class_counts: records of each class in each shard of the split, [shards, classes].
+        fetcher: of the split's shards.
+        planner: threads that wait for shards and plan windows; others than the fetcher's.
+        counters: of the loader.
+    """
+
+    order: Callable[[int], EpochOrder]
+    schedule: Callable[[int], ClassSchedule | None]
+    class_counts: npt.NDArray[np.unsignedinteger]
+    fetcher: ShardFetcher
+    planner: Executor
+    counters: Counters
+
+    def reader(self, epoch: int, part: StreamSlice, start_step: int) -> StreamReader:
+        """One stream of an epoch, from a step on; see `StreamReader`."""
+        return StreamReader(
+            self.order(epoch),
+            self.schedule(epoch),
+            self.class_counts,
+            self.fetcher,
+            self.planner,
+            self.counters,
+            part,
+            start_step,
+        )
+
+    def close(self) -> None:
+        """Begin nothing more, and let the threads end."""
+        self.planner.shutdown(wait=False, cancel_futures=True)
+        self.fetcher.close()
+
+
 class StreamReader:
     """Serves a slice of each piece of one stream.
 
@@ -129,11 +168,14 @@ class StreamReader:
         """
         positions = self._positions(first_step, steps)
         last = int(self._stops[-1]) - 1
-        parts = [self._gather(number, at) for number, at in self._by_window(np.minimum(positions, last))]
-        columns = concat_columns(parts)
+        columns = self.at(np.minimum(positions, last))
         if self._order.geometry.remainder == "pad":
             columns[WEIGHT] = (positions <= last).astype(np.float32)
         return columns
+
+    def at(self, positions: Int64) -> dict[str, Column]:
+        """The samples at ascending positions of the stream; later ones only."""
+        return concat_columns([self._gather(number, at) for number, at in self._by_window(positions)])
 
     def _positions(self, first_step: int, steps: int) -> Int64:
         piece = self._order.geometry.piece

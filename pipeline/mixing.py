@@ -1,0 +1,396 @@
+"""Several datasets as one: every batch holds samples of each in given shares, with the promises of a single loader.
+
+Each dataset is cut into the same number of canonical streams, and stream k of the mixture is fed by stream k of each.
+Which dataset fills which seat of a global batch is a `ClassSchedule` that has datasets for classes, the same in each
+epoch of equal shares. A stream takes each dataset's samples one after the other, through one epoch of that dataset and
+into the next, so how far it has come is a number of seats, which the schedule tells for any step: the whole state is
+(seed, epoch, step) here too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..sharding.dataset import open_dataset
+from ..sharding.errors import ConfigError
+from ..sharding.keyed import derive_key
+from ..sharding.schema import Feature, Schema
+from .balance import ClassSchedule
+from .chunks import interleave
+from .columns import Column, Columns, concat_columns, take_columns
+from .counters import Counters, StageStats
+from .loader import Loader
+from .order import Geometry, StreamSlice, default_streams
+from .streams import CLASS_ID, OpenStreams, StreamReader
+from .targets import Balance, parse_balance, target_weights
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+__all__ = ["SOURCE_ID", "Mixture", "MixturePlan", "SourceMix"]
+
+SOURCE_ID = "source_id"
+Int64 = npt.NDArray[np.int64]
+_PREFETCH = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceMix:
+    """One dataset in an epoch of a mixture.
+
+    Attributes:
+        records: in its split.
+        samples: in the epoch.
+        per_batch: the fewest and the most in a global batch.
+        repeats: samples / records: above 1, the epoch goes on into further epochs of the dataset.
+    """
+
+    records: int
+    samples: int
+    per_batch: tuple[int, int]
+    repeats: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixturePlan:
+    """One epoch of a mixture, for all ranks.
+
+    Attributes:
+        epoch: its number.
+        steps: global batches; every rank makes so many.
+        batch_size: of the global batch.
+        streams: canonical streams.
+        sources: by the datasets' names.
+    """
+
+    epoch: int
+    steps: int
+    batch_size: int
+    streams: int
+    sources: dict[str, SourceMix]
+
+
+class Mixture:
+    """Streams several datasets of the same features, mixed in every batch.
+
+    Every global batch holds each dataset's share of `weights` to within one sample, and so does the epoch. Within a
+    dataset, order and balance are as its own loader would give them; its records come again when all its others
+    (but fewer than `streams`) have been served.
+
+    Args:
+        sources: by a name for each dataset, the arguments of its `Loader`: ``url``, and what is to differ from a
+            loader's defaults among ``split``, ``balance``, ``fill`` and the like. Batch, ranks, seed and streams are
+            those of the mixture.
+        batch_size: of the GLOBAL batch; `world_size` divides it.
+        weights: as a loader's ``balance``, with the datasets for classes: ``natural``, by their numbers of records;
+            ``uniform``; ``power:A``; a share by name; ``X->Y:N``, a `Ramp` or a function of the epoch.
+        seed: of the whole order.
+        rank: of this process, in ``[0, world_size)``.
+        world_size: processes that share each global batch.
+        steps_per_epoch: default: as many as all records fill.
+        streams: canonical streams, a divisor of `batch_size`; default: the largest up to 16.
+
+    Raises:
+        ConfigError: an argument its rule forbids, or datasets whose features differ.
+        DatasetError: there is no such dataset or split.
+        StorageError: a store refuses.
+
+    Each element of `epoch` is as a loader's, with ``source_id``, int32, the dataset's position in `sources`, and
+    ``class_id`` the label's position in `classes`.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Mapping[str, Any]],
+        *,
+        batch_size: int,
+        weights: Balance = "natural",
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        steps_per_epoch: int | None = None,
+        streams: int | None = None,
+    ) -> None:
+        if not sources:
+            raise ConfigError("a mixture needs at least one dataset")
+        self._names = tuple(sources)
+        self._weights = parse_balance(weights)
+        self._seed = seed
+        self._loaders = _open_loaders(sources, batch_size, seed, streams)
+        self._records = [loader.records for loader in self._loaders]
+        steps = sum(self._records) // batch_size if steps_per_epoch is None else steps_per_epoch
+        self._geometry = Geometry(
+            records=steps * batch_size, batch_size=batch_size, streams=self._loaders[0].local_batch_size
+        )
+        self._slices = self._geometry.rank_slices(rank, world_size)
+        self._world_size = world_size
+        self._counters = Counters()
+        self._seats_of: dict[tuple[int, bytes], Int64] = {}
+        self._schedule(epoch=0)  # impossible shares are refused now
+        self.schema: Schema = _common_schema(self._names, self._loaders)
+        self.classes: tuple[Any, ...] = tuple(
+            dict.fromkeys(value for loader in self._loaders for value in loader.manifest.classes)
+        )
+        self._class_ids = [
+            np.array([self.classes.index(value) for value in loader.manifest.classes], np.int32)
+            for loader in self._loaders
+        ]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch, the same on every rank."""
+        return self._geometry.steps
+
+    @property
+    def local_batch_size(self) -> int:
+        """Samples of this rank in each batch."""
+        return self._geometry.batch_size // self._world_size
+
+    def plan(self, epoch: int = 0) -> MixturePlan:
+        """Steps, and how much of each dataset is in an epoch; no shard is opened."""
+        samples, fewest, most = self._schedule(epoch).seats_of_epoch()
+        return MixturePlan(
+            epoch=epoch,
+            steps=self._geometry.steps,
+            batch_size=self._geometry.batch_size,
+            streams=self._geometry.streams,
+            sources={
+                name: SourceMix(
+                    records=records,
+                    samples=int(samples[i]),
+                    per_batch=(int(fewest[i]), int(most[i])),
+                    repeats=float(samples[i] / records),
+                )
+                for i, (name, records) in enumerate(zip(self._names, self._records, strict=True))
+            },
+        )
+
+    def stats(self) -> dict[str, dict[str, StageStats]]:
+        """What each stage did since the mixture was made, by dataset; ``mixture`` is what is done for all together."""
+        return {name: loader.stats() for name, loader in zip(self._names, self._loaders, strict=True)} | {
+            "mixture": self._counters.snapshot()
+        }
+
+    def epoch(self, epoch: int, start_step: int = 0) -> tf.data.Dataset:
+        """The batches of an epoch from a step on.
+
+        Args:
+            epoch: from 0.
+            start_step: in ``[0, steps_per_epoch]``; what comes before is not read.
+
+        Raises:
+            ConfigError: there is no such step.
+        """
+        from .delivery import to_dataset  # TensorFlow is needed from here on
+
+        self._check_step(epoch, start_step)
+        return to_dataset(
+            lambda: self.chunks(epoch, start_step),
+            self.schema,
+            {},
+            local_batch=self.local_batch_size,
+            undecoded=self._loaders[0].undecoded,
+            added={SOURCE_ID: np.dtype(np.int32)},
+            prefetch=_PREFETCH,
+            steps=self.steps_per_epoch - start_step,
+        )
+
+    def chunks(self, epoch: int, start_step: int = 0) -> Iterator[tuple[int, Columns]]:
+        """Runs of steps of an epoch, as NumPy and Arrow columns; see `Loader.chunks`."""
+        self._check_step(epoch, start_step)
+        schedule = self._schedule(epoch)
+        with ExitStack() as stack:
+            opened = [stack.enter_context(loader.open_streams()) for loader in self._loaders]
+            lanes = []
+            for part in self._slices:
+                served = self._served(epoch, start_step, part.stream)
+                tapes = [
+                    _Tape(source, part.stream, loader.steps_per_epoch)
+                    for source, loader in zip(opened, self._loaders, strict=True)
+                ]
+                lanes.append(_Lane(schedule, part, self._geometry.piece, served, tapes))
+            per_chunk = self._chunk_steps()
+            for step in range(start_step, self.steps_per_epoch, per_chunk):
+                steps = np.arange(step, min(step + per_chunk, self.steps_per_epoch))
+                columns = self._gather(lanes, steps)
+                asked = time.perf_counter()
+                yield len(steps), columns
+                waited = time.perf_counter() - asked
+                self._counters.add("deliver", items=len(steps) * self.local_batch_size, wait=waited)
+
+    def _check_step(self, epoch: int, start_step: int) -> None:
+        if epoch < 0 or not 0 <= start_step <= self.steps_per_epoch:
+            raise ConfigError(
+                f"an epoch has steps 0 to {self.steps_per_epoch}, got epoch {epoch}, start_step {start_step}"
+            )
+
+    def _schedule(self, epoch: int) -> ClassSchedule:
+        weights = target_weights(self._weights, self._names, self._records, epoch)
+        if weights is None:
+            weights = np.array(self._records) / sum(self._records)
+        key = derive_key(self._seed, "mixture")
+        return ClassSchedule(weights, self._geometry.batch_size, self._geometry.steps, key)
+
+    def _served(self, epoch: int, step: int, stream: int) -> Int64:
+        """How many samples of each dataset a stream has had before a step, in all epochs; int64 [datasets]."""
+        piece = self._geometry.piece
+        positions = range(stream * piece, (stream + 1) * piece)
+        served = self._schedule(epoch).seats_before(step, positions)
+        for earlier in range(epoch):
+            schedule = self._schedule(earlier)
+            key = (stream, schedule.weights.tobytes())
+            if key not in self._seats_of:
+                self._seats_of[key] = schedule.seats_before(self._geometry.steps, positions)
+            served = served + self._seats_of[key]
+        return served
+
+    def _gather(self, lanes: Sequence[_Lane], steps: Int64) -> dict[str, Column]:
+        """The samples of some steps, step after step."""
+        parts: list[Columns] = []
+        places: list[Int64] = []
+        first = 0
+        for lane in lanes:
+            for source, (numbers, seats) in enumerate(lane.seats(steps)):
+                if len(numbers):
+                    parts.append(self._labelled(lane.tapes[source].take(numbers), source))
+                    places.append(seats // lane.width * self.local_batch_size + first + seats % lane.width)
+            first += lane.width
+        with self._counters.busy("gather"):
+            order = np.empty(len(steps) * self.local_batch_size, np.int64)
+            order[np.concatenate(places)] = np.arange(len(order))
+            return take_columns(concat_columns(parts), order)
+
+    def _labelled(self, columns: Columns, source: int) -> Columns:
+        """Features of one dataset's samples, with the mixture's number for each class, and the dataset's own."""
+        loader, rows = self._loaders[source], len(columns[CLASS_ID])
+        decoded = interleave([columns], [rows], 1, loader.schema, loader.manifest.layout)
+        return {
+            **decoded,
+            CLASS_ID: self._class_ids[source][columns[CLASS_ID]],
+            SOURCE_ID: np.full(rows, source, np.int32),
+        }
+
+    def _chunk_steps(self) -> int:
+        return min(loader.chunk_steps(self.local_batch_size) for loader in self._loaders)
+
+
+class _Lane:
+    """One stream of the mixture: which sample of which dataset sits in each of its seats.
+
+    Args:
+        schedule: of datasets.
+        part: the stream, and which samples of each of its pieces this rank takes.
+        piece: samples of the stream in a step.
+        served: samples of each dataset that it has had, int64 [datasets].
+        tapes: of each dataset, the stream.
+    """
+
+    def __init__(
+        self, schedule: ClassSchedule, part: StreamSlice, piece: int, served: Int64, tapes: Sequence[_Tape]
+    ) -> None:
+        self._schedule = schedule
+        self._positions = range(part.stream * piece, (part.stream + 1) * piece)
+        self._own = slice(part.start, part.stop)
+        self._served = served.copy()
+        self.width = part.stop - part.start
+        self.tapes = tapes
+
+    def seats(self, steps: Int64) -> Iterator[tuple[Int64, Int64]]:
+        """By dataset, the numbers of its samples that this rank takes, and the seats they sit in.
+
+        Args:
+            steps: that follow those of the last call.
+
+        Yields:
+            Numbers in the order in which the stream comes to the dataset's samples, and seats among the rank's own,
+            step after step; ascending both.
+        """
+        sources = self._schedule.classes_at(steps, self._positions)
+        for source in range(len(self.tapes)):
+            here = sources == source
+            numbers = self._served[source] + np.cumsum(here).reshape(here.shape) - 1
+            self._served[source] += np.count_nonzero(here)
+            own = here[:, self._own]
+            yield numbers[:, self._own][own], np.flatnonzero(own)
+
+
+class _Tape:
+    """A stream of one dataset, epoch after epoch.
+
+    Args:
+        opened: the dataset.
+        stream: which of its streams; a step takes one sample of it.
+        length: samples of the stream in an epoch.
+    """
+
+    def __init__(self, opened: OpenStreams, stream: int, length: int) -> None:
+        self._opened = opened
+        self._part = StreamSlice(stream=stream, start=0, stop=1)
+        self._length = length
+        self._epoch = -1
+        self._reader: StreamReader | None = None
+
+    def take(self, numbers: Int64) -> Columns:
+        """The samples of ascending numbers, from 0 in the first epoch on; later ones only."""
+        parts = []
+        while len(numbers):
+            epoch, position = divmod(int(numbers[0]), self._length)
+            if self._reader is None or epoch != self._epoch:
+                self._epoch, self._reader = epoch, self._opened.reader(epoch, self._part, position)
+            until = int(np.searchsorted(numbers, (epoch + 1) * self._length))
+            parts.append(self._reader.at(numbers[:until] - epoch * self._length))
+            numbers = numbers[until:]
+        return concat_columns(parts)
+
+
+def _open_loaders(
+    sources: Mapping[str, Mapping[str, Any]], batch_size: int, seed: int, streams: int | None
+) -> list[Loader]:
+    """A loader for each dataset, whose global batch is one sample of each stream."""
+    if streams is None:
+        counts = [
+            open_dataset(given["url"]).manifest.split(given.get("split", "train")).records for given in sources.values()
+        ]
+        streams = default_streams(batch_size, min(counts))
+    loaders = []
+    for name, given in sources.items():
+        taken = sorted(set(given) & {"batch_size", "seed", "rank", "world_size", "streams", "remainder"})
+        if taken:
+            raise ConfigError(f"dataset {name!r} of the mixture has its own {taken[0]}, which is the mixture's to say")
+        key = derive_key(seed, "mixture", name)
+        loaders.append(Loader(**given, batch_size=streams, streams=streams, seed=key))
+    return loaders
+
+
+def _common_schema(names: Sequence[str], loaders: Sequence[Loader]) -> Schema:
+    """The schema of all the datasets.
+
+    Raises:
+        ConfigError: they have not one schema, or not all have to be parsed or none.
+    """
+    first = loaders[0]
+    if SOURCE_ID in first.schema.names:
+        raise ConfigError(f"a feature is called {SOURCE_ID!r}, a name that mixtures need; rename it and build again")
+    for name, loader in zip(names[1:], loaders[1:], strict=True):
+        for mine, other in zip_longest(first.schema.features, loader.schema.features):
+            if mine != other:
+                what = f"{names[0]!r} has {_said(mine)}, {name!r} has {_said(other)}"
+                raise ConfigError(f"the datasets of a mixture must have the same features in the same order: {what}")
+        if loader.undecoded != first.undecoded:
+            raise ConfigError(
+                f"{names[0]!r} and {name!r} cannot be mixed: records of one share a layout or are Parquet, those of "
+                "the other are examples of various lengths; reshard one to the format of the other"
+            )
+    return first.schema
+
+
+def _said(feature: Feature | None) -> str:
+    return "no more features" if feature is None else f"{feature.name!r} of {feature.dtype}{list(feature.shape or ())}"

@@ -1,0 +1,144 @@
+"""Mixtures keep a loader's promises, over any shares of any datasets."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ringfeed.pipeline import Mixture
+from ringfeed.pipeline.balance import ClassSchedule
+from ringfeed.sharding import ConfigError
+
+Make = Callable[..., str]
+Samples = dict[str, npt.NDArray[Any]]
+RECORDS = {"large": 1000, "small": 90}
+
+
+def read(mixture: Mixture, epoch: int = 0, start_step: int = 0) -> Samples:
+    """Steps of an epoch as arrays [steps, local batch, ...]."""
+    parts: dict[str, list[npt.NDArray[Any]]] = {}
+    for steps, columns in mixture.chunks(epoch, start_step):
+        for name, values in columns.items():
+            array = np.asarray(values)
+            parts.setdefault(name, []).append(array.reshape(steps, mixture.local_batch_size, *array.shape[1:]))
+    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+
+@pytest.fixture(scope="module")
+def sources(make_dataset: Make) -> dict[str, dict[str, Any]]:
+    return {
+        "large": {"url": make_dataset(RECORDS["large"])},
+        "small": {"url": make_dataset(RECORDS["small"], shards=2, shard_format="parquet"), "balance": "uniform"},
+    }
+
+
+configurations = st.fixed_dictionaries(
+    {
+        "batch_size": st.sampled_from([12, 24, 48]),
+        "seed": st.integers(0, 1000),
+        "streams": st.sampled_from([1, 2, 3, 4, 12]),
+        "weights": st.sampled_from(
+            ["natural", "uniform", "power:0.5", "uniform->natural:2", {"large": 0.85, "small": 0.15}, {"small": 1.0}]
+        ),
+    }
+)
+some = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@some
+@given(configurations, st.integers(0, 2), st.sampled_from([2, 3, 4, 12]), st.data())
+def test_batches_depend_neither_on_the_ranks_nor_on_where_one_begins(
+    sources: Any, options: dict[str, Any], epoch: int, world_size: int, data: st.DataObject
+) -> None:
+    mixture = Mixture(sources, **options)
+    whole = read(mixture, epoch)
+    step = data.draw(st.integers(0, mixture.steps_per_epoch - 1))
+    parts = [read(Mixture(sources, rank=r, world_size=world_size, **options), epoch, step) for r in range(world_size)]
+    for name, values in whole.items():
+        np.testing.assert_array_equal(np.concatenate([part[name] for part in parts], axis=1), values[step:])
+
+
+@some
+@given(configurations, st.integers(0, 2))
+def test_every_batch_holds_the_shares_and_each_sample_is_what_went_in(
+    sources: Any, options: dict[str, Any], epoch: int
+) -> None:
+    mixture = Mixture(sources, **options)
+    samples, plan = read(mixture, epoch), mixture.plan(epoch)
+    per_batch = (samples["source_id"] == 0).sum(axis=1)
+    mix = plan.sources["large"]
+    assert per_batch.sum() == mix.samples
+    assert (per_batch.min(), per_batch.max()) == mix.per_batch
+    assert np.ptp(per_batch) <= 1
+    assert sum(source.samples for source in plan.sources.values()) == plan.steps * plan.batch_size
+    np.testing.assert_array_equal(samples["vector"][..., 0], samples["id"].astype(np.float32))
+    np.testing.assert_array_equal(samples["class_id"], samples["label"])
+
+
+def test_a_dataset_is_served_whole_before_any_of_its_records_comes_again(sources: Any) -> None:
+    options: dict[str, Any] = {"batch_size": 30, "streams": 5, "weights": {"large": 0.9, "small": 0.1}}
+    small = {**sources, "small": {"url": sources["small"]["url"]}}
+    mixture = Mixture(small, **options)
+    ids: dict[int, list[int]] = {0: [], 1: []}
+    for epoch in range(4):
+        samples = read(mixture, epoch)
+        for source, served in ids.items():
+            served += samples["id"][samples["source_id"] == source].tolist()
+    for source, records in enumerate(RECORDS.values()):
+        times = np.bincount(ids[source], minlength=records)
+        full = len(ids[source]) // records
+        assert full >= 1
+        assert times.min() >= full - 1
+        assert times.max() <= full + 2  # streams come to their ends a few samples apart
+
+
+def test_classes_are_those_of_all_datasets(make_dataset: Make, sources: Any) -> None:
+    other = make_dataset(300, fixed=False, shard_format="parquet")
+    with pytest.raises(ConfigError, match=r"'large' has 'label' of int64\[\], 'words' has 'label' of string\[\]"):
+        Mixture({**sources, "words": {"url": other}}, batch_size=12)
+    texts = {"first": {"url": other}, "second": {"url": make_dataset(200, fixed=False, shard_format="parquet")}}
+    mixture = Mixture(texts, batch_size=12)
+    samples = read(mixture)
+    names = np.array(mixture.classes)
+    np.testing.assert_array_equal(names[samples["class_id"]], samples["label"].astype(str))
+
+
+def test_batches_cross_into_tensorflow(make_dataset: Make, sources: Any) -> None:
+    mixture = Mixture(sources, batch_size=24, weights="uniform")
+    dataset = mixture.epoch(0, 2)
+    assert dataset.cardinality().numpy() == mixture.steps_per_epoch - 2
+    expected = read(mixture, 0, 2)
+    for number, batch in enumerate(dataset):
+        for name, values in expected.items():
+            np.testing.assert_array_equal(batch[name].numpy(), values[number])
+    undecoded = {name: {"url": make_dataset(size, fixed=False)} for name, size in (("one", 300), ("two", 200))}
+    batches = list(Mixture(undecoded, batch_size=20).epoch(0))
+    assert len(batches) == 25
+    assert set(batches[0]) == {"id", "vector", "label", "class_id", "source_id"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weights": {"large": 0.5, "medium": 0.5}}, "there is no class 'medium'"),
+        ({"sources": {}}, "needs at least one dataset"),
+        ({"world_size": 5}, "cannot be shared by 5 ranks"),
+    ],
+)
+def test_an_impossible_mixture_is_refused(sources: Any, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Mixture(**{"sources": sources, "batch_size": 24, **change})
+    with pytest.raises(ConfigError, match="'large' of the mixture has its own seed"):
+        Mixture({"large": {**sources["large"], "seed": 3}}, batch_size=24)
+
+
+@given(st.integers(0, 300), st.integers(0, 11), st.integers(1, 12))
+def test_seats_before_a_step_are_those_of_all_earlier_steps(step: int, start: int, length: int) -> None:
+    schedule = ClassSchedule(np.array([0.61, 0.3, 0.09]), 12, 300, key=5)
+    positions = range(start, min(start + length, 12))
+    counted = np.bincount(schedule.classes_at(np.arange(step), positions).reshape(-1).astype(int), minlength=3)
+    np.testing.assert_array_equal(schedule.seats_before(step, positions), counted)
