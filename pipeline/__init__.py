@@ -3,5 +3,6 @@
 from .counters import StageStats
 from .loader import Loader
 from .plan import ClassMix, LoaderPlan, MissingClass
+from .remainder import RecordRange
 
-__all__ = ["ClassMix", "Loader", "LoaderPlan", "MissingClass", "StageStats"]
+__all__ = ["ClassMix", "Loader", "LoaderPlan", "MissingClass", "RecordRange", "StageStats"]

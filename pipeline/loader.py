@@ -45,26 +45,29 @@ class Loader:
     Args:
         url: of the dataset, or its `Storage`.
         split: of the dataset.
-        batch_size: of the GLOBAL batch; `world_size` divides it.
+        batch_size: of the GLOBAL batch. Where `world_size` does not divide it, the ranks' shares differ by one; the
+            smaller ones hold one more sample, and all ranks a `sample_weight`, which is 0 for that.
         balance: ``natural``: each record at most once an epoch. ``uniform``, or a share by class value: every batch
             is within one of the target of each class, minority records come more than once.
         seed: of the order.
         rank: of this process, in ``[0, world_size)``.
         world_size: processes that share each global batch.
-        remainder: ``drop`` the records that fill no global batch, or ``pad``: every record exactly once, and the
-            batches hold ``sample_weight``, 0 for padding.
+        remainder: ``drop`` the records that fill no global batch; ``pad``: every record exactly once, and the batches
+            hold `sample_weight`, 0 for padding; or ``wrap``: the last batch is filled up with records that the epoch
+            began with.
+        shuffle: False for the order of the dataset.
         fill: what stands for missing values, by feature. Floats need none: NaN.
-        streams: canonical streams, a divisor of `batch_size`; default: the largest up to 16.
+        streams: canonical streams, a divisor of `batch_size`; default: the largest up to 16, or 1 without `shuffle`:
+            with more, each stream has a part of the dataset, in its order.
         window_shards: shards' worth of records that a stream shuffles, and holds in memory, together.
         fetch_threads: that fetch and open shards.
 
     Raises:
-        ConfigError: an argument its rule forbids, a batch that the ranks cannot share, or missing values without
-            `fill`.
+        ConfigError: an argument its rule forbids, or missing values without `fill`.
         DatasetError: there is no dataset, or no such split.
         StorageError: the store refuses.
 
-    Each element of `epoch` is ``{feature: tensor [batch_size / world_size, *shape]}``, and ``class_id``, the label's
+    Each element of `epoch` is ``{feature: tensor [local_batch_size, *shape]}``, and ``class_id``, the label's
     position in `manifest.classes`, int32.
     """
 
@@ -79,6 +82,7 @@ class Loader:
         rank: int = 0,
         world_size: int = 1,
         remainder: Remainder = "drop",
+        shuffle: bool = True,
         fill: Mapping[str, Any] | None = None,
         streams: int | None = None,
         window_shards: int = 1,
@@ -91,15 +95,20 @@ class Loader:
         self._geometry = Geometry(
             records=info.records,
             batch_size=batch_size,
-            streams=default_streams(batch_size, info.records) if streams is None else streams,
+            streams=default_streams(batch_size, info.records, shuffle=shuffle) if streams is None else streams,
             window_shards=window_shards,
             remainder=remainder,
+            shuffle=shuffle,
         )
         self._slices = self._geometry.rank_slices(rank, world_size)
         self._world_size = world_size
         self._weights = target_weights(balance, self.manifest.classes, info.class_counts)
-        if self._weights is not None and remainder == "pad":
-            raise ConfigError("remainder='pad' needs balance='natural': a balanced epoch has no rest to pad")
+        if self._weights is not None and remainder != "drop":
+            raise ConfigError(
+                f"remainder={remainder!r} needs balance='natural': a balanced epoch has no rest to {remainder}"
+            )
+        if self._weights is not None and not shuffle:
+            raise ConfigError("shuffle=False needs balance='natural': in the dataset's order, no record comes twice")
         self._seed = seed
         self._fill = dict(fill or {})
         _check_columns(self.manifest, split, self._fill)
@@ -123,8 +132,8 @@ class Loader:
 
     @property
     def local_batch_size(self) -> int:
-        """Samples of this rank in each batch."""
-        return self._geometry.batch_size // self._world_size
+        """Samples of this rank in each batch, the same on every rank; where `sample_weight` is 0 they do not count."""
+        return self._geometry.local_batch(self._world_size)
 
     def plan(self, epoch: int = 0) -> LoaderPlan:
         """Steps, remainder, class mix, bytes per rank and missing classes of an epoch; no shard is opened."""
@@ -135,6 +144,7 @@ class Loader:
                 self._schedule(epoch),
                 self._shards,
                 self.manifest.classes,
+                self.manifest.split(self._split).class_counts,
                 self._world_size,
                 fetcher.class_ids,
             )
@@ -164,7 +174,7 @@ class Loader:
             self._fill,
             local_batch=self.local_batch_size,
             undecoded=self._undecoded,
-            padded=self._geometry.remainder == "pad",
+            padded=self._geometry.weighted(self._world_size),
             prefetch=_PREFETCH,
         ).apply(_cardinality(self.steps_per_epoch - start_step))
 
@@ -176,7 +186,7 @@ class Loader:
         """
         self._check_step(epoch, start_step)
         order, schedule = self._order(epoch), self._schedule(epoch)
-        counts = count_matrix([shard.class_counts for shard in self._shards])
+        counts = count_matrix([] if schedule is None else [shard.class_counts for shard in self._shards])
         fetcher = self._fetcher()
         planner = ThreadPoolExecutor(_PLAN_THREADS, thread_name_prefix="ringfeed-plan")
         try:
@@ -184,7 +194,7 @@ class Loader:
                 StreamReader(order, schedule, counts, fetcher, planner, self._counters, part, start_step)
                 for part in self._slices
             ]
-            widths = [part.stop - part.start for part in self._slices]
+            widths = [part.width for part in self._slices]
             per_chunk = self._chunk_steps()
             for step in range(start_step, self.steps_per_epoch, per_chunk):
                 steps = min(per_chunk, self.steps_per_epoch - step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,10 @@ import numpy.typing as npt
 from ..sharding.class_counts import count_matrix
 from ..sharding.manifest import ShardInfo
 from .balance import ClassSchedule
-from .order import EpochOrder, Window
+from .order import EpochOrder
+from .remainder import RecordRange, dropped_ranges, wrapped_ranges
 from .streams import choose_donor
+from .windows import Window
 
 __all__ = ["ClassMix", "LoaderPlan", "MissingClass", "plan_epoch"]
 
@@ -55,10 +58,14 @@ class LoaderPlan:
         batch_size: of the global batch.
         streams: canonical streams.
         dropped: records that no batch of the epoch holds.
-        padded: samples of weight 0.
+        padded: samples of weight 0 in the global batches.
         class_mix: by class value.
         bytes_per_rank: of the shards each rank reads in the epoch.
         missing: classes that windows lack.
+        wrapped: samples that fill up the last batch, of records that the epoch began with.
+        filled: samples of weight 0 beside the global batches, on ranks whose share is smaller than that of others.
+        dropped_records: which they are.
+        wrapped_records: which they are.
     """
 
     epoch: int
@@ -70,6 +77,10 @@ class LoaderPlan:
     class_mix: dict[Any, ClassMix]
     bytes_per_rank: tuple[int, ...]
     missing: tuple[MissingClass, ...]
+    wrapped: int
+    filled: int
+    dropped_records: tuple[RecordRange, ...]
+    wrapped_records: tuple[RecordRange, ...]
 
 
 def plan_epoch(
@@ -77,6 +88,7 @@ def plan_epoch(
     schedule: ClassSchedule | None,
     shards: Sequence[ShardInfo],
     classes: Sequence[Any],
+    class_totals: Sequence[int],
     world_size: int,
     class_ids: Callable[[int], npt.NDArray[np.int32]],
 ) -> LoaderPlan:
@@ -87,14 +99,13 @@ def plan_epoch(
         schedule: of classes, or None for the natural mix.
         shards: of the split.
         classes: values of the label.
+        class_totals: records of each in the split.
         world_size: ranks.
         class_ids: reads a shard's index; called only for shards that a stream's cut divides, and only where the
             manifest cannot tell whether a class lies in the piece.
     """
     geometry = order.geometry
-    counts = count_matrix([shard.class_counts for shard in shards])
-    windows = [window for stream in range(geometry.streams) for window in order.windows(stream)]
-    missing, donors = _find_missing(order, schedule, windows, shards, classes, counts, class_ids)
+    missing, donors = _find_missing(order, schedule, shards, classes, class_ids)
     return LoaderPlan(
         epoch=order.epoch,
         steps=geometry.steps,
@@ -102,9 +113,13 @@ def plan_epoch(
         streams=geometry.streams,
         dropped=geometry.dropped,
         padded=geometry.padded,
-        class_mix=_mix(order, schedule, classes, counts.sum(axis=0, dtype=np.int64)),
-        bytes_per_rank=_bytes_per_rank(order, windows, shards, world_size, donors),
+        class_mix=_mix(order, schedule, classes, np.asarray(class_totals, np.int64)),
+        bytes_per_rank=_bytes_per_rank(order, shards, world_size, donors),
         missing=tuple(missing),
+        wrapped=geometry.wrapped,
+        filled=geometry.steps * (geometry.local_batch(world_size) * world_size - geometry.batch_size),
+        dropped_records=dropped_ranges(order, shards),
+        wrapped_records=wrapped_ranges(order, shards),
     )
 
 
@@ -133,32 +148,27 @@ def _mix(
 
 
 def _bytes_per_rank(
-    order: EpochOrder,
-    windows: Sequence[Window],
-    shards: Sequence[ShardInfo],
-    world_size: int,
-    donors: Sequence[tuple[int, int]],
+    order: EpochOrder, shards: Sequence[ShardInfo], world_size: int, donors: Sequence[tuple[int, int]]
 ) -> tuple[int, ...]:
-    of_stream: dict[int, set[int]] = {}
-    for window in windows:
-        of_stream.setdefault(window.stream, set()).update(segment.shard for segment in window.segments)
-    for stream, shard in donors:
-        of_stream[stream].add(shard)
+    geometry = order.geometry
+    lent = {stream: [shard for own, shard in donors if own == stream] for stream, _ in donors}
+    of_stream = [
+        np.concatenate([windows.shards, np.array(lent.get(stream, []), np.int64)])
+        for stream, windows in enumerate(map(order.windows, range(geometry.streams)))
+    ]
+    sizes = np.array([shard.bytes + shard.index_bytes for shard in shards])
     totals = []
     for rank in range(world_size):
-        slices = order.geometry.rank_slices(rank, world_size)
-        needed = set().union(*(of_stream[part.stream] for part in slices))
-        totals.append(sum(shards[shard].bytes + shards[shard].index_bytes for shard in needed))
+        needed = np.concatenate([of_stream[part.stream] for part in geometry.rank_slices(rank, world_size)])
+        totals.append(int(sizes[np.unique(needed)].sum()))
     return tuple(totals)
 
 
 def _find_missing(
     order: EpochOrder,
     schedule: ClassSchedule | None,
-    windows: Sequence[Window],
     shards: Sequence[ShardInfo],
     classes: Sequence[Any],
-    counts: npt.NDArray[np.unsignedinteger],
     class_ids: Callable[[int], npt.NDArray[np.int32]],
 ) -> tuple[list[MissingClass], list[tuple[int, int]]]:
     """Windows that lack a class they need, and the (stream, shard) pairs that lend it."""
@@ -166,7 +176,8 @@ def _find_missing(
     donors: list[tuple[int, int]] = []
     if schedule is None:
         return missing, donors
-    for window in windows:
+    counts = count_matrix([shard.class_counts for shard in shards])
+    for window in itertools.chain.from_iterable(map(order.windows, range(order.geometry.streams))):
         for class_id in np.flatnonzero((schedule.weights > 0) & ~_surely_there(window, counts)).tolist():
             if _has_class(window, class_id, counts, class_ids):
                 continue

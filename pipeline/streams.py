@@ -15,8 +15,9 @@ import numpy.typing as npt
 from .balance import ClassSchedule, RecordDrawer
 from .columns import Columns, concat_columns, slice_columns, take_columns, take_from_segments
 from .counters import Counters
-from .order import EpochOrder, StreamSlice, Window
+from .order import EpochOrder, StreamSlice
 from .shards import OpenShard, ShardFetcher
+from .windows import Window
 
 __all__ = ["CLASS_ID", "WEIGHT", "StreamReader", "choose_donor"]
 
@@ -114,58 +115,67 @@ class StreamReader:
         self._counters = counters
         self._slice = stream_slice
         self._windows = order.windows(stream_slice.stream)
-        self._stops = np.array([window.stop for window in self._windows], np.int64)
         self._ahead: dict[int, Future[_OpenWindow]] = {}
         self._open: _OpenWindow | None = None
+        self._number = -1  # of the open window
         self._first = start_step * order.geometry.piece  # position; nothing before it is asked for
-        self._request(self._window_at(self._first))
+        wrapping = order.geometry.remainder == "wrap"
+        self._last = (order.geometry.steps * order.geometry.piece if wrapping else self._windows.records) - 1
+        self._request(self._number_at(min(self._first, self._last)))
 
     def take(self, first_step: int, steps: int) -> Columns:
         """The samples of a run of steps, step after step; later runs only.
 
         Returns:
-            Columns of ``steps * (slice.stop - slice.start)`` rows: the features, and `CLASS_ID`. With padding also
-            `WEIGHT`.
+            Columns of ``steps * slice.width`` rows: the features, `CLASS_ID`, and where the slice is weighted `WEIGHT`.
         """
         positions = self._positions(first_step, steps)
-        last = int(self._stops[-1]) - 1
-        parts = [self._gather(number, at) for number, at in self._by_window(np.minimum(positions, last))]
+        parts = [self._gather(number, at) for number, at in self._by_window(np.minimum(positions, self._last))]
         columns = concat_columns(parts)
-        if self._order.geometry.remainder == "pad":
-            columns[WEIGHT] = (positions <= last).astype(np.float32)
+        if self._slice.weighted:
+            filler = np.arange(self._slice.width) >= self._slice.stop - self._slice.start
+            columns[WEIGHT] = (~np.tile(filler, steps) & (positions <= self._last)).astype(np.float32)
         return columns
 
     def _positions(self, first_step: int, steps: int) -> Int64:
-        piece = self._order.geometry.piece
+        piece, own = self._order.geometry.piece, self._slice
         starts = np.arange(first_step, first_step + steps, dtype=np.int64) * piece
-        return (starts[:, None] + np.arange(self._slice.start, self._slice.stop)).reshape(-1)
+        within = np.arange(own.start, own.start + own.width)
+        within[own.stop - own.start :] = max(own.stop - 1, own.start)  # the filler is a sample that is at hand
+        return (starts[:, None] + within).reshape(-1)
 
-    def _window_at(self, position: int) -> int:
-        return min(int(np.searchsorted(self._stops, position, side="right")), len(self._stops) - 1)
+    def _number_at(self, position: int) -> int:
+        """The window of a position; those that it falls in again behind the stream's end are counted on."""
+        laps, position = divmod(position, self._windows.records)
+        return laps * len(self._windows) + self._windows.number_at(position)
 
     def _by_window(self, positions: Int64) -> Iterator[tuple[int, Int64]]:
-        """The windows that ascending positions fall in, and the positions in each."""
+        """The windows that ascending positions fall in, and the positions in each, from its own start."""
         start = 0
         while start < len(positions):
-            number = self._window_at(int(positions[start]))
-            stop = int(np.searchsorted(positions, self._stops[number]))
-            yield number, positions[start:stop]
+            number = self._number_at(int(positions[start]))
+            laps, own = divmod(number, len(self._windows))
+            before = laps * self._windows.records
+            stop = int(np.searchsorted(positions, before + self._windows.stops[own]))
+            yield number, positions[start:stop] - (before + self._windows[own].start)
             start = stop
 
     def _gather(self, number: int, positions: Int64) -> Columns:
-        if self._open is None or self._open.window.number != number:
+        if self._open is None or self._number != number:
             self._open = None  # let go of the old window before the new one is taken in
             self._request(number)
             self._request(number + 1)
             self._open = self._wait(self._ahead.pop(number))
+            self._number = number
         with self._counters.busy("gather", items=len(positions)):
-            rows = self._open.picks.at(positions - self._open.window.start)
+            rows = self._open.picks.at(positions)
             return take_from_segments(self._open.segments, self._open.starts, rows)
 
     def _request(self, number: int) -> None:
-        if number < len(self._windows) and number not in self._ahead:
-            shards = [self._fetcher.request(segment.shard) for segment in self._windows[number].segments]
-            self._ahead[number] = self._planner.submit(self._open_window, self._windows[number], shards)
+        if number <= self._number_at(self._last) and number not in self._ahead:
+            window = self._windows[number % len(self._windows)]
+            shards = [self._fetcher.request(segment.shard) for segment in window.segments]
+            self._ahead[number] = self._planner.submit(self._open_window, window, shards)
 
     def _wait(self, future: Future[_OpenWindow]) -> _OpenWindow:
         if future.done():
