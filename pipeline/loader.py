@@ -15,6 +15,7 @@ from ..sharding.errors import ConfigError
 from ..sharding.manifest import Manifest
 from ..sharding.schema import Schema
 from ..sharding.storage import Storage
+from .access import RandomAccess
 from .balance import ClassSchedule, target_weights
 from .chunks import interleave
 from .columns import Columns
@@ -114,6 +115,7 @@ class Loader:
         _check_columns(self.manifest, split, self._fill)
         self._fetch_threads = fetch_threads
         self._counters = Counters()
+        self._access = RandomAccess(self._shards, self.schema, self.manifest.layout, self._fill)
 
     @property
     def manifest(self) -> Manifest:
@@ -124,6 +126,11 @@ class Loader:
     def schema(self) -> Schema:
         """Of the dataset."""
         return self.manifest.schema
+
+    @property
+    def records(self) -> int:
+        """Records in the split."""
+        return self._geometry.records
 
     @property
     def steps_per_epoch(self) -> int:
@@ -150,6 +157,20 @@ class Loader:
             )
         finally:
             fetcher.close()
+
+    def sample(self, index: int) -> dict[str, Any]:
+        """One record of the split, by its number in the order of the dataset, in ``[0, records)``.
+
+        Its whole shard is fetched; the last few stay in memory.
+
+        Returns:
+            By feature: numbers as NumPy values of its dtype and shape, `str` and `bytes`; and ``class_id``.
+
+        Raises:
+            IndexError: there is no such record.
+        """
+        record, class_id = self._access.record(index, self._fetcher)
+        return record | {CLASS_ID: class_id}
 
     def stats(self) -> dict[str, StageStats]:
         """What each stage did since the loader was made."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .balance import ClassSchedule, RecordDrawer
-from .columns import Columns, concat_columns, slice_columns, take_columns, take_from_segments
+from .columns import Column, Columns, concat_columns, slice_columns, take_columns, take_from_segments
 from .counters import Counters
 from .order import EpochOrder, StreamSlice
 from .shards import OpenShard, ShardFetcher
@@ -130,12 +130,15 @@ class StreamReader:
             Columns of ``steps * slice.width`` rows: the features, `CLASS_ID`, and where the slice is weighted `WEIGHT`.
         """
         positions = self._positions(first_step, steps)
-        parts = [self._gather(number, at) for number, at in self._by_window(np.minimum(positions, self._last))]
-        columns = concat_columns(parts)
+        columns = self.at(np.minimum(positions, self._last))
         if self._slice.weighted:
             filler = np.arange(self._slice.width) >= self._slice.stop - self._slice.start
             columns[WEIGHT] = (~np.tile(filler, steps) & (positions <= self._last)).astype(np.float32)
         return columns
+
+    def at(self, positions: Int64) -> dict[str, Column]:
+        """The samples at ascending positions of the stream; later ones only."""
+        return concat_columns([self._gather(number, at) for number, at in self._by_window(positions)])
 
     def _positions(self, first_step: int, steps: int) -> Int64:
         piece, own = self._order.geometry.piece, self._slice
