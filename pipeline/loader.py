@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..sharding.class_counts import count_matrix
 from ..sharding.dataset import open_dataset
@@ -207,12 +209,13 @@ class Loader:
         """
         self._check_step(epoch, start_step)
         order, schedule = self._order(epoch), self._schedule(epoch)
-        counts = count_matrix([] if schedule is None else [shard.class_counts for shard in self._shards])
         fetcher = self._fetcher()
         planner = ThreadPoolExecutor(_PLAN_THREADS, thread_name_prefix="ringfeed-plan")
         try:
             readers = [
-                StreamReader(order, schedule, counts, fetcher, planner, self._counters, part, start_step)
+                StreamReader(
+                    order, schedule, lambda: self._class_counts, fetcher, planner, self._counters, part, start_step
+                )
                 for part in self._slices
             ]
             widths = [part.width for part in self._slices]
@@ -229,6 +232,10 @@ class Loader:
         finally:
             planner.shutdown(wait=False, cancel_futures=True)
             fetcher.close()
+
+    @functools.cached_property
+    def _class_counts(self) -> npt.NDArray[np.unsignedinteger]:
+        return count_matrix([shard.class_counts for shard in self._shards])
 
     @property
     def _undecoded(self) -> bool:

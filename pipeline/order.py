@@ -194,6 +194,12 @@ class EpochOrder:
         """Shards in the order of the tape, and the tape position at which each ends; int64 [shards] each."""
         return self._tape
 
+    def slots(self) -> npt.NDArray[np.int64]:
+        """The place of each shard on the tape, int64 [shards]."""
+        slots = np.empty(len(self.shard_records), np.int64)
+        slots[self._tape[0]] = np.arange(len(slots))
+        return slots
+
     @cached_property
     def _tape(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         shards = len(self.shard_records)

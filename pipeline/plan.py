@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,12 @@ from ..sharding.manifest import ShardInfo
 from .balance import ClassSchedule
 from .order import EpochOrder
 from .remainder import RecordRange, dropped_ranges, wrapped_ranges
-from .streams import choose_donor
-from .windows import Window
+from .streams import choose_donors
+from .windows import StreamWindows, Window
 
 __all__ = ["ClassMix", "LoaderPlan", "MissingClass", "plan_epoch"]
+
+_AT_ONCE = 256  # windows, of whose classes a matrix is made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,35 +174,47 @@ def _find_missing(
     class_ids: Callable[[int], npt.NDArray[np.int32]],
 ) -> tuple[list[MissingClass], list[tuple[int, int]]]:
     """Windows that lack a class they need, and the (stream, shard) pairs that lend it."""
-    missing: list[MissingClass] = []
-    donors: list[tuple[int, int]] = []
     if schedule is None:
-        return missing, donors
+        return [], []
     counts = count_matrix([shard.class_counts for shard in shards])
-    for window in itertools.chain.from_iterable(map(order.windows, range(order.geometry.streams))):
-        for class_id in np.flatnonzero((schedule.weights > 0) & ~_surely_there(window, counts)).tolist():
-            if _has_class(window, class_id, counts, class_ids):
-                continue
-            donor = choose_donor(order, window, counts[:, class_id])
-            donors.append((window.stream, donor))
-            missing.append(
-                MissingClass(
-                    stream=window.stream,
-                    window=window.number,
-                    class_value=classes[class_id],
-                    donor=shards[donor].path,
-                )
-            )
-    return missing, donors
+    streams = list(map(order.windows, range(order.geometry.streams)))
+    class_ids = functools.lru_cache(maxsize=2)(class_ids)
+    lacking = [
+        (stream, number, class_id, windows[number].segments[-1].shard)
+        for stream, windows in enumerate(streams)
+        for number, class_id in _doubtful(windows, schedule.weights > 0, counts, order.shard_records)
+        if not _has_class(windows[number], class_id, counts, class_ids)
+    ]
+    of_class, last_shards = (np.array([entry[place] for entry in lacking], np.int64) for place in (2, 3))
+    donors = np.empty(len(lacking), np.int64)
+    for class_id in np.unique(of_class):
+        own = of_class == class_id
+        donors[own] = choose_donors(order, last_shards[own], counts[:, class_id])
+    missing = [
+        MissingClass(stream=stream, window=number, class_value=classes[class_id], donor=shards[donor].path)
+        for (stream, number, class_id, _), donor in zip(lacking, donors.tolist(), strict=True)
+    ]
+    return missing, [(entry.stream, donor) for entry, donor in zip(missing, donors.tolist(), strict=True)]
 
 
-def _surely_there(window: Window, counts: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.bool_]:
-    """The classes of which some segment has a record, by pigeonhole: its shard has more than lie outside it."""
-    there = np.zeros(counts.shape[1], np.bool_)
-    for segment in window.segments:
-        row = counts[segment.shard]
-        there |= row > int(row.sum()) - (segment.stop - segment.start)
-    return there
+def _doubtful(
+    windows: StreamWindows,
+    needed: npt.NDArray[np.bool_],
+    counts: npt.NDArray[np.unsignedinteger],
+    shard_records: Sequence[int],
+) -> Iterator[tuple[int, int]]:
+    """Windows, and needed classes of which no segment has a record for certain.
+
+    One has by pigeonhole, if its shard has more records of the class than lie outside the segment.
+    """
+    outside = np.asarray(shard_records)[windows.shards] - windows.lengths
+    for first in range(0, len(windows), _AT_ONCE):
+        bounds = windows.bounds[first : first + _AT_ONCE + 1]
+        own = slice(int(bounds[0]), int(bounds[-1]))
+        certain = counts[windows.shards[own]] > outside[own, None]
+        there = np.logical_or.reduceat(certain, bounds[:-1] - bounds[0], axis=0)
+        for number, class_id in np.argwhere(needed & ~there).tolist():
+            yield first + number, class_id
 
 
 def _has_class(
@@ -209,6 +223,6 @@ def _has_class(
     counts: npt.NDArray[np.unsignedinteger],
     class_ids: Callable[[int], npt.NDArray[np.int32]],
 ) -> bool:
-    """Whether any segment holds a class that is not surely there, by the index of its shard."""
+    """Whether any segment holds a class that is not certainly there, by the index of its shard."""
     doubtful = [segment for segment in window.segments if counts[segment.shard, class_id]]
     return any(bool(np.any(class_ids(s.shard)[s.start : s.stop] == class_id)) for s in doubtful)

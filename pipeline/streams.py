@@ -4,7 +4,7 @@ samples asked for are gathered from them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,7 +19,7 @@ from .order import EpochOrder, StreamSlice
 from .shards import OpenShard, ShardFetcher
 from .windows import Window
 
-__all__ = ["CLASS_ID", "WEIGHT", "StreamReader", "choose_donor"]
+__all__ = ["CLASS_ID", "WEIGHT", "StreamReader", "choose_donors"]
 
 CLASS_ID = "class_id"
 WEIGHT = "sample_weight"
@@ -88,7 +88,8 @@ class StreamReader:
     Args:
         order: of the epoch.
         schedule: of classes, or None for the natural mix.
-        class_counts: records of each class in each shard of the split, [shards, classes].
+        class_counts: gives the records of each class in each shard of the split, [shards, classes]; asked only where a
+            window lacks a class.
         fetcher: of the split's shards.
         planner: threads that wait for shards and plan windows; others than the fetcher's.
         counters: of the loader.
@@ -100,7 +101,7 @@ class StreamReader:
         self,
         order: EpochOrder,
         schedule: ClassSchedule | None,
-        class_counts: npt.NDArray[np.unsignedinteger],
+        class_counts: Callable[[], npt.NDArray[np.unsignedinteger]],
         fetcher: ShardFetcher,
         planner: Executor,
         counters: Counters,
@@ -195,20 +196,20 @@ class StreamReader:
             ]
             if self._schedule is None:
                 return _open(window, segments, _NaturalPicks(self._order.permutation(window)))
-            drawer = self._drawer(window, segments)
+            drawer = self._drawer(self._schedule, window, segments)
         lacking = np.flatnonzero((self._schedule.weights > 0) & (drawer.counts == 0))
         if lacking.size:
             segments += [self._borrow(window, int(class_id)) for class_id in lacking]
-            drawer = self._drawer(window, segments)
+            drawer = self._drawer(self._schedule, window, segments)
         with self._counters.busy("plan"):
             first = max(self._first - window.start, 0)
             picks = _BalancedPicks(self._wanted(self._schedule, window), drawer, first)
             return _open(window, segments, picks)
 
-    def _drawer(self, window: Window, segments: Sequence[Columns]) -> RecordDrawer:
+    def _drawer(self, schedule: ClassSchedule, window: Window, segments: Sequence[Columns]) -> RecordDrawer:
         class_ids = np.concatenate([segment[CLASS_ID] for segment in segments])
         key = self._order.key("window", window.stream, window.number)
-        return RecordDrawer(class_ids, self._class_counts.shape[1], key)
+        return RecordDrawer(class_ids, len(schedule.weights), key)
 
     def _wanted(self, schedule: ClassSchedule, window: Window) -> ClassNumbers:
         """The class of each of the window's positions."""
@@ -220,7 +221,8 @@ class StreamReader:
 
     def _borrow(self, window: Window, class_id: int) -> Columns:
         """The records of a class that the window lacks, from another shard."""
-        shard = choose_donor(self._order, window, self._class_counts[:, class_id])
+        shards = np.array([window.segments[-1].shard])
+        shard = int(choose_donors(self._order, shards, self._class_counts()[:, class_id])[0])
         opened = self._fetcher.wait(self._fetcher.request(shard))
         rows = np.flatnonzero(opened.class_ids == class_id)
         return take_columns({**opened.columns, CLASS_ID: opened.class_ids}, rows)
@@ -231,15 +233,18 @@ def _open(window: Window, segments: Sequence[Columns], picks: _Picks) -> _OpenWi
     return _OpenWindow(window, segments, [0, *ends[:-1].tolist()], picks)
 
 
-def choose_donor(order: EpochOrder, window: Window, records: Sequence[int] | npt.NDArray[np.integer]) -> int:
-    """The shard that lends a class to a window without it: the next on the tape, around its end, that has records.
+def choose_donors(order: EpochOrder, last_shards: Int64, records: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    """The shards that lend a class to windows without it: the next on the tape, around its end, that have records.
 
     Args:
         order: of the epoch.
-        window: that lacks the class.
+        last_shards: of each window that lacks the class, the shard of its last segment; [windows].
         records: of the class in each shard of the split; not all are 0.
+
+    Returns:
+        int64 [windows].
     """
     tape, _ = order.tape()
-    after = int(np.flatnonzero(tape == window.segments[-1].shard)[0]) + 1
-    around = np.concatenate([tape[after:], tape[:after]])
-    return int(around[np.flatnonzero(np.asarray(records)[around] > 0)[0]])
+    lenders = np.flatnonzero(records[tape] > 0)
+    following = np.searchsorted(lenders, order.slots()[last_shards] + 1)
+    return tape[lenders[following % len(lenders)]]

@@ -62,6 +62,7 @@ class StreamWindows(Sequence[Window]):
 
     Attributes:
         shards: of the segments, in order.
+        lengths: of the segments.
         bounds: where each window begins among the segments, and the last ends; int64 [windows + 1].
         stops: the position of the stream at which each window ends; int64 [windows].
 
@@ -75,7 +76,7 @@ class StreamWindows(Sequence[Window]):
     ) -> None:
         self._stream = stream
         self._firsts = firsts
-        self._lengths = lengths
+        self.lengths = lengths
         before = np.concatenate([[0], np.cumsum(lengths)])  # records before each segment, and all
         full = before[:-1] + math.ceil(enough)
         following = np.searchsorted(before, full).tolist()  # the segment that begins the next window
@@ -109,7 +110,7 @@ class StreamWindows(Sequence[Window]):
             return [self[number] for number in range(*index.indices(len(self)))]
         number = range(len(self))[index]
         own = slice(int(self.bounds[number]), int(self.bounds[number + 1]))
-        columns = (self.shards[own].tolist(), self._firsts[own].tolist(), self._lengths[own].tolist())
+        columns = (self.shards[own].tolist(), self._firsts[own].tolist(), self.lengths[own].tolist())
         return Window(
             stream=self._stream,
             number=number,
