@@ -163,10 +163,12 @@ def _loader_plan(folder: str, balance: str) -> Iterator[str]:
         counts = np.asarray(shards[shard].class_counts)
         return np.random.default_rng(shard).permutation(np.repeat(np.arange(CLASSES, dtype=np.int32), counts))
 
-    plan = plan_epoch(order, loader._schedule(0), shards, loader.manifest.classes, 1, class_ids)
+    totals = loader.manifest.split("train").class_counts
+    plan = plan_epoch(order, loader._schedule(0), shards, loader.manifest.classes, totals, 1, class_ids)
     position = plan.steps // 2 * order.geometry.piece
     started = time.perf_counter()
-    window = next(window for window in order.windows(3) if window.stop > position)
+    windows = order.windows(3)
+    window = windows[windows.number_at(position)]
     found = time.perf_counter() - started
     yield (
         f"{plan.steps:,} steps, {len(plan.missing):,} windows lack a class; step {plan.steps // 2:,} is found in "

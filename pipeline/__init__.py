@@ -4,6 +4,7 @@ from .counters import StageStats
 from .loader import Loader
 from .mixing import Mixture, MixturePlan, SourceMix
 from .plan import ClassMix, LoaderPlan, MissingClass
+from .remainder import RecordRange
 from .targets import Balance, Ramp
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Mixture",
     "MixturePlan",
     "Ramp",
+    "RecordRange",
     "SourceMix",
     "StageStats",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from ..sharding.errors import ConfigError
 from ..sharding.manifest import Manifest
 from ..sharding.schema import Schema
 from ..sharding.storage import Storage
+from .access import RandomAccess
 from .balance import ClassSchedule
 from .chunks import interleave
 from .columns import Columns
@@ -48,7 +50,8 @@ class Loader:
     Args:
         url: of the dataset, or its `Storage`.
         split: of the dataset.
-        batch_size: of the GLOBAL batch; `world_size` divides it.
+        batch_size: of the GLOBAL batch. Where `world_size` does not divide it, the ranks' shares differ by one; the
+            smaller ones hold one more sample, and all ranks a `sample_weight`, which is 0 for that.
         balance: ``natural``: each record at most once an epoch. ``uniform``, ``power:A`` (shares proportional to
             records ** A) or a share by class value: every batch is within one of the target of each class, minority
             records come more than once. ``X->Y:N``, or a `Ramp`: from X to Y over N epochs. Or a function that
@@ -56,20 +59,22 @@ class Loader:
         seed: of the order.
         rank: of this process, in ``[0, world_size)``.
         world_size: processes that share each global batch.
-        remainder: ``drop`` the records that fill no global batch, or ``pad``: every record exactly once, and the
-            batches hold ``sample_weight``, 0 for padding.
+        remainder: ``drop`` the records that fill no global batch; ``pad``: every record exactly once, and the batches
+            hold `sample_weight`, 0 for padding; or ``wrap``: the last batch is filled up with records that the epoch
+            began with.
+        shuffle: False for the order of the dataset.
         fill: what stands for missing values, by feature. Floats need none: NaN.
-        streams: canonical streams, a divisor of `batch_size`; default: the largest up to 16.
+        streams: canonical streams, a divisor of `batch_size`; default: the largest up to 16, or 1 without `shuffle`:
+            with more, each stream has a part of the dataset, in its order.
         window_shards: shards' worth of records that a stream shuffles, and holds in memory, together.
         fetch_threads: that fetch and open shards.
 
     Raises:
-        ConfigError: an argument its rule forbids, a batch that the ranks cannot share, or missing values without
-            `fill`.
+        ConfigError: an argument its rule forbids, or missing values without `fill`.
         DatasetError: there is no dataset, or no such split.
         StorageError: the store refuses.
 
-    Each element of `epoch` is ``{feature: tensor [batch_size / world_size, *shape]}``, and ``class_id``, the label's
+    Each element of `epoch` is ``{feature: tensor [local_batch_size, *shape]}``, and ``class_id``, the label's
     position in `manifest.classes`, int32.
     """
 
@@ -84,6 +89,7 @@ class Loader:
         rank: int = 0,
         world_size: int = 1,
         remainder: Remainder = "drop",
+        shuffle: bool = True,
         fill: Mapping[str, Any] | None = None,
         streams: int | None = None,
         window_shards: int = 1,
@@ -96,22 +102,27 @@ class Loader:
         self._geometry = Geometry(
             records=info.records,
             batch_size=batch_size,
-            streams=default_streams(batch_size, info.records) if streams is None else streams,
+            streams=default_streams(batch_size, info.records, shuffle=shuffle) if streams is None else streams,
             window_shards=window_shards,
             remainder=remainder,
+            shuffle=shuffle,
         )
         self._slices = self._geometry.rank_slices(rank, world_size)
         self._world_size = world_size
         self._balance = parse_balance(balance)
-        self._class_counts = info.class_counts
         self._weights(epoch=0)  # an impossible balance is refused now
-        if balance != "natural" and remainder == "pad":
-            raise ConfigError("remainder='pad' needs balance='natural': a balanced epoch has no rest to pad")
+        if balance != "natural" and remainder != "drop":
+            raise ConfigError(
+                f"remainder={remainder!r} needs balance='natural': a balanced epoch has no rest to {remainder}"
+            )
+        if balance != "natural" and not shuffle:
+            raise ConfigError("shuffle=False needs balance='natural': in the dataset's order, no record comes twice")
         self._seed = seed
         self._fill = dict(fill or {})
         _check_columns(self.manifest, split, self._fill)
         self._fetch_threads = fetch_threads
         self._counters = Counters()
+        self._access = RandomAccess(self._shards, self.schema, self.manifest.layout, self._fill)
 
     @property
     def manifest(self) -> Manifest:
@@ -135,8 +146,8 @@ class Loader:
 
     @property
     def local_batch_size(self) -> int:
-        """Samples of this rank in each batch."""
-        return self._geometry.batch_size // self._world_size
+        """Samples of this rank in each batch, the same on every rank; where `sample_weight` is 0 they do not count."""
+        return self._geometry.local_batch(self._world_size)
 
     def plan(self, epoch: int = 0) -> LoaderPlan:
         """Steps, remainder, class mix, bytes per rank and missing classes of an epoch; no shard is opened."""
@@ -147,11 +158,26 @@ class Loader:
                 self._schedule(epoch),
                 self._shards,
                 self.manifest.classes,
+                self.manifest.split(self._split).class_counts,
                 self._world_size,
                 fetcher.class_ids,
             )
         finally:
             fetcher.close()
+
+    def sample(self, index: int) -> dict[str, Any]:
+        """One record of the split, by its number in the order of the dataset, in ``[0, records)``.
+
+        Its whole shard is fetched; the last few stay in memory.
+
+        Returns:
+            By feature: numbers as NumPy values of its dtype and shape, `str` and `bytes`; and ``class_id``.
+
+        Raises:
+            IndexError: there is no such record.
+        """
+        record, class_id = self._access.record(index, self._fetcher)
+        return record | {CLASS_ID: class_id}
 
     def stats(self) -> dict[str, StageStats]:
         """What each stage did since the loader was made."""
@@ -176,7 +202,7 @@ class Loader:
             self._fill,
             local_batch=self.local_batch_size,
             undecoded=self.undecoded,
-            added={WEIGHT: np.float32} if self._geometry.remainder == "pad" else {},
+            added={WEIGHT: np.float32} if self._geometry.weighted(self._world_size) else {},
             prefetch=_PREFETCH,
             steps=self.steps_per_epoch - start_step,
         )
@@ -190,7 +216,7 @@ class Loader:
         self._check_step(epoch, start_step)
         with self.open_streams() as opened:
             readers = [opened.reader(epoch, part, start_step) for part in self._slices]
-            widths = [part.stop - part.start for part in self._slices]
+            widths = [part.width for part in self._slices]
             per_chunk = self.chunk_steps(self.local_batch_size)
             for step in range(start_step, self.steps_per_epoch, per_chunk):
                 steps = min(per_chunk, self.steps_per_epoch - step)
@@ -208,7 +234,7 @@ class Loader:
         opened = OpenStreams(
             order=self._order,
             schedule=self._schedule,
-            class_counts=count_matrix([shard.class_counts for shard in self._shards]),
+            class_counts=lambda: self._class_counts,
             fetcher=self._fetcher(),
             planner=ThreadPoolExecutor(_PLAN_THREADS, thread_name_prefix="ringfeed-plan"),
             counters=self._counters,
@@ -217,6 +243,10 @@ class Loader:
             yield opened
         finally:
             opened.close()
+
+    @functools.cached_property
+    def _class_counts(self) -> npt.NDArray[np.unsignedinteger]:
+        return count_matrix([shard.class_counts for shard in self._shards])
 
     @property
     def undecoded(self) -> bool:
@@ -241,7 +271,8 @@ class Loader:
         )
 
     def _weights(self, epoch: int) -> npt.NDArray[np.float64] | None:
-        return target_weights(self._balance, self.manifest.classes, self._class_counts, epoch)
+        counts = self.manifest.split(self._split).class_counts
+        return target_weights(self._balance, self.manifest.classes, counts, epoch)
 
     def _fetcher(self) -> ShardFetcher:
         return ShardFetcher(self._dataset, self._shards, self._fill, self._counters, self._fetch_threads)

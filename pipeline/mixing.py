@@ -29,7 +29,7 @@ from .columns import Column, Columns, concat_columns, take_columns
 from .counters import Counters, StageStats
 from .loader import Loader
 from .order import Geometry, StreamSlice, default_streams
-from .streams import CLASS_ID, OpenStreams, StreamReader
+from .streams import CLASS_ID, WEIGHT, OpenStreams, StreamReader
 from .targets import Balance, parse_balance, target_weights
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Mixture:
         sources: by a name for each dataset, the arguments of its `Loader`: ``url``, and what is to differ from a
             loader's defaults among ``split``, ``balance``, ``fill`` and the like. Batch, ranks, seed and streams are
             those of the mixture.
-        batch_size: of the GLOBAL batch; `world_size` divides it.
+        batch_size: of the GLOBAL batch; see `Loader` for a `world_size` that does not divide it.
         weights: as a loader's ``balance``, with the datasets for classes: ``natural``, by their numbers of records;
             ``uniform``; ``power:A``; a share by name; ``X->Y:N``, a `Ramp` or a function of the epoch.
         seed: of the whole order.
@@ -151,8 +151,8 @@ class Mixture:
 
     @property
     def local_batch_size(self) -> int:
-        """Samples of this rank in each batch."""
-        return self._geometry.batch_size // self._world_size
+        """Samples of this rank in each batch, the same on every rank; where `sample_weight` is 0 they do not count."""
+        return self._geometry.local_batch(self._world_size)
 
     def plan(self, epoch: int = 0) -> MixturePlan:
         """Steps, and how much of each dataset is in an epoch; no shard is opened."""
@@ -198,7 +198,7 @@ class Mixture:
             {},
             local_batch=self.local_batch_size,
             undecoded=self._loaders[0].undecoded,
-            added={SOURCE_ID: np.dtype(np.int32)},
+            added={SOURCE_ID: np.int32} | ({WEIGHT: np.float32} if self._geometry.weighted(self._world_size) else {}),
             prefetch=_PREFETCH,
             steps=self.steps_per_epoch - start_step,
         )
@@ -266,7 +266,11 @@ class Mixture:
         with self._counters.busy("gather"):
             order = np.empty(len(steps) * self.local_batch_size, np.int64)
             order[np.concatenate(places)] = np.arange(len(order))
-            return take_columns(concat_columns(parts), order)
+            columns = take_columns(concat_columns(parts), order)
+        if self._geometry.weighted(self._world_size):
+            counts = np.concatenate([part.counts() for part in self._slices])
+            columns[WEIGHT] = np.tile(counts, len(steps)).astype(np.float32)
+        return columns
 
     def _labelled(self, columns: Columns, source: int) -> Columns:
         """Features of one dataset's samples, with the mixture's number for each class, and the dataset's own."""
@@ -298,9 +302,9 @@ class _Lane:
     ) -> None:
         self._schedule = schedule
         self._positions = range(part.stream * piece, (part.stream + 1) * piece)
-        self._own = slice(part.start, part.stop)
+        self._places = part.places()
         self._served = served.copy()
-        self.width = part.stop - part.start
+        self.width = part.width
         self.tapes = tapes
 
     def seats(self, steps: Int64) -> Iterator[tuple[Int64, Int64]]:
@@ -318,8 +322,8 @@ class _Lane:
             here = sources == source
             numbers = self._served[source] + np.cumsum(here).reshape(here.shape) - 1
             self._served[source] += np.count_nonzero(here)
-            own = here[:, self._own]
-            yield numbers[:, self._own][own], np.flatnonzero(own)
+            own = here[:, self._places]
+            yield numbers[:, self._places][own], np.flatnonzero(own)
 
 
 class _Tape:

@@ -2,15 +2,15 @@
 
 Each epoch the shards are put in a keyed random order; their records, end to end, are one tape. The tape is cut into
 C equal streams (cuts may fall inside a shard). A stream reads its part of the tape in windows of about W shards, and
-shuffles within a window. Global batch i is P = G / C samples of each stream in turn, so position q of a stream
-belongs to step q div P; a rank takes a contiguous slice of each global batch.
+shuffles within a window. Without shuffling, the tape and the windows are in the order of the dataset. Global batch i is
+P = G / C samples of each stream in turn, so position q of a stream belongs to step q div P; a rank takes a contiguous
+slice of each global batch.
 
 All ranges are half-open.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +22,12 @@ import numpy.typing as npt
 
 from ..sharding.errors import ConfigError
 from ..sharding.keyed import derive_key, shuffled
+from .windows import StreamWindows, Window
 
-__all__ = ["EpochOrder", "Geometry", "Remainder", "Segment", "StreamSlice", "Window", "default_streams"]
+__all__ = ["EpochOrder", "Geometry", "Remainder", "StreamSlice", "default_streams"]
 
-Remainder = Literal["drop", "pad"]
+Remainder = Literal["drop", "pad", "wrap"]
+_REMAINDERS = ("drop", "pad", "wrap")
 _DEFAULT_STREAMS = 16
 
 
@@ -38,7 +40,9 @@ class Geometry:
         batch_size: of the global batch, G.
         streams: C, a divisor of G.
         window_shards: shards' worth of records in a window, W; windows are made of whole segments of shards.
-        remainder: ``drop`` the records that fill no global batch, or ``pad`` the last batches.
+        remainder: ``drop`` the records that fill no global batch; or fill up the last one, by samples of weight 0
+            (``pad``), or by what the streams began with (``wrap``).
+        shuffle: whether shards and records come in random order, or in that of the dataset.
 
     Raises:
         ConfigError: a value its rule forbids.
@@ -49,13 +53,14 @@ class Geometry:
     streams: int
     window_shards: int = 1
     remainder: Remainder = "drop"
+    shuffle: bool = True
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "streams", "window_shards"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.remainder not in ("drop", "pad"):
-            raise ConfigError(f"remainder must be 'drop' or 'pad', got {self.remainder!r}")
+        if self.remainder not in _REMAINDERS:
+            raise ConfigError(f"remainder must be 'drop', 'pad' or 'wrap', got {self.remainder!r}")
         if self.batch_size % self.streams:
             raise ConfigError(f"streams must divide the global batch of {self.batch_size}, got {self.streams}")
         if self.records < self.streams:
@@ -63,7 +68,7 @@ class Geometry:
         if self.steps == 0:
             raise ConfigError(
                 f"the split has {self.records} records, fewer than one global batch of {self.batch_size}; "
-                "use a smaller batch_size, or remainder='pad'"
+                "use a smaller batch_size, or remainder='pad' or 'wrap'"
             )
 
     @property
@@ -76,18 +81,22 @@ class Geometry:
         """Global batches in an epoch."""
         if self.remainder == "drop":
             return self.records // self.batch_size
-        longest_stream = -(-self.records // self.streams)
-        return -(-longest_stream // self.piece)
+        return -(-self.records // self.batch_size)  # for the longest stream is one record longer than the shortest
 
     @property
     def dropped(self) -> int:
         """Records that an epoch leaves out; which ones changes from epoch to epoch."""
-        return 0 if self.remainder == "pad" else self.records - self.steps * self.batch_size
+        return self.records - self.steps * self.batch_size if self.remainder == "drop" else 0
 
     @property
     def padded(self) -> int:
         """Samples of weight 0 that an epoch adds."""
-        return 0 if self.remainder == "drop" else self.steps * self.batch_size - self.records
+        return self.steps * self.batch_size - self.records if self.remainder == "pad" else 0
+
+    @property
+    def wrapped(self) -> int:
+        """Samples that an epoch adds, of records that it began with."""
+        return self.steps * self.batch_size - self.records if self.remainder == "wrap" else 0
 
     def stream_range(self, stream: int) -> tuple[int, int]:
         """The part of the tape that a stream reads."""
@@ -96,70 +105,77 @@ class Geometry:
             return stream * length, (stream + 1) * length
         return stream * self.records // self.streams, (stream + 1) * self.records // self.streams
 
+    def local_batch(self, world_size: int) -> int:
+        """Samples of each rank in a step: its share of the global batch, and where that is smaller, one of weight 0."""
+        return -(-self.batch_size // world_size)
+
+    def weighted(self, world_size: int) -> bool:
+        """Whether any rank has samples of weight 0, so that all ranks tell weights."""
+        return self.remainder == "pad" or self.batch_size % world_size > 0
+
     def rank_slices(self, rank: int, world_size: int) -> tuple[StreamSlice, ...]:
         """The pieces that make up a rank's contiguous slice of every global batch, in order.
 
+        The slices of two ranks differ by at most one sample. The smaller ones end with a filler.
+
         Raises:
-            ConfigError: the ranks cannot share the batch equally.
+            ConfigError: there is no such rank.
         """
         if world_size < 1 or not 0 <= rank < world_size:
             raise ConfigError(f"rank must lie in [0, world_size), got rank {rank} of {world_size}")
-        if self.batch_size % world_size:
-            below = self.batch_size // world_size * world_size
-            raise ConfigError(
-                f"a global batch of {self.batch_size} cannot be shared by {world_size} ranks; "
-                f"use a multiple of {world_size}, such as {below or world_size}"
-            )
-        share = self.batch_size // world_size
-        start, stop = rank * share, (rank + 1) * share
+        start, stop = rank * self.batch_size // world_size, (rank + 1) * self.batch_size // world_size
+        last = max(stop - 1, start)  # the filler's place; the only one where there are more ranks than samples
         slices = []
-        for stream in range(start // self.piece, -(-stop // self.piece)):
+        for stream in range(start // self.piece, last // self.piece + 1):
             first = stream * self.piece
-            slices.append(StreamSlice(stream=stream, start=max(start - first, 0), stop=min(stop - first, self.piece)))
+            slices.append(
+                StreamSlice(
+                    stream=stream,
+                    start=max(start - first, 0),
+                    stop=min(stop - first, self.piece),
+                    filler=self.local_batch(world_size) - (stop - start) if first + self.piece > last else 0,
+                    weighted=self.weighted(world_size),
+                )
+            )
         return tuple(slices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSlice:
-    """Samples ``[start, stop)`` of each piece of a stream."""
+    """Samples ``[start, stop)`` of each piece of a stream, and behind them `filler` samples of weight 0.
 
-    stream: int
-    start: int
-    stop: int
-
-
-def default_streams(batch_size: int, records: int) -> int:
-    """The largest divisor of the global batch up to 16 (and up to the records): most ranks counts divide it."""
-    limit = min(_DEFAULT_STREAMS, max(records, 1), max(batch_size, 1))
-    return next(count for count in range(limit, 0, -1) if batch_size % count == 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """Rows ``[start, stop)`` of a shard, by the shard's position in the split."""
-
-    shard: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """Segments that a stream has open together, and the positions ``[start, stop)`` of the stream it serves.
-
-    The records of a window are numbered through its segments, from 0 to ``stop - start``.
+    Where `weighted`, samples have weights.
     """
 
     stream: int
-    number: int
     start: int
     stop: int
-    segments: tuple[Segment, ...]
+    filler: int = 0
+    weighted: bool = False
 
     @property
-    def records(self) -> int:
-        """Records in the window, and samples that it serves."""
-        return self.stop - self.start
+    def width(self) -> int:
+        """Samples in a step."""
+        return self.stop - self.start + self.filler
+
+    def places(self) -> npt.NDArray[np.int64]:
+        """Where in the piece each of the samples lies, int64 [width]; a filler is a sample that is at hand."""
+        return np.minimum(np.arange(self.start, self.start + self.width), max(self.stop - 1, self.start))
+
+    def counts(self) -> npt.NDArray[np.bool_]:
+        """Which of the samples count, for they are no fillers; bool [width]."""
+        return np.arange(self.width) < self.stop - self.start
+
+
+def default_streams(batch_size: int, records: int, *, shuffle: bool = True) -> int:
+    """The largest divisor of the global batch up to 16 (and up to the records): most ranks counts divide it.
+
+    One where nothing is shuffled, so that the batches come in the order of the dataset.
+    """
+    if not shuffle:
+        return 1
+    limit = min(_DEFAULT_STREAMS, max(records, 1), max(batch_size, 1))
+    return next(count for count in range(limit, 0, -1) if batch_size % count == 0)
 
 
 @dataclass(frozen=True)
@@ -186,54 +202,43 @@ class EpochOrder:
         """Shards in the order of the tape, and the tape position at which each ends; int64 [shards] each."""
         return self._tape
 
+    def slots(self) -> npt.NDArray[np.int64]:
+        """The place of each shard on the tape, int64 [shards]."""
+        slots = np.empty(len(self.shard_records), np.int64)
+        slots[self._tape[0]] = np.arange(len(slots))
+        return slots
+
     @cached_property
     def _tape(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        order = shuffled(self.key("shards"), len(self.shard_records))
-        return order, np.cumsum(np.asarray(self.shard_records, np.int64)[order])
+        shards = len(self.shard_records)
+        order = shuffled(self.key("shards"), shards) if self.geometry.shuffle else np.arange(shards)
+        return order, np.cumsum(self._records[order])
 
-    def windows(self, stream: int) -> list[Window]:
+    @cached_property
+    def _records(self) -> npt.NDArray[np.int64]:
+        return np.asarray(self.shard_records, np.int64)
+
+    def windows(self, stream: int) -> StreamWindows:
         """The windows of a stream, in order."""
-        start, stop = self.geometry.stream_range(stream)
+        shards, firsts, lengths = self.segments(*self.geometry.stream_range(stream))
+        mean = self.geometry.records / len(self.shard_records)
+        enough = (self.geometry.window_shards - 0.5) * mean
+        return StreamWindows(stream, shards, firsts, lengths, enough=enough, sliver=mean / 2)
+
+    def segments(self, start: int, stop: int) -> tuple[npt.NDArray[np.int64], ...]:
+        """The part ``[start, stop)`` of the tape: shards, the first row in each, and rows; int64 [segments] each."""
         order, ends = self.tape()
-        segments = []
-        position = start
-        for slot in range(int(np.searchsorted(ends, start, side="right")), len(order)):
-            if position >= stop:
-                break
-            first = int(ends[slot]) - self.shard_records[order[slot]]
-            until = min(int(ends[slot]), stop)
-            segments.append(Segment(shard=int(order[slot]), start=position - first, stop=until - first))
-            position = until
-        mean = self.geometry.records / len(order)
-        return _group(stream, segments, (self.geometry.window_shards - 0.5) * mean, mean / 2)
+        first, last = np.searchsorted(ends, start, side="right"), np.searchsorted(ends, stop)
+        slots = slice(int(first), int(last) + 1)
+        begins = ends[slots] - self._records[order[slots]]  # positions on the tape
+        firsts = np.maximum(start - begins, 0)
+        return order[slots], firsts, np.minimum(ends[slots], stop) - begins - firsts
 
     def permutation(self, window: Window) -> npt.NDArray[np.int64]:
         """Which of the window's records each of its positions serves, in natural order; int64 [records]."""
+        if not self.geometry.shuffle:
+            return np.arange(window.records)
         return shuffled(self.key("window", window.stream, window.number), window.records)
-
-
-def _group(stream: int, segments: Sequence[Segment], enough: float, sliver: float) -> list[Window]:
-    """Windows of whole segments: each closes once it holds `enough` records; a `sliver` that is left joins the last.
-
-    So the slivers that cuts leave make no windows of their own, too small to shuffle or to hold every class.
-    """
-    groups: list[list[Segment]] = []
-    held = enough
-    for segment in segments:
-        if held >= enough:
-            groups.append([])
-            held = 0.0
-        groups[-1].append(segment)
-        held += segment.stop - segment.start
-    if held < sliver and len(groups) > 1:
-        rest = groups.pop()
-        groups[-1] += rest
-    lengths = [sum(segment.stop - segment.start for segment in members) for members in groups]
-    stops = itertools.accumulate(lengths)
-    return [
-        Window(stream=stream, number=number, start=stop - length, stop=stop, segments=tuple(members))
-        for number, (members, length, stop) in enumerate(zip(groups, lengths, stops, strict=True))
-    ]
 
 
 def coprime_stride(size: int) -> int:

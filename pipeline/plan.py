@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +13,14 @@ import numpy.typing as npt
 from ..sharding.class_counts import count_matrix
 from ..sharding.manifest import ShardInfo
 from .balance import ClassSchedule
-from .order import EpochOrder, Window
-from .streams import choose_donor
+from .order import EpochOrder
+from .remainder import RecordRange, dropped_ranges, wrapped_ranges
+from .streams import choose_donors
+from .windows import StreamWindows, Window
 
 __all__ = ["ClassMix", "LoaderPlan", "MissingClass", "plan_epoch"]
+
+_AT_ONCE = 256  # windows, of whose classes a matrix is made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +60,14 @@ class LoaderPlan:
         batch_size: of the global batch.
         streams: canonical streams.
         dropped: records that no batch of the epoch holds.
-        padded: samples of weight 0.
+        padded: samples of weight 0 in the global batches.
         class_mix: by class value.
         bytes_per_rank: of the shards each rank reads in the epoch.
         missing: classes that windows lack.
+        wrapped: samples that fill up the last batch, of records that the epoch began with.
+        filled: samples of weight 0 beside the global batches, on ranks whose share is smaller than that of others.
+        dropped_records: which they are.
+        wrapped_records: which they are.
     """
 
     epoch: int
@@ -70,6 +79,10 @@ class LoaderPlan:
     class_mix: dict[Any, ClassMix]
     bytes_per_rank: tuple[int, ...]
     missing: tuple[MissingClass, ...]
+    wrapped: int
+    filled: int
+    dropped_records: tuple[RecordRange, ...]
+    wrapped_records: tuple[RecordRange, ...]
 
 
 def plan_epoch(
@@ -77,6 +90,7 @@ def plan_epoch(
     schedule: ClassSchedule | None,
     shards: Sequence[ShardInfo],
     classes: Sequence[Any],
+    class_totals: Sequence[int],
     world_size: int,
     class_ids: Callable[[int], npt.NDArray[np.int32]],
 ) -> LoaderPlan:
@@ -87,14 +101,13 @@ def plan_epoch(
         schedule: of classes, or None for the natural mix.
         shards: of the split.
         classes: values of the label.
+        class_totals: records of each in the split.
         world_size: ranks.
         class_ids: reads a shard's index; called only for shards that a stream's cut divides, and only where the
             manifest cannot tell whether a class lies in the piece.
     """
     geometry = order.geometry
-    counts = count_matrix([shard.class_counts for shard in shards])
-    windows = [window for stream in range(geometry.streams) for window in order.windows(stream)]
-    missing, donors = _find_missing(order, schedule, windows, shards, classes, counts, class_ids)
+    missing, donors = _find_missing(order, schedule, shards, classes, class_ids)
     return LoaderPlan(
         epoch=order.epoch,
         steps=geometry.steps,
@@ -102,9 +115,13 @@ def plan_epoch(
         streams=geometry.streams,
         dropped=geometry.dropped,
         padded=geometry.padded,
-        class_mix=_mix(order, schedule, classes, counts.sum(axis=0, dtype=np.int64)),
-        bytes_per_rank=_bytes_per_rank(order, windows, shards, world_size, donors),
+        class_mix=_mix(order, schedule, classes, np.asarray(class_totals, np.int64)),
+        bytes_per_rank=_bytes_per_rank(order, shards, world_size, donors),
         missing=tuple(missing),
+        wrapped=geometry.wrapped,
+        filled=geometry.steps * (geometry.local_batch(world_size) * world_size - geometry.batch_size),
+        dropped_records=dropped_ranges(order, shards),
+        wrapped_records=wrapped_ranges(order, shards),
     )
 
 
@@ -133,63 +150,71 @@ def _mix(
 
 
 def _bytes_per_rank(
-    order: EpochOrder,
-    windows: Sequence[Window],
-    shards: Sequence[ShardInfo],
-    world_size: int,
-    donors: Sequence[tuple[int, int]],
+    order: EpochOrder, shards: Sequence[ShardInfo], world_size: int, donors: Sequence[tuple[int, int]]
 ) -> tuple[int, ...]:
-    of_stream: dict[int, set[int]] = {}
-    for window in windows:
-        of_stream.setdefault(window.stream, set()).update(segment.shard for segment in window.segments)
-    for stream, shard in donors:
-        of_stream[stream].add(shard)
+    geometry = order.geometry
+    lent = {stream: [shard for own, shard in donors if own == stream] for stream, _ in donors}
+    of_stream = [
+        np.concatenate([windows.shards, np.array(lent.get(stream, []), np.int64)])
+        for stream, windows in enumerate(map(order.windows, range(geometry.streams)))
+    ]
+    sizes = np.array([shard.bytes + shard.index_bytes for shard in shards])
     totals = []
     for rank in range(world_size):
-        slices = order.geometry.rank_slices(rank, world_size)
-        needed = set().union(*(of_stream[part.stream] for part in slices))
-        totals.append(sum(shards[shard].bytes + shards[shard].index_bytes for shard in needed))
+        needed = np.concatenate([of_stream[part.stream] for part in geometry.rank_slices(rank, world_size)])
+        totals.append(int(sizes[np.unique(needed)].sum()))
     return tuple(totals)
 
 
 def _find_missing(
     order: EpochOrder,
     schedule: ClassSchedule | None,
-    windows: Sequence[Window],
     shards: Sequence[ShardInfo],
     classes: Sequence[Any],
-    counts: npt.NDArray[np.unsignedinteger],
     class_ids: Callable[[int], npt.NDArray[np.int32]],
 ) -> tuple[list[MissingClass], list[tuple[int, int]]]:
     """Windows that lack a class they need, and the (stream, shard) pairs that lend it."""
-    missing: list[MissingClass] = []
-    donors: list[tuple[int, int]] = []
     if schedule is None:
-        return missing, donors
-    for window in windows:
-        for class_id in np.flatnonzero((schedule.weights > 0) & ~_surely_there(window, counts)).tolist():
-            if _has_class(window, class_id, counts, class_ids):
-                continue
-            donor = choose_donor(order, window, counts[:, class_id])
-            donors.append((window.stream, donor))
-            missing.append(
-                MissingClass(
-                    stream=window.stream,
-                    window=window.number,
-                    class_value=classes[class_id],
-                    donor=shards[donor].path,
-                )
-            )
-    return missing, donors
+        return [], []
+    counts = count_matrix([shard.class_counts for shard in shards])
+    streams = list(map(order.windows, range(order.geometry.streams)))
+    class_ids = functools.lru_cache(maxsize=2)(class_ids)
+    lacking = [
+        (stream, number, class_id, windows[number].segments[-1].shard)
+        for stream, windows in enumerate(streams)
+        for number, class_id in _doubtful(windows, schedule.weights > 0, counts, order.shard_records)
+        if not _has_class(windows[number], class_id, counts, class_ids)
+    ]
+    of_class, last_shards = (np.array([entry[place] for entry in lacking], np.int64) for place in (2, 3))
+    donors = np.empty(len(lacking), np.int64)
+    for class_id in np.unique(of_class):
+        own = of_class == class_id
+        donors[own] = choose_donors(order, last_shards[own], counts[:, class_id])
+    missing = [
+        MissingClass(stream=stream, window=number, class_value=classes[class_id], donor=shards[donor].path)
+        for (stream, number, class_id, _), donor in zip(lacking, donors.tolist(), strict=True)
+    ]
+    return missing, [(entry.stream, donor) for entry, donor in zip(missing, donors.tolist(), strict=True)]
 
 
-def _surely_there(window: Window, counts: npt.NDArray[np.unsignedinteger]) -> npt.NDArray[np.bool_]:
-    """The classes of which some segment has a record, by pigeonhole: its shard has more than lie outside it."""
-    there = np.zeros(counts.shape[1], np.bool_)
-    for segment in window.segments:
-        row = counts[segment.shard]
-        there |= row > int(row.sum()) - (segment.stop - segment.start)
-    return there
+def _doubtful(
+    windows: StreamWindows,
+    needed: npt.NDArray[np.bool_],
+    counts: npt.NDArray[np.unsignedinteger],
+    shard_records: Sequence[int],
+) -> Iterator[tuple[int, int]]:
+    """Windows, and needed classes of which no segment has a record for certain.
+
+    One has by pigeonhole, if its shard has more records of the class than lie outside the segment.
+    """
+    outside = np.asarray(shard_records)[windows.shards] - windows.lengths
+    for first in range(0, len(windows), _AT_ONCE):
+        bounds = windows.bounds[first : first + _AT_ONCE + 1]
+        own = slice(int(bounds[0]), int(bounds[-1]))
+        certain = counts[windows.shards[own]] > outside[own, None]
+        there = np.logical_or.reduceat(certain, bounds[:-1] - bounds[0], axis=0)
+        for number, class_id in np.argwhere(needed & ~there).tolist():
+            yield first + number, class_id
 
 
 def _has_class(
@@ -198,6 +223,6 @@ def _has_class(
     counts: npt.NDArray[np.unsignedinteger],
     class_ids: Callable[[int], npt.NDArray[np.int32]],
 ) -> bool:
-    """Whether any segment holds a class that is not surely there, by the index of its shard."""
+    """Whether any segment holds a class that is not certainly there, by the index of its shard."""
     doubtful = [segment for segment in window.segments if counts[segment.shard, class_id]]
     return any(bool(np.any(class_ids(s.shard)[s.start : s.stop] == class_id)) for s in doubtful)

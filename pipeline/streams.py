@@ -15,10 +15,11 @@ import numpy.typing as npt
 from .balance import ClassSchedule, RecordDrawer
 from .columns import Column, Columns, concat_columns, slice_columns, take_columns, take_from_segments
 from .counters import Counters
-from .order import EpochOrder, StreamSlice, Window
+from .order import EpochOrder, StreamSlice
 from .shards import OpenShard, ShardFetcher
+from .windows import Window
 
-__all__ = ["CLASS_ID", "WEIGHT", "OpenStreams", "StreamReader", "choose_donor"]
+__all__ = ["CLASS_ID", "WEIGHT", "OpenStreams", "StreamReader", "choose_donors"]
 
 CLASS_ID = "class_id"
 WEIGHT = "sample_weight"
@@ -88,7 +89,7 @@ class OpenStreams:
     Attributes:
         order: of an epoch.
         schedule: of classes in an epoch, or None for the natural mix.
-        class_counts: records of each class in each shard of the split, [shards, classes].
+        class_counts: gives the records of each class in each shard of the split, [shards, classes].
         fetcher: of the split's shards.
         planner: threads that wait for shards and plan windows; others than the fetcher's.
         counters: of the loader.
@@ -96,7 +97,7 @@ class OpenStreams:
 
     order: Callable[[int], EpochOrder]
     schedule: Callable[[int], ClassSchedule | None]
-    class_counts: npt.NDArray[np.unsignedinteger]
+    class_counts: Callable[[], npt.NDArray[np.unsignedinteger]]
     fetcher: ShardFetcher
     planner: Executor
     counters: Counters
@@ -126,7 +127,8 @@ class StreamReader:
     Args:
         order: of the epoch.
         schedule: of classes, or None for the natural mix.
-        class_counts: records of each class in each shard of the split, [shards, classes].
+        class_counts: gives the records of each class in each shard of the split, [shards, classes]; asked only where a
+            window lacks a class.
         fetcher: of the split's shards.
         planner: threads that wait for shards and plan windows; others than the fetcher's.
         counters: of the loader.
@@ -138,7 +140,7 @@ class StreamReader:
         self,
         order: EpochOrder,
         schedule: ClassSchedule | None,
-        class_counts: npt.NDArray[np.unsignedinteger],
+        class_counts: Callable[[], npt.NDArray[np.unsignedinteger]],
         fetcher: ShardFetcher,
         planner: Executor,
         counters: Counters,
@@ -153,24 +155,25 @@ class StreamReader:
         self._counters = counters
         self._slice = stream_slice
         self._windows = order.windows(stream_slice.stream)
-        self._stops = np.array([window.stop for window in self._windows], np.int64)
         self._ahead: dict[int, Future[_OpenWindow]] = {}
         self._open: _OpenWindow | None = None
+        self._number = -1  # of the open window
         self._first = start_step * order.geometry.piece  # position; nothing before it is asked for
-        self._request(self._window_at(self._first))
+        wrapping = order.geometry.remainder == "wrap"
+        self._last = (order.geometry.steps * order.geometry.piece if wrapping else self._windows.records) - 1
+        self._request(self._number_at(min(self._first, self._last)))
 
     def take(self, first_step: int, steps: int) -> Columns:
         """The samples of a run of steps, step after step; later runs only.
 
         Returns:
-            Columns of ``steps * (slice.stop - slice.start)`` rows: the features, and `CLASS_ID`. With padding also
-            `WEIGHT`.
+            Columns of ``steps * slice.width`` rows: the features, `CLASS_ID`, and where the slice is weighted `WEIGHT`.
         """
         positions = self._positions(first_step, steps)
-        last = int(self._stops[-1]) - 1
-        columns = self.at(np.minimum(positions, last))
-        if self._order.geometry.remainder == "pad":
-            columns[WEIGHT] = (positions <= last).astype(np.float32)
+        columns = self.at(np.minimum(positions, self._last))
+        if self._slice.weighted:
+            counts = np.tile(self._slice.counts(), steps) & (positions <= self._last)
+            columns[WEIGHT] = counts.astype(np.float32)
         return columns
 
     def at(self, positions: Int64) -> dict[str, Column]:
@@ -178,36 +181,41 @@ class StreamReader:
         return concat_columns([self._gather(number, at) for number, at in self._by_window(positions)])
 
     def _positions(self, first_step: int, steps: int) -> Int64:
-        piece = self._order.geometry.piece
-        starts = np.arange(first_step, first_step + steps, dtype=np.int64) * piece
-        return (starts[:, None] + np.arange(self._slice.start, self._slice.stop)).reshape(-1)
+        starts = np.arange(first_step, first_step + steps, dtype=np.int64) * self._order.geometry.piece
+        return (starts[:, None] + self._slice.places()).reshape(-1)
 
-    def _window_at(self, position: int) -> int:
-        return min(int(np.searchsorted(self._stops, position, side="right")), len(self._stops) - 1)
+    def _number_at(self, position: int) -> int:
+        """The window of a position; those that it falls in again behind the stream's end are counted on."""
+        laps, position = divmod(position, self._windows.records)
+        return laps * len(self._windows) + self._windows.number_at(position)
 
     def _by_window(self, positions: Int64) -> Iterator[tuple[int, Int64]]:
-        """The windows that ascending positions fall in, and the positions in each."""
+        """The windows that ascending positions fall in, and the positions in each, from its own start."""
         start = 0
         while start < len(positions):
-            number = self._window_at(int(positions[start]))
-            stop = int(np.searchsorted(positions, self._stops[number]))
-            yield number, positions[start:stop]
+            number = self._number_at(int(positions[start]))
+            laps, own = divmod(number, len(self._windows))
+            before = laps * self._windows.records
+            stop = int(np.searchsorted(positions, before + self._windows.stops[own]))
+            yield number, positions[start:stop] - (before + self._windows[own].start)
             start = stop
 
     def _gather(self, number: int, positions: Int64) -> Columns:
-        if self._open is None or self._open.window.number != number:
+        if self._open is None or self._number != number:
             self._open = None  # let go of the old window before the new one is taken in
             self._request(number)
             self._request(number + 1)
             self._open = self._wait(self._ahead.pop(number))
+            self._number = number
         with self._counters.busy("gather", items=len(positions)):
-            rows = self._open.picks.at(positions - self._open.window.start)
+            rows = self._open.picks.at(positions)
             return take_from_segments(self._open.segments, self._open.starts, rows)
 
     def _request(self, number: int) -> None:
-        if number < len(self._windows) and number not in self._ahead:
-            shards = [self._fetcher.request(segment.shard) for segment in self._windows[number].segments]
-            self._ahead[number] = self._planner.submit(self._open_window, self._windows[number], shards)
+        if number <= self._number_at(self._last) and number not in self._ahead:
+            window = self._windows[number % len(self._windows)]
+            shards = [self._fetcher.request(segment.shard) for segment in window.segments]
+            self._ahead[number] = self._planner.submit(self._open_window, window, shards)
 
     def _wait(self, future: Future[_OpenWindow]) -> _OpenWindow:
         if future.done():
@@ -224,20 +232,20 @@ class StreamReader:
             ]
             if self._schedule is None:
                 return _open(window, segments, _NaturalPicks(self._order.permutation(window)))
-            drawer = self._drawer(window, segments)
+            drawer = self._drawer(self._schedule, window, segments)
         lacking = np.flatnonzero((self._schedule.weights > 0) & (drawer.counts == 0))
         if lacking.size:
             segments += [self._borrow(window, int(class_id)) for class_id in lacking]
-            drawer = self._drawer(window, segments)
+            drawer = self._drawer(self._schedule, window, segments)
         with self._counters.busy("plan"):
             first = max(self._first - window.start, 0)
             picks = _BalancedPicks(self._wanted(self._schedule, window), drawer, first)
             return _open(window, segments, picks)
 
-    def _drawer(self, window: Window, segments: Sequence[Columns]) -> RecordDrawer:
+    def _drawer(self, schedule: ClassSchedule, window: Window, segments: Sequence[Columns]) -> RecordDrawer:
         class_ids = np.concatenate([segment[CLASS_ID] for segment in segments])
         key = self._order.key("window", window.stream, window.number)
-        return RecordDrawer(class_ids, self._class_counts.shape[1], key)
+        return RecordDrawer(class_ids, len(schedule.weights), key)
 
     def _wanted(self, schedule: ClassSchedule, window: Window) -> ClassNumbers:
         """The class of each of the window's positions."""
@@ -249,7 +257,8 @@ class StreamReader:
 
     def _borrow(self, window: Window, class_id: int) -> Columns:
         """The records of a class that the window lacks, from another shard."""
-        shard = choose_donor(self._order, window, self._class_counts[:, class_id])
+        shards = np.array([window.segments[-1].shard])
+        shard = int(choose_donors(self._order, shards, self._class_counts()[:, class_id])[0])
         opened = self._fetcher.wait(self._fetcher.request(shard))
         rows = np.flatnonzero(opened.class_ids == class_id)
         return take_columns({**opened.columns, CLASS_ID: opened.class_ids}, rows)
@@ -260,15 +269,18 @@ def _open(window: Window, segments: Sequence[Columns], picks: _Picks) -> _OpenWi
     return _OpenWindow(window, segments, [0, *ends[:-1].tolist()], picks)
 
 
-def choose_donor(order: EpochOrder, window: Window, records: Sequence[int] | npt.NDArray[np.integer]) -> int:
-    """The shard that lends a class to a window without it: the next on the tape, around its end, that has records.
+def choose_donors(order: EpochOrder, last_shards: Int64, records: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    """The shards that lend a class to windows without it: the next on the tape, around its end, that have records.
 
     Args:
         order: of the epoch.
-        window: that lacks the class.
+        last_shards: of each window that lacks the class, the shard of its last segment; [windows].
         records: of the class in each shard of the split; not all are 0.
+
+    Returns:
+        int64 [windows].
     """
     tape, _ = order.tape()
-    after = int(np.flatnonzero(tape == window.segments[-1].shard)[0]) + 1
-    around = np.concatenate([tape[after:], tape[:after]])
-    return int(around[np.flatnonzero(np.asarray(records)[around] > 0)[0]])
+    lenders = np.flatnonzero(records[tape] > 0)
+    following = np.searchsorted(lenders, order.slots()[last_shards] + 1)
+    return tape[lenders[following % len(lenders)]]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, overload
 
@@ -10,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = ["ClassCounts", "count_matrix", "count_rows"]
+
+Rows = tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]
 
 
 class ClassCounts(Sequence[int]):
@@ -22,16 +25,33 @@ class ClassCounts(Sequence[int]):
     array([  3,   0, 250], dtype=uint8)
     """
 
-    __slots__ = ("_counts",)
+    __slots__ = ("_counts", "_deferred")
+    _counts: npt.NDArray[np.unsignedinteger]
+    _deferred: tuple[_DeferredRows, int] | None
 
     def __init__(self, counts: Sequence[int] | npt.NDArray[np.integer]) -> None:
         self._counts = _narrowed(np.asarray(counts, np.int64))
+        self._deferred = None
 
     @classmethod
     def _over(cls, counts: npt.NDArray[np.unsignedinteger]) -> ClassCounts:
         made = cls.__new__(cls)
-        made._counts = counts
+        made._counts, made._deferred = counts, None
         return made
+
+    @classmethod
+    def _of(cls, deferred: tuple[_DeferredRows, int]) -> ClassCounts:
+        made = cls.__new__(cls)
+        made._deferred = deferred  # without `_counts`
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        """The counts of a deferred row, when they are first looked at; then they are an attribute like any."""
+        if name != "_counts" or self._deferred is None:
+            raise AttributeError(name)
+        rows, number = self._deferred
+        self._counts = rows.row(number)
+        return self._counts
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -66,11 +86,44 @@ class ClassCounts(Sequence[int]):
         return ClassCounts, (self._counts.copy(),)  # of a row of a large array, the row alone
 
 
-def count_rows(values: npt.NDArray[np.integer], offsets: npt.NDArray[np.integer]) -> Iterable[ClassCounts]:
-    """The rows ``values[offsets[i]:offsets[i + 1]]``, over one array."""
-    narrow = _narrowed(values)
-    bounds = offsets.tolist()
-    return [ClassCounts._over(narrow[start:stop]) for start, stop in pairwise(bounds)]
+class _DeferredRows:
+    """Rows that are read together when one of them is first looked at."""
+
+    def __init__(self, read: Callable[[], Iterable[Rows]]) -> None:
+        self._read = read
+        self._rows: list[npt.NDArray[np.unsignedinteger]] | None = None
+        self._lock = threading.Lock()
+
+    def row(self, number: int) -> npt.NDArray[np.unsignedinteger]:
+        with self._lock:
+            if self._rows is None:
+                self._rows = self.rows()
+        return self._rows[number]
+
+    def rows(self) -> list[npt.NDArray[np.unsignedinteger]]:
+        """All rows, read anew unless they were kept."""
+        if self._rows is not None:
+            return self._rows
+        found = []
+        for values, offsets in self._read():
+            narrow = _narrowed(values)
+            found += [narrow[start:stop] for start, stop in pairwise(offsets.tolist())]
+        return found
+
+
+def count_rows(read: Callable[[], Iterable[Rows]], rows: int) -> list[ClassCounts]:
+    """So many rows, which are read together when the counts of one of them are first looked at.
+
+    Args:
+        read: gives them, some at a time: their values end to end, and offsets, so that row i is
+            ``values[offsets[i]:offsets[i + 1]]``.
+        rows: how many.
+
+    >>> count_rows(lambda: [(np.array([1, 2, 3]), np.array([0, 2, 3])), (np.array([4]), np.array([0, 1]))], 3)
+    [(1, 2), (3,), (4,)]
+    """
+    deferred = _DeferredRows(read)
+    return [ClassCounts._of((deferred, number)) for number in range(rows)]
 
 
 def count_matrix(rows: Sequence[Sequence[int]]) -> npt.NDArray[np.unsignedinteger]:
@@ -80,12 +133,29 @@ def count_matrix(rows: Sequence[Sequence[int]]) -> npt.NDArray[np.unsignedintege
     array([[  1,   2],
            [  3, 300]], dtype=uint16)
     """
-    narrow = [(row if isinstance(row, ClassCounts) else ClassCounts(row))._counts for row in rows]
-    kind = np.result_type(np.uint8, *{row.dtype for row in narrow})
-    result = np.empty((len(narrow), len(narrow[0]) if narrow else 0), kind)
-    for number, row in enumerate(narrow):
+    result: npt.NDArray[np.unsignedinteger] = np.empty((0, 0), np.uint8)
+    for number, row in enumerate(_arrays(rows)):
+        if number == 0:
+            result = np.empty((len(rows), len(row)), row.dtype)
+        if row.dtype.itemsize > result.dtype.itemsize:
+            result = result.astype(row.dtype)
         result[number] = row
     return result
+
+
+def _arrays(rows: Sequence[Sequence[int]]) -> Iterator[npt.NDArray[np.unsignedinteger]]:
+    """The narrow array of each row. Deferred ones are read for this alone: to keep them would take twice the memory."""
+    source: _DeferredRows | None = None
+    read: list[npt.NDArray[np.unsignedinteger]] = []
+    for row in rows:
+        counts = row if isinstance(row, ClassCounts) else ClassCounts(row)
+        if counts._deferred is None:
+            yield counts._counts
+            continue
+        rows_there, number = counts._deferred
+        if rows_there is not source:
+            source, read = rows_there, rows_there.rows()
+        yield read[number]
 
 
 def _narrowed(counts: npt.NDArray[np.integer]) -> npt.NDArray[np.unsignedinteger]:

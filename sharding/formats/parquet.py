@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from pyarrow.types import is_fixed_size_list, is_large_list, is_list
 
 __all__ = [
-    "RowGroup", "iterate_parquet", "iterate_row_groups", "open_writer", "read_parquet", "read_row_groups",
-    "row_group_rows", "rows_within", "scan_row_groups", "write_parquet",
+    "RowGroup", "iterate_parquet", "open_writer", "read_parquet", "read_row_group", "read_row_groups",
+    "row_group_rows", "row_group_sizes", "rows_within", "scan_row_groups", "write_parquet",
 ]  # fmt: skip
 
 _SAMPLE_VALUES = 1 << 13
@@ -96,11 +96,17 @@ def iterate_parquet(
     yield from file.iter_batches(batch_rows, columns=names, use_threads=False)
 
 
-def iterate_row_groups(data: bytes | pa.Buffer) -> Iterator[pa.Table]:
-    """The rows of a Parquet file, a row group at a time."""
-    file = _open(data)
-    for group in range(file.metadata.num_row_groups):
-        yield file.read_row_group(group, use_threads=False)
+def row_group_sizes(data: bytes | pa.Buffer) -> list[int]:
+    """Rows of each row group of a Parquet file."""
+    metadata = _open(data).metadata
+    return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+
+
+def read_row_group(
+    data: bytes | pa.Buffer, group: int, columns: Sequence[str], batch_rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Some columns of a row group of a Parquet file, so many rows at a time."""
+    yield from _open(data).iter_batches(batch_rows, row_groups=[group], columns=list(columns), use_threads=False)
 
 
 def rows_within(

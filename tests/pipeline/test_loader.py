@@ -201,9 +201,11 @@ def test_sums_over_classes_are_kept_in_the_announced_mix(make_dataset: Make) -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"world_size": 7}, "cannot be shared by 7 ranks"),
+        ({"world_size": 0}, r"rank must lie in \[0, world_size\), got rank 0 of 0"),
         ({"rank": 2, "world_size": 2}, "rank must lie in"),
-        ({"balance": "uniform", "remainder": "pad"}, "needs balance='natural'"),
+        ({"balance": "uniform", "remainder": "pad"}, "needs balance='natural': a balanced epoch has no rest to pad"),
+        ({"balance": "uniform", "remainder": "wrap"}, "has no rest to wrap"),
+        ({"balance": "uniform", "shuffle": False}, "shuffle=False needs balance='natural'"),
         ({"fill": {"nowhere": 0}}, "fill names 'nowhere', which is no feature; they are: id, vector, label"),
     ],
 )

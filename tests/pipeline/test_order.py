@@ -14,7 +14,7 @@ def orders(draw: st.DrawFn) -> EpochOrder:
     streams = draw(st.integers(1, 6))
     piece = draw(st.integers(1, 8))
     shards = draw(st.lists(st.integers(1, 60), min_size=1, max_size=12))
-    remainder = draw(st.sampled_from(["drop", "pad"]))
+    remainder = draw(st.sampled_from(["drop", "pad", "wrap"]))
     least = streams * piece if remainder == "drop" else streams
     if sum(shards) < least:
         shards.append(least)
@@ -24,6 +24,7 @@ def orders(draw: st.DrawFn) -> EpochOrder:
         streams=streams,
         window_shards=draw(st.integers(1, 3)),
         remainder=remainder,
+        shuffle=draw(st.booleans()),
     )
     return EpochOrder(geometry, shards, seed=draw(st.integers(0, 99)), epoch=draw(st.integers(0, 5)))
 
@@ -69,7 +70,10 @@ def test_steps_serve_every_stream_position(order: EpochOrder) -> None:
     assert longest <= geometry.steps * geometry.piece
     if geometry.remainder == "drop":
         assert geometry.dropped < geometry.batch_size
-    assert geometry.steps * geometry.batch_size == geometry.records - geometry.dropped + geometry.padded
+    assert geometry.steps * geometry.batch_size == sum(
+        (geometry.records, -geometry.dropped, geometry.padded, geometry.wrapped)
+    )
+    assert [geometry.dropped, geometry.padded, geometry.wrapped].count(0) >= 2
 
 
 @given(st.integers(1, 5), st.integers(1, 12), st.integers(1, 12))
@@ -97,7 +101,7 @@ def test_each_epoch_has_another_order() -> None:
     [
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"streams": 3}, "streams must divide the global batch of 10, got 3"),
-        ({"remainder": "wrap"}, "remainder must be 'drop' or 'pad', got 'wrap'"),
+        ({"remainder": "fold"}, "remainder must be 'drop', 'pad' or 'wrap', got 'fold'"),
         ({"records": 9}, "9 records, fewer than one global batch of 10"),
         ({"records": 1, "remainder": "pad"}, "1 records, fewer than its 2 streams"),
     ],
@@ -107,10 +111,31 @@ def test_an_impossible_geometry_is_refused(arguments: dict[str, object], message
         Geometry(**{"records": 100, "batch_size": 10, "streams": 2, **arguments})  # type: ignore[arg-type]
 
 
-def test_a_batch_that_ranks_cannot_share_is_refused_with_a_batch_that_they_can() -> None:
-    geometry = Geometry(records=5000, batch_size=1024, streams=16)
-    with pytest.raises(ConfigError, match="1024 cannot be shared by 3 ranks; use a multiple of 3, such as 1023"):
-        geometry.rank_slices(0, 3)
+@given(st.integers(1, 5), st.integers(1, 12), st.integers(1, 70))
+def test_any_number_of_ranks_shares_a_batch_but_for_one_sample(streams: int, piece: int, world_size: int) -> None:
+    geometry = Geometry(records=10_000, batch_size=streams * piece, streams=streams)
+    ranks = [geometry.rank_slices(rank, world_size) for rank in range(world_size)]
+    positions = [
+        part.stream * geometry.piece + place
+        for parts in ranks
+        for part in parts
+        for place in range(part.start, part.stop)
+    ]
+    assert positions == list(range(geometry.batch_size))
+    widths = {sum(part.width for part in parts) for parts in ranks}
+    assert widths == {geometry.local_batch(world_size)}
+    fillers = [part.filler for parts in ranks for part in parts]
+    assert set(fillers) <= {0, 1}
+    assert {part.weighted for parts in ranks for part in parts} == {any(fillers)}
+
+
+def test_without_shuffling_streams_are_parts_of_the_dataset_in_its_order() -> None:
+    order = EpochOrder(Geometry(records=50, batch_size=10, streams=2, shuffle=False), [20, 20, 10], seed=1, epoch=3)
+    assert [[(s.shard, s.start, s.stop) for w in order.windows(i) for s in w.segments] for i in range(2)] == [
+        [(0, 0, 20), (1, 0, 5)],
+        [(1, 5, 20), (2, 0, 10)],
+    ]
+    assert order.permutation(order.windows(1)[0]).tolist() == list(range(order.windows(1)[0].records))
 
 
 @given(st.integers(1, 5000))

@@ -1,0 +1,123 @@
+"""The windows of one stream, cut from the tape by arithmetic on arrays: no loop runs over all shards of a dataset.
+
+All ranges are half-open.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Segment", "StreamWindows", "Window"]
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Rows ``[start, stop)`` of a shard, by the shard's position in the split."""
+
+    shard: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Segments that a stream has open together, and the positions ``[start, stop)`` of the stream it serves.
+
+    The records of a window are numbered through its segments, from 0 to ``stop - start``.
+    """
+
+    stream: int
+    number: int
+    start: int
+    stop: int
+    segments: tuple[Segment, ...]
+
+    @property
+    def records(self) -> int:
+        """Records in the window, and samples that it serves."""
+        return self.stop - self.start
+
+
+class StreamWindows(Sequence[Window]):
+    """The windows of a stream, in order; each is made when it is asked for.
+
+    A window is of whole segments, and closes once it holds `enough` records; a `sliver` that is left joins the last.
+    So the slivers that cuts leave make no windows of their own, too small to shuffle or to hold every class.
+
+    Args:
+        stream: its number.
+        shards: of its segments, int64 [segments].
+        firsts: the first row of each segment, int64 [segments].
+        lengths: rows of each segment, int64 [segments].
+        enough: records, above 0.
+        sliver: records.
+
+    Attributes:
+        shards: of the segments, in order.
+        lengths: of the segments.
+        bounds: where each window begins among the segments, and the last ends; int64 [windows + 1].
+        stops: the position of the stream at which each window ends; int64 [windows].
+
+    >>> windows = StreamWindows(0, np.arange(4), np.zeros(4, int), np.array([10, 9, 10, 2]), enough=15, sliver=5)
+    >>> [(window.start, window.stop, len(window.segments)) for window in windows]
+    [(0, 19, 2), (19, 31, 2)]
+    """
+
+    def __init__(
+        self, stream: int, shards: Int64, firsts: Int64, lengths: Int64, *, enough: float, sliver: float
+    ) -> None:
+        self._stream = stream
+        self._firsts = firsts
+        self.lengths = lengths
+        before = np.concatenate([[0], np.cumsum(lengths)])  # records before each segment, and all
+        full = before[:-1] + math.ceil(enough)
+        following = np.searchsorted(before, full).tolist()  # the segment that begins the next window
+        bounds, count = [0], len(lengths)
+        while following[bounds[-1]] < count:
+            bounds.append(following[bounds[-1]])
+        if before[-1] - before[bounds[-1]] < sliver and len(bounds) > 1:
+            bounds.pop()
+        self.shards = shards
+        self.bounds = np.array([*bounds, count], np.int64)
+        self.stops: Int64 = before[self.bounds[1:]]
+
+    @property
+    def records(self) -> int:
+        """Records of the stream."""
+        return int(self.stops[-1])
+
+    def number_at(self, position: int) -> int:
+        """The window that serves a position, in ``[0, records)``."""
+        return int(np.searchsorted(self.stops, position, side="right"))
+
+    def __len__(self) -> int:
+        return len(self.stops)
+
+    @overload
+    def __getitem__(self, index: int) -> Window: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Window]: ...
+    def __getitem__(self, index: int | slice) -> Window | list[Window]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        own = slice(int(self.bounds[number]), int(self.bounds[number + 1]))
+        columns = (self.shards[own].tolist(), self._firsts[own].tolist(), self.lengths[own].tolist())
+        return Window(
+            stream=self._stream,
+            number=number,
+            start=int(self.stops[number - 1]) if number else 0,
+            stop=int(self.stops[number]),
+            segments=tuple(
+                Segment(shard=shard, start=first, stop=first + length)
+                for shard, first, length in zip(*columns, strict=True)
+            ),
+        )

@@ -1,0 +1,86 @@
+"""Whatever becomes of an epoch, the loader leaves no thread, no open file and no mapped shard behind."""
+
+import gc
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ringfeed.pipeline import Loader
+from ringfeed.sharding import CorruptionError
+
+PATIENCE_SECONDS = 10
+
+
+def left_behind(folder: str, files_before: int) -> list[str]:
+    """Threads of the loader, files beyond those open before, and mapped shards, once all of them had time to end."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        gc.collect()
+        threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("ringfeed")]
+        files = [f"file {number}" for number in range(files_before, len(os.listdir("/proc/self/fd")))]
+        maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if folder in line]
+        if not threads + files + maps or time.monotonic() > deadline:
+            return threads + files + maps
+        time.sleep(0.01)
+
+
+def abandon(loader: Loader) -> None:
+    next(loader.chunks(0))
+
+
+def close(loader: Loader) -> None:
+    chunks = loader.chunks(0, 3)
+    next(chunks)
+    chunks.close()  # type: ignore[attr-defined]
+
+
+def fail_outside(loader: Loader) -> None:
+    def consume() -> None:
+        for _steps, columns in loader.chunks(0):
+            columns["nothing"]
+
+    with pytest.raises(KeyError):
+        consume()
+
+
+def finish(loader: Loader) -> None:
+    assert sum(steps for steps, _ in loader.chunks(0)) == loader.steps_per_epoch
+
+
+def look(loader: Loader) -> None:
+    loader.plan()
+    loader.sample(5)
+
+
+def abandon_tensorflow(loader: Loader) -> None:
+    next(iter(loader.epoch(0)))
+
+
+@pytest.mark.parametrize("use", [abandon, close, fail_outside, finish, look, abandon_tensorflow])
+def test_nothing_is_left_of_an_epoch(
+    make_dataset: Callable[..., str], tmp_path: Path, use: Callable[[Loader], None]
+) -> None:
+    url = str(shutil.copytree(make_dataset(1000), tmp_path / "copy"))
+    if use is abandon_tensorflow:
+        use(Loader(make_dataset(1000), batch_size=10))  # TensorFlow opens files of its own, once
+    files = len(os.listdir("/proc/self/fd"))
+    use(Loader(url, batch_size=10, balance="uniform", fetch_threads=3))
+    assert left_behind(url, files) == []
+
+
+def test_nothing_is_left_of_an_epoch_that_a_damaged_shard_stopped(
+    make_dataset: Callable[..., str], tmp_path: Path
+) -> None:
+    root = Path(shutil.copytree(make_dataset(1000), tmp_path / "copy"))
+    victim = root / "train-00005-of-00007.tfrecord"
+    victim.write_bytes(victim.read_bytes()[:-1])
+    files = len(os.listdir("/proc/self/fd"))
+    loader = Loader(str(root), batch_size=10)
+    with pytest.raises(CorruptionError, match=victim.name):
+        list(loader.chunks(0))
+    assert left_behind(str(root), files) == []
