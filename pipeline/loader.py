@@ -28,7 +28,7 @@ from .order import EpochOrder, Geometry, Remainder, default_streams
 from .plan import LoaderPlan, plan_epoch
 from .shards import ShardFetcher
 from .streams import CLASS_ID, WEIGHT, OpenStreams
-from .targets import Balance, parse_balance, target_weights
+from .targets import Balance, EpochLength, epoch_samples, parse_balance, target_weights
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -56,6 +56,9 @@ class Loader:
             records ** A) or a share by class value: every batch is within one of the target of each class, minority
             records come more than once. ``X->Y:N``, or a `Ramp`: from X to Y over N epochs. Or a function that
             returns one of them for an epoch.
+        epoch_length: samples in an epoch, in whole batches; default: as many as records. Fewer need only a part of the
+            shards, another each epoch; more need a balance. Or, with a balance, ``oversample``: until each record was
+            served, or ``undersample``: until the scarcest class has no fresh ones.
         seed: of the order.
         rank: of this process, in ``[0, world_size)``.
         world_size: processes that share each global batch.
@@ -85,6 +88,7 @@ class Loader:
         split: str = "train",
         batch_size: int,
         balance: Balance = "natural",
+        epoch_length: EpochLength | None = None,
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
@@ -99,18 +103,21 @@ class Loader:
         self._split = split
         self._shards = self._dataset.split_shards(split)
         info = self.manifest.split(split)
+        self._balance = parse_balance(balance)
+        self._weights(epoch=0)  # an impossible balance is refused now
+        samples, spread = epoch_samples(epoch_length, self._balance, self.manifest.classes, info.class_counts)
         self._geometry = Geometry(
             records=info.records,
             batch_size=batch_size,
             streams=default_streams(batch_size, info.records, shuffle=shuffle) if streams is None else streams,
             window_shards=window_shards,
             remainder=remainder,
+            samples=samples,
+            spread=spread,
             shuffle=shuffle,
         )
         self._slices = self._geometry.rank_slices(rank, world_size)
         self._world_size = world_size
-        self._balance = parse_balance(balance)
-        self._weights(epoch=0)  # an impossible balance is refused now
         if balance != "natural" and remainder != "drop":
             raise ConfigError(
                 f"remainder={remainder!r} needs balance='natural': a balanced epoch has no rest to {remainder}"

@@ -42,6 +42,9 @@ class Geometry:
         window_shards: shards' worth of records in a window, W; windows are made of whole segments of shards.
         remainder: ``drop`` the records that fill no global batch; or fill up the last one, by samples of weight 0
             (``pad``), or by what the streams began with (``wrap``).
+        samples: in an epoch, in whole batches; None: as many as records. The tape is cut to fewer, so that only what
+            they need is read, unless `spread`.
+        spread: over the whole tape: each window serves `samples` in proportion to its records.
         shuffle: whether shards and records come in random order, or in that of the dataset.
 
     Raises:
@@ -53,6 +56,8 @@ class Geometry:
     streams: int
     window_shards: int = 1
     remainder: Remainder = "drop"
+    samples: int | None = None
+    spread: bool = False
     shuffle: bool = True
 
     def __post_init__(self) -> None:
@@ -65,6 +70,12 @@ class Geometry:
             raise ConfigError(f"streams must divide the global batch of {self.batch_size}, got {self.streams}")
         if self.records < self.streams:
             raise ConfigError(f"the split has {self.records} records, fewer than its {self.streams} streams")
+        if self.samples is not None and self.remainder != "drop":
+            raise ConfigError(f"epoch_length leaves no remainder to {self.remainder}; use remainder='drop'")
+        if self.samples is not None and self.samples < self.batch_size:
+            raise ConfigError(f"an epoch must have one global batch of {self.batch_size} samples, got {self.samples}")
+        if self.samples is not None and self.samples > self.records and not self.spread:
+            raise ConfigError(f"the split has {self.records} records, an epoch cannot have {self.samples}")
         if self.steps == 0:
             raise ConfigError(
                 f"the split has {self.records} records, fewer than one global batch of {self.batch_size}; "
@@ -80,13 +91,13 @@ class Geometry:
     def steps(self) -> int:
         """Global batches in an epoch."""
         if self.remainder == "drop":
-            return self.records // self.batch_size
+            return (self.records if self.samples is None else self.samples) // self.batch_size
         return -(-self.records // self.batch_size)  # for the longest stream is one record longer than the shortest
 
     @property
     def dropped(self) -> int:
         """Records that an epoch leaves out; which ones changes from epoch to epoch."""
-        return self.records - self.steps * self.batch_size if self.remainder == "drop" else 0
+        return self.records - self.steps * self.batch_size if self.remainder == "drop" and not self.spread else 0
 
     @property
     def padded(self) -> int:
@@ -100,7 +111,7 @@ class Geometry:
 
     def stream_range(self, stream: int) -> tuple[int, int]:
         """The part of the tape that a stream reads."""
-        if self.remainder == "drop":
+        if self.remainder == "drop" and not self.spread:
             length = self.steps * self.piece
             return stream * length, (stream + 1) * length
         return stream * self.records // self.streams, (stream + 1) * self.records // self.streams
@@ -223,7 +234,8 @@ class EpochOrder:
         shards, firsts, lengths = self.segments(*self.geometry.stream_range(stream))
         mean = self.geometry.records / len(self.shard_records)
         enough = (self.geometry.window_shards - 0.5) * mean
-        return StreamWindows(stream, shards, firsts, lengths, enough=enough, sliver=mean / 2)
+        samples = self.geometry.steps * self.geometry.piece if self.geometry.spread else None
+        return StreamWindows(stream, shards, firsts, lengths, enough=enough, sliver=mean / 2, samples=samples)
 
     def segments(self, start: int, stop: int) -> tuple[npt.NDArray[np.int64], ...]:
         """The part ``[start, stop)`` of the tape: shards, the first row in each, and rows; int64 [segments] each."""
@@ -237,8 +249,8 @@ class EpochOrder:
     def permutation(self, window: Window) -> npt.NDArray[np.int64]:
         """Which of the window's records each of its positions serves, in natural order; int64 [records]."""
         if not self.geometry.shuffle:
-            return np.arange(window.records)
-        return shuffled(self.key("window", window.stream, window.number), window.records)
+            return np.arange(window.samples)
+        return shuffled(self.key("window", window.stream, window.number), window.samples)
 
 
 def coprime_stride(size: int) -> int:

@@ -61,7 +61,7 @@ def wrapped_ranges(order: EpochOrder, shards: Sequence[ShardInfo]) -> tuple[Reco
 def _wrapped_rows(order: EpochOrder, stream: int) -> npt.NDArray[np.int64]:
     """Shard and row of each record that a stream serves again, [samples, 2]."""
     windows = order.windows(stream)
-    positions = np.arange(windows.records, order.geometry.steps * order.geometry.piece) % windows.records
+    positions = np.arange(windows.samples, order.geometry.steps * order.geometry.piece) % windows.samples
     found = []
     for number in np.unique(np.searchsorted(windows.stops, positions, side="right")).tolist():
         window = windows[number]

@@ -160,7 +160,7 @@ class StreamReader:
         self._number = -1  # of the open window
         self._first = start_step * order.geometry.piece  # position; nothing before it is asked for
         wrapping = order.geometry.remainder == "wrap"
-        self._last = (order.geometry.steps * order.geometry.piece if wrapping else self._windows.records) - 1
+        self._last = (order.geometry.steps * order.geometry.piece if wrapping else self._windows.samples) - 1
         self._request(self._number_at(min(self._first, self._last)))
 
     def take(self, first_step: int, steps: int) -> Columns:
@@ -186,7 +186,7 @@ class StreamReader:
 
     def _number_at(self, position: int) -> int:
         """The window of a position; those that it falls in again behind the stream's end are counted on."""
-        laps, position = divmod(position, self._windows.records)
+        laps, position = divmod(position, self._windows.samples)
         return laps * len(self._windows) + self._windows.number_at(position)
 
     def _by_window(self, positions: Int64) -> Iterator[tuple[int, Int64]]:
@@ -195,7 +195,7 @@ class StreamReader:
         while start < len(positions):
             number = self._number_at(int(positions[start]))
             laps, own = divmod(number, len(self._windows))
-            before = laps * self._windows.records
+            before = laps * self._windows.samples
             stop = int(np.searchsorted(positions, before + self._windows.stops[own]))
             yield number, positions[start:stop] - (before + self._windows[own].start)
             start = stop
@@ -225,7 +225,7 @@ class StreamReader:
 
     def _open_window(self, window: Window, shards: Sequence[Future[OpenShard]]) -> _OpenWindow:
         opened = [self._fetcher.wait(future) for future in shards]
-        with self._counters.busy("plan", items=window.records):
+        with self._counters.busy("plan", items=window.samples):
             segments: list[Columns] = [
                 slice_columns({**shard.columns, CLASS_ID: shard.class_ids}, segment.start, segment.stop)
                 for shard, segment in zip(opened, window.segments, strict=True)
@@ -253,7 +253,7 @@ class StreamReader:
         first = window.start // piece
         steps = np.arange(first, -(-window.stop // piece), dtype=np.int64)
         classes = schedule.classes_at(steps, range(window.stream * piece, (window.stream + 1) * piece)).reshape(-1)
-        return classes[window.start - first * piece :][: window.records]
+        return classes[window.start - first * piece :][: window.samples]
 
     def _borrow(self, window: Window, class_id: int) -> Columns:
         """The records of a class that the window lacks, from another shard."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ..sharding.errors import ConfigError
 
-__all__ = ["Balance", "Ramp", "Shares", "parse_balance", "target_weights"]
+__all__ = ["Balance", "EpochLength", "Ramp", "Shares", "epoch_samples", "parse_balance", "target_weights"]
 
+EpochLength: TypeAlias = int | Literal["oversample", "undersample"]
 Shares: TypeAlias = str | Mapping[Any, float]
 _POWER, _ARROW = "power:", "->"
 _WORDS = "'natural', 'uniform', 'power:A', 'X->Y:EPOCHS' or a share by class"
@@ -85,6 +86,37 @@ def target_weights(
         for shares in (target_weights(side, classes, class_counts) for side in (balance.start, balance.end))
     )
     return np.asarray(start + (end - start) * (epoch / balance.epochs), np.float64)
+
+
+def epoch_samples(
+    epoch_length: EpochLength | None, balance: Balance, classes: Sequence[Any], class_counts: Sequence[int]
+) -> tuple[int | None, bool]:
+    """How many samples an epoch has, and whether all of the dataset serves them, some records more often than others.
+
+    Args:
+        epoch_length: ``oversample``: until each record of each class was served; ``undersample``: until the first
+            class has no fresh ones; or a number of samples, None for as many as there are records.
+        balance, classes, class_counts: as for `target_weights`.
+
+    Returns:
+        Samples, None for as many as records; and whether they are spread over the dataset. Else a part of it will do.
+
+    Raises:
+        ConfigError: the balance does not go with it.
+    """
+    if epoch_length is None:
+        return None, False
+    if isinstance(epoch_length, int):
+        return epoch_length, balance != "natural" and epoch_length > sum(class_counts)
+    if epoch_length not in ("oversample", "undersample"):
+        raise ConfigError(f"epoch_length must be a number, 'oversample' or 'undersample', got {epoch_length!r}")
+    if callable(balance) or isinstance(balance, Ramp):
+        raise ConfigError(f"epoch_length={epoch_length!r} needs one balance for all epochs; give a number instead")
+    weights = target_weights(balance, classes, class_counts)
+    if weights is None:
+        raise ConfigError(f"epoch_length={epoch_length!r} needs a balance; in natural order each record comes once")
+    lengths = np.asarray(class_counts)[weights > 0] / weights[weights > 0]
+    return int(np.ceil(lengths.max() - 1e-6) if epoch_length == "oversample" else lengths.min() + 1e-6), True
 
 
 def _shares(balance: Shares, classes: Sequence[Any], counts: npt.NDArray[Any]) -> npt.NDArray[np.float64] | None:

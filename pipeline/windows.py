@@ -31,7 +31,7 @@ class Segment:
 class Window:
     """Segments that a stream has open together, and the positions ``[start, stop)`` of the stream it serves.
 
-    The records of a window are numbered through its segments, from 0 to ``stop - start``.
+    The records of a window are numbered through its segments, from 0 on; in natural order it serves each once.
     """
 
     stream: int
@@ -41,8 +41,8 @@ class Window:
     segments: tuple[Segment, ...]
 
     @property
-    def records(self) -> int:
-        """Records in the window, and samples that it serves."""
+    def samples(self) -> int:
+        """Samples that it serves."""
         return self.stop - self.start
 
 
@@ -59,6 +59,7 @@ class StreamWindows(Sequence[Window]):
         lengths: rows of each segment, int64 [segments].
         enough: records, above 0.
         sliver: records.
+        samples: that the stream serves, each window in proportion to its records; default: as many as records.
 
     Attributes:
         shards: of the segments, in order.
@@ -72,7 +73,15 @@ class StreamWindows(Sequence[Window]):
     """
 
     def __init__(
-        self, stream: int, shards: Int64, firsts: Int64, lengths: Int64, *, enough: float, sliver: float
+        self,
+        stream: int,
+        shards: Int64,
+        firsts: Int64,
+        lengths: Int64,
+        *,
+        enough: float,
+        sliver: float,
+        samples: int | None = None,
     ) -> None:
         self._stream = stream
         self._firsts = firsts
@@ -88,14 +97,16 @@ class StreamWindows(Sequence[Window]):
         self.shards = shards
         self.bounds = np.array([*bounds, count], np.int64)
         self.stops: Int64 = before[self.bounds[1:]]
+        if samples is not None:
+            self.stops = self.stops * samples // max(int(before[-1]), 1)
 
     @property
-    def records(self) -> int:
-        """Records of the stream."""
+    def samples(self) -> int:
+        """Samples that the stream serves."""
         return int(self.stops[-1])
 
     def number_at(self, position: int) -> int:
-        """The window that serves a position, in ``[0, records)``."""
+        """The window that serves a position, in ``[0, samples)``."""
         return int(np.searchsorted(self.stops, position, side="right"))
 
     def __len__(self) -> int:

@@ -111,6 +111,43 @@ def test_balance_may_change_from_epoch_to_epoch(make_dataset: Make) -> None:
     )
 
 
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_an_epoch_may_be_longer_or_shorter_than_the_dataset(make_dataset: Make, world_size: int) -> None:
+    def ids_of(**options: Any) -> list[int]:
+        loaders = [
+            Loader(make_dataset(RECORDS), batch_size=12, streams=4, rank=rank, world_size=world_size, **options)
+            for rank in range(world_size)
+        ]
+        assert {loader.plan(1).steps for loader in loaders} == {loaders[0].steps_per_epoch}
+        parts = [read(loader, 1)["id"] for loader in loaders]
+        assert {len(part) for part in parts} == {loaders[0].steps_per_epoch}
+        return [int(i) for part in parts for i in part.reshape(-1)]
+
+    def records(value: int) -> set[int]:
+        return {i for i in range(RECORDS) if value == (2 if i % 50 == 0 else i % 5 == 0)}
+
+    over, under = (ids_of(balance="uniform", epoch_length=length) for length in ("oversample", "undersample"))
+    assert len(over) == 2400
+    assert len(records(0) - set(over)) <= 7  # a window rounds, and there is one for each shard
+    assert np.ptp(np.bincount(over, minlength=RECORDS)[list(records(0))]) <= 2
+    assert len(under) == 60
+    assert np.bincount(under).max() <= 2
+    assert len(records(2) & set(under)) >= 16
+    assert len(ids_of(balance="uniform", epoch_length=5000)) == 4992
+    part = ids_of(epoch_length=250)
+    assert len(set(part)) == len(part) == 240
+    with pytest.raises(ConfigError, match="the split has 1000 records, an epoch cannot have 1200"):
+        ids_of(epoch_length=1200)
+
+
+def test_a_short_epoch_reads_only_the_shards_that_it_needs(make_dataset: Make) -> None:
+    loader = Loader(make_dataset(RECORDS), batch_size=50, streams=1, epoch_length=250)
+    whole = Loader(make_dataset(RECORDS), batch_size=50, streams=1)
+    assert sum(loader.plan().bytes_per_rank) < sum(whole.plan().bytes_per_rank) / 3
+    read(loader)
+    assert loader.stats()["open"].items <= 3
+
+
 @many
 @given(configurations.filter(lambda options: options["balance"] == "natural"), st.integers(0, 3))
 def test_natural_order_gives_each_sample_once_but_for_the_announced_remainder(

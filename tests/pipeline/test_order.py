@@ -51,10 +51,10 @@ def test_windows_of_a_stream_follow_each_other_without_a_gap(order: EpochOrder) 
         start, stop = order.geometry.stream_range(stream)
         assert windows[-1].stop == stop - start
         for window in windows:
-            assert sum(s.stop - s.start for s in window.segments) == window.records
+            assert sum(s.stop - s.start for s in window.segments) == window.samples
             mean = order.geometry.records / len(order.shard_records)
-            assert window.records < order.geometry.window_shards * mean + max(order.shard_records)
-            np.testing.assert_array_equal(np.sort(order.permutation(window)), np.arange(window.records))
+            assert window.samples < order.geometry.window_shards * mean + max(order.shard_records)
+            np.testing.assert_array_equal(np.sort(order.permutation(window)), np.arange(window.samples))
 
 
 def test_slivers_make_no_windows_of_their_own() -> None:
@@ -135,7 +135,7 @@ def test_without_shuffling_streams_are_parts_of_the_dataset_in_its_order() -> No
         [(0, 0, 20), (1, 0, 5)],
         [(1, 5, 20), (2, 0, 10)],
     ]
-    assert order.permutation(order.windows(1)[0]).tolist() == list(range(order.windows(1)[0].records))
+    assert order.permutation(order.windows(1)[0]).tolist() == list(range(order.windows(1)[0].samples))
 
 
 @given(st.integers(1, 5000))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.pipeline.targets import Ramp, parse_balance, target_weights
+from ringfeed.pipeline.targets import Ramp, epoch_samples, parse_balance, target_weights
 from ringfeed.sharding import ConfigError
 
 CLASSES = ("a", "b", "c")
@@ -74,3 +74,21 @@ def test_an_impossible_balance_is_refused(balance: Any, message: str) -> None:
 def test_classes_of_a_dataset_without_label_cannot_be_balanced() -> None:
     with pytest.raises(ConfigError, match="has no label, so there are no classes to balance"):
         target_weights("power:0.5", (None,), (10,))
+
+
+def test_the_length_of_an_epoch_follows_from_the_largest_or_the_scarcest_class() -> None:
+    counts = (800, 180, 20)
+    assert epoch_samples(None, "uniform", CLASSES, counts) == (None, False)
+    assert epoch_samples("oversample", "uniform", CLASSES, counts) == (2400, True)
+    assert epoch_samples("undersample", "uniform", CLASSES, counts) == (60, True)
+    assert epoch_samples("undersample", {"a": 0.8, "c": 0.2}, CLASSES, counts) == (100, True)
+    assert epoch_samples(500, "uniform", CLASSES, counts) == (500, False)
+    assert epoch_samples(5000, "uniform", CLASSES, counts) == (5000, True)
+    assert epoch_samples(500, "natural", CLASSES, counts) == (500, False)
+    for length, balance, message in (
+        ("oversample", "natural", "needs a balance"),
+        ("undersample", Ramp(start="uniform", end="natural", epochs=2), "one balance for all epochs"),
+        ("resample", "uniform", "must be a number, 'oversample' or 'undersample', got 'resample'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            epoch_samples(length, balance, CLASSES, counts)  # type: ignore[arg-type]
