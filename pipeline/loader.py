@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from ..sharding.manifest import Manifest
 from ..sharding.schema import Schema
 from ..sharding.storage import Storage
 from .balance import ClassSchedule, target_weights
+from .cache import ShardCache, open_cache
 from .chunks import interleave
 from .columns import Columns
 from .counters import Counters, StageStats
@@ -57,6 +59,9 @@ class Loader:
         streams: canonical streams, a divisor of `batch_size`; default: the largest up to 16.
         window_shards: shards' worth of records that a stream shuffles, and holds in memory, together.
         fetch_threads: that fetch and open shards.
+        cache: where to keep copies of shards: ``none``, ``memory`` (of this process, 1 GiB), the path of a folder on a
+            local disk (shared by the processes of a machine), or a `Cache` or `MemoryCache` with a limit; see
+            docs/cache.md.
 
     Raises:
         ConfigError: an argument its rule forbids, a batch that the ranks cannot share, or missing values without
@@ -83,6 +88,7 @@ class Loader:
         streams: int | None = None,
         window_shards: int = 1,
         fetch_threads: int = 4,
+        cache: str | os.PathLike[str] | ShardCache = "none",
     ) -> None:
         self._dataset = open_dataset(url)
         self._split = split
@@ -104,6 +110,7 @@ class Loader:
         self._fill = dict(fill or {})
         _check_columns(self.manifest, split, self._fill)
         self._fetch_threads = fetch_threads
+        self._cache = open_cache(cache)
         self._counters = Counters()
 
     @property
@@ -220,7 +227,7 @@ class Loader:
         )
 
     def _fetcher(self) -> ShardFetcher:
-        return ShardFetcher(self._dataset, self._shards, self._fill, self._counters, self._fetch_threads)
+        return ShardFetcher(self._dataset, self._shards, self._fill, self._counters, self._fetch_threads, self._cache)
 
     def _chunk_steps(self) -> int:
         """Steps that cross into TensorFlow at once: as many as fit `_CHUNK_BYTES`."""
