@@ -1,5 +1,6 @@
 """A manifest in, batches out: which sample goes to which rank at which step, and how its bytes get there."""
 
+from .cache import Cache, MemoryCache
 from .counters import StageStats
 from .loader import Loader
 from .mixing import Mixture, MixturePlan, SourceMix
@@ -9,9 +10,11 @@ from .targets import Balance, Ramp
 
 __all__ = [
     "Balance",
+    "Cache",
     "ClassMix",
     "Loader",
     "LoaderPlan",
+    "MemoryCache",
     "MissingClass",
     "Mixture",
     "MixturePlan",

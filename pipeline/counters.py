@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-__all__ = ["STAGES", "Counters", "StageStats"]
+__all__ = ["CACHE_STAGES", "STAGES", "Counters", "StageStats"]
 
-STAGES = ("fetch", "verify", "open", "plan", "gather", "deliver")
+CACHE_STAGES = ("cache", "fill", "evict")
+STAGES = ("fetch", *CACHE_STAGES, "verify", "open", "plan", "gather", "deliver")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +19,13 @@ class StageStats:
     """Totals of one stage since the loader was made.
 
     Attributes:
-        items: that passed: shards for fetch, verify and open; samples for plan, gather and deliver.
+        items: that passed: shards for open; samples for plan, gather and deliver; for the others files, which are
+            shards and their indexes. ``fetch``: read from the source. ``cache``: served by the cache; ``fill``: put
+            into it; ``evict``: removed from it to make room, by this loader.
         bytes: that passed.
         busy_seconds: of work, over all threads.
-        wait_seconds: for the stage before, or, in ``deliver``, for the consumer to ask.
+        wait_seconds: for the stage before, or, in ``cache``, for another process to bring a file, or, in ``deliver``,
+            for the consumer to ask.
         queue_depth: items begun and not yet taken on.
     """
 

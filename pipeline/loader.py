@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from ..sharding.schema import Schema
 from ..sharding.storage import Storage
 from .access import RandomAccess
 from .balance import ClassSchedule
+from .cache import ShardCache, open_cache
 from .chunks import interleave
 from .columns import Columns
 from .counters import Counters, StageStats
@@ -71,6 +73,9 @@ class Loader:
             with more, each stream has a part of the dataset, in its order.
         window_shards: shards' worth of records that a stream shuffles, and holds in memory, together.
         fetch_threads: that fetch and open shards.
+        cache: where to keep copies of shards: ``none``, ``memory`` (of this process, 1 GiB), the path of a folder on a
+            local disk (shared by the processes of a machine), or a `Cache` or `MemoryCache` with a limit; see
+            docs/cache.md.
 
     Raises:
         ConfigError: an argument its rule forbids, or missing values without `fill`.
@@ -98,6 +103,7 @@ class Loader:
         streams: int | None = None,
         window_shards: int = 1,
         fetch_threads: int = 4,
+        cache: str | os.PathLike[str] | ShardCache = "none",
     ) -> None:
         self._dataset = open_dataset(url)
         self._split = split
@@ -128,6 +134,7 @@ class Loader:
         self._fill = dict(fill or {})
         _check_columns(self.manifest, split, self._fill)
         self._fetch_threads = fetch_threads
+        self._cache = open_cache(cache)
         self._counters = Counters()
         self._access = RandomAccess(self._shards, self.schema, self.manifest.layout, self._fill)
 
@@ -282,7 +289,7 @@ class Loader:
         return target_weights(self._balance, self.manifest.classes, counts, epoch)
 
     def _fetcher(self) -> ShardFetcher:
-        return ShardFetcher(self._dataset, self._shards, self._fill, self._counters, self._fetch_threads)
+        return ShardFetcher(self._dataset, self._shards, self._fill, self._counters, self._fetch_threads, self._cache)
 
     def chunk_steps(self, local_batch: int) -> int:
         """Steps of so many samples that cross into TensorFlow at once: as many as fit `_CHUNK_BYTES`."""

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from ..sharding.dataset import Dataset, read_checked
 from ..sharding.errors import CorruptionError
 from ..sharding.formats.tfrecord import decompress
 from ..sharding.manifest import ShardInfo, checksum
+from ..sharding.storage import public_url
+from .cache import ShardCache
+from .cache_folder import CacheKey
 from .columns import Columns, open_parquet
 from .counters import Counters
 from .frames import open_tfrecord
@@ -44,6 +48,7 @@ class ShardFetcher:
         fill: see `Loader`.
         counters: of the loader.
         threads: that fetch and decode.
+        cache: that keeps copies of the files, or None.
     """
 
     def __init__(
@@ -53,11 +58,14 @@ class ShardFetcher:
         fill: Mapping[str, Any],
         counters: Counters,
         threads: int,
+        cache: ShardCache | None = None,
     ) -> None:
         self._dataset = dataset
         self._shards = shards
         self._fill = fill
         self._counters = counters
+        self._cache = cache
+        self._identity = public_url(dataset.storage.locate())
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ringfeed-fetch")
         self._open: weakref.WeakValueDictionary[int, Future[OpenShard]] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
@@ -107,10 +115,16 @@ class ShardFetcher:
         return OpenShard(columns=columns, class_ids=class_ids)
 
     def _read(self, path: str, size: int, expected: str) -> pa.Buffer:
+        if self._cache is None:
+            return self._read_source(path, size, expected)
+        key = CacheKey(dataset=self._identity, path=path, size=size, checksum=expected)
+        return self._cache.get(key, partial(self._read_source, path, size, expected), self._counters)
+
+    def _read_source(self, path: str, size: int, expected: str) -> pa.Buffer:
         storage = self._dataset.storage
         with self._counters.busy("fetch", items=1, size=size):
             try:
-                data = storage.map(path)
+                data = storage.map(path) if self._cache is None else pa.py_buffer(storage.read(path))
             except FileNotFoundError as error:
                 raise CorruptionError(f"{storage.locate(path)} is missing; see: shard-dataset verify") from error
         with self._counters.busy("verify", items=1, size=size):

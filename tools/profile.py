@@ -14,6 +14,7 @@ from html import escape
 from typing import Any
 
 from ..pipeline import Loader, StageStats
+from ..pipeline.counters import CACHE_STAGES
 from ..pipeline.quiet import quiet_tensorflow
 from ..sharding.errors import ConfigError
 from .console import align, human_bytes, stage_progress
@@ -22,6 +23,8 @@ __all__ = ["Profile", "StageProfile", "add_parser", "profile", "run"]
 
 _KNOBS = {
     "fetch": "the storage is the limit: raise fetch_threads, bring the data nearer, or compress the shards",
+    "cache": "the cache is the limit: put it on a faster disk; if this waits, other ranks bring the same shards",
+    "fill": "writing the cache is the limit: put it on a faster disk, or read past it with no cache",
     "verify": "checksums are the limit: the shards come from memory; more ranks per host share the work",
     "open": "decoding whole shards is the limit: drop columns you do not use, or more ranks per host",
     "plan": "planning windows is the limit: a larger window_shards plans less often, fewer classes plan faster",
@@ -37,8 +40,9 @@ class StageProfile:
     """One stage: what passed through it, and for how long it worked and waited.
 
     Attributes:
-        name: ``fetch``, ``verify``, ``open``, ``plan``, ``gather`` or ``deliver``.
-        items: shards (the first three) or samples.
+        name: ``fetch``, ``verify``, ``open``, ``plan``, ``gather`` or ``deliver``; with a cache also ``cache``,
+            ``fill`` and ``evict``.
+        items: files, shards or samples; see `StageStats`.
         bytes: that passed, where the stage counts them.
         busy_seconds: over all threads.
         wait_seconds: for other stages; in ``deliver``, until the next chunk was asked for.
@@ -206,6 +210,7 @@ def _stages(stats: Mapping[str, StageStats], seconds: float) -> tuple[StageProfi
             share=entry.busy_seconds / seconds,
         )
         for name, entry in stats.items()
+        if entry.items or name not in CACHE_STAGES
     )
 
 
@@ -226,7 +231,8 @@ def name_bottleneck(stages: tuple[StageProfile, ...], *, parses: bool) -> str:
     if idle > max(starved, gathering):
         return "parse" if parses else "deliver"
     if starved > gathering * _STARVED:
-        return max(("fetch", "verify", "open", "plan"), key=lambda name: by_name[name].busy_seconds)
+        bringing = [name for name in by_name if name not in ("gather", "deliver", "evict")]
+        return max(bringing, key=lambda name: by_name[name].busy_seconds)
     return "gather"
 
 

@@ -1,6 +1,5 @@
 """Stores and networks that misbehave: all ends right, or fails with a line that says why, and leaves nothing."""
 
-import os
 import subprocess
 import sys
 import uuid
@@ -384,20 +383,6 @@ class TestCommand:
         done = cli(*command)
         assert done.returncode == 0, done.stderr
         assert contents(through).keys() == undisturbed.keys()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB; only root may make one."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting needs root")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if subprocess.run(command, capture_output=True).returncode != 0:
-        pytest.skip("mounting is not allowed here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
 
 
 FULL = "the disk is full; free space or choose another folder"

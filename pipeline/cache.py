@@ -1,0 +1,235 @@
+"""Copies of shards near the loader: on a local disk, shared by the processes of a machine, or in memory; or none.
+
+A cache changes no batch. What it hands out has the checksum that the dataset names: a copy that was damaged is fetched
+again, and only if the source is damaged, too, does the loader stop. The source is never written to.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+
+from ..sharding.errors import ConfigError
+from ..sharding.location import Location
+from ..sharding.manifest import checksum
+from .cache_folder import CacheFolder, CacheKey
+from .counters import Counters
+
+__all__ = ["Cache", "MemoryCache", "ShardCache", "open_cache"]
+
+_logger = logging.getLogger(__name__)
+_MEMORY_BYTES = 1 << 30
+_PATIENCE_SECONDS = 60.0  # for another process to bring a shard; a store that fails is given up as soon
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+Fetch = Callable[[], pa.Buffer]
+
+
+class ShardCache(Protocol):
+    """Whatever keeps copies of files."""
+
+    def get(self, key: CacheKey, fetch: Fetch, counters: Counters) -> pa.Buffer:
+        """The bytes of a file.
+
+        Args:
+            key: of the file.
+            fetch: brings them from the source, and has checked them.
+            counters: of the loader.
+        """
+
+
+class Cache:
+    """Copies on a local disk, within a limit, shared by all processes of this machine that name the same folder.
+
+    Two that want the same file fetch it once. What was not used for longest makes room for what is new, except for what
+    is in use; where that leaves no room, files are read past the cache. A process may be killed at any moment: what it
+    leaves stands in no one's way, and is removed by the next. When the disk is full, the loader warns once and goes on
+    without keeping more.
+
+    Args:
+        path: of the folder, on a local disk; made if it is missing.
+        limit_bytes: what the folder may take on the disk, in use or not; it is kept there and holds for all who use the
+            folder, until one names another. Default: as it is; of a new cache, 0.8 of what is free on the disk.
+
+    Raises:
+        ConfigError: the folder cannot be used so.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], limit_bytes: int | None = None) -> None:
+        location = Location(os.fspath(path))
+        if location.local_path is None:
+            raise ConfigError(f"a cache is a folder on a local disk, got {location.locate()}")
+        if limit_bytes is not None:
+            _check_limit(limit_bytes)
+        self._path = location.local_path
+        self._keeps = True
+        self._warned: set[str] = set()
+        self._folder = self._open(limit_bytes)
+
+    @property
+    def path(self) -> Path:
+        """Of the folder."""
+        return self._path
+
+    def get(self, key: CacheKey, fetch: Fetch, counters: Counters) -> pa.Buffer:
+        """See `ShardCache`."""
+        folder = self._folder
+        if folder is None or key.size == 0:  # nothing of no size can be mapped
+            return fetch()
+        asked, pause = time.monotonic(), 0.001
+        while True:
+            try:
+                data = self._hit(folder, key, counters)
+                claimed = None if data is not None or not self._keeps else folder.claim(key)
+            except OSError as error:
+                self._give_up(error)
+                return fetch()
+            if data is not None:
+                return data
+            if claimed is not None:
+                return self._fill(folder, key, claimed, fetch, counters)
+            if not self._keeps or time.monotonic() - asked > _PATIENCE_SECONDS:
+                return fetch()
+            with counters.waiting("cache"):
+                time.sleep(pause)
+            pause = min(pause * 2, 0.02)
+
+    def _open(self, limit_bytes: int | None) -> CacheFolder | None:
+        try:
+            return CacheFolder(self._path, limit_bytes)
+        except ConfigError:
+            raise
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise ConfigError(f"cannot use {self._path} as a cache: {error.strerror or error}") from error
+            self._give_up(error)
+            return None
+
+    def _hit(self, folder: CacheFolder, key: CacheKey, counters: Counters) -> pa.Buffer | None:
+        with counters.busy("cache"):
+            entry = folder.map(key)
+        if entry is None:
+            return None
+        with counters.busy("verify", items=1, size=key.size):
+            whole = checksum(entry.data) == key.checksum
+        if whole:
+            counters.add("cache", items=1, size=key.size)
+            return entry.data
+        _logger.warning("%s was damaged in the cache %s; it is fetched again", key.path, self._path)
+        folder.drop(key, entry.number)
+        return None
+
+    def _fill(self, folder: CacheFolder, key: CacheKey, claimed: int, fetch: Fetch, counters: Counters) -> pa.Buffer:
+        data: pa.Buffer | None = None
+        published = False
+        try:
+            data = fetch()
+            with counters.busy("fill"):
+                fits, removed = folder.reserve(claimed, key.size)
+            counters.add("evict", items=len(removed), size=sum(removed))
+            if not fits:
+                self._warn("small", f"the cache {self._path} has no room for more than is in use; raise its limit")
+                return data
+            with counters.busy("fill", items=1, size=key.size):
+                _write(claimed, data)
+                published = True
+                return folder.publish(key, claimed) or data
+        except OSError as error:
+            if data is None:  # of the source
+                raise
+            self._give_up(error)
+            return data
+        finally:
+            if not published:
+                with suppress(OSError):  # what was fetched is good all the same
+                    folder.abandon(key, claimed)
+
+    def _give_up(self, error: OSError) -> None:
+        self._keeps = False
+        reason = "its disk is full" if error.errno in _FULL else str(error)
+        self._warn("broken", f"the cache {self._path} keeps nothing more: {reason}; shards are read from the source")
+
+    def _warn(self, kind: str, text: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            _logger.warning("%s", text)
+
+
+class MemoryCache:
+    """Copies in the memory of this process; what was not used for longest makes room for what is new.
+
+    Args:
+        limit_bytes: of the copies.
+    """
+
+    def __init__(self, limit_bytes: int = _MEMORY_BYTES) -> None:
+        _check_limit(limit_bytes)
+        self._limit_bytes = limit_bytes
+        self._held: OrderedDict[CacheKey, pa.Buffer] = OrderedDict()
+        self._held_bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: CacheKey, fetch: Fetch, counters: Counters) -> pa.Buffer:
+        """See `ShardCache`."""
+        with self._lock:
+            data = self._held.get(key)
+            if data is not None:
+                self._held.move_to_end(key)
+        if data is not None:
+            counters.add("cache", items=1, size=key.size)
+            return data
+        data = fetch()
+        if key.size > self._limit_bytes:
+            return data
+        counters.add("fill", items=1, size=key.size)
+        with self._lock:
+            if key not in self._held:
+                self._held[key] = data
+                self._held_bytes += key.size
+            removed = []
+            while self._held_bytes > self._limit_bytes:
+                oldest, _ = self._held.popitem(last=False)
+                self._held_bytes -= oldest.size
+                removed.append(oldest.size)
+        counters.add("evict", items=len(removed), size=sum(removed))
+        return data
+
+
+def open_cache(cache: str | os.PathLike[str] | ShardCache, limit_bytes: int | None = None) -> ShardCache | None:
+    """The cache that an option names.
+
+    Args:
+        cache: ``none``, ``memory``, the path of a folder, or a cache.
+        limit_bytes: of the first three; None: their default.
+
+    Raises:
+        ConfigError: it cannot be used so.
+    """
+    if cache == "none":
+        return None
+    if cache == "memory":
+        return MemoryCache(_MEMORY_BYTES if limit_bytes is None else limit_bytes)
+    if isinstance(cache, (str, os.PathLike)):
+        return Cache(cache, limit_bytes)
+    return cache
+
+
+def _check_limit(limit_bytes: int) -> None:
+    if limit_bytes < 1:
+        raise ConfigError(f"limit_bytes of a cache must be at least 1, got {limit_bytes}")
+
+
+def _write(descriptor: int, data: pa.Buffer) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
