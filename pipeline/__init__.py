@@ -2,6 +2,7 @@
 
 from .counters import StageStats
 from .loader import Loader
+from .numpy_batches import Ragged
 from .plan import ClassMix, LoaderPlan, MissingClass
 
-__all__ = ["ClassMix", "Loader", "LoaderPlan", "MissingClass", "StageStats"]
+__all__ = ["ClassMix", "Loader", "LoaderPlan", "MissingClass", "Ragged", "StageStats"]

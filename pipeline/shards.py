@@ -20,9 +20,11 @@ from ..sharding.dataset import Dataset, read_checked
 from ..sharding.errors import CorruptionError
 from ..sharding.formats.tfrecord import decompress
 from ..sharding.manifest import ShardInfo, checksum
+from ..sharding.schema import Schema
 from .columns import Columns, open_parquet
 from .counters import Counters
-from .frames import open_tfrecord
+from .frames import open_features, open_tfrecord
+from .projection import project_layout
 
 __all__ = ["OpenShard", "ShardFetcher"]
 
@@ -41,6 +43,7 @@ class ShardFetcher:
     Args:
         dataset: opened.
         shards: of the split.
+        schema: of the features wanted.
         fill: see `Loader`.
         counters: of the loader.
         threads: that fetch and decode.
@@ -50,12 +53,14 @@ class ShardFetcher:
         self,
         dataset: Dataset,
         shards: Sequence[ShardInfo],
+        schema: Schema,
         fill: Mapping[str, Any],
         counters: Counters,
         threads: int,
     ) -> None:
         self._dataset = dataset
         self._shards = shards
+        self._schema = schema
         self._fill = fill
         self._counters = counters
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ringfeed-fetch")
@@ -124,10 +129,13 @@ class ShardFetcher:
     def _decode(self, data: pa.Buffer, index: pa.RecordBatch) -> Columns:
         manifest = self._dataset.manifest
         if manifest.shard_format == "parquet":
-            return open_parquet(data, manifest.schema, self._fill)
+            return open_parquet(data, self._schema, self._fill)
         if manifest.compression != "none":
             data = pa.py_buffer(decompress(data.to_pybytes(), manifest.compression))
-        return open_tfrecord(data, index, manifest.layout)
+        columns = open_tfrecord(data, index, manifest.layout)
+        if manifest.layout is None or self._schema.names == manifest.schema.names:
+            return columns
+        return open_features(columns, self._schema, project_layout(manifest.layout, self._schema))
 
 
 def _read_index(data: pa.Buffer) -> pa.RecordBatch:
