@@ -37,15 +37,18 @@ Column: TypeAlias = npt.NDArray[Any] | Any  # the rest are Arrow arrays, which c
 Columns: TypeAlias = Mapping[str, Column]
 
 
-def open_parquet(data: pa.Buffer, schema: Schema, fill: Mapping[str, Any]) -> Columns:
+def open_parquet(
+    data: pa.Buffer, schema: Schema, fill: Mapping[str, Any], groups: Sequence[int] | None = None
+) -> Columns:
     """Columns of a whole Parquet shard; those of other features are not read.
 
     Args:
         data: of the file.
         schema: of the features wanted.
         fill: for each feature, what stands for a missing value. Floats need none: it is NaN.
+        groups: to read, by number; None for all row groups.
     """
-    return filled_columns(read_parquet(data, schema.names), schema, fill)
+    return filled_columns(read_parquet(data, schema.names, groups), schema, fill)
 
 
 def filled_columns(table: pa.Table, schema: Schema, fill: Mapping[str, Any]) -> Columns:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,16 +20,16 @@ from .balance import ClassSchedule, target_weights
 from .chunks import interleave
 from .columns import Columns
 from .counters import Counters, StageStats
-from .frames import EXAMPLES, FRAMES
-from .numpy_batches import NumpyBatch, columns_bytes, decode_messages, numpy_batches
+from .features import delivered_schema
+from .numpy_batches import NumpyBatch, iterate_numpy
 from .order import EpochOrder, Geometry, Remainder, default_streams
 from .plan import LoaderPlan, plan_epoch
-from .prefetch import prefetch
-from .projection import project_layout, project_schema
+from .selection import Selection
 from .shards import ShardFetcher
-from .streams import CLASS_ID, WEIGHT, StreamReader
+from .streams import StreamReader
 
 if TYPE_CHECKING:
+    import pyarrow.compute as pc
     import tensorflow as tf
 
 __all__ = ["Loader"]
@@ -62,6 +63,8 @@ class Loader:
         window_shards: shards' worth of records that a stream shuffles, and holds in memory, together.
         fetch_threads: that fetch and open shards.
         columns: features to deliver, and to decode; default: all. `class_id` is there without the label, too.
+        where: deliver only the records for which an expression is true: a text as `shard-dataset build --filter`
+            takes, or one of `pyarrow.compute`. They are counted now, from what must be read for it.
 
     Raises:
         ConfigError: an argument its rule forbids, a batch that the ranks cannot share, or missing values without
@@ -89,11 +92,15 @@ class Loader:
         window_shards: int = 1,
         fetch_threads: int = 4,
         columns: Sequence[str] | None = None,
+        where: str | pc.Expression | None = None,
     ) -> None:
         self._dataset = open_dataset(url)
         self._split = split
         self._shards = self._dataset.split_shards(split)
         info = self.manifest.split(split)
+        self._selection = None if where is None else Selection(self._dataset, split, where, fetch_threads)
+        if self._selection is not None:
+            self._shards, info = self._selection.shards, self._selection.split
         self._geometry = Geometry(
             records=info.records,
             batch_size=batch_size,
@@ -108,9 +115,8 @@ class Loader:
             raise ConfigError("remainder='pad' needs balance='natural': a balanced epoch has no rest to pad")
         self._seed = seed
         self._fill = dict(fill or {})
-        self._schema = project_schema(self.manifest.schema, columns)
-        self._layout = self.manifest.layout and project_layout(self.manifest.layout, self._schema)
-        _check_columns(self.manifest, split, self._fill, self._schema)
+        self._schema = delivered_schema(self.manifest, split, columns, self._fill)
+        self._layout = self.manifest.layout and self.manifest.layout.select(self._schema.names)
         self._fetch_threads = fetch_threads
         self._counters = Counters()
 
@@ -138,7 +144,7 @@ class Loader:
         """Steps, remainder, class mix, bytes per rank and missing classes of an epoch; no shard is opened."""
         fetcher = self._fetcher()
         try:
-            return plan_epoch(
+            plan = plan_epoch(
                 self._order(epoch),
                 self._schedule(epoch),
                 self._shards,
@@ -146,6 +152,7 @@ class Loader:
                 self._world_size,
                 fetcher.class_ids,
             )
+            return plan if self._selection is None else replace(plan, row_filter=self._selection.plan)
         finally:
             fetcher.close()
 
@@ -197,25 +204,16 @@ class Loader:
         """
         self._check_step(epoch, start_step)
 
-        def decoded_chunks() -> Generator[tuple[int, Columns], None, None]:
-            for steps, columns in self.chunks(epoch, start_step):
-                with self._counters.busy("deliver", size=columns_bytes(columns)):
-                    decoded = decode_messages(columns, self.manifest.schema, self.schema, self._fill)
-                yield steps, decoded
+        return iterate_numpy(
+            self.chunks(epoch, start_step),
+            self.manifest.schema,
+            self.schema,
+            self._fill,
+            counters=self._counters,
+            prefetch_bytes=prefetch_bytes,
+        )
 
-        def batches() -> Generator[NumpyBatch, None, None]:
-            chunks = prefetch(
-                decoded_chunks(), lambda chunk: columns_bytes(chunk[1]), prefetch_bytes, self._count_queue
-            )
-            for steps, columns in chunks:
-                yield from numpy_batches(columns, steps, self.schema)
-
-        return batches()
-
-    def _count_queue(self, change: int) -> None:
-        self._counters.add("deliver", queue=change)
-
-    def chunks(self, epoch: int, start_step: int = 0) -> Iterator[tuple[int, Columns]]:
+    def chunks(self, epoch: int, start_step: int = 0) -> Generator[tuple[int, Columns], None, None]:
         """Runs of steps of an epoch, as NumPy and Arrow columns: what `epoch` is made of, without TensorFlow.
 
         Yields:
@@ -267,7 +265,15 @@ class Loader:
         )
 
     def _fetcher(self) -> ShardFetcher:
-        return ShardFetcher(self._dataset, self._shards, self.schema, self._fill, self._counters, self._fetch_threads)
+        return ShardFetcher(
+            self._dataset,
+            self._shards,
+            self.schema,
+            self._fill,
+            self._counters,
+            self._fetch_threads,
+            self._selection,
+        )
 
     def _chunk_steps(self) -> int:
         """Steps that cross into TensorFlow at once: as many as fit `_CHUNK_BYTES`."""
@@ -281,25 +287,3 @@ def _cardinality(steps: int) -> Any:
     import tensorflow as tf
 
     return tf.data.experimental.assert_cardinality(steps)
-
-
-def _check_columns(manifest: Manifest, split: str, fill: Mapping[str, Any], delivered: Schema) -> None:
-    """Refuse what would fail in the midst of an epoch.
-
-    Raises:
-        ConfigError: says which column, and what to do.
-    """
-    for name in fill:
-        if name not in manifest.schema.names:
-            raise ConfigError(f"fill names {name!r}, which is no feature; they are: {', '.join(manifest.schema.names)}")
-    for name in (CLASS_ID, WEIGHT, EXAMPLES, FRAMES):
-        if name in manifest.schema.names:
-            raise ConfigError(f"a feature is called {name!r}, a name that the loader needs; rename it and build again")
-    for feature in delivered.features:
-        statistics = manifest.split(split).statistics[feature.name]
-        needs_fill = not feature.dtype.startswith("float") and feature.elements is not None
-        if statistics.nulls and needs_fill and feature.name not in fill:
-            raise ConfigError(
-                f"feature {feature.name!r} has {statistics.nulls} missing values in split {split!r}; say what stands "
-                f"for them: Loader(..., fill={{{feature.name!r}: ...}})"
-            )

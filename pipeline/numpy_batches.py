@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +14,11 @@ from ..sharding.formats.decode import decode_examples
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.schema import Feature, Schema
 from .columns import Columns, filled_columns, slice_columns
+from .counters import Counters
 from .frames import EXAMPLES
+from .prefetch import prefetch
 
-__all__ = ["NumpyBatch", "Ragged", "columns_bytes", "decode_messages", "numpy_batches"]
+__all__ = ["NumpyBatch", "Ragged", "iterate_numpy"]
 
 Array = npt.NDArray[Any]
 
@@ -43,7 +45,43 @@ class Ragged(NamedTuple):
 NumpyBatch = dict[str, "Array | Ragged"]
 
 
-def decode_messages(columns: Columns, stored: Schema, schema: Schema, fill: Mapping[str, Any]) -> Columns:
+def iterate_numpy(
+    chunks: Generator[tuple[int, Columns], None, None],
+    stored: Schema,
+    schema: Schema,
+    fill: Mapping[str, Any],
+    *,
+    counters: Counters,
+    prefetch_bytes: int,
+) -> Generator[NumpyBatch, None, None]:
+    """The batches of chunks, which are gathered and decoded ahead in a background thread.
+
+    Args:
+        chunks: of steps; see `Loader.chunks`.
+        stored: the schema of the dataset.
+        schema: of the features wanted.
+        fill: what stands for missing values.
+        counters: of the loader.
+        prefetch_bytes: that may be ready and not yet taken; 0 for no thread.
+    """
+
+    def decoded() -> Generator[tuple[int, Columns], None, None]:
+        for steps, columns in chunks:
+            with counters.busy("deliver", size=_columns_bytes(columns)):
+                whole = _decode_messages(columns, stored, schema, fill)
+            yield steps, whole
+
+    def size(chunk: tuple[int, Columns]) -> int:
+        return _columns_bytes(chunk[1])
+
+    def queued(change: int) -> None:
+        counters.add("deliver", queue=change)
+
+    for steps, columns in prefetch(decoded(), size, prefetch_bytes, queued):
+        yield from _batches(columns, steps, schema)
+
+
+def _decode_messages(columns: Columns, stored: Schema, schema: Schema, fill: Mapping[str, Any]) -> Columns:
     """The features of gathered TFRecord frames that share no layout; other columns stay as they are.
 
     Args:
@@ -63,7 +101,7 @@ def decode_messages(columns: Columns, stored: Schema, schema: Schema, fill: Mapp
     return {**filled_columns(table, schema, fill), **others}
 
 
-def numpy_batches(columns: Columns, steps: int, schema: Schema) -> Iterator[NumpyBatch]:
+def _batches(columns: Columns, steps: int, schema: Schema) -> Iterator[NumpyBatch]:
     """The batches of a chunk.
 
     Args:
@@ -85,7 +123,7 @@ def numpy_batches(columns: Columns, steps: int, schema: Schema) -> Iterator[Nump
         }
 
 
-def columns_bytes(columns: Columns) -> int:
+def _columns_bytes(columns: Columns) -> int:
     """Bytes that the columns hold in memory."""
     return sum(int(values.nbytes) for values in columns.values())
 

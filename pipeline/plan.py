@@ -13,6 +13,7 @@ from ..sharding.class_counts import count_matrix
 from ..sharding.manifest import ShardInfo
 from .balance import ClassSchedule
 from .order import EpochOrder, Window
+from .selection import FilterPlan
 from .streams import choose_donor
 
 __all__ = ["ClassMix", "LoaderPlan", "MissingClass", "plan_epoch"]
@@ -59,6 +60,7 @@ class LoaderPlan:
         class_mix: by class value.
         bytes_per_rank: of the shards each rank reads in the epoch.
         missing: classes that windows lack.
+        row_filter: what `where` lets through; all else here is of these records alone, but for the bytes.
     """
 
     epoch: int
@@ -70,6 +72,7 @@ class LoaderPlan:
     class_mix: dict[Any, ClassMix]
     bytes_per_rank: tuple[int, ...]
     missing: tuple[MissingClass, ...]
+    row_filter: FilterPlan | None = None
 
 
 def plan_epoch(
