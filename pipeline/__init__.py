@@ -2,24 +2,30 @@
 
 from .cache import Cache, MemoryCache
 from .counters import StageStats
+from .exposition import prometheus_text
 from .loader import Loader
 from .mixing import Mixture, MixturePlan, SourceMix
+from .numpy_batches import Ragged
 from .plan import ClassMix, LoaderPlan, MissingClass
 from .remainder import RecordRange
+from .selection import FilterPlan
 from .targets import Balance, Ramp
 
 __all__ = [
     "Balance",
     "Cache",
     "ClassMix",
+    "FilterPlan",
     "Loader",
     "LoaderPlan",
     "MemoryCache",
     "MissingClass",
     "Mixture",
     "MixturePlan",
+    "Ragged",
     "Ramp",
     "RecordRange",
     "SourceMix",
     "StageStats",
+    "prometheus_text",
 ]

@@ -25,8 +25,8 @@ def interleave(
         parts: of each stream, columns of ``steps * width`` rows, step after step.
         widths: samples of each stream in a step.
         steps: in each part.
-        schema: of the dataset.
-        layout: of its records, if they share one.
+        schema: of the features delivered.
+        layout: of these in the records, if all share one.
 
     Returns:
         Columns of ``steps * sum(widths)`` rows, step after step.

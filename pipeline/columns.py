@@ -24,6 +24,7 @@ __all__ = [
     "Columns",
     "concat_columns",
     "empty_aligned",
+    "filled_columns",
     "open_parquet",
     "slice_columns",
     "take_columns",
@@ -36,19 +37,32 @@ Column: TypeAlias = npt.NDArray[Any] | Any  # the rest are Arrow arrays, which c
 Columns: TypeAlias = Mapping[str, Column]
 
 
-def open_parquet(data: pa.Buffer, schema: Schema, fill: Mapping[str, Any]) -> Columns:
-    """Columns of a whole Parquet shard.
+def open_parquet(
+    data: pa.Buffer, schema: Schema, fill: Mapping[str, Any], groups: Sequence[int] | None = None
+) -> Columns:
+    """Columns of a whole Parquet shard; those of other features are not read.
 
     Args:
         data: of the file.
-        schema: of the dataset.
+        schema: of the features wanted.
         fill: for each feature, what stands for a missing value. Floats need none: it is NaN.
+        groups: to read, by number; None for all row groups.
     """
-    table = read_parquet(data, schema.names)
-    return {feature.name: _parquet_column(table.column(feature.name), feature, fill) for feature in schema.features}
+    return filled_columns(read_parquet(data, schema.names, groups), schema, fill)
 
 
-def _parquet_column(column: pa.ChunkedArray, feature: Feature, fill: Mapping[str, Any]) -> Column:
+def filled_columns(table: pa.Table, schema: Schema, fill: Mapping[str, Any]) -> Columns:
+    """The columns of a table, with what stands for missing values.
+
+    Args:
+        table: of the schema's Arrow types; with other columns too.
+        schema: of the features wanted.
+        fill: as for `open_parquet`.
+    """
+    return {feature.name: _filled(table.column(feature.name), feature, fill) for feature in schema.features}
+
+
+def _filled(column: pa.ChunkedArray, feature: Feature, fill: Mapping[str, Any]) -> Column:
     array = column.combine_chunks()
     array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
     if array.null_count:

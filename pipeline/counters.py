@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from .tracing import annotate
+
 __all__ = ["CACHE_STAGES", "STAGES", "Counters", "StageStats"]
 
 CACHE_STAGES = ("cache", "fill", "evict")
@@ -54,16 +56,18 @@ class Counters:
 
     @contextmanager
     def busy(self, stage: str, *, items: int = 0, size: int = 0) -> Iterator[None]:
-        """Count the time of a block as busy."""
+        """Count the time of a block as busy, and show it in a trace."""
         start = time.perf_counter()
-        yield
+        with annotate(stage):
+            yield
         self.add(stage, items=items, size=size, busy=time.perf_counter() - start)
 
     @contextmanager
     def waiting(self, stage: str) -> Iterator[None]:
-        """Count the time of a block as waiting."""
+        """Count the time of a block as waiting, and show it in a trace."""
         start = time.perf_counter()
-        yield
+        with annotate(f"{stage}:wait"):
+            yield
         self.add(stage, wait=time.perf_counter() - start)
 
     def snapshot(self) -> dict[str, StageStats]:

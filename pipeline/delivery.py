@@ -17,6 +17,7 @@ from ..sharding.schema import Feature, Schema
 from .columns import Columns
 from .frames import EXAMPLES
 from .streams import CLASS_ID
+from .tracing import annotate
 
 __all__ = ["feature_spec", "parse_batch", "to_dataset"]
 
@@ -116,7 +117,9 @@ def to_dataset(
 
     def encoded() -> Iterator[Batch]:
         for steps, columns in chunks():
-            yield _encode_chunk(columns, schema, steps, local_batch)
+            with annotate("deliver"):
+                chunk = _encode_chunk(columns, schema, steps, local_batch)
+            yield chunk
 
     dataset = _from_generator(encoded, signature)
     ragged = [f for f in schema.features if f.elements is None and not undecoded]

@@ -19,7 +19,7 @@ from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.schema import Feature, Schema
 from .columns import Columns, empty_aligned
 
-__all__ = ["EXAMPLES", "FRAMES", "decode_frames", "open_tfrecord"]
+__all__ = ["EXAMPLES", "FRAMES", "decode_frames", "open_features", "open_tfrecord"]
 
 FRAMES = "\0frames"  # uint8 [records, frame bytes]
 EXAMPLES = "\0examples"  # Arrow large binary [records]
@@ -45,13 +45,25 @@ def open_tfrecord(data: pa.Buffer, index: pa.RecordBatch, layout: RecordLayout |
     return {EXAMPLES: pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets), buffers)}
 
 
+def open_features(columns: Columns, schema: Schema, layout: RecordLayout) -> Columns:
+    """Some features of all frames of a shard, decoded at once: where many are left out, gathering frames costs more.
+
+    Args:
+        columns: the column `FRAMES`.
+        schema: of the features wanted.
+        layout: of these.
+    """
+    decoded = decode_frames([columns[FRAMES][None]], schema, layout)
+    return {name: values[0] for name, values in decoded.items()}
+
+
 def decode_frames(pieces: Sequence[Bytes3D], schema: Schema, layout: RecordLayout) -> Columns:
     """The features of gathered frames, the pieces side by side.
 
     Args:
         pieces: uint8 [steps, samples, frame bytes] each.
-        schema: of the dataset.
-        layout: of its records.
+        schema: of the features wanted.
+        layout: of these in the records.
 
     Returns:
         By feature, [steps, samples of all pieces, *shape].

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,14 +26,17 @@ from .cache import ShardCache, open_cache
 from .chunks import interleave
 from .columns import Columns
 from .counters import Counters, StageStats
-from .frames import EXAMPLES, FRAMES
+from .features import delivered_schema
+from .numpy_batches import NumpyBatch, iterate_numpy
 from .order import EpochOrder, Geometry, Remainder, default_streams
 from .plan import LoaderPlan, plan_epoch
+from .selection import Selection
 from .shards import ShardFetcher
 from .streams import CLASS_ID, WEIGHT, OpenStreams
 from .targets import Balance, EpochLength, epoch_samples, parse_balance, target_weights
 
 if TYPE_CHECKING:
+    import pyarrow.compute as pc
     import tensorflow as tf
 
 __all__ = ["Loader"]
@@ -40,6 +44,7 @@ __all__ = ["Loader"]
 _CHUNK_BYTES = 2 << 20  # of one crossing into TensorFlow: 1 MiB takes 1.2 times as long, 4 MiB 1.1 (2026-11-21)
 _CHUNK_STEPS = 32
 _PREFETCH = 4
+_PREFETCH_BYTES = 16 << 20  # of decoded chunks that wait for a NumPy consumer
 _PLAN_THREADS = 1  # two hinder each other: balanced then has 0.85 of natural's rate, not 0.91 (2 cores, 2026-11-21)
 
 
@@ -76,6 +81,9 @@ class Loader:
         cache: where to keep copies of shards: ``none``, ``memory`` (of this process, 1 GiB), the path of a folder on a
             local disk (shared by the processes of a machine), or a `Cache` or `MemoryCache` with a limit; see
             docs/cache.md.
+        columns: features to deliver, and to decode; default: all. `class_id` is there without the label, too.
+        where: deliver only the records for which an expression is true: a text as `shard-dataset build --filter`
+            takes, or one of `pyarrow.compute`. They are counted now, from what must be read for it.
 
     Raises:
         ConfigError: an argument its rule forbids, or missing values without `fill`.
@@ -104,11 +112,17 @@ class Loader:
         window_shards: int = 1,
         fetch_threads: int = 4,
         cache: str | os.PathLike[str] | ShardCache = "none",
+        columns: Sequence[str] | None = None,
+        where: str | pc.Expression | None = None,
     ) -> None:
         self._dataset = open_dataset(url)
         self._split = split
         self._shards = self._dataset.split_shards(split)
         info = self.manifest.split(split)
+        self._selection = None if where is None else Selection(self._dataset, split, where, fetch_threads)
+        if self._selection is not None:
+            self._shards, info = self._selection.shards, self._selection.split
+        self._info = info
         self._balance = parse_balance(balance)
         self._weights(epoch=0)  # an impossible balance is refused now
         samples, spread = epoch_samples(epoch_length, self._balance, self.manifest.classes, info.class_counts)
@@ -132,11 +146,12 @@ class Loader:
             raise ConfigError("shuffle=False needs balance='natural': in the dataset's order, no record comes twice")
         self._seed = seed
         self._fill = dict(fill or {})
-        _check_columns(self.manifest, split, self._fill)
+        self._schema = delivered_schema(self.manifest, split, columns, self._fill)
+        self._layout = self.manifest.layout and self.manifest.layout.select(self._schema.names)
         self._fetch_threads = fetch_threads
         self._cache = open_cache(cache)
         self._counters = Counters()
-        self._access = RandomAccess(self._shards, self.schema, self.manifest.layout, self._fill)
+        self._access = RandomAccess(self._shards, self.schema, self._layout, self._fill)
 
     @property
     def manifest(self) -> Manifest:
@@ -145,8 +160,8 @@ class Loader:
 
     @property
     def schema(self) -> Schema:
-        """Of the dataset."""
-        return self.manifest.schema
+        """Of the features delivered: those of the dataset, or `columns`."""
+        return self._schema
 
     @property
     def records(self) -> int:
@@ -167,15 +182,16 @@ class Loader:
         """Steps, remainder, class mix, bytes per rank and missing classes of an epoch; no shard is opened."""
         fetcher = self._fetcher()
         try:
-            return plan_epoch(
+            plan = plan_epoch(
                 self._order(epoch),
                 self._schedule(epoch),
                 self._shards,
                 self.manifest.classes,
-                self.manifest.split(self._split).class_counts,
+                self._info.class_counts,
                 self._world_size,
                 fetcher.class_ids,
             )
+            return plan if self._selection is None else replace(plan, row_filter=self._selection.plan)
         finally:
             fetcher.close()
 
@@ -221,7 +237,37 @@ class Loader:
             steps=self.steps_per_epoch - start_step,
         )
 
-    def chunks(self, epoch: int, start_step: int = 0) -> Iterator[tuple[int, Columns]]:
+    def numpy_epoch(
+        self, epoch: int, start_step: int = 0, *, prefetch_bytes: int = _PREFETCH_BYTES
+    ) -> Generator[NumpyBatch, None, None]:
+        """The batches of an epoch from a step on as NumPy arrays: what `epoch` gives, with no TensorFlow.
+
+        A background thread works ahead. It ends when the iterator has ended, was closed, or is let go of.
+
+        Args:
+            epoch: as for `epoch`.
+            start_step: as for `epoch`.
+            prefetch_bytes: that may be ready and not yet taken; 0 for no thread.
+
+        Yields:
+            By feature, and ``class_id``: numbers as arrays of the feature's dtype, strings and bytes as arrays of
+            `bytes` objects, features of variable length as `Ragged`, which is ``(values, row_lengths)``.
+
+        Raises:
+            ConfigError: there is no such step.
+        """
+        self._check_step(epoch, start_step)
+
+        return iterate_numpy(
+            self.chunks(epoch, start_step),
+            self.manifest.schema,
+            self.schema,
+            self._fill,
+            counters=self._counters,
+            prefetch_bytes=prefetch_bytes,
+        )
+
+    def chunks(self, epoch: int, start_step: int = 0) -> Generator[tuple[int, Columns], None, None]:
         """Runs of steps of an epoch, as NumPy and Arrow columns: what `epoch` is made of, without TensorFlow.
 
         Yields:
@@ -236,7 +282,7 @@ class Loader:
                 steps = min(per_chunk, self.steps_per_epoch - step)
                 parts = [reader.take(step, steps) for reader in readers]
                 with self._counters.busy("gather"):
-                    columns = interleave(parts, widths, steps, self.schema, self.manifest.layout)
+                    columns = interleave(parts, widths, steps, self.schema, self._layout)
                 asked = time.perf_counter()
                 yield steps, columns
                 waited = time.perf_counter() - asked
@@ -285,11 +331,19 @@ class Loader:
         )
 
     def _weights(self, epoch: int) -> npt.NDArray[np.float64] | None:
-        counts = self.manifest.split(self._split).class_counts
-        return target_weights(self._balance, self.manifest.classes, counts, epoch)
+        return target_weights(self._balance, self.manifest.classes, self._info.class_counts, epoch)
 
     def _fetcher(self) -> ShardFetcher:
-        return ShardFetcher(self._dataset, self._shards, self._fill, self._counters, self._fetch_threads, self._cache)
+        return ShardFetcher(
+            self._dataset,
+            self._shards,
+            self.schema,
+            self._fill,
+            self._counters,
+            self._fetch_threads,
+            self._cache,
+            self._selection,
+        )
 
     def chunk_steps(self, local_batch: int) -> int:
         """Steps of so many samples that cross into TensorFlow at once: as many as fit `_CHUNK_BYTES`."""
@@ -297,25 +351,3 @@ class Loader:
             return 1
         record_bytes = max(sum(s.bytes for s in self._shards) // max(self._geometry.records, 1), 1)
         return int(np.clip(_CHUNK_BYTES // (record_bytes * local_batch), 1, _CHUNK_STEPS))
-
-
-def _check_columns(manifest: Manifest, split: str, fill: Mapping[str, Any]) -> None:
-    """Refuse what would fail in the midst of an epoch.
-
-    Raises:
-        ConfigError: says which column, and what to do.
-    """
-    for name in fill:
-        if name not in manifest.schema.names:
-            raise ConfigError(f"fill names {name!r}, which is no feature; they are: {', '.join(manifest.schema.names)}")
-    for name in (CLASS_ID, WEIGHT, EXAMPLES, FRAMES):
-        if name in manifest.schema.names:
-            raise ConfigError(f"a feature is called {name!r}, a name that the loader needs; rename it and build again")
-    for feature in manifest.schema.features:
-        statistics = manifest.split(split).statistics[feature.name]
-        needs_fill = not feature.dtype.startswith("float") and feature.elements is not None
-        if statistics.nulls and needs_fill and feature.name not in fill:
-            raise ConfigError(
-                f"feature {feature.name!r} has {statistics.nulls} missing values in split {split!r}; say what stands "
-                f"for them: Loader(..., fill={{{feature.name!r}: ...}})"
-            )

@@ -10,7 +10,7 @@ into the next, so how far it has come is a number of seats, which the schedule t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -203,7 +203,7 @@ class Mixture:
             steps=self.steps_per_epoch - start_step,
         )
 
-    def chunks(self, epoch: int, start_step: int = 0) -> Iterator[tuple[int, Columns]]:
+    def chunks(self, epoch: int, start_step: int = 0) -> Generator[tuple[int, Columns], None, None]:
         """Runs of steps of an epoch, as NumPy and Arrow columns; see `Loader.chunks`."""
         self._check_step(epoch, start_step)
         schedule = self._schedule(epoch)

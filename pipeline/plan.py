@@ -15,6 +15,7 @@ from ..sharding.manifest import ShardInfo
 from .balance import ClassSchedule
 from .order import EpochOrder
 from .remainder import RecordRange, dropped_ranges, wrapped_ranges
+from .selection import FilterPlan
 from .streams import choose_donors
 from .windows import StreamWindows, Window
 
@@ -68,6 +69,7 @@ class LoaderPlan:
         filled: samples of weight 0 beside the global batches, on ranks whose share is smaller than that of others.
         dropped_records: which they are.
         wrapped_records: which they are.
+        row_filter: what `where` lets through; all else here is of these records alone, but for the bytes.
     """
 
     epoch: int
@@ -83,6 +85,7 @@ class LoaderPlan:
     filled: int
     dropped_records: tuple[RecordRange, ...]
     wrapped_records: tuple[RecordRange, ...]
+    row_filter: FilterPlan | None = None
 
 
 def plan_epoch(

@@ -21,12 +21,14 @@ from ..sharding.dataset import Dataset, read_checked
 from ..sharding.errors import CorruptionError
 from ..sharding.formats.tfrecord import decompress
 from ..sharding.manifest import ShardInfo, checksum
+from ..sharding.schema import Schema
 from ..sharding.storage import public_url
 from .cache import ShardCache
 from .cache_folder import CacheKey
-from .columns import Columns, open_parquet
+from .columns import Columns, open_parquet, take_columns
 from .counters import Counters
-from .frames import open_tfrecord
+from .frames import open_features, open_tfrecord
+from .selection import Selection
 
 __all__ = ["OpenShard", "ShardFetcher"]
 
@@ -45,27 +47,33 @@ class ShardFetcher:
     Args:
         dataset: opened.
         shards: of the split.
+        schema: of the features wanted.
         fill: see `Loader`.
         counters: of the loader.
         threads: that fetch and decode.
         cache: that keeps copies of the files, or None.
+        selection: of the records that a filter lets through; None for all.
     """
 
     def __init__(
         self,
         dataset: Dataset,
         shards: Sequence[ShardInfo],
+        schema: Schema,
         fill: Mapping[str, Any],
         counters: Counters,
         threads: int,
         cache: ShardCache | None = None,
+        selection: Selection | None = None,
     ) -> None:
         self._dataset = dataset
         self._shards = shards
+        self._schema = schema
         self._fill = fill
         self._counters = counters
         self._cache = cache
         self._identity = public_url(dataset.storage.locate())
+        self._selection = selection
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ringfeed-fetch")
         self._open: weakref.WeakValueDictionary[int, Future[OpenShard]] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
@@ -100,17 +108,24 @@ class ShardFetcher:
         """The class of each record, from the index alone."""
         info = self._shards[shard]
         buffer = read_checked(self._dataset.storage, info.index_path, info.index_bytes, info.index_checksum)
-        return np.asarray(_read_index(buffer).column("class_id").to_numpy())
+        class_ids: npt.NDArray[np.int32] = _read_index(buffer).column("class_id").to_numpy()
+        return class_ids if self._selection is None else self._selection.class_ids(info, class_ids)
 
     def _fetch(self, shard: int) -> OpenShard:
         info = self._shards[shard]
         data = self._read(info.path, info.bytes, info.checksum)
         index = _read_index(self._read(info.index_path, info.index_bytes, info.index_checksum))
         with self._counters.busy("open", items=1, size=data.size):
-            if index.num_rows != info.records:
-                raise CorruptionError(f"{info.index_path} has {index.num_rows} rows for {info.records} records")
+            records = info.records if self._selection is None else self._selection.written_records(info)
+            if index.num_rows != records:
+                raise CorruptionError(f"{info.index_path} has {index.num_rows} rows for {records} records")
             class_ids = index.column("class_id").to_numpy()
-            columns = self._decode(data, index)
+            if self._selection is None:
+                columns = self._decode(data, index)
+            else:
+                picked = self._selection.pick(info, data, index)
+                columns = take_columns(self._decode(data, index, picked.groups), picked.rows_read)
+                class_ids = class_ids[picked.rows]
         self._counters.add("fetch", queue=-1)
         return OpenShard(columns=columns, class_ids=class_ids)
 
@@ -135,13 +150,16 @@ class ShardFetcher:
                 )
         return data
 
-    def _decode(self, data: pa.Buffer, index: pa.RecordBatch) -> Columns:
+    def _decode(self, data: pa.Buffer, index: pa.RecordBatch, groups: Sequence[int] | None = None) -> Columns:
         manifest = self._dataset.manifest
         if manifest.shard_format == "parquet":
-            return open_parquet(data, manifest.schema, self._fill)
+            return open_parquet(data, self._schema, self._fill, groups)
         if manifest.compression != "none":
             data = pa.py_buffer(decompress(data.to_pybytes(), manifest.compression))
-        return open_tfrecord(data, index, manifest.layout)
+        columns = open_tfrecord(data, index, manifest.layout)
+        if manifest.layout is None or self._schema.names == manifest.schema.names:
+            return columns
+        return open_features(columns, self._schema, manifest.layout.select(self._schema.names))
 
 
 def _read_index(data: pa.Buffer) -> pa.RecordBatch:

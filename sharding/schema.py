@@ -205,6 +205,11 @@ class Schema:
         """The names of the features, in order."""
         return tuple(feature.name for feature in self.features)
 
+    def select(self, names: Sequence[str]) -> Schema:
+        """Some of the features, in the order given; and the label, if it is among them."""
+        label = self.label if self.label in names else None
+        return Schema(features=tuple(self[name] for name in names), label=label)
+
     @property
     def arrow(self) -> pa.Schema:
         """The Arrow schema of a record batch, with shapes and encodings as field metadata."""

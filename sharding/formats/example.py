@@ -12,7 +12,7 @@ The wire format is that of tensorflow/core/example/{example,feature}.proto. Not 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,11 @@ class RecordLayout:
     def holds(self, other: RecordLayout) -> bool:
         """Whether records of another layout of the same schema can be written in this one."""
         return all(mine.item_bytes >= its.item_bytes for mine, its in zip(self.columns, other.columns, strict=True))
+
+    def select(self, names: Sequence[str]) -> RecordLayout:
+        """The places of some features, in the order given, in the same records."""
+        places = {place.name: place for place in self.columns}
+        return replace(self, columns=tuple(places[name] for name in names))
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RecordLayout:

@@ -21,8 +21,8 @@ def decode_matrix(messages: Bytes, schema: Schema, layout: RecordLayout) -> pa.R
 
     Args:
         messages: uint8 [rows, example_bytes].
-        schema: of the dataset.
-        layout: of its records.
+        schema: of the features wanted.
+        layout: of these in the records.
 
     Returns:
         The rows, of the schema's Arrow types.

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from ..errors import ConfigError
 from .columns import check_columns
 
-__all__ = ["columns_of", "evaluate"]
+__all__ = ["NULL", "column_name", "columns_of", "evaluate", "literal_word", "parse"]
 
 Value = Any  # a pa.Array for what is made of columns, else a literal: bool, int, float or str
 _GRAMMAR = "comparisons, and, or, not, in (...), is null, + - * /, numbers, 'text', true, false, column names"
@@ -30,7 +30,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: pc.add_checked, ast.Sub: pc.subtract_checked, ast.Mult: pc.multiply_checked, ast.Div: pc.divide,
 }  # fmt: skip
 _WORDS = {"true": True, "false": False}
-_NULL = object()
+NULL = object()
 _WIDE = pa.decimal128(38, 0)  # holds every int64 and uint64: two integer types that have no integer type in common
 
 
@@ -47,11 +47,11 @@ def columns_of(text: str, names: Collection[str]) -> frozenset[str]:
     >>> sorted(columns_of("0 < a/2 < 5 and col('b c') is not null", ["a", "b c"]))
     ['a', 'b c']
     """
-    for node in ast.walk(_parse(text)):
-        if isinstance(node, ast.Call) and _column_name(node) is None:
+    for node in ast.walk(parse(text)):
+        if isinstance(node, ast.Call) and column_name(node) is None:
             call = ast.unparse(node)
             raise ConfigError(f"--filter {text!r}: {call!r} is not part of it; the one function is col('a column')")
-    used = frozenset(_references(_parse(text), names))
+    used = frozenset(_references(parse(text), names))
     check_columns(f"--filter {text!r}", sorted(used), names)
     if not used:
         raise ConfigError(f"--filter {text!r}: the expression names no column; it knows {_GRAMMAR}")
@@ -73,7 +73,7 @@ def evaluate(text: str, columns: Mapping[str, pa.Array]) -> pa.BooleanArray:
     [False, True, True]
     """
     try:
-        result = _Walk(text, columns).value(_parse(text))
+        result = _Walk(text, columns).value(parse(text))
     except pa.ArrowNotImplementedError as error:
         raise ConfigError(f"--filter {text!r}: {' '.join(str(error).split())[:200]}") from error
     except OverflowError as error:
@@ -84,7 +84,8 @@ def evaluate(text: str, columns: Mapping[str, pa.Array]) -> pa.BooleanArray:
 
 
 @lru_cache(maxsize=64)
-def _parse(text: str) -> ast.expr:
+def parse(text: str) -> ast.expr:
+    """The tree of an expression; of nodes that are no part of the language, too."""
     try:
         return ast.parse(" ".join(text.split("\n")).strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -96,17 +97,17 @@ def _parse(text: str) -> ast.expr:
 
 def _references(node: ast.AST, names: Collection[str]) -> Iterator[str]:
     """The columns that a node and those below it name."""
-    name = _column_name(node)
+    name = column_name(node)
     if name is not None:
         yield name
-    elif isinstance(node, ast.Name) and _literal_word(node.id, names) is None:
+    elif isinstance(node, ast.Name) and literal_word(node.id, names) is None:
         yield node.id
     else:
         for child in ast.iter_child_nodes(node):
             yield from _references(child, names)
 
 
-def _column_name(node: ast.AST) -> str | None:
+def column_name(node: ast.AST) -> str | None:
     """Of ``col('name')``."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "col"):
         return None
@@ -116,11 +117,11 @@ def _column_name(node: ast.AST) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _literal_word(word: str, names: Collection[str]) -> Any:
+def literal_word(word: str, names: Collection[str]) -> Any:
     """What `true`, `false` and `null` stand for, where no column is named so."""
     if word in names:
         return None
-    return _NULL if word == "null" else _WORDS.get(word)
+    return NULL if word == "null" else _WORDS.get(word)
 
 
 class _Walk:
@@ -155,9 +156,9 @@ class _Walk:
         return ConfigError(f"--filter {self._text!r}: {problem}")
 
     def _named(self, node: ast.Name | ast.Call) -> Value:
-        name = node.id if isinstance(node, ast.Name) else str(_column_name(node))
-        word = _literal_word(name, self._columns) if isinstance(node, ast.Name) else None
-        if word is _NULL:
+        name = node.id if isinstance(node, ast.Name) else str(column_name(node))
+        word = literal_word(name, self._columns) if isinstance(node, ast.Name) else None
+        if word is NULL:
             raise self._fault("a missing value equals nothing; write: is null, or is not null")
         return self._columns[name] if word is None else word
 
@@ -212,8 +213,8 @@ class _Walk:
         return _COMPARISONS[type(op)](*operands)
 
     def _is_null(self, node: ast.expr) -> bool:
-        word = _literal_word(node.id, self._columns) if isinstance(node, ast.Name) else None
-        return word is _NULL or (isinstance(node, ast.Constant) and node.value is None)
+        word = literal_word(node.id, self._columns) if isinstance(node, ast.Name) else None
+        return word is NULL or (isinstance(node, ast.Constant) and node.value is None)
 
     def _member(self, left: ast.expr, right: ast.expr) -> pa.Array:
         """Whether a column's value is one of a list; unknown where it is missing."""

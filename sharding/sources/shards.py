@@ -17,7 +17,7 @@ from ..storage import Storage
 from .base import BATCH_BYTES, BATCH_ROWS
 from .tables import bounded
 
-__all__ = ["read_index_rows", "read_shard"]
+__all__ = ["decode_tfrecord", "read_index_rows", "read_shard"]
 
 _DECODE_BYTES = BATCH_BYTES // 4  # of TFRecords at a time: an integer of one byte may be eight when it is decoded
 
@@ -41,7 +41,8 @@ def read_shard(
     if manifest.shard_format == "parquet":
         batches = iterate_parquet(data, BATCH_ROWS, names, BATCH_BYTES)
     else:
-        batches = _decode(storage, manifest, shard, data, names)
+        index = None if manifest.layout is not None else read_index_rows(storage, shard)
+        batches = decode_tfrecord(manifest, shard, data, index, names)
     for batch in batches:
         yield from bounded(batch)
 
@@ -56,10 +57,18 @@ def read_index_rows(storage: Storage, shard: ShardInfo) -> pa.RecordBatch:
     return pa.ipc.open_file(data).get_batch(0)
 
 
-def _decode(
-    storage: Storage, manifest: Manifest, shard: ShardInfo, data: pa.Buffer, columns: Sequence[str]
+def decode_tfrecord(
+    manifest: Manifest, shard: ShardInfo, data: pa.Buffer, index: pa.RecordBatch | None, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a TFRecord shard. Their own CRCs need no look, as the checksum of the file was right."""
+    """Columns of a TFRecord shard. The records' own CRCs need no look, as the checksum of the file was right.
+
+    Args:
+        manifest: of the dataset.
+        shard: one of its shards.
+        data: of the file.
+        index: of the shard; None where all records share a layout.
+        columns: names of features.
+    """
     schema, layout = manifest.schema, manifest.layout
     stream: pa.NativeFile = pa.BufferReader(data)
     if manifest.compression != "none":
@@ -67,7 +76,8 @@ def _decode(
     if layout is not None:
         lengths = np.full(shard.records, HEADER_BYTES + layout.example_bytes + FOOTER_BYTES)
     else:
-        lengths = read_index_rows(storage, shard).column("length").to_numpy().astype(np.int64)
+        assert index is not None
+        lengths = index.column("length").to_numpy().astype(np.int64)
     ends = np.cumsum(lengths)
     start = 0
     while start < shard.records:
@@ -76,7 +86,7 @@ def _decode(
         frames = np.frombuffer(stream.read_buffer(int(ends[stop - 1]) - before), np.uint8)
         if layout is not None:
             messages = frames.reshape(stop - start, -1)[:, HEADER_BYTES:-FOOTER_BYTES]
-            yield decode_matrix(messages, schema, layout).select(list(columns))
+            yield decode_matrix(messages, schema.select(columns), layout.select(columns))
         else:
             last = ends[start:stop] - before
             first = last - lengths[start:stop] + HEADER_BYTES

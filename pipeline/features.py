@@ -1,0 +1,55 @@
+"""The features that a loader delivers: those of the dataset, or the columns asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..sharding.errors import ConfigError
+from ..sharding.manifest import Manifest
+from ..sharding.prepare.columns import check_columns, check_distinct
+from ..sharding.schema import Schema
+from .frames import EXAMPLES, FRAMES
+from .streams import CLASS_ID, WEIGHT
+
+__all__ = ["delivered_schema"]
+
+
+def delivered_schema(manifest: Manifest, split: str, columns: Sequence[str] | None, fill: Mapping[str, Any]) -> Schema:
+    """The features to deliver, in the order of `columns`; refuses what would fail in the midst of an epoch.
+
+    Args:
+        manifest: of the dataset.
+        split: that is read.
+        columns: names; None for all features.
+        fill: what stands for missing values.
+
+    Raises:
+        ConfigError: says which column, and what to do.
+    """
+    for name in fill:
+        if name not in manifest.schema.names:
+            raise ConfigError(f"fill names {name!r}, which is no feature; they are: {', '.join(manifest.schema.names)}")
+    schema = _select(manifest.schema, columns)
+    for name in (CLASS_ID, WEIGHT, EXAMPLES, FRAMES):
+        if name in schema.names:
+            raise ConfigError(f"a feature is called {name!r}, a name that the loader needs; rename it and build again")
+    for feature in schema.features:
+        statistics = manifest.split(split).statistics[feature.name]
+        needs_fill = not feature.dtype.startswith("float") and feature.elements is not None
+        if statistics.nulls and needs_fill and feature.name not in fill:
+            raise ConfigError(
+                f"feature {feature.name!r} has {statistics.nulls} missing values in split {split!r}; say what stands "
+                f"for them: Loader(..., fill={{{feature.name!r}: ...}})"
+            )
+    return schema
+
+
+def _select(schema: Schema, columns: Sequence[str] | None) -> Schema:
+    if columns is None:
+        return schema
+    if isinstance(columns, str) or not columns:
+        raise ConfigError(f"columns must be a list of at least one name, got {columns!r}")
+    check_columns("columns", columns, schema.names)
+    check_distinct("columns", columns)
+    return schema.select(columns)

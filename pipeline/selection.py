@@ -1,0 +1,205 @@
+"""The records of a split that a filter lets through: counted before an epoch is ordered, picked as shards are opened.
+
+What is counted shapes the order, so all ranks count alike, each by itself, from the same files. Counting reads no more
+than it must: nothing for a filter on the label, which the manifest answers; of Parquet the filter's columns, in the row
+groups that their statistics do not rule out, each page held against its checksum. A shard that is opened later is
+checked as a whole, and what it lets through must be what was counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import IO, TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..sharding.class_counts import ClassCounts, count_matrix
+from ..sharding.dataset import Dataset, read_checked
+from ..sharding.errors import ConfigError, CorruptionError, RingfeedError
+from ..sharding.manifest import ShardInfo
+from ..sharding.sources.shards import decode_tfrecord, read_index_rows
+from .picking import Picked, pick_parquet, pick_records
+from .where import open_filter
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+
+__all__ = ["FilterPlan", "Selection"]
+
+ClassIds = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterPlan:
+    """What a filter lets through, and what it took to know.
+
+    Attributes:
+        where: the expression.
+        records: of the split.
+        kept: of these, let through.
+        shards: of the split.
+        shards_kept: with a record that is let through; no other is opened.
+        row_groups: of Parquet shards; 0 for a filter on the label alone, for which none is looked at.
+        row_groups_skipped: of these, ruled out by statistics.
+        bytes_read: to count.
+        bytes_skipped: of the filter's columns, in row groups that were ruled out.
+    """
+
+    where: str
+    records: int
+    kept: int
+    shards: int
+    shards_kept: int
+    row_groups: int
+    row_groups_skipped: int
+    bytes_read: int
+    bytes_skipped: int
+
+
+class Selection:
+    """The records of a split that a filter lets through.
+
+    Args:
+        dataset: opened.
+        split: of it.
+        where: see `Loader`.
+        threads: that count.
+
+    Attributes:
+        shards: those with records that are let through; their `records` and `class_counts` are of these alone.
+        split: its totals, likewise.
+        plan: for `LoaderPlan`.
+
+    Raises:
+        ConfigError: the expression is none, does not fit the columns, or lets nothing through.
+        CorruptionError: a shard is damaged.
+        StorageError: the store refuses.
+    """
+
+    def __init__(self, dataset: Dataset, split: str, where: str | pc.Expression, threads: int) -> None:
+        shards = dataset.split_shards(split)
+        self._dataset = dataset
+        self._filter = open_filter(where, dataset.manifest.schema)
+        self._written = {shard.path: shard for shard in shards}
+        self._classes = self._classes_kept()
+        with ThreadPoolExecutor(threads, thread_name_prefix="ringfeed-filter") as pool:
+            counted = list(pool.map(self._count, shards))
+        self.shards = tuple(shard for shard, _ in counted if shard.records)
+        self.plan = FilterPlan(
+            where=self._filter.text,
+            records=sum(shard.records for shard in shards),
+            kept=sum(shard.records for shard in self.shards),
+            shards=len(shards),
+            shards_kept=len(self.shards),
+            row_groups=sum(picked.row_groups for _, picked in counted),
+            row_groups_skipped=sum(p.row_groups - len(p.groups) for _, p in counted if p.groups is not None),
+            bytes_read=sum(picked.bytes_read for _, picked in counted),
+            bytes_skipped=sum(picked.bytes_skipped for _, picked in counted),
+        )
+        if not self.plan.kept:
+            raise ConfigError(f"where {self._filter.text!r} lets none of the {self.plan.records} records through")
+        class_counts = count_matrix([shard.class_counts for shard in self.shards]).sum(axis=0, dtype=np.int64)
+        info = dataset.manifest.split(split)
+        self.split = replace(info, records=self.plan.kept, class_counts=tuple(class_counts.tolist()))
+
+    def written_records(self, shard: ShardInfo) -> int:
+        """All records of a shard."""
+        return self._written[shard.path].records
+
+    def class_ids(self, shard: ShardInfo, class_ids: ClassIds) -> ClassIds:
+        """Of the classes of all records of a shard, those of the records that are let through."""
+        return class_ids[
+            self._look(self._written[shard.path]).rows if self._classes is None else self._by_class(class_ids)
+        ]
+
+    def pick(self, shard: ShardInfo, data: pa.Buffer, index: pa.RecordBatch) -> Picked:
+        """The records of a shard in memory that are let through.
+
+        Args:
+            shard: one of `shards`.
+            data: of the file, found to be whole.
+            index: of the shard.
+
+        Raises:
+            CorruptionError: they are not as many as were counted.
+        """
+        if self._classes is not None:
+            rows = self._by_class(index.column("class_id").to_numpy())
+            picked = Picked(rows=rows, rows_read=rows)
+        elif self._dataset.manifest.shard_format == "parquet":
+            picked = pick_parquet(pa.BufferReader(data), self._filter, check_pages=False)
+        else:
+            picked = self._pick_tfrecord(shard, data, index)
+        if len(picked.rows) != shard.records:
+            raise CorruptionError(
+                f"{self._dataset.storage.locate(shard.path)}: {shard.records} of its records passed where "
+                f"{self._filter.text!r} when they were counted, now {len(picked.rows)}: it was replaced since, or was "
+                "misread then; see: shard-dataset verify"
+            )
+        return picked
+
+    def _classes_kept(self) -> npt.NDArray[np.bool_] | None:
+        """Whether each class is let through, if the label alone decides."""
+        manifest = self._dataset.manifest
+        label = manifest.schema.label
+        if label is None or self._filter.columns != {label}:
+            return None
+        values = pa.array(manifest.classes, manifest.schema[label].arrow_type)
+        kept = np.zeros(len(values), np.bool_)
+        kept[self._filter.rows({label: values})] = True
+        return kept
+
+    def _by_class(self, class_ids: ClassIds) -> npt.NDArray[np.int64]:
+        assert self._classes is not None
+        return np.flatnonzero(self._classes[class_ids])
+
+    def _count(self, shard: ShardInfo) -> tuple[ShardInfo, Picked]:
+        """A shard with the numbers of the records that are let through."""
+        counts = np.asarray(shard.class_counts, np.int64)
+        if self._classes is not None:
+            nothing = np.empty(0, np.int64)
+            counts = counts * self._classes
+            picked = Picked(rows=nothing, rows_read=nothing)
+        else:
+            picked = self._look(shard)
+            if not len(picked.rows):
+                counts = np.zeros_like(counts)
+            elif len(picked.rows) < shard.records:
+                ids = read_index_rows(self._dataset.storage, shard).column("class_id").to_numpy()
+                counts = np.bincount(ids[picked.rows], minlength=len(counts))
+        left = replace(shard, records=int(counts.sum()), class_counts=ClassCounts(counts))
+        return left, picked
+
+    def _look(self, shard: ShardInfo) -> Picked:
+        """The records of a shard on storage that are let through."""
+        storage, manifest = self._dataset.storage, self._dataset.manifest
+        if manifest.shard_format == "parquet":
+            with self._opened(shard) as file:
+                return pick_parquet(file, self._filter, check_pages=True)
+        index = None if manifest.layout is not None else read_index_rows(storage, shard)
+        return self._pick_tfrecord(shard, read_checked(storage, shard.path, shard.bytes, shard.checksum), index)
+
+    def _pick_tfrecord(self, shard: ShardInfo, data: pa.Buffer, index: pa.RecordBatch | None) -> Picked:
+        written = self._written[shard.path]
+        batches = decode_tfrecord(self._dataset.manifest, written, data, index, sorted(self._filter.columns))
+        return pick_records(batches, self._filter, shard.bytes)
+
+    @contextmanager
+    def _opened(self, shard: ShardInfo) -> Iterator[IO[bytes] | pa.NativeFile]:
+        storage = self._dataset.storage
+        where = storage.locate(shard.path)
+        try:
+            with storage.open_input(shard.path, read_ahead=False) as file:
+                yield file
+        except FileNotFoundError as error:
+            raise CorruptionError(f"{where} is missing; see: shard-dataset verify") from error
+        except RingfeedError:
+            raise
+        except (OSError, pa.ArrowInvalid) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise CorruptionError(f"{where} is damaged: {reason}; find out where with: shard-dataset verify") from error

@@ -1,0 +1,150 @@
+"""What an expression of the language of `--filter` implies of single columns: enough to pass over a whole row group.
+
+Statistics of Parquet tell the least and the greatest value of a column in a row group, and how many are missing. They
+say nothing of NaN. pyarrow 26.0.1 passes over NaN where a comparison is negated, so that ``not (x < 5)`` lost records
+(tried 2026-11-21); here a negated comparison of floats implies nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..schema import Feature, Schema
+from .expression import NULL, column_name, literal_word, parse
+
+__all__ = ["implied"]
+
+_OPERATORS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+_MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE, ast.Eq: ast.Eq, ast.NotEq: ast.NotEq,
+}  # fmt: skip
+_NEGATED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+_EXACT = 1 << 53  # integers up to here are floats, too
+_ANY = pc.scalar(True)
+
+
+def implied(text: str, schema: Schema) -> pc.Expression:
+    """An expression of Arrow that holds, as statistics tell, wherever the given one is true.
+
+    Args:
+        text: an expression that `columns_of` took.
+        schema: of the columns.
+
+    >>> implied("x < 5 and y + 1 > 2", Schema(features=tuple(Feature(name=n, dtype="int8") for n in "xy")))
+    <pyarrow.compute.Expression ((x < 5) and true)>
+    """
+    return _Implication(schema).of(parse(text), negated=False)
+
+
+class _Implication:
+    """Of one expression."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._features = {feature.name: feature for feature in schema.features if feature.shape == ()}
+        self._names = schema.names
+
+    def of(self, node: ast.expr, *, negated: bool) -> pc.Expression:
+        """What follows where a node is true, or where it is false."""
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return self.of(node.operand, negated=not negated)
+        if isinstance(node, ast.BoolOp):
+            parts = [self.of(value, negated=negated) for value in node.values]
+            return reduce(operator.and_ if isinstance(node.op, ast.And) != negated else operator.or_, parts)
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            pairs = zip(sides, node.ops, sides[1:], strict=False)
+            parts = [self._compare(left, type(op), right, negated=negated) for left, op, right in pairs]
+            return reduce(operator.or_ if negated else operator.and_, parts)
+        feature = self._column(node)
+        if feature is not None and feature.dtype == "bool":
+            return ~pc.field(feature.name) if negated else pc.field(feature.name)
+        return _ANY
+
+    def _column(self, node: ast.expr) -> Feature | None:
+        name = column_name(node)
+        if name is None and isinstance(node, ast.Name) and literal_word(node.id, self._names) is None:
+            name = node.id
+        return None if name is None else self._features.get(name)
+
+    def _literal(self, node: ast.expr) -> Any:
+        """The value of a literal; None for anything else."""
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            value = self._literal(node.operand)
+            return -value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        if isinstance(node, ast.Name):
+            value = literal_word(node.id, self._names)
+            return None if value is NULL else value
+        return node.value if isinstance(node, ast.Constant) else None
+
+    def _compare(self, left: ast.expr, op: type[ast.cmpop], right: ast.expr, *, negated: bool) -> pc.Expression:
+        feature = self._column(left)
+        if feature is None:
+            feature, left, right, op = self._column(right), right, left, _MIRRORED.get(op, op)
+        if feature is None or (feature.dtype.startswith("float") and negated and op not in (ast.Is, ast.IsNot)):
+            return _ANY
+        op = _NEGATED[op] if negated else op
+        if op in (ast.Is, ast.IsNot):
+            missing = pc.is_null(pc.field(feature.name))
+            return missing if op is ast.Is else ~missing
+        if op not in (ast.In, ast.NotIn):
+            return _bound(feature, op, self._literal(right))
+        if not isinstance(right, (ast.Tuple, ast.List, ast.Set)) or not right.elts:
+            return _ANY
+        each = [_bound(feature, ast.Eq if op is ast.In else ast.NotEq, self._literal(one)) for one in right.elts]
+        return reduce(operator.or_ if op is ast.In else operator.and_, each)
+
+
+def _bound(feature: Feature, op: type[ast.cmpop], value: Any) -> pc.Expression:
+    """What a comparison of a column with a literal implies, in the column's own type."""
+    kind, column = feature.primitive, pc.field(feature.name)
+    compare = _OPERATORS[op]
+    if isinstance(value, bool) or feature.dtype == "bool":
+        alike = isinstance(value, bool) and feature.dtype == "bool" and op in (ast.Eq, ast.NotEq)
+        return compare(column, pc.scalar(value)) if alike else _ANY
+    if isinstance(value, str):
+        if feature.dtype == "string":
+            return compare(column, pc.scalar(value))
+        return compare(column, pc.scalar(value.encode())) if feature.dtype == "binary" else _ANY
+    if not isinstance(value, (int, float)) or not feature.numeric or feature.dtype == "float16":
+        return _ANY
+    if feature.dtype.startswith("float"):
+        known = op is not ast.NotEq and abs(value) < _EXACT
+        return compare(column, pc.scalar(pa.scalar(float(value), kind))) if known else _ANY
+    if isinstance(value, float):
+        return _float_bound(column, kind, op, value)
+    return compare(column, pc.scalar(pa.scalar(value, kind))) if _fits(value, kind) else _ANY
+
+
+def _float_bound(column: pc.Expression, kind: pa.DataType, op: type[ast.cmpop], value: float) -> pc.Expression:
+    """The same of a column of integers with a float: they are compared as floats."""
+    if not abs(value) < _EXACT or op is ast.NotEq:
+        return _ANY
+    low, high = math.floor(value), math.ceil(value)
+    if not (_fits(low, kind) and _fits(high, kind)):
+        return _ANY
+    least, most = pc.scalar(pa.scalar(low, kind)), pc.scalar(pa.scalar(high, kind))
+    if op in (ast.Lt, ast.LtE):
+        return column <= most
+    return column >= least if op in (ast.Gt, ast.GtE) else (column >= least) & (column <= most)
+
+
+def _fits(value: int, kind: pa.DataType) -> bool:
+    try:
+        pa.scalar(value, kind)
+    except (pa.ArrowInvalid, OverflowError):
+        return False
+    return True

@@ -1,0 +1,158 @@
+"""NumPy batches equal those of TensorFlow, also where there is none; and a loader gives the columns asked for."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ringfeed.pipeline import Loader, Ragged
+from ringfeed.sharding import BuildOptions, ConfigError, build
+from tests.pipeline import without_tensorflow
+from tests.pipeline.test_delivery import make_table, make_variable_table
+from tests.pipeline.without_tensorflow import BATCH_SIZE, EPOCH, SEED, START_STEP, digest, parts_of
+
+Make = Callable[..., str]
+KINDS = [(shard_format, variable) for shard_format in ("tfrecord", "parquet") for variable in (False, True)]
+PROJECTIONS = [("double", "id"), ("matrix",), ("label", "flag", "large")]
+
+
+def write(table: pa.Table, folder: Path, shard_format: str) -> str:
+    pq.write_table(table, folder / "source.parquet")
+    url = str(folder / shard_format)
+    build(
+        BuildOptions(
+            source=str(folder / "source.parquet"), destination=url, label="label", shards=3, shard_format=shard_format
+        )
+    )
+    return url
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], str]:
+    """A dataset of each kind of record."""
+    return {
+        (shard_format, variable): write(
+            (make_variable_table if variable else make_table)(), tmp_path_factory.mktemp("kinds"), shard_format
+        )
+        for shard_format, variable in KINDS
+    }
+
+
+def as_ragged(value: Any) -> Any:
+    """A tensor as its array, or as `Ragged`."""
+    if hasattr(value, "row_lengths"):
+        lengths = value.row_lengths().numpy()  # int32 or int64, by the op that made it
+        return Ragged(value.values.numpy(), lengths.astype(np.int64))
+    return value.numpy()
+
+
+def same(first: Any, second: Any) -> bool:
+    """Whether two values are equal in every bit, dtype and shape."""
+    return digest(parts_of(first)) == digest(parts_of(second))
+
+
+def test_every_kind_of_record_reads_the_same_with_no_tensorflow_installed(datasets: dict[Any, str]) -> None:
+    expected = {}
+    for url in datasets.values():
+        batches = Loader(url, batch_size=BATCH_SIZE, seed=SEED).epoch(EPOCH, START_STEP)
+        expected[url] = [{name: digest(parts_of(as_ragged(value))) for name, value in b.items()} for b in batches]
+    assert {len(batches) for batches in expected.values()} == {4}
+    command = [sys.executable, without_tensorflow.__file__, *expected]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == expected
+
+
+@pytest.mark.parametrize(("shard_format", "variable"), KINDS)
+def test_a_projection_gives_the_same_values_of_fewer_columns(
+    datasets: dict[Any, str], shard_format: str, variable: bool
+) -> None:
+    url = datasets[shard_format, variable]
+    whole = list(Loader(url, batch_size=12).numpy_epoch(0))
+    for columns in [*PROJECTIONS, *([("text", "doubles", "id"), ("raw", "ints")] * variable)]:
+        loader = Loader(url, batch_size=12, columns=columns)
+        assert loader.schema.names == columns
+        for batch, part, tensors in zip(whole, loader.numpy_epoch(0), loader.epoch(0), strict=True):
+            assert set(part) == set(tensors) == {*columns, "class_id"}
+            for name, value in part.items():
+                assert same(value, batch[name])
+                assert same(value, as_ragged(tensors[name]))
+
+
+@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+def test_missing_values_are_those_of_tensorflow(tmp_path: Path, shard_format: str) -> None:
+    n = range(60)
+    table = pa.table(
+        {
+            "number": pa.array([None if i % 7 == 0 else i / 3 for i in n], pa.float64()),
+            "vector": pa.array([None if i % 5 == 0 else [i / 3, 1.0] for i in n], pa.list_(pa.float32(), 2)),
+            "count": pa.array([None if i % 3 == 0 else i for i in n], pa.int32()),
+            "word": pa.array([None if i % 4 == 0 else str(i) for i in n]),
+            "list": pa.array([None if i % 2 == 0 else [i] * (i % 5) for i in n], pa.list_(pa.int64())),
+            "label": pa.array([i % 2 for i in n]),
+        }
+    )
+    url = write(table, tmp_path, shard_format)
+    loader = Loader(url, batch_size=10, fill={"count": -1, "word": "?"}, remainder="pad")
+    for tensors, batch in zip(loader.epoch(0), loader.numpy_epoch(0), strict=True):
+        assert set(tensors) == set(batch)
+        assert all(same(as_ragged(tensors[name]), value) for name, value in batch.items())
+    assert list(Loader(url, batch_size=10, columns=["number", "list"]).numpy_epoch(0))  # nothing to fill
+
+
+def test_arrays_are_the_callers_own_to_write_to(datasets: dict[Any, str]) -> None:
+    for url in datasets.values():
+        first, again = (list(Loader(url, batch_size=12).numpy_epoch(0)) for _ in range(2))
+        for batch in first:
+            for value in batch.values():
+                for part in parts_of(value):
+                    part[...] = part[::-1].copy()
+        assert same(np.concatenate([b["id"][::-1] for b in first]), np.concatenate([b["id"] for b in again]))
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (["vectr"], "columns: there is no column 'vectr'; did you mean 'vector'"),
+        (["id", "id"], "columns: each column is named once, got 'id' twice"),
+        ([], "columns must be a list of at least one name"),
+        ("id", "columns must be a list of at least one name, got 'id'"),
+    ],
+)
+def test_impossible_columns_are_refused(make_dataset: Make, columns: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Loader(make_dataset(), batch_size=60, columns=columns)
+
+
+def test_less_is_held_of_a_dataset_with_fewer_columns(make_dataset: Make) -> None:
+    for shard_format in ("tfrecord", "parquet"):
+        url = make_dataset(shard_format=shard_format)
+        sizes = []
+        for columns in (None, ["id"], ["vector"]):
+            chunks = [chunk for _, chunk in Loader(url, batch_size=60, columns=columns).chunks(0)]
+            sizes.append(sum(values.nbytes for chunk in chunks for values in chunk.values()))
+        assert sizes == [960 * (8 + 12 + 8 + 4), 960 * (8 + 4), 960 * (12 + 4)]  # with the class id
+
+
+def test_an_abandoned_iterator_leaves_no_thread_and_the_next_one_starts_anew(make_dataset: Make) -> None:
+    def ours() -> set[str]:
+        return {thread.name for thread in threading.enumerate() if thread.name.startswith("ringfeed-prefetch")}
+
+    loader = Loader(make_dataset(), batch_size=60)
+    batches = loader.numpy_epoch(0, prefetch_bytes=1)
+    first = next(batches)
+    assert len(ours()) == 1
+    del batches
+    assert ours() == set()
+    assert loader.stats()["deliver"].queue_depth == 0
+    assert same(next(loader.numpy_epoch(0))["id"], first["id"])
+    with pytest.raises(ConfigError, match="steps 0 to 16, got epoch 0, start_step 17"):
+        loader.numpy_epoch(0, 17)

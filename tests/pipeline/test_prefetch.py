@@ -1,0 +1,80 @@
+"""Work ahead of its consumer: in order, within its bytes, and with no thread left behind."""
+
+import threading
+import time
+from collections.abc import Callable, Generator
+
+import pytest
+
+from ringfeed.pipeline.prefetch import prefetch
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("ringfeed-prefetch")]
+
+
+class Numbers:
+    """Counts from 0, and remembers how far it came and whether it was closed."""
+
+    def __init__(self, stop: int, fail_at: int = -1) -> None:
+        self.stop, self.fail_at = stop, fail_at
+        self.made = 0
+        self.closed = False
+
+    def __iter__(self) -> Generator[int, None, None]:
+        try:
+            for number in range(self.stop):
+                if number == self.fail_at:
+                    raise RuntimeError("no further")
+                self.made += 1
+                yield number
+        finally:
+            self.closed = True
+
+
+def ahead(numbers: Numbers, limit_bytes: int, queued: Callable[[int], None] = lambda change: None) -> Generator[int]:
+    return prefetch(iter(numbers), lambda number: 10, limit_bytes, queued)
+
+
+@pytest.mark.parametrize("limit_bytes", [0, 1, 10, 25, 10_000])
+def test_items_come_in_order_whatever_the_limit(limit_bytes: int) -> None:
+    depth = [0]
+    numbers = Numbers(500)
+    assert list(ahead(numbers, limit_bytes, lambda change: depth.append(depth[-1] + change))) == list(range(500))
+    assert depth[-1] == 0
+    assert numbers.closed
+    assert threads() == []
+
+
+@pytest.mark.parametrize(("limit_bytes", "most"), [(0, 1), (1, 2), (25, 4), (40, 5)])
+def test_no_more_is_made_ahead_than_the_limit_and_one(limit_bytes: int, most: int) -> None:
+    numbers = Numbers(100)
+    items = ahead(numbers, limit_bytes)
+    for taken in range(1, 20):
+        next(items)
+        deadline = time.monotonic() + 5
+        while numbers.made < taken - 1 + most and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert numbers.made == taken - 1 + most
+    items.close()
+
+
+def test_an_error_comes_after_the_items_before_it() -> None:
+    numbers = Numbers(10, fail_at=3)
+    items = ahead(numbers, 10_000)
+    assert [next(items), next(items), next(items)] == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="no further"):
+        next(items)
+    assert numbers.closed
+    assert threads() == []
+
+
+@pytest.mark.parametrize("taken", [0, 1, 7])
+def test_an_iterator_that_is_let_go_of_leaves_no_thread(taken: int) -> None:
+    numbers = Numbers(1_000_000)
+    items = ahead(numbers, 100)
+    assert [next(items) for _ in range(taken)] == list(range(taken))
+    del items
+    assert threads() == []
+    assert numbers.closed == bool(taken)
+    assert numbers.made < 100
