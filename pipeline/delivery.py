@@ -16,6 +16,7 @@ from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.schema import Feature, Schema
 from .columns import Columns
 from .frames import EXAMPLES
+from .keys import SAMPLE_KEY
 from .streams import CLASS_ID, WEIGHT
 
 __all__ = ["feature_spec", "parse_batch", "to_dataset"]
@@ -97,6 +98,7 @@ def to_dataset(
     local_batch: int,
     undecoded: bool,
     padded: bool,
+    keyed: bool,
     prefetch: int,
 ) -> tf.data.Dataset:
     """A dataset of batches out of an iterator of chunks.
@@ -108,9 +110,10 @@ def to_dataset(
         local_batch: samples of this rank in a step.
         undecoded: whether the columns hold whole examples, to be parsed here.
         padded: whether there is a column of weights.
+        keyed: whether there is a column of keys.
         prefetch: batches kept ready.
     """
-    signature = _signature(schema, local_batch, undecoded=undecoded, padded=padded)
+    signature = _signature(schema, local_batch, undecoded=undecoded, padded=padded, keyed=keyed)
 
     def encoded() -> Iterator[Batch]:
         for steps, columns in chunks():
@@ -150,10 +153,14 @@ def _from_generator(generator: Callable[[], Iterator[Batch]], signature: dict[st
         logger.setLevel(level)
 
 
-def _signature(schema: Schema, local_batch: int, *, undecoded: bool, padded: bool) -> dict[str, tf.TensorSpec]:
+def _signature(
+    schema: Schema, local_batch: int, *, undecoded: bool, padded: bool, keyed: bool
+) -> dict[str, tf.TensorSpec]:
     specs = {CLASS_ID: tf.TensorSpec([None, local_batch], tf.int32)}
     if padded:
         specs[WEIGHT] = tf.TensorSpec([None, local_batch], tf.float32)
+    if keyed:
+        specs[SAMPLE_KEY] = tf.TensorSpec([None, local_batch, 2], tf.int64)
     if undecoded:
         return specs | {EXAMPLES: tf.TensorSpec([], tf.string), _LENGTHS: tf.TensorSpec([None], tf.int64)}
     for feature in schema.features:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..sharding.class_counts import count_matrix
 from ..sharding.dataset import open_dataset
@@ -20,10 +21,12 @@ from .chunks import interleave
 from .columns import Columns
 from .counters import Counters, StageStats
 from .frames import EXAMPLES, FRAMES
+from .keys import SAMPLE_KEY, sample_keys
 from .order import EpochOrder, Geometry, Remainder, default_streams
 from .plan import LoaderPlan, plan_epoch
 from .shards import ShardFetcher
 from .streams import CLASS_ID, WEIGHT, StreamReader
+from .transform import Transform, apply_transform
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -57,6 +60,8 @@ class Loader:
         streams: canonical streams, a divisor of `batch_size`; default: the largest up to 16.
         window_shards: shards' worth of records that a stream shuffles, and holds in memory, together.
         fetch_threads: that fetch and open shards.
+        sample_keys: whether batches hold ``sample_key``, int64 [batch, 2], a key of (seed, epoch, position) for the
+            random augmentation of each sample.
 
     Raises:
         ConfigError: an argument its rule forbids, a batch that the ranks cannot share, or missing values without
@@ -83,6 +88,7 @@ class Loader:
         streams: int | None = None,
         window_shards: int = 1,
         fetch_threads: int = 4,
+        sample_keys: bool = False,
     ) -> None:
         self._dataset = open_dataset(url)
         self._split = split
@@ -96,7 +102,7 @@ class Loader:
             remainder=remainder,
         )
         self._slices = self._geometry.rank_slices(rank, world_size)
-        self._world_size = world_size
+        self._rank, self._world_size = rank, world_size
         self._weights = target_weights(balance, self.manifest.classes, info.class_counts)
         if self._weights is not None and remainder == "pad":
             raise ConfigError("remainder='pad' needs balance='natural': a balanced epoch has no rest to pad")
@@ -104,6 +110,7 @@ class Loader:
         self._fill = dict(fill or {})
         _check_columns(self.manifest, split, self._fill)
         self._fetch_threads = fetch_threads
+        self._sample_keys = sample_keys
         self._counters = Counters()
 
     @property
@@ -145,12 +152,21 @@ class Loader:
         """What each stage did since the loader was made."""
         return self._counters.snapshot()
 
-    def epoch(self, epoch: int, start_step: int = 0) -> tf.data.Dataset:
+    def epoch(
+        self,
+        epoch: int,
+        start_step: int = 0,
+        *,
+        transform: Transform | Sequence[Transform] | None = None,
+        num_parallel_calls: int | None = None,
+    ) -> tf.data.Dataset:
         """The batches of an epoch from a step on.
 
         Args:
             epoch: from 0; each has another order.
             start_step: in ``[0, steps_per_epoch]``; what comes before is not read.
+            transform: function of each element, in TensorFlow operations, or several, one after the other.
+            num_parallel_calls: batches that it works on at a time; by default one for each core.
 
         Raises:
             ConfigError: there is no such step.
@@ -158,15 +174,17 @@ class Loader:
         from .delivery import to_dataset  # TensorFlow is needed from here on
 
         self._check_step(epoch, start_step)
-        return to_dataset(
+        dataset = to_dataset(
             lambda: self.chunks(epoch, start_step),
             self.schema,
             self._fill,
             local_batch=self.local_batch_size,
             undecoded=self._undecoded,
             padded=self._geometry.remainder == "pad",
+            keyed=self._sample_keys,
             prefetch=_PREFETCH,
         ).apply(_cardinality(self.steps_per_epoch - start_step))
+        return dataset if transform is None else apply_transform(dataset, transform, num_parallel_calls)
 
     def chunks(self, epoch: int, start_step: int = 0) -> Iterator[tuple[int, Columns]]:
         """Runs of steps of an epoch, as NumPy and Arrow columns: what `epoch` is made of, without TensorFlow.
@@ -191,6 +209,8 @@ class Loader:
                 parts = [reader.take(step, steps) for reader in readers]
                 with self._counters.busy("gather"):
                     columns = interleave(parts, widths, steps, self.schema, self.manifest.layout)
+                    if self._sample_keys:
+                        columns = {**columns, SAMPLE_KEY: sample_keys(self._seed, epoch, self._positions(step, steps))}
                 asked = time.perf_counter()
                 yield steps, columns
                 waited = time.perf_counter() - asked
@@ -198,6 +218,11 @@ class Loader:
         finally:
             planner.shutdown(wait=False, cancel_futures=True)
             fetcher.close()
+
+    def _positions(self, step: int, steps: int) -> npt.NDArray[np.int64]:
+        """Where this rank's samples of a run of steps lie in the epoch's global order."""
+        place = self._rank * self.local_batch_size + np.arange(self.local_batch_size)
+        return (np.arange(step, step + steps)[:, None] * self._geometry.batch_size + place).reshape(-1)
 
     @property
     def _undecoded(self) -> bool:
@@ -245,7 +270,7 @@ def _check_columns(manifest: Manifest, split: str, fill: Mapping[str, Any]) -> N
     for name in fill:
         if name not in manifest.schema.names:
             raise ConfigError(f"fill names {name!r}, which is no feature; they are: {', '.join(manifest.schema.names)}")
-    for name in (CLASS_ID, WEIGHT, EXAMPLES, FRAMES):
+    for name in (CLASS_ID, WEIGHT, SAMPLE_KEY, EXAMPLES, FRAMES):
         if name in manifest.schema.names:
             raise ConfigError(f"a feature is called {name!r}, a name that the loader needs; rename it and build again")
     for feature in manifest.schema.features:
