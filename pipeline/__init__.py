@@ -4,6 +4,7 @@ from .counters import StageStats
 from .images import CentreCrop, ColourJitter, ImageTransform, Normalisation, RandomCrop
 from .loader import Loader
 from .plan import ClassMix, LoaderPlan, MissingClass
+from .tabular import TabularPlan, TabularTransform, plan_columns
 
 __all__ = [
     "CentreCrop",
@@ -16,4 +17,7 @@ __all__ = [
     "Normalisation",
     "RandomCrop",
     "StageStats",
+    "TabularPlan",
+    "TabularTransform",
+    "plan_columns",
 ]

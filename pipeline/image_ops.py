@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,7 +11,7 @@ from ..sharding.errors import ConfigError
 from .images import CentreCrop, ColourJitter, ImageTransform, Normalisation, RandomCrop
 from .keys import SAMPLE_KEY
 
-__all__ = ["crop_window", "decode", "normalise", "transform_images"]
+__all__ = ["crop_window", "decode", "fitted", "normalise", "transform_images"]
 
 _PHILOX = "philox"  # named, so that no device draws by another algorithm
 
@@ -45,9 +45,7 @@ def _held(options: ImageTransform) -> tf.DType:
 def _one_image(value: Any, key: Any, options: ImageTransform) -> Any:
     """One image of the wanted size in [0, 255]."""
     crop_key, draws = _draws(key)
-    image = tf.cast(_cropped(value, crop_key, options), tf.float32)
-    if tuple(image.shape[:2]) != options.size:
-        image = tf.image.resize(image, options.size, antialias=True)
+    image = fitted(tf.cast(_cropped(value, crop_key, options), tf.float32), options.size)
     if options.flip_left_right:
         image = tf.where(draws[0] < 0.5, image[:, ::-1], image)
     if options.flip_up_down:
@@ -80,6 +78,13 @@ def _cropped(value: Any, key: Any, options: ImageTransform) -> Any:
 def decode(value: Any, channels: int) -> Any:
     """One image file of any format that TensorFlow knows, whole: uint8 [height, width, channels]."""
     return tf.io.decode_image(value, channels=channels, expand_animations=False)
+
+
+def fitted(image: Any, size: Sequence[int]) -> Any:
+    """A float32 image [height, width, channels] of a size, by antialiased bilinear filtering; as it is, if it fits."""
+    fits = tf.reduce_all(tf.equal(tf.shape(image)[:2], size))
+    image = tf.cond(fits, lambda: image, lambda: tf.image.resize(image, size, antialias=True))
+    return tf.ensure_shape(image, [*size, None])
 
 
 def _cropped_jpeg(value: Any, key: Any, options: ImageTransform) -> Any:

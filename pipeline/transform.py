@@ -23,7 +23,7 @@ class GraphTransform:
     So errors about its arguments reach the user as they were raised.
     """
 
-    __slots__ = ()
+    __slots__ = ("__weakref__",)  # which tf.function needs
 
     def __call__(self, element: Mapping[str, Any]) -> dict[str, Any]:
         """The element, changed."""

@@ -124,6 +124,9 @@ def test_random_crops_have_the_areas_and_shapes_that_are_asked_for() -> None:
     assert np.unique(windows[:, :2], axis=0).shape[0] > 250
 
 
+eighths = st.integers(0, 2040).map(lambda number: number / 8)
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.tuples(eighths, eighths), min_size=3, max_size=3),
