@@ -3,29 +3,39 @@
 from .cache import Cache, MemoryCache
 from .counters import StageStats
 from .exposition import prometheus_text
+from .images import CentreCrop, ColourJitter, ImageTransform, Normalisation, RandomCrop
 from .loader import Loader
 from .mixing import Mixture, MixturePlan, SourceMix
 from .numpy_batches import Ragged
 from .plan import ClassMix, LoaderPlan, MissingClass
 from .remainder import RecordRange
 from .selection import FilterPlan
+from .tabular import TabularPlan, TabularTransform, plan_columns
 from .targets import Balance, Ramp
 
 __all__ = [
     "Balance",
     "Cache",
+    "CentreCrop",
     "ClassMix",
+    "ColourJitter",
     "FilterPlan",
+    "ImageTransform",
     "Loader",
     "LoaderPlan",
     "MemoryCache",
     "MissingClass",
     "Mixture",
     "MixturePlan",
+    "Normalisation",
     "Ragged",
     "Ramp",
+    "RandomCrop",
     "RecordRange",
     "SourceMix",
     "StageStats",
+    "TabularPlan",
+    "TabularTransform",
+    "plan_columns",
     "prometheus_text",
 ]

@@ -109,7 +109,7 @@ def to_dataset(
         fill: what stands for missing values.
         local_batch: samples of this rank in a step.
         undecoded: whether the columns hold whole examples, to be parsed here.
-        added: columns beside the features and `CLASS_ID`, one number for each sample, and their dtypes.
+        added: columns beside the features and `CLASS_ID`, and the dtypes of one sample's entries.
         prefetch: batches kept ready.
         steps: batches there will be.
     """
@@ -158,8 +158,10 @@ def _from_generator(generator: Callable[[], Iterator[Batch]], signature: dict[st
 def _signature(
     schema: Schema, local_batch: int, *, undecoded: bool, added: Mapping[str, npt.DTypeLike]
 ) -> dict[str, tf.TensorSpec]:
-    numbers = {CLASS_ID: np.int32, **added}
-    specs = {name: tf.TensorSpec([None, local_batch], tf.as_dtype(dtype)) for name, dtype in numbers.items()}
+    specs = {}
+    for name, dtype in {CLASS_ID: np.int32, **added}.items():
+        entry = np.dtype(dtype)
+        specs[name] = tf.TensorSpec([None, local_batch, *entry.shape], tf.as_dtype(entry.base))
     if undecoded:
         return specs | {EXAMPLES: tf.TensorSpec([], tf.string), _LENGTHS: tf.TensorSpec([None], tf.int64)}
     for feature in schema.features:

@@ -10,6 +10,7 @@ from ..sharding.manifest import Manifest
 from ..sharding.prepare.columns import check_columns, check_distinct
 from ..sharding.schema import Schema
 from .frames import EXAMPLES, FRAMES
+from .keys import SAMPLE_KEY
 from .streams import CLASS_ID, WEIGHT
 
 __all__ = ["delivered_schema"]
@@ -31,7 +32,7 @@ def delivered_schema(manifest: Manifest, split: str, columns: Sequence[str] | No
         if name not in manifest.schema.names:
             raise ConfigError(f"fill names {name!r}, which is no feature; they are: {', '.join(manifest.schema.names)}")
     schema = _select(manifest.schema, columns)
-    for name in (CLASS_ID, WEIGHT, EXAMPLES, FRAMES):
+    for name in (CLASS_ID, WEIGHT, SAMPLE_KEY, EXAMPLES, FRAMES):
         if name in schema.names:
             raise ConfigError(f"a feature is called {name!r}, a name that the loader needs; rename it and build again")
     for feature in schema.features:

@@ -27,6 +27,7 @@ from .chunks import interleave
 from .columns import Columns
 from .counters import Counters, StageStats
 from .features import delivered_schema
+from .keys import SAMPLE_KEY, sample_keys
 from .numpy_batches import NumpyBatch, iterate_numpy
 from .order import EpochOrder, Geometry, Remainder, default_streams
 from .plan import LoaderPlan, plan_epoch
@@ -34,6 +35,7 @@ from .selection import Selection
 from .shards import ShardFetcher
 from .streams import CLASS_ID, WEIGHT, OpenStreams
 from .targets import Balance, EpochLength, epoch_samples, parse_balance, target_weights
+from .transform import Transform, apply_transform
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
@@ -84,6 +86,8 @@ class Loader:
         columns: features to deliver, and to decode; default: all. `class_id` is there without the label, too.
         where: deliver only the records for which an expression is true: a text as `shard-dataset build --filter`
             takes, or one of `pyarrow.compute`. They are counted now, from what must be read for it.
+        sample_keys: whether batches hold ``sample_key``, int64 [batch, 2], a key of (seed, epoch, position) for the
+            random augmentation of each sample.
 
     Raises:
         ConfigError: an argument its rule forbids, or missing values without `fill`.
@@ -114,6 +118,7 @@ class Loader:
         cache: str | os.PathLike[str] | ShardCache = "none",
         columns: Sequence[str] | None = None,
         where: str | pc.Expression | None = None,
+        sample_keys: bool = False,
     ) -> None:
         self._dataset = open_dataset(url)
         self._split = split
@@ -150,6 +155,7 @@ class Loader:
         self._layout = self.manifest.layout and self.manifest.layout.select(self._schema.names)
         self._fetch_threads = fetch_threads
         self._cache = open_cache(cache)
+        self._sample_keys = sample_keys
         self._counters = Counters()
         self._access = RandomAccess(self._shards, self.schema, self._layout, self._fill)
 
@@ -213,12 +219,21 @@ class Loader:
         """What each stage did since the loader was made."""
         return self._counters.snapshot()
 
-    def epoch(self, epoch: int, start_step: int = 0) -> tf.data.Dataset:
+    def epoch(
+        self,
+        epoch: int,
+        start_step: int = 0,
+        *,
+        transform: Transform | Sequence[Transform] | None = None,
+        num_parallel_calls: int | None = None,
+    ) -> tf.data.Dataset:
         """The batches of an epoch from a step on.
 
         Args:
             epoch: from 0; each has another order.
             start_step: in ``[0, steps_per_epoch]``; what comes before is not read.
+            transform: function of each element, in TensorFlow operations, or several, one after the other.
+            num_parallel_calls: batches that it works on at a time; by default one for each core.
 
         Raises:
             ConfigError: there is no such step.
@@ -226,16 +241,17 @@ class Loader:
         from .delivery import to_dataset  # TensorFlow is needed from here on
 
         self._check_step(epoch, start_step)
-        return to_dataset(
+        dataset = to_dataset(
             lambda: self.chunks(epoch, start_step),
             self.schema,
             self._fill,
             local_batch=self.local_batch_size,
             undecoded=self.undecoded,
-            added={WEIGHT: np.float32} if self._geometry.weighted(self._world_size) else {},
+            added=self._added(),
             prefetch=_PREFETCH,
             steps=self.steps_per_epoch - start_step,
         )
+        return dataset if transform is None else apply_transform(dataset, transform, num_parallel_calls)
 
     def numpy_epoch(
         self, epoch: int, start_step: int = 0, *, prefetch_bytes: int = _PREFETCH_BYTES
@@ -283,6 +299,8 @@ class Loader:
                 parts = [reader.take(step, steps) for reader in readers]
                 with self._counters.busy("gather"):
                     columns = interleave(parts, widths, steps, self.schema, self._layout)
+                    if self._sample_keys:
+                        columns = {**columns, SAMPLE_KEY: sample_keys(self._seed, epoch, self._positions(step, steps))}
                 asked = time.perf_counter()
                 yield steps, columns
                 waited = time.perf_counter() - asked
@@ -307,6 +325,23 @@ class Loader:
     @functools.cached_property
     def _class_counts(self) -> npt.NDArray[np.unsignedinteger]:
         return count_matrix([shard.class_counts for shard in self._shards])
+
+    def _positions(self, step: int, steps: int) -> npt.NDArray[np.int64]:
+        """Where this rank's samples of a run of steps lie in the epoch's global order."""
+        piece = self._geometry.piece
+        places = np.concatenate([part.stream * piece + part.places() for part in self._slices])
+        firsts = np.arange(step, step + steps, dtype=np.int64) * self._geometry.batch_size
+        positions: npt.NDArray[np.int64] = np.add.outer(firsts, places).reshape(-1)
+        return positions
+
+    def _added(self) -> dict[str, npt.DTypeLike]:
+        """The columns that batches hold beside features and classes."""
+        added: dict[str, npt.DTypeLike] = {}
+        if self._geometry.weighted(self._world_size):
+            added[WEIGHT] = np.float32
+        if self._sample_keys:
+            added[SAMPLE_KEY] = np.dtype((np.int64, (2,)))
+        return added
 
     @property
     def undecoded(self) -> bool:

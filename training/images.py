@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..pipeline.image_ops import decode, fitted
 from ..sharding.errors import ConfigError
 from ..sharding.manifest import Manifest
 from ..sharding.schema import Feature
@@ -66,16 +67,13 @@ def decode_image(shape: Shape) -> Callable[[Any], Any]:
 
     An image of another size is resized with antialiased bilinear filtering.
     """
-    height, width, channels = shape
+    *size, channels = shape
 
-    def decode(data: Any) -> Any:
-        image = tf.io.decode_image(data, channels=channels, expand_animations=False)
-        fits = tf.reduce_all(tf.equal(tf.shape(image)[:2], [height, width]))
-        image = tf.cast(image, tf.float32)
-        image = tf.cond(fits, lambda: image, lambda: tf.image.resize(image, [height, width], antialias=True))
+    def decoded(data: Any) -> Any:
+        image = fitted(tf.cast(decode(data, channels), tf.float32), size)
         return tf.ensure_shape(image, shape)
 
-    return decode
+    return decoded
 
 
 def image_preprocess(feature: Feature, shape: Shape) -> Preprocess:
@@ -86,13 +84,13 @@ def image_preprocess(feature: Feature, shape: Shape) -> Preprocess:
     """
     if _is_tensor(feature) and image_shape(feature, None) != shape:
         raise ConfigError(f"column {feature.name!r} holds tensors of shape {feature.shape}, not {list(shape)}")
-    decode = decode_image(shape)
+    decoded = decode_image(shape)
 
     def preprocess(element: Element) -> tuple[Inputs, Any, Any]:
         values = element[feature.name]
         if _is_encoded(feature):
             signature = tf.TensorSpec(shape, tf.float32)
-            images = tf.map_fn(decode, tf.reshape(values, [-1]), fn_output_signature=signature)
+            images = tf.map_fn(decoded, tf.reshape(values, [-1]), fn_output_signature=signature)
         else:
             images = tf.cast(tf.reshape(values, [-1, *shape]), tf.float32)
         return images / 255.0, *label_and_weight(element)

@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 
+from ..pipeline.tabular import TabularPlan
 from ..sharding.errors import ConfigError
 from ..sharding.manifest import Manifest
 from .config import ModelConfig, TrainConfig
@@ -22,7 +23,6 @@ from .precision import compute_dtype
 from .preprocess import (
     Element,
     Preprocess,
-    TabularPlan,
     feature_columns,
     label_and_weight,
     plan_tabular,

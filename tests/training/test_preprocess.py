@@ -14,7 +14,7 @@ from ringfeed.sharding.manifest import Manifest, SplitInfo
 from ringfeed.sharding.schema import Feature, Schema
 from ringfeed.sharding.statistics import FeatureStatistics
 from ringfeed.training.config import DataConfig
-from ringfeed.training.preprocess import feature_columns, fill_values, plan_tabular, tabular_preprocess, text_ids
+from ringfeed.training.preprocess import feature_columns, fill_values, plan_tabular, tabular_preprocess
 
 FEATURES = (
     Feature(name="delay", dtype="float32"),
@@ -141,11 +141,3 @@ def test_a_missing_value_that_nothing_can_stand_for_is_an_error() -> None:
     for name in ("flag", "x"):
         with pytest.raises(ConfigError, match=rf"column '{name}' .* data.exclude=\[{name}\]"):
             fill_values(held, DataConfig(url="x", include=(name,)))
-
-
-def test_a_large_vocabulary_finds_every_text_and_no_other() -> None:
-    words = [f"station-{i}" for i in range(1000)]
-    lookup = tf.function(text_ids(words))
-    np.testing.assert_array_equal(lookup(tf.constant(words[::-1])), np.arange(1000, 0, -1))
-    np.testing.assert_array_equal(lookup(tf.constant(["station-1000", "", "station"])), [0, 0, 0])
-    assert text_ids([])(tf.constant(["a"])).numpy().tolist() == [0]

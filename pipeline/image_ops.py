@@ -1,0 +1,158 @@
+"""Decoding and augmenting images in TensorFlow operations, image by image, side by side within a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ..sharding.errors import ConfigError
+from .images import CentreCrop, ColourJitter, ImageTransform, Normalisation, RandomCrop
+from .keys import SAMPLE_KEY
+
+__all__ = ["crop_window", "decode", "fitted", "normalise", "transform_images"]
+
+_PHILOX = "philox"  # named, so that no device draws by another algorithm
+
+
+def transform_images(element: Mapping[str, Any], options: ImageTransform) -> dict[str, Any]:
+    """The element with the images of one feature decoded, cropped, resized, augmented and scaled.
+
+    Raises:
+        ConfigError: the element lacks the feature, or the keys to draw by.
+    """
+    if options.feature not in element:
+        raise ConfigError(f"the element has no feature {options.feature!r}; it has: {', '.join(sorted(element))}")
+    if options.random and SAMPLE_KEY not in element:
+        raise ConfigError(f"random augmentation draws by {SAMPLE_KEY!r}: make the Loader with sample_keys=True")
+    values = element[options.feature]
+    keys = element[SAMPLE_KEY] if options.random else tf.zeros([tf.shape(values)[0], 2], tf.int64)
+    images = tf.map_fn(
+        lambda one: _one_image(one[0], one[1], options),
+        (values, keys),
+        fn_output_signature=tf.TensorSpec([*options.size, options.channels], _held(options)),
+    )
+    images.set_shape([values.shape[0], *options.size, options.channels])
+    return {**element, options.feature: _scaled(images, options)}
+
+
+def _held(options: ImageTransform) -> tf.DType:
+    """What images are kept as until the batch is whole."""
+    return tf.uint8 if options.dtype == "uint8" else tf.float32
+
+
+def _one_image(value: Any, key: Any, options: ImageTransform) -> Any:
+    """One image of the wanted size in [0, 255]."""
+    crop_key, draws = _draws(key)
+    image = fitted(tf.cast(_cropped(value, crop_key, options), tf.float32), options.size)
+    if options.flip_left_right:
+        image = tf.where(draws[0] < 0.5, image[:, ::-1], image)
+    if options.flip_up_down:
+        image = tf.where(draws[1] < 0.5, image[::-1], image)
+    if options.jitter is not None and options.jitter != ColourJitter():
+        image = 255.0 * jitter_colours(image / 255.0, draws[2:], options.jitter)
+    return tf.cast(tf.round(image), tf.uint8) if _held(options) == tf.uint8 else image
+
+
+def _draws(key: Any) -> tuple[Any, Any]:
+    """The seed of the crop, and six numbers in [0, 1) for the rest."""
+    crop_key, rest = tf.unstack(tf.random.split(key, 2, alg=_PHILOX))
+    return crop_key, tf.random.stateless_uniform([6], rest, alg=_PHILOX)
+
+
+def _cropped(value: Any, key: Any, options: ImageTransform) -> Any:
+    """The part of one image that is wanted, uint8 [height, width, channels]."""
+    if options.shape is not None:
+        return _cropped_pixels(tf.reshape(value, [*options.shape[:2], options.channels]), key, options)
+    if options.jpeg:
+        return _cropped_jpeg(value, key, options)
+    is_jpeg = tf.equal(tf.strings.substr(value, 0, 3), b"\xff\xd8\xff")
+    return tf.cond(
+        is_jpeg,
+        lambda: _cropped_jpeg(value, key, options),
+        lambda: _cropped_pixels(decode(value, options.channels), key, options),
+    )
+
+
+def decode(value: Any, channels: int) -> Any:
+    """One image file of any format that TensorFlow knows, whole: uint8 [height, width, channels]."""
+    return tf.io.decode_image(value, channels=channels, expand_animations=False)
+
+
+def fitted(image: Any, size: Sequence[int]) -> Any:
+    """A float32 image [height, width, channels] of a size, by antialiased bilinear filtering; as it is, if it fits."""
+    fits = tf.reduce_all(tf.equal(tf.shape(image)[:2], size))
+    image = tf.cond(fits, lambda: image, lambda: tf.image.resize(image, size, antialias=True))
+    return tf.ensure_shape(image, [*size, None])
+
+
+def _cropped_jpeg(value: Any, key: Any, options: ImageTransform) -> Any:
+    """Only what is wanted is decoded, as far as a JPEG allows it."""
+    if options.crop is None:
+        return tf.io.decode_jpeg(value, channels=options.channels)
+    window = crop_window(tf.io.extract_jpeg_shape(value), key, options)
+    return tf.io.decode_and_crop_jpeg(value, window, channels=options.channels)
+
+
+def _cropped_pixels(image: Any, key: Any, options: ImageTransform) -> Any:
+    if options.crop is None:
+        return image
+    window = crop_window(tf.shape(image), key, options)
+    return tf.slice(image, [window[0], window[1], 0], [window[2], window[3], -1])
+
+
+def crop_window(shape: Any, key: Any, options: ImageTransform) -> Any:
+    """The part of an image to take: int32 [top, left, height, width], inside the image and not empty.
+
+    Args:
+        shape: height, width and channels of the image, int32 [3].
+        key: to draw by, int64 [2].
+        options: with a crop.
+    """
+    if isinstance(options.crop, RandomCrop):
+        begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
+            tf.concat([shape[:2], [options.channels]], axis=0),
+            bounding_boxes=tf.zeros([1, 0, 4]),
+            seed=key,
+            min_object_covered=0.0,
+            aspect_ratio_range=options.crop.ratio,
+            area_range=options.crop.area,
+            max_attempts=100,
+            use_image_if_no_bounding_boxes=True,
+        )
+        return tf.concat([begin[:2], size[:2]], axis=0)
+    fraction = options.crop.fraction if isinstance(options.crop, CentreCrop) else 1.0
+    extent, wanted = tf.cast(shape[:2], tf.float64), tf.constant(options.size, tf.float64)
+    size = tf.cast(tf.round(wanted * tf.reduce_min(extent / wanted) * fraction), tf.int32)
+    size = tf.clip_by_value(size, 1, shape[:2])
+    return tf.concat([(shape[:2] - size) // 2, size], axis=0)
+
+
+def jitter_colours(image: Any, draws: Any, jitter: ColourJitter) -> Any:
+    """See `ColourJitter`: an image in [0, 1], by four numbers in [0, 1)."""
+    signed = 2.0 * draws - 1.0
+    if jitter.brightness:
+        image = image * (1.0 + signed[0] * jitter.brightness)
+    if jitter.contrast:
+        image = tf.image.adjust_contrast(image, 1.0 + signed[1] * jitter.contrast)
+    image = tf.clip_by_value(image, 0.0, 1.0)  # saturation and hue are of colours that there are
+    if jitter.saturation:
+        image = tf.image.adjust_saturation(image, 1.0 + signed[2] * jitter.saturation)
+    if jitter.hue:
+        image = tf.image.adjust_hue(image, signed[3] * jitter.hue)
+    return tf.clip_by_value(image, 0.0, 1.0)
+
+
+def _scaled(images: Any, options: ImageTransform) -> Any:
+    if isinstance(options.scale, Normalisation):
+        images = normalise(images, options.scale)
+    elif options.scale == "unit":
+        images = images / 255.0
+    return tf.cast(images, options.dtype)
+
+
+def normalise(images: Any, statistics: Normalisation) -> Any:
+    """Float32 images [..., channels] in [0, 255], less the mean, by the deviation of each channel."""
+    std = [value or 1.0 for value in statistics.std]
+    return (images - tf.constant(statistics.mean, tf.float32)) / tf.constant(std, tf.float32)

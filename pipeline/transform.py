@@ -1,0 +1,58 @@
+"""Functions of the user, or of this package, on each batch of an epoch, in TensorFlow graph operations."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ..sharding.errors import ConfigError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+__all__ = ["GraphTransform", "Transform", "apply_transform"]
+
+Transform: TypeAlias = Callable[[Any], Any]
+_PREFETCH = 2
+
+
+class GraphTransform:
+    """A function of an element that is TensorFlow operations as it stands: AutoGraph does not rewrite it.
+
+    So errors about its arguments reach the user as they were raised.
+    """
+
+    __slots__ = ("__weakref__",)  # which tf.function needs
+
+    def __call__(self, element: Mapping[str, Any]) -> dict[str, Any]:
+        """The element, changed."""
+        raise NotImplementedError
+
+
+def apply_transform(
+    dataset: tf.data.Dataset, transform: Transform | Sequence[Transform], num_parallel_calls: int | None
+) -> tf.data.Dataset:
+    """Map a dataset of batches, in order, several batches at a time.
+
+    Args:
+        dataset: of a loader.
+        transform: of one element, whole; or several functions, each given what the one before returned.
+        num_parallel_calls: batches worked on at a time; by default one for each core of this process. Under
+            `tf.config.experimental.enable_op_determinism` give 1: tf.data works on one whatever is asked for.
+
+    Raises:
+        ConfigError: `num_parallel_calls` is less than 1, or what is given is no function.
+    """
+    import tensorflow as tf
+
+    calls = len(os.sched_getaffinity(0)) if num_parallel_calls is None else num_parallel_calls
+    if calls < 1:
+        raise ConfigError(f"num_parallel_calls must be at least 1, got {calls}")
+    functions = [transform] if callable(transform) else list(transform)
+    if not all(map(callable, functions)):
+        raise ConfigError(f"transform must be a function of one element, or several, got {transform!r}")
+    for function in functions:
+        plain = tf.autograph.experimental.do_not_convert(function) if isinstance(function, GraphTransform) else function
+        dataset = dataset.map(plain) if calls == 1 else dataset.map(plain, calls, deterministic=True)
+    return dataset.prefetch(_PREFETCH)

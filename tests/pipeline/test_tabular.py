@@ -1,0 +1,69 @@
+"""Columns as inputs: standardised by the manifest, looked up in vocabularies, the same in any part of a batch."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringfeed.pipeline import Loader, TabularTransform, plan_columns
+from ringfeed.pipeline.tabular import CategoryColumn, NumericColumn, TabularPlan
+from ringfeed.pipeline.tabular_ops import tabular_inputs, text_ids
+from ringfeed.sharding import ConfigError
+from ringfeed.sharding.schema import Feature
+
+Make = Callable[..., str]
+
+
+def test_a_loader_gives_standardised_columns_by_the_manifest(make_dataset: Make) -> None:
+    loader = Loader(make_dataset(fixed=False), batch_size=1000, streams=1)
+    plan = plan_columns(loader.manifest)
+    assert [column.name for column in plan.numeric] == ["id", "vector"]
+    (batch,) = loader.epoch(0, transform=TabularTransform(plan=plan))
+    numbers = batch["numeric"].numpy()
+    assert numbers.shape == (1000, plan.numeric_width) == (1000, 4)
+    ids = batch["id"].numpy().astype(np.float64)
+    np.testing.assert_allclose(numbers[:, 0], (ids - ids.mean()) / ids.std(), rtol=1e-6)
+    np.testing.assert_allclose(numbers.mean(axis=0), 0, atol=1e-6)
+    assert "categories" not in batch
+
+
+def test_texts_are_looked_up_in_what_is_given_or_in_what_there_is(make_dataset: Make) -> None:
+    loader = Loader(make_dataset(fixed=False), batch_size=100)
+    label = [loader.schema["label"]]
+    (known,) = plan_columns(loader.manifest, label).categories
+    assert known == CategoryColumn(name="label", size=4, vocabulary=("common", "middling", "rare"))
+    plan = plan_columns(loader.manifest, label, vocabularies={"label": ["rare", "common"]})
+    batch = next(iter(loader.epoch(0, transform=TabularTransform(plan=plan))))
+    ids = {b"rare": 1, b"common": 2, b"middling": 0}
+    assert batch["categories"].numpy()[:, 0].tolist() == [ids[text] for text in batch["label"].numpy()]
+    with pytest.raises(ConfigError, match=r"column 'id' \(int64, shape \(\)\) holds no text to look up"):
+        plan_columns(loader.manifest, [loader.schema["id"]], vocabularies={"id": ["1"]})
+    ragged = Feature(name="id", dtype="int64", shape=(None,))
+    with pytest.raises(ConfigError, match="no input of a tabular model; leave 'id' out of columns"):
+        plan_columns(loader.manifest, [ragged])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(-(10**6), 10**6).map(lambda number: number / 8), min_size=1, max_size=20),
+    st.integers(-1000, 1000).map(lambda number: number / 7),
+    st.just(1.0) | st.floats(1e-3, 1e3),
+)
+def test_standardisation_equals_that_of_numpy(values: list[float], mean: float, std: float) -> None:
+    column = NumericColumn(name="x", mean=mean, std=std, has_missing=True)
+    element = {"x": tf.constant([*values, float("nan")], tf.float32)}
+    found = tabular_inputs(element, TabularPlan(numeric=(column,), categories=()))["numeric"].numpy()
+    expected = (np.array(values, np.float32).astype(np.float64) - mean) / std
+    np.testing.assert_array_equal(found[:-1, 0], expected.astype(np.float32))
+    assert found[-1].tolist() == [0.0, 1.0]
+
+
+def test_a_large_vocabulary_finds_every_text_and_no_other() -> None:
+    words = [f"station-{i}" for i in range(1000)]
+    lookup = tf.function(text_ids(words))
+    np.testing.assert_array_equal(lookup(tf.constant(words[::-1])), np.arange(1000, 0, -1))
+    np.testing.assert_array_equal(lookup(tf.constant(["station-1000", "", "station"])), [0, 0, 0])
+    assert text_ids([])(tf.constant(["a"])).numpy().tolist() == [0]
