@@ -22,15 +22,19 @@ class ClassCounts(Sequence[int]):
     array([  3,   0, 250], dtype=uint8)
     """
 
-    __slots__ = ("_counts",)
+    __slots__ = ("_counts", "_hash")
+    _counts: npt.NDArray[np.unsignedinteger]
+    _hash: int | None
 
     def __init__(self, counts: Sequence[int] | npt.NDArray[np.integer]) -> None:
         self._counts = _narrowed(np.asarray(counts, np.int64))
+        self._hash = None
 
     @classmethod
     def _over(cls, counts: npt.NDArray[np.unsignedinteger]) -> ClassCounts:
         made = cls.__new__(cls)
         made._counts = counts
+        made._hash = None
         return made
 
     def __len__(self) -> int:
@@ -57,7 +61,9 @@ class ClassCounts(Sequence[int]):
         return tuple(self) == other if isinstance(other, tuple) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(tuple(self))
+        if self._hash is None:
+            self._hash = hash(tuple(self))
+        return self._hash
 
     def __repr__(self) -> str:
         return repr(tuple(self))

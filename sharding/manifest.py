@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
+from .class_counts import ClassCounts
 from .errors import CorruptionError, DatasetError
 from .formats.example import RecordLayout
 from .generations import table_name
@@ -94,8 +95,13 @@ class SplitInfo:
 
     records: int
     shards: int
-    class_counts: tuple[int, ...]
+    class_counts: Sequence[int]
     statistics: Mapping[str, FeatureStatistics] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `dataset.json`."""
+        value = asdict(replace(self, class_counts=()))
+        return value | {"class_counts": list(self.class_counts)}  # which stays the third key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +257,7 @@ class Manifest:
             "compression": self.compression,
             "features": self.schema.to_json(),
             "classes": list(self.classes),
-            "splits": {name: asdict(split) for name, split in self.splits.items()},
+            "splits": {name: split.to_json() for name, split in self.splits.items()},
             "layout": self.layout and self.layout.to_json(),
             "seed": self.seed,
             "source": dict(self.source),
@@ -332,6 +338,6 @@ def _split(value: Mapping[str, Any]) -> SplitInfo:
     return SplitInfo(
         records=value["records"],
         shards=value["shards"],
-        class_counts=tuple(value["class_counts"]),
+        class_counts=ClassCounts(value["class_counts"]),
         statistics={name: FeatureStatistics.from_json(entry) for name, entry in value["statistics"].items()},
     )
