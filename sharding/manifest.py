@@ -5,6 +5,7 @@ Pure: bytes in, values out. `sharding/dataset.py` does the reading and the check
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,6 +19,7 @@ from .class_counts import ClassCounts
 from .errors import CorruptionError, DatasetError
 from .formats.example import RecordLayout
 from .generations import table_name
+from .json_pieces import json_pieces
 from .schema import Schema
 from .statistics import FeatureStatistics
 
@@ -246,8 +248,8 @@ class Manifest:
     def encode(self) -> bytes:
         """The bytes of `dataset.json`: canonical JSON whose last key is the checksum of all before it."""
         table = {"path": self.shards_path, "bytes": self.shards_bytes, "checksum": self.shards_checksum}
-        value = self.described() | {"shards": table | ({"rows": self.shards_rows} if self.shards_rows else {})}
-        return _dump(value | {"checksum": checksum(_dump(value))})
+        body = _dump(self.described() | {"shards": table | ({"rows": self.shards_rows} if self.shards_rows else {})})
+        return _with_checksum(body, checksum(body))
 
     def described(self) -> dict[str, Any]:
         """As JSON, all of it but what it says of the table."""
@@ -294,7 +296,8 @@ class Manifest:
             )
         stored = value.pop("checksum", None)
         try:
-            intact = checksum(_dump(value)) == stored and _dump(value | {"checksum": stored}) == data
+            body = _dump(value)
+            intact = checksum(body) == stored and _with_checksum(body, stored) == data
         except ValueError:  # a damaged number may be infinite, which none that was written is
             intact = False
         if not intact:
@@ -331,7 +334,16 @@ class Manifest:
 
 
 def _dump(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "surrogatepass")
+    sink = io.BytesIO()
+    for piece in json_pieces(value, 1, ensure_ascii=False, allow_nan=False):
+        sink.write(piece.encode("utf-8", "surrogatepass"))
+    sink.write(b"\n")
+    return sink.getvalue()
+
+
+def _with_checksum(body: bytes, stored: str) -> bytes:
+    """What `_dump` makes of the same value with the checksum as its last key."""
+    return body.removesuffix(b"\n}\n") + f',\n "checksum": {json.dumps(stored)}\n}}\n'.encode()
 
 
 def _split(value: Mapping[str, Any]) -> SplitInfo:
