@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -109,11 +109,12 @@ def _at_once(pool: Executor, options: BuildOptions) -> Callable[[], int]:
     return lambda: AHEAD * (pool.workers() if isinstance(pool, ClusterExecutor) else options.workers)
 
 
-def _memory(pool: Executor, options: BuildOptions) -> MemoryShare:
+def _memory(pool: Executor, options: BuildOptions, plan: BuildPlan) -> MemoryShare:
     """What this machine's processes may hold together; of a cluster, which spreads tasks as it likes, each task."""
+    share = options.memory
     if isinstance(pool, ClusterExecutor):
-        return MemoryShare(budget=options.memory_bytes or _TASK_BYTES, workers=1, alone=True)
-    return options.memory
+        share = MemoryShare(budget=options.memory_bytes or _TASK_BYTES, workers=1, alone=True)
+    return replace(share, classes=plan.class_bytes)
 
 
 def _tasks(pool: Executor, options: BuildOptions, fitting: int) -> int | Callable[[], int]:
@@ -293,13 +294,15 @@ def write_dataset(
     """
     root = spill_root(options.spill, options.destination)
     base = None if draft.base is None else draft.base.manifest
-    with _engine(options, options.destination) if executor is None else nullcontext(executor) as pool:
+    with ExitStack() as workers:
+        pool = workers.enter_context(_engine(options, options.destination)) if executor is None else executor
         try:
             scratch = open_scratch(root) if options.needs_census else None
             plan = _plan(source, options, base, root, scratch, pool, report)
             result = committed(plan)
             if result is None:
                 manifest, infos = _write(plan, options, draft, plan.fingerprint(options), root, pool, report)
+                workers.close()  # what they hold is needed where there are very many classes
                 if draft.base is not None:
                     manifest, infos = merge_generation(draft.base, manifest, infos)
                 result, table = seal(manifest, infos)
@@ -325,7 +328,7 @@ def _write(
 ) -> tuple[Manifest, list[ShardInfo]]:
     finished = draft.resume(fingerprint)
     draft.total = plan.assignment.shards
-    shards_per_bucket = _shards_per_bucket(plan, _memory(pool, options))
+    shards_per_bucket = _shards_per_bucket(plan, _memory(pool, options, plan))
     bucketing = Bucketing(assignment=plan.assignment, shards_per_bucket=shards_per_bucket)
     scratch = None if plan.census is None else plan.census.folder
     _assemble_tasks(plan, options, bucketing, pool)  # what does not fit is refused before anything is spilled
@@ -391,7 +394,7 @@ def partition(
     parts = plan.source.parts
     tell = Teller(report, "partition", len(parts), len(done), sum(part.records for part in done.values()))
     todo = [number for number in range(len(parts)) if number not in done]
-    memory = _memory(pool, options)
+    memory = _memory(pool, options, plan)
     jobs: Iterator[Job[PartSpill]] = (
         (partition_part, (light(plan.source, n), parts[n], n, bucketing, wanted, placement, spill, memory.run_bytes))
         for n, placement in enumerate(plan.placements)
@@ -452,7 +455,7 @@ def _assemble_tasks(
     plan: BuildPlan, options: BuildOptions, bucketing: Bucketing, pool: Executor
 ) -> int | Callable[[], int]:
     records = plan.shard_records * bucketing.shards_per_bucket
-    fitting = _memory(pool, options).assemble_tasks(plan.record, records, plan.block_rows)
+    fitting = _memory(pool, options, plan).assemble_tasks(plan.record, records, plan.block_rows)
     return _tasks(pool, options, fitting)
 
 

@@ -16,7 +16,7 @@ from .census import Census
 from .counting import StratumCounts, class_array, following
 from .keyed import derive_key
 from .manifest import Manifest
-from .memory import BLOCK_BYTES, RecordBytes
+from .memory import BLOCK_BYTES, ClassBytes, RecordBytes
 from .placement import Placement
 from .plan import BuildOptions
 from .sized import Dealt
@@ -26,6 +26,7 @@ from .sources.base import BadRecord
 __all__ = ["BuildPlan", "writer"]
 
 _BLOCK_ROWS = 1 << 16
+_CLASSES_LOOKED_AT = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,19 @@ class BuildPlan:
                 first_ordinals=firsts,
                 census=self.census,
             )
+
+    @property
+    def class_bytes(self) -> ClassBytes:
+        """What is held of the classes while the dataset is written."""
+        in_parts = [len(part.strata) for part in self.counts]
+        first = class_array(self.source.schema, self.classes[:_CLASSES_LOOKED_AT])
+        return ClassBytes.of(
+            classes=len(self.classes),
+            label_bytes=first.nbytes / max(1, len(first)),
+            splits=len(self.assignment.splits),
+            entries=sum(in_parts),
+            in_part=max(in_parts, default=0),
+        )
 
     @property
     def record_bytes(self) -> float:

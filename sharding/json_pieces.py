@@ -13,17 +13,17 @@ from typing import Any
 
 __all__ = ["json_pieces"]
 
-_RUN = 1 << 14  # elements at a time
+_RUN = 1 << 12  # elements at a time
 _LISTS = (list, tuple, Iterator)
-_Encode = Callable[[Any, str], str]  # a value, and what stands between two elements of a list
+_Encode = Callable[[Any, str, str | None], str]  # a value, what stands between two elements of a list, and the indent
 
 
 def json_pieces(value: Any, indent: int, *, ensure_ascii: bool = True, allow_nan: bool = True) -> Iterator[str]:
     """Pieces of what ``json.dumps(value, indent=indent)`` returns.
 
     Args:
-        value: of mappings with strings as keys, lists, tuples, strings, numbers, bools and None. An iterator counts as
-            a list, and is gone through as its elements are asked for.
+        value: of mappings with strings as keys, lists, tuples, strings, numbers, bools and None. An iterator in a
+            mapping counts as a list, and is gone through as its elements are asked for.
         indent: spaces.
         ensure_ascii: see `json.dumps`.
         allow_nan: see `json.dumps`.
@@ -32,8 +32,9 @@ def json_pieces(value: Any, indent: int, *, ensure_ascii: bool = True, allow_nan
     True
     """
 
-    def encode(plain: Any, comma: str) -> str:
-        return json.dumps(plain, ensure_ascii=ensure_ascii, allow_nan=allow_nan, separators=(comma, ": "))
+    def encode(plain: Any, comma: str, step: str | None) -> str:
+        how: dict[str, Any] = {"ensure_ascii": ensure_ascii, "allow_nan": allow_nan, "separators": (comma, ": ")}
+        return json.dumps(plain, indent=step, **how)
 
     yield from _pieces(value, "\n" + " " * indent, " " * indent, encode)
 
@@ -42,7 +43,7 @@ def _pieces(value: Any, newline: str, step: str, encode: _Encode) -> Iterator[st
     if isinstance(value, Mapping):
         between = "{" + newline
         for key, element in value.items():
-            yield f"{between}{encode(key, ',')}: "
+            yield f"{between}{encode(key, ',', None)}: "
             yield from _pieces(element, newline + step, step, encode)
             between = "," + newline
         yield newline.removesuffix(step) + "}" if value else "{}"
@@ -50,17 +51,16 @@ def _pieces(value: Any, newline: str, step: str, encode: _Encode) -> Iterator[st
         between, elements = "[" + newline, iter(value)
         while run := list(islice(elements, _RUN)):
             yield between
-            yield from _run_pieces(run, newline, step, encode)
+            yield _run_text(run, newline, step, encode)
             between = "," + newline
         yield "[]" if between[0] == "[" else newline.removesuffix(step) + "]"
     else:
-        yield encode(value, ",")
+        yield encode(value, ",", None)
 
 
-def _run_pieces(run: list[Any], newline: str, step: str, encode: _Encode) -> Iterator[str]:
+def _run_text(run: list[Any], newline: str, step: str, encode: _Encode) -> str:
+    """The text of elements, without what stands before the first and after the last."""
     if not any(isinstance(element, (Mapping, *_LISTS)) for element in run):
-        yield encode(run, "," + newline)[1:-1]
-        return
-    for number, element in enumerate(run):
-        yield "," + newline if number else ""
-        yield from _pieces(element, newline + step, step, encode)
+        return encode(run, "," + newline, None)[1:-1]
+    text = encode(run, ",", step)  # each line begins with a step, for no string in it holds a line's end
+    return text[2 + len(step) : -2].replace("\n" + step, newline)
