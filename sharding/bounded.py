@@ -8,6 +8,7 @@ have a timeout, and are left as they are.
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -33,6 +34,8 @@ def bounded(seconds: float, function: Callable[..., T], *arguments: Any) -> T:
     >>> bounded(1, divmod, 7, 2)
     (3, 1)
     """
+    if sys.is_finalizing():  # files that were left open are closed as the interpreter ends: no thread starts any more
+        return function(*arguments)
     results: queue.SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = queue.SimpleQueue()
 
     def run() -> None:
@@ -74,7 +77,7 @@ class BoundedClient:
 
 class _BoundedWriter:
     def __init__(self, raw: Any, seconds: float) -> None:
-        self._raw, self._seconds = raw, seconds
+        self._raw, self._seconds, self._open = raw, seconds, True
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
@@ -83,4 +86,6 @@ class _BoundedWriter:
         return len(view)
 
     def close(self) -> None:
-        bounded(self._seconds, self._raw.close)
+        if self._open:
+            self._open = False  # if it fails, too: `__del__` closes once more, and would wait again
+            bounded(self._seconds, self._raw.close)
