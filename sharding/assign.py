@@ -14,11 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from math import lcm
 from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
+from .class_counts import ClassCounts
 from .errors import ConfigError
 from .grouping import group
 from .keyed import derive_key, permute, permute_each, shuffled
@@ -36,12 +38,19 @@ class SplitLayout:
 
     name: str
     shards: int
-    class_counts: tuple[int, ...]
+    class_counts: Sequence[int]
 
     @property
     def records(self) -> int:
         """Records in the split."""
-        return sum(self.class_counts)
+        return int(np.sum(np.asarray(self.class_counts), dtype=np.int64))
+
+    @property
+    def _ends(self) -> Int64:
+        """Records of the classes before each, and of all; int64 [classes + 1]."""
+        ends = np.zeros(len(self.class_counts) + 1, np.int64)
+        np.cumsum(np.asarray(self.class_counts), out=ends[1:])
+        return ends
 
     def shard_records(self, shard: int) -> int:
         """Records in one of the split's shards."""
@@ -53,12 +62,11 @@ class SplitLayout:
 
     def shard_class_counts(self, shard: int) -> Int64:
         """Records of each class in one of the split's shards, int64 [classes]."""
-        ends = np.cumsum((0, *self.class_counts))
-        return np.diff((ends - shard - 1) // self.shards + 1)
+        return np.diff((self._ends - shard - 1) // self.shards + 1)
 
     def all_shard_class_counts(self) -> npt.NDArray[np.unsignedinteger]:
         """Records of each class in each of the split's shards, [shards, classes], of the narrowest type."""
-        ends = np.cumsum((0, *self.class_counts))
+        ends = self._ends
         most = -(-max(self.class_counts) // self.shards)
         result = np.empty((self.shards, len(self.class_counts)), np.min_scalar_type(most))
         for shard in range(self.shards):
@@ -190,7 +198,7 @@ class Assignment:
 @lru_cache(maxsize=2)
 def _tables(splits: tuple[SplitLayout, ...]) -> tuple[Int64, Int64]:
     """Records of each class in each split, and the first of their places among all; int64 [splits, classes]."""
-    counts = np.array([split.class_counts for split in splits], np.int64)
+    counts = np.stack([np.asarray(split.class_counts, np.int64) for split in splits])
     return counts, (np.cumsum(counts) - counts.reshape(-1)).reshape(counts.shape)
 
 
@@ -200,7 +208,7 @@ def split_class_counts(
     *,
     there: Mapping[str, int] = NOTHING_THERE,
     known_classes: int = 0,
-) -> dict[str, tuple[int, ...]]:
+) -> dict[str, ClassCounts]:
     """How many records of each class each split gets: its exact share, rounded up or down, and at least one.
 
     The seats that rounding down leaves in a class go to the splits that are furthest behind over the classes before
@@ -219,20 +227,23 @@ def split_class_counts(
     >>> split_class_counts([14, 14, 14, 14], {"train": Fraction(9, 10), "test": Fraction(1, 10)})
     {'train': (13, 12, 13, 12), 'test': (1, 2, 1, 2)}
     """
-    behind = [fraction * sum(there.values()) - there.get(name, 0) for name, fraction in fractions.items()]
-    columns: list[list[int]] = []
-    for count in class_counts:
-        shares = [fraction * count for fraction in fractions.values()]
-        given = [int(share) for share in shares]
-        behind = [b + share - seats for b, share, seats in zip(behind, shares, given, strict=True)]
-        candidates = sorted(
-            (i for i in range(len(shares)) if shares[i] > given[i]), key=lambda i: (-behind[i], given[i] - shares[i], i)
-        )
-        for i in candidates[: count - sum(given)]:
-            given[i] += 1
-            behind[i] -= 1
-        columns.append(given if len(columns) < known_classes else _none_empty(given))
-    return {name: tuple(column[i] for column in columns) for i, name in enumerate(fractions)}
+    whole = lcm(*(fraction.denominator for fraction in fractions.values()))  # what is counted below are parts of it
+    parts = [int(fraction * whole) for fraction in fractions.values()]
+    behind = [
+        part * sum(there.values()) - there.get(name, 0) * whole for name, part in zip(fractions, parts, strict=True)
+    ]
+    result = np.empty((len(parts), len(class_counts)), np.int64)
+    for number, count in enumerate(class_counts):
+        given = [part * count // whole for part in parts]
+        rests = [part * count % whole for part in parts]
+        behind = [b + rest for b, rest in zip(behind, rests, strict=True)]
+        if left := count - sum(given):
+            candidates = sorted((i for i, rest in enumerate(rests) if rest), key=lambda i: (-behind[i], -rests[i], i))
+            for i in candidates[:left]:
+                given[i] += 1
+                behind[i] -= whole
+        result[:, number] = given if number < known_classes else _none_empty(given)
+    return {name: ClassCounts(row) for name, row in zip(fractions, result, strict=True)}
 
 
 def _none_empty(given: Sequence[int]) -> list[int]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from .build_plan import BuildPlan, class_array, writer
+from .build_plan import BuildPlan, writer
 from .census import Census, take_census
+from .counting import LabelCounts, StratumCounts, Tally, class_array
 from .dedup import drop_duplicates
 from .destination import Draft, Purpose, check_apart, draft_dataset
 from .division import Division, divide, open_census
@@ -30,7 +32,7 @@ from .merge import merge_generation
 from .plan import BuildOptions, check_label, plan_assignment, share_out, sort_classes
 from .prepare import open_carrying
 from .progress import Report, Teller, ignore, tell_stage
-from .schema import Feature
+from .schema import Feature, Schema
 from .sized import deal_records
 from .sources import Source, light
 from .sources.base import NO_FEATURES, BadRecord
@@ -107,11 +109,12 @@ def _at_once(pool: Executor, options: BuildOptions) -> Callable[[], int]:
     return lambda: AHEAD * (pool.workers() if isinstance(pool, ClusterExecutor) else options.workers)
 
 
-def _memory(pool: Executor, options: BuildOptions) -> MemoryShare:
+def _memory(pool: Executor, options: BuildOptions, plan: BuildPlan) -> MemoryShare:
     """What this machine's processes may hold together; of a cluster, which spreads tasks as it likes, each task."""
+    share = options.memory
     if isinstance(pool, ClusterExecutor):
-        return MemoryShare(budget=options.memory_bytes or _TASK_BYTES, workers=1, alone=True)
-    return options.memory
+        share = MemoryShare(budget=options.memory_bytes or _TASK_BYTES, workers=1, alone=True)
+    return replace(share, classes=plan.class_bytes)
 
 
 def _tasks(pool: Executor, options: BuildOptions, fitting: int) -> int | Callable[[], int]:
@@ -156,23 +159,18 @@ def _plan(
     if options.prepare.dedup is not None:
         source = drop_duplicates(source, options.prepare.dedup, pool, root, tell_stage(report, "dedup"))
     census = None if scratch is None else open_census(source, options, scratch)
-    part_counts = _count_parts(source, census, options, pool, report)
-    totals: Counter[Any] = Counter()
-    for counts in part_counts:
-        totals.update(counts)
-    classes = [] if base is None else list(base.classes)
-    fresh = {value: totals[value] for value in totals.keys() - set(classes)}
-    if fresh or not sum(totals.values()):
-        classes += sort_classes(fresh, options.prepare.described(options.source), options.min_class_records)
-    values = class_array(source.schema, classes)
+    counted = _count_parts(source, census, options, pool, report)
+    values = _classes(counted.totals, source.schema, options, base)
+    classes = (None,) if source.schema.label is None else tuple(values.to_pylist())
     record = _sample_record_bytes(source, options)
     division: Division | None = None
-    per_split: Mapping[str, tuple[int, ...]]
+    per_split: Mapping[str, Sequence[int]]
+    strata: tuple[StratumCounts, ...]
     if census is None or census.by is None:
-        strata = np.array([[part.get(value, 0) for value in classes] for part in part_counts], np.int64)
+        strata = counted.by_part(values)
         per_split = share_out(
             classes,
-            [totals[value] for value in classes],
+            _in_all(strata, len(values)),
             options.splits,
             there={} if base is None else {name: split.records for name, split in base.splits.items()},
             known_classes=0 if base is None else len(base.classes),
@@ -184,10 +182,10 @@ def _plan(
     assignment = plan_assignment(options, per_split, record.stored, divided=division is not None, generation=generation)
     dealt = None
     if census is not None and census.sizes:
-        dealt = deal_records(census, values, assignment, np.cumsum(strata, axis=0) - strata)
+        dealt = deal_records(census, values, assignment, strata)
     return BuildPlan(
         source=source,
-        classes=tuple(classes),
+        classes=classes,
         counts=strata,
         assignment=assignment,
         record=record,
@@ -202,20 +200,40 @@ def _plan(
 
 def _count_parts(
     source: Source, census: Census | None, options: BuildOptions, pool: Executor, report: Report
-) -> list[dict[Any, int]]:
+) -> LabelCounts:
     """Records of each class in each part, and the notes of the census, if one is taken."""
     tell = Teller(report, "count", len(source.parts))
-    part_counts: list[dict[Any, int]] = [{}] * len(source.parts)
-    jobs: Iterator[Job[dict[Any, int]]] = (
+    counted = LabelCounts(source.schema, len(source.parts))
+    jobs: Iterator[Job[Tally]] = (
         (count_classes, (light(source, n), part))
         if census is None
         else (take_census, (light(source, n), part, n, census))
         for n, part in enumerate(source.parts)
     )
-    for number, counts in stream_tasks(pool, jobs, _at_once(pool, options)):
-        part_counts[number] = counts
-        tell(1, sum(counts.values()))
-    return part_counts
+    for number, tally in stream_tasks(pool, jobs, _at_once(pool, options)):
+        counted.add(number, tally)
+        tell(1, tally.records)
+    return counted
+
+
+def _classes(found: Tally, schema: Schema, options: BuildOptions, base: Manifest | None) -> pa.Array:
+    """All classes: those of the dataset that is appended to, then the others, sorted."""
+    known = class_array(schema, () if base is None else base.classes)
+    fresh = pc.is_null(pc.index_in(found.values, value_set=known)).to_numpy(zero_copy_only=False)
+    if found.records and not fresh.any():
+        return known
+    new = Tally(values=found.values.filter(pa.array(fresh)), counts=found.counts[fresh])
+    return pa.concat_arrays(
+        [known, sort_classes(new, options.prepare.described(options.source), options.min_class_records)]
+    )
+
+
+def _in_all(parts: Sequence[StratumCounts], strata: int) -> list[int]:
+    """Records of each stratum in all parts."""
+    totals = np.zeros(strata, np.int64)
+    for part in parts:
+        totals[part.strata] += part.counts
+    return totals.tolist()
 
 
 def build(options: BuildOptions, *, executor: Executor | None = None, report: Report = ignore) -> Manifest:
@@ -276,13 +294,15 @@ def write_dataset(
     """
     root = spill_root(options.spill, options.destination)
     base = None if draft.base is None else draft.base.manifest
-    with _engine(options, options.destination) if executor is None else nullcontext(executor) as pool:
+    with ExitStack() as workers:
+        pool = workers.enter_context(_engine(options, options.destination)) if executor is None else executor
         try:
             scratch = open_scratch(root) if options.needs_census else None
             plan = _plan(source, options, base, root, scratch, pool, report)
             result = committed(plan)
             if result is None:
                 manifest, infos = _write(plan, options, draft, plan.fingerprint(options), root, pool, report)
+                workers.close()  # what they hold is needed where there are very many classes
                 if draft.base is not None:
                     manifest, infos = merge_generation(draft.base, manifest, infos)
                 result, table = seal(manifest, infos)
@@ -308,7 +328,7 @@ def _write(
 ) -> tuple[Manifest, list[ShardInfo]]:
     finished = draft.resume(fingerprint)
     draft.total = plan.assignment.shards
-    shards_per_bucket = _shards_per_bucket(plan, _memory(pool, options))
+    shards_per_bucket = _shards_per_bucket(plan, _memory(pool, options, plan))
     bucketing = Bucketing(assignment=plan.assignment, shards_per_bucket=shards_per_bucket)
     scratch = None if plan.census is None else plan.census.folder
     _assemble_tasks(plan, options, bucketing, pool)  # what does not fit is refused before anything is spilled
@@ -374,7 +394,7 @@ def partition(
     parts = plan.source.parts
     tell = Teller(report, "partition", len(parts), len(done), sum(part.records for part in done.values()))
     todo = [number for number in range(len(parts)) if number not in done]
-    memory = _memory(pool, options)
+    memory = _memory(pool, options, plan)
     jobs: Iterator[Job[PartSpill]] = (
         (partition_part, (light(plan.source, n), parts[n], n, bucketing, wanted, placement, spill, memory.run_bytes))
         for n, placement in enumerate(plan.placements)
@@ -435,7 +455,7 @@ def _assemble_tasks(
     plan: BuildPlan, options: BuildOptions, bucketing: Bucketing, pool: Executor
 ) -> int | Callable[[], int]:
     records = plan.shard_records * bucketing.shards_per_bucket
-    fitting = _memory(pool, options).assemble_tasks(plan.record, records, plan.block_rows)
+    fitting = _memory(pool, options, plan).assemble_tasks(plan.record, records, plan.block_rows)
     return _tasks(pool, options, fitting)
 
 

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from .assign import Assignment
 from .census import Census
+from .counting import StratumCounts, class_array, following
 from .keyed import derive_key
 from .manifest import Manifest
-from .memory import BLOCK_BYTES, RecordBytes
+from .memory import BLOCK_BYTES, ClassBytes, RecordBytes
 from .placement import Placement
 from .plan import BuildOptions
-from .schema import Schema
 from .sized import Dealt
 from .sources import Source
 from .sources.base import BadRecord
 
-__all__ = ["BuildPlan", "class_array", "writer"]
+__all__ = ["BuildPlan", "writer"]
 
 _BLOCK_ROWS = 1 << 16
+_CLASSES_LOOKED_AT = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class BuildPlan:
     Attributes:
         source: opened.
         classes: values of the label: those of `base`, then the others, sorted.
-        counts: records of each stratum (see `Assignment`) in each part, int64 [parts, strata].
+        counts: records of each stratum (see `Assignment`) in each part.
         assignment: of records to shards.
         record: estimated mean size of one.
         rejected: records that are passed over, for they cannot be read.
@@ -49,7 +49,7 @@ class BuildPlan:
 
     source: Source
     classes: tuple[Any, ...]
-    counts: npt.NDArray[np.int64]
+    counts: tuple[StratumCounts, ...]
     assignment: Assignment
     record: RecordBytes
     rejected: tuple[BadRecord, ...] = ()
@@ -63,14 +63,31 @@ class BuildPlan:
     def placements(self) -> Iterator[Placement]:
         """For each part, what decides the places of its records."""
         schema = self.source.schema
-        for first in np.cumsum(self.counts, axis=0) - self.counts:
+        classes = class_array(schema, self.classes)
+        for part, firsts in zip(self.counts, following(self.counts, self.assignment.strata), strict=True):
+            ids = np.unique(part.strata % self.assignment.classes)
             yield Placement(
                 assignment=self.assignment,
                 label=schema.label,
-                classes=class_array(schema, self.classes),
-                first_ordinals=first,
+                classes=classes.take(pa.array(ids)),
+                class_ids=ids.astype(np.int32),
+                strata=part.strata,
+                first_ordinals=firsts,
                 census=self.census,
             )
+
+    @property
+    def class_bytes(self) -> ClassBytes:
+        """What is held of the classes while the dataset is written."""
+        in_parts = [len(part.strata) for part in self.counts]
+        first = class_array(self.source.schema, self.classes[:_CLASSES_LOOKED_AT])
+        return ClassBytes.of(
+            classes=len(self.classes),
+            label_bytes=first.nbytes / max(1, len(first)),
+            splits=len(self.assignment.splits),
+            entries=sum(in_parts),
+            in_part=max(in_parts, default=0),
+        )
 
     @property
     def record_bytes(self) -> float:
@@ -94,7 +111,7 @@ class BuildPlan:
             self.source.schema.to_json(),
             options.recorded(),
             [options.shard_format, options.codec, options.seed],
-            [[split.name, split.shards, split.class_counts] for split in self.assignment.splits],
+            [[split.name, split.shards, list(split.class_counts)] for split in self.assignment.splits],
             [str(value) for value in self.classes],
             self.block_rows,
             writer(),
@@ -104,11 +121,6 @@ class BuildPlan:
         if self.base is not None:
             facts.append([self.assignment.generation, self.base.layout and self.base.layout.to_json()])
         return f"{derive_key(json.dumps(facts)):016x}"
-
-
-def class_array(schema: Schema, classes: Sequence[Any]) -> pa.Array:
-    """The values of the label, as the type of its column; of class None without one."""
-    return pa.array(classes, None if schema.label is None else schema[schema.label].primitive)
 
 
 def writer() -> str:

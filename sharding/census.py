@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .counting import Tally, class_array
 from .errors import ConfigError, SourceError
 from .formats.lengths import example_lengths
 from .formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
@@ -128,7 +129,7 @@ def check_column(source: Source, column: str, flag: str) -> pa.DataType:
     return feature.primitive
 
 
-def take_census(source: Source, part: Part, number: int, census: Census) -> dict[Any, int]:
+def take_census(source: Source, part: Part, number: int, census: Census) -> Tally:
     """Take the notes on a part, and count the records of each class as `tasks.count_classes` does.
 
     Only the columns that are asked for are read, where the source can leave others unread and no sizes are asked for.
@@ -152,8 +153,8 @@ def take_census(source: Source, part: Part, number: int, census: Census) -> dict
     classes, class_codes = _decoded(table, _CLASS)
     census.write("notes", number, table if census.sizes else _tallied(table, columns))
     if _CLASS not in columns:
-        return {None: len(table)}
-    return dict(zip(classes.to_pylist(), np.bincount(class_codes, minlength=len(classes)).tolist(), strict=True))
+        return Tally(values=class_array(source.schema, [None]), counts=np.array([len(table)]))
+    return Tally(values=classes, counts=np.bincount(class_codes, minlength=len(classes)))
 
 
 def _noted(source: Source, part: Part, columns: dict[str, str], census: Census) -> Iterator[pa.RecordBatch]:

@@ -25,24 +25,26 @@ class ClassCounts(Sequence[int]):
     array([  3,   0, 250], dtype=uint8)
     """
 
-    __slots__ = ("_counts", "_deferred")
+    __slots__ = ("_counts", "_deferred", "_hash")
     _counts: npt.NDArray[np.unsignedinteger]
     _deferred: tuple[_DeferredRows, int] | None
+    _hash: int | None
 
     def __init__(self, counts: Sequence[int] | npt.NDArray[np.integer]) -> None:
         self._counts = _narrowed(np.asarray(counts, np.int64))
         self._deferred = None
+        self._hash = None
 
     @classmethod
     def _over(cls, counts: npt.NDArray[np.unsignedinteger]) -> ClassCounts:
         made = cls.__new__(cls)
-        made._counts, made._deferred = counts, None
+        made._counts, made._deferred, made._hash = counts, None, None
         return made
 
     @classmethod
     def _of(cls, deferred: tuple[_DeferredRows, int]) -> ClassCounts:
         made = cls.__new__(cls)
-        made._deferred = deferred  # without `_counts`
+        made._deferred, made._hash = deferred, None  # without `_counts`
         return made
 
     def __getattr__(self, name: str) -> Any:
@@ -77,7 +79,9 @@ class ClassCounts(Sequence[int]):
         return tuple(self) == other if isinstance(other, tuple) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(tuple(self))
+        if self._hash is None:
+            self._hash = hash(tuple(self))
+        return self._hash
 
     def __repr__(self) -> str:
         return repr(tuple(self))

@@ -10,11 +10,14 @@ from urllib.parse import urlsplit
 
 import fsspec
 
+from .bounded import BoundedClient
+
 __all__ = ["OBJECT_STORES", "S3", "filesystem"]
 
 S3 = {"s3", "s3a"}
 OBJECT_STORES = {*S3, "gs", "gcs", "az", "abfs", "abfss", "memory"}  # a single PUT is atomic there
 
+_RPC_TIMEOUT = "ipc.client.rpc-timeout.ms"  # Hadoop's own name for how long a NameNode may take to answer
 _ENVIRONMENT = ("AWS_", "HADOOP_", "HDFS_")  # what the clients below read besides their options
 # The clients' own retries would multiply ours: s3fs makes 5 of botocore's 5 each, and HDFS waits for three minutes.
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -27,6 +30,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "dfs.client.failover.max.attempts": "3",
         "dfs.client.failover.sleep.max.millis": "500",
         "dfs.client.socket-timeout": "15000",  # a minute by default; s3fs waits as long for a reply
+        _RPC_TIMEOUT: "30000",  # the client itself knows none: see `bounded.py`
     },
 }
 
@@ -72,4 +76,6 @@ def _connect(
     fs, _ = fsspec.url_to_fs(f"{kind}://{place}", skip_instance_cache=True, **merged)
     if kind == "s3":
         fs.retries = 1
+    if kind == "hdfs":
+        fs.client.inner = BoundedClient(fs.client.inner, int(merged[_RPC_TIMEOUT]) / 1000)
     return fs

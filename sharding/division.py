@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 import xxhash
 
 from .census import Census, Notes, check_column
+from .class_counts import ClassCounts
+from .counting import StratumCounts, count_strata, sum_by_key
 from .errors import ConfigError, SourceError
 from .group_splits import GroupCounts, assign_groups
 from .keyed import derive_key
@@ -34,13 +36,13 @@ class Division:
     Attributes:
         class_counts: records of each class, by split.
         values: how many values of the column went to each split.
-        counts: records of each stratum (see `Assignment`) in each part, int64 [parts, strata].
+        counts: records of each stratum (see `Assignment`) in each part.
         digest: of the splits of all values.
     """
 
-    class_counts: Mapping[str, tuple[int, ...]]
+    class_counts: Mapping[str, ClassCounts]
     values: Mapping[str, int]
-    counts: Int64
+    counts: tuple[StratumCounts, ...]
     digest: str
 
 
@@ -74,7 +76,7 @@ def divide(census: Census, parts: int, classes: pa.Array, options: BuildOptions)
         names, splits = list(options.splits), _grouped(census, table, options)
     totals = np.zeros((len(names), len(classes)), np.int64)
     np.add.at(totals, (splits[table.groups], table.class_ids), table.counts)
-    counts = np.zeros((parts, totals.size), np.int64)
+    counts: list[StratumCounts] = []
     for held in _many_at_a_time(census, parts, lambda: len(values)):
         arrays = [notes.values for _, notes in held]
         found = pc.index_in(pa.chunked_array(arrays), value_set=values).to_numpy()
@@ -82,11 +84,11 @@ def divide(census: Census, parts: int, classes: pa.Array, options: BuildOptions)
             mine = splits[codes]
             census.write("splits", number, pa.table({"value": notes.values, "split": mine}))
             strata = mine[notes.value_codes].astype(np.int64) * len(classes) + notes.class_ids(classes)
-            counts[number] = np.bincount(strata, notes.counts, minlength=totals.size)
+            counts.append(count_strata(strata, notes.counts))
     return Division(
-        class_counts={name: tuple(row) for name, row in zip(names, totals.tolist(), strict=True)},
+        class_counts={name: ClassCounts(row) for name, row in zip(names, totals, strict=True)},
         values=dict(zip(names, np.bincount(splits, minlength=len(names)).tolist(), strict=True)),
-        counts=counts,
+        counts=tuple(counts),
         digest=xxhash.xxh3_64_hexdigest(splits.astype("<i4").tobytes()),
     )
 
@@ -134,7 +136,7 @@ def _gather(census: Census, parts: int, classes: pa.Array) -> tuple[pa.Array, Gr
             code[notes.value_codes] * len(classes) + notes.class_ids(classes)
             for code, (_, notes) in zip(codes, held, strict=True)
         ]
-        keys, counts = _summed(
+        keys, counts = sum_by_key(
             np.concatenate([keys, *more]), np.concatenate([counts, *(notes.counts for _, notes in held)])
         )
     return known[0], GroupCounts(groups=keys // len(classes), class_ids=keys % len(classes), counts=counts)
@@ -157,11 +159,3 @@ def _many_at_a_time(census: Census, parts: int, least: Callable[[], int]) -> Ite
 def _cut(joined: npt.NDArray[np.integer], arrays: Sequence[pa.Array]) -> list[npt.NDArray[np.integer]]:
     """What was found out of all elements of some arrays, array by array."""
     return np.split(joined, np.cumsum([len(array) for array in arrays])[:-1])
-
-
-def _summed(keys: Int64, counts: Int64) -> tuple[Int64, Int64]:
-    """Distinct keys, ascending, and the sum of the counts of each."""
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
-    return ordered[starts], np.add.reduceat(counts[order], starts)

@@ -27,6 +27,8 @@ _HDFS = {
     "All DataNodes failed": "the DataNodes that hold the file do not answer",
     "All nodes failed": "the DataNodes do not answer",
     "Failed to complete file in time": "the DataNodes do not answer",
+    "no answer within": "the NameNode takes the connection and does not answer; see whether it is stopped, overloaded "
+    "or behind a firewall (hdfs dfsadmin -report)",
     "Connection refused (os error": "the NameNode or a DataNode is down",
     "Connection refused": "no NameNode answers there; check host and port, and that it runs",
 }

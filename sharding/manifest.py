@@ -5,6 +5,7 @@ Pure: bytes in, values out. `sharding/dataset.py` does the reading and the check
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -13,9 +14,11 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
+from .class_counts import ClassCounts
 from .errors import CorruptionError, DatasetError
 from .formats.example import RecordLayout
 from .generations import table_name
+from .json_pieces import json_pieces
 from .schema import Schema
 from .statistics import FeatureStatistics
 
@@ -94,8 +97,13 @@ class SplitInfo:
 
     records: int
     shards: int
-    class_counts: tuple[int, ...]
+    class_counts: Sequence[int]
     statistics: Mapping[str, FeatureStatistics] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `dataset.json`."""
+        value = asdict(replace(self, class_counts=()))
+        return value | {"class_counts": list(self.class_counts)}  # which stays the third key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,8 +248,8 @@ class Manifest:
     def encode(self) -> bytes:
         """The bytes of `dataset.json`: canonical JSON whose last key is the checksum of all before it."""
         table = {"path": self.shards_path, "bytes": self.shards_bytes, "checksum": self.shards_checksum}
-        value = self.described() | {"shards": table | ({"rows": self.shards_rows} if self.shards_rows else {})}
-        return _dump(value | {"checksum": checksum(_dump(value))})
+        body = _dump(self.described() | {"shards": table | ({"rows": self.shards_rows} if self.shards_rows else {})})
+        return _with_checksum(body, checksum(body))
 
     def described(self) -> dict[str, Any]:
         """As JSON, all of it but what it says of the table."""
@@ -251,7 +259,7 @@ class Manifest:
             "compression": self.compression,
             "features": self.schema.to_json(),
             "classes": list(self.classes),
-            "splits": {name: asdict(split) for name, split in self.splits.items()},
+            "splits": {name: split.to_json() for name, split in self.splits.items()},
             "layout": self.layout and self.layout.to_json(),
             "seed": self.seed,
             "source": dict(self.source),
@@ -288,7 +296,8 @@ class Manifest:
             )
         stored = value.pop("checksum", None)
         try:
-            intact = checksum(_dump(value)) == stored and _dump(value | {"checksum": stored}) == data
+            body = _dump(value)
+            intact = checksum(body) == stored and _with_checksum(body, stored) == data
         except ValueError:  # a damaged number may be infinite, which none that was written is
             intact = False
         if not intact:
@@ -325,13 +334,22 @@ class Manifest:
 
 
 def _dump(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "surrogatepass")
+    sink = io.BytesIO()
+    for piece in json_pieces(value, 1, ensure_ascii=False, allow_nan=False):
+        sink.write(piece.encode("utf-8", "surrogatepass"))
+    sink.write(b"\n")
+    return sink.getvalue()
+
+
+def _with_checksum(body: bytes, stored: str) -> bytes:
+    """What `_dump` makes of the same value with the checksum as its last key."""
+    return body.removesuffix(b"\n}\n") + f',\n "checksum": {json.dumps(stored)}\n}}\n'.encode()
 
 
 def _split(value: Mapping[str, Any]) -> SplitInfo:
     return SplitInfo(
         records=value["records"],
         shards=value["shards"],
-        class_counts=tuple(value["class_counts"]),
+        class_counts=ClassCounts(value["class_counts"]),
         statistics={name: FeatureStatistics.from_json(entry) for name, entry in value["statistics"].items()},
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from .errors import ConfigError
 from .sources.base import BATCH_BYTES
 
-__all__ = ["AHEAD", "BLOCK_BYTES", "MemoryShare", "RecordBytes"]
+__all__ = ["AHEAD", "BLOCK_BYTES", "NO_CLASSES", "ClassBytes", "MemoryShare", "RecordBytes"]
 
 BLOCK_BYTES = 32 << 20  # read, encoded and written at a time
 _BLOCK_COPIES = 6  # of a block, at the worst: drafts, records, messages, frames, what is compressed, what is sent
@@ -21,6 +21,14 @@ _RUN_COPIES = 3  # of what a partition task gathers before it writes: batches, j
 _RUN_BYTES = 128 << 20  # more in a run makes no write larger than it need be
 _LEAST_RUN_BYTES = 4 << 20
 _BUCKET_BYTES = 128 << 20  # of shards assembled together, if they are small
+# For each class: its value and counts as Python's numbers, in arrays, and in the text of `dataset.json`. Of a million
+# classes the command held 225 to 325 MB beside its counts, and a worker some 60 (int64 and 12 letters, 2026-11-21).
+_CLASS_BYTES = 260
+_LABEL_COPIES = 5  # of the bytes of a class' value
+_ENTRY_BYTES = 17  # of a class in a part: its number and how many records it has; the number twice as they are sorted
+_CLASS_TASK_BYTES = 32  # of each class, as a shard's records are counted
+_CLASS_SPLIT_BYTES = 20  # of each class and split: how many records it has, and where they begin
+_CLASS_PART_BYTES = 60  # of each class in the part that a task reads; they are looked up by hash
 AHEAD = 4  # tasks submitted and not ended, per worker: enough to keep each busy
 
 
@@ -45,6 +53,38 @@ class RecordBytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClassBytes:
+    """What is held of the classes, which is little unless there are very many.
+
+    Attributes:
+        command: by the command, as long as it runs.
+        task: by each task.
+    """
+
+    command: int
+    task: int
+
+    @classmethod
+    def of(cls, *, classes: int, label_bytes: float, splits: int, entries: int, in_part: int) -> ClassBytes:
+        """Reckoned from how many there are.
+
+        Args:
+            classes: of the dataset.
+            label_bytes: of the value of one, on average.
+            splits: of the dataset.
+            entries: classes of a part, over all parts.
+            in_part: the most classes that a part has.
+        """
+        return cls(
+            command=int(classes * (_CLASS_BYTES + _LABEL_COPIES * label_bytes) + entries * _ENTRY_BYTES),
+            task=int(classes * (_CLASS_TASK_BYTES + splits * _CLASS_SPLIT_BYTES) + in_part * _CLASS_PART_BYTES),
+        )
+
+
+NO_CLASSES = ClassBytes(command=0, task=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryShare:
     """What the processes of a build may hold together.
 
@@ -52,11 +92,13 @@ class MemoryShare:
         budget: in bytes.
         workers: processes; one works in the command's own, on two tasks at a time.
         alone: it is meant for each task of a cluster.
+        classes: what is held of them.
     """
 
     budget: int
     workers: int
     alone: bool = False
+    classes: ClassBytes = NO_CLASSES
 
     @property
     def ahead(self) -> int:
@@ -65,12 +107,14 @@ class MemoryShare:
 
     @property
     def _processes_bytes(self) -> int:
-        return _PROCESS_BYTES * (1 if self.workers == 1 else self.workers + 1)
+        command = 0 if self.alone else self.classes.command
+        return command + _PROCESS_BYTES * (1 if self.workers == 1 else self.workers + 1)
 
     @property
     def _each(self) -> float:
         """For the data of one task, if as many run as can."""
-        return max(0, self.budget - self._processes_bytes) / (1 if self.alone else max(self.workers, 2))
+        tasks = 1 if self.alone else max(self.workers, 2)
+        return max(0, (self.budget - self._processes_bytes) / tasks - self.classes.task)
 
     @property
     def run_bytes(self) -> int:
@@ -107,13 +151,17 @@ class MemoryShare:
         need = bucket_records * record.gathered + block
         return self._tasks(need, "assembling a shard", "smaller shards")
 
-    def _tasks(self, need: float, what: str, *remedies: str) -> int:
+    def _tasks(self, data: float, what: str, *remedies: str) -> int:
+        need = data + self.classes.task
         fitting = int((self.budget - self._processes_bytes) / need)
         if fitting < 1:
             needed = (self._processes_bytes + need) / (1 << 20)
             with_workers = "" if self.alone else f" with {self.workers} worker{'s' * (self.workers > 1)}"
             each = " each task of a cluster" * self.alone
             ask = " or ".join([*remedies, *([] if self.alone else ["fewer --workers"])])
+            of_classes = (self.classes.task + (0 if self.alone else self.classes.command)) / (1 << 20)
+            if of_classes > needed / 4:
+                with_workers += f", {of_classes:,.0f} MiB of it for the classes of the label"
             raise ConfigError(
                 f"{what} needs about {needed:,.0f} MiB of memory{with_workers}, and --memory allows{each} "
                 f"{self.budget >> 20:,} MiB; allow more{f', or ask for {ask}' if ask else ''}"

@@ -28,8 +28,10 @@ class Placement:
     Attributes:
         assignment: of records to shards.
         label: the column of the classes, or None.
-        classes: the class values, sorted.
-        first_ordinals: how many records of each stratum come before the part, int64 [strata].
+        classes: the values of the label that occur in the part.
+        class_ids: of each of them, int32 [classes].
+        strata: that occur in the part, ascending; int64 [strata].
+        first_ordinals: how many records of each of them come before the part, int64 [strata].
         census: where more than the class decides: it holds, for each part, the splits of the values in it, or the
             places of its records.
     """
@@ -37,6 +39,8 @@ class Placement:
     assignment: Assignment
     label: str | None
     classes: pa.Array
+    class_ids: Int32
+    strata: Int64
     first_ordinals: Int64
     census: Census | None = None
 
@@ -67,18 +71,27 @@ class Placer:
         self.records = rows.stop
         class_ids = np.zeros(batch.num_rows, np.int32)
         if label is not None:
-            class_ids = _index(batch.column(label), self._placement.classes, "a label").astype(np.int32)
+            found = _index(batch.column(label), self._placement.classes, "a label")
+            class_ids = self._placement.class_ids[found]
         if self._places is not None:
             if rows.stop > len(self._places):
                 raise SourceError(f"{_CHANGED}: there are records that the first pass did not see; build again")
             return class_ids, *assignment.shards_of(self._places[rows])
-        strata = class_ids
+        strata = class_ids.astype(np.int64)
         if self._splits is not None and self._placement.census is not None:
             column = str(self._placement.census.by)
             found = _index(batch.column(column), self._splits.column("value"), f"a value of {column!r}")
             splits = self._splits.column("split").to_numpy()[found]
-            strata = splits * np.int32(assignment.classes) + class_ids
-        return class_ids, *assignment.locate(strata, take_ordinals(strata, self._ordinals))
+            strata += splits * np.int64(assignment.classes)
+        return class_ids, *assignment.locate(strata, take_ordinals(self._known(strata), self._ordinals))
+
+    def _known(self, strata: Int64) -> Int64:
+        """Where those of the records are among the strata of the part."""
+        known = self._placement.strata
+        found = np.searchsorted(known, strata)
+        if len(strata) and (not len(known) or np.any(known[np.minimum(found, len(known) - 1)] != strata)):
+            raise SourceError(f"{_CHANGED}: a record appeared that the first pass did not see; build again")
+        return found
 
 
 def _index(column: pa.Array, values: pa.Array, what: str) -> Int64:

@@ -8,7 +8,13 @@ from fractions import Fraction
 from math import ceil
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from .assign import NOTHING_THERE, Assignment, SplitLayout, shards_per_split, split_class_counts
+from .class_counts import ClassCounts
+from .counting import Tally
 from .engine import check_engine
 from .errors import ConfigError, SourceError
 from .formats.encode import COMPRESSIONS, default_compression
@@ -247,23 +253,26 @@ def check_label(schema: Schema) -> None:
         )
 
 
-def sort_classes(counts: Mapping[Any, int], source: str, min_records: int) -> list[Any]:
+def sort_classes(found: Tally, source: str, min_records: int) -> pa.Array:
     """The classes in order of their values; their positions are the class ids.
 
     Raises:
         SourceError: there are no records, or a class has too few.
     """
-    if not sum(counts.values()):
+    if not found.records:
         raise SourceError(f"{source} holds no records")
-    rare = [value for value, count in counts.items() if count < min_records]
-    if rare:
-        number = f"{counts[rare[0]]} record" + "s" * (counts[rare[0]] != 1)
-        more = f" (and {len(rare) - 1} more classes)" if len(rare) > 1 else ""
+    order = pc.sort_indices(found.values)
+    values, counts = found.values.take(order), found.counts[order.to_numpy()]
+    rare = np.flatnonzero(counts < min_records)
+    if rare.size:
+        count = int(counts[rare[0]])
+        number = f"{count} record" + "s" * (count != 1)
+        more = f" (and {rare.size - 1} more classes)" if rare.size > 1 else ""
         raise SourceError(
-            f"class {rare[0]!r} has {number}, fewer than {min_records}{more}: it can be neither balanced "
-            "nor split; drop it, merge it with another, or pass --min-class-records 1"
+            f"class {values[rare[0]].as_py()!r} has {number}, fewer than {min_records}{more}: it can be neither "
+            "balanced nor split; drop it, merge it with another, or pass --min-class-records 1"
         )
-    return sorted(counts, key=lambda value: (value is not None, value))
+    return values
 
 
 def share_out(
@@ -273,7 +282,7 @@ def share_out(
     *,
     there: Mapping[str, int] = NOTHING_THERE,
     known_classes: int = 0,
-) -> dict[str, tuple[int, ...]]:
+) -> dict[str, ClassCounts]:
     """Records of each class, by split.
 
     Args:
@@ -299,7 +308,7 @@ def share_out(
 
 def plan_assignment(
     options: BuildOptions,
-    per_split: Mapping[str, tuple[int, ...]],
+    per_split: Mapping[str, Sequence[int]],
     record_bytes: float,
     *,
     divided: bool = False,

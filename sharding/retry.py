@@ -65,7 +65,8 @@ _NAMES = {
 }
 _HDFS = re.compile(
     "All DataNodes failed|All nodes failed|Failed to complete file in time|Block writer is closed|could only be "
-    "replicated to 0 nodes|SafeModeException|StandbyException|RetriableException|NotReplicatedYetException"
+    "replicated to 0 nodes|SafeModeException|StandbyException|RetriableException|NotReplicatedYetException|no answer "
+    "within"
 )
 _QUIET_ATTEMPTS = 2  # S3 asks for a retry now and then in the best of times
 

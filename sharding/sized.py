@@ -6,7 +6,7 @@ while they are dealt. A task gets the places of its part alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ import xxhash
 
 from .assign import Assignment
 from .census import Census
+from .counting import StratumCounts, following
 from .dealing import deal_by_size
 from .placement import take_ordinals
 
@@ -37,19 +38,19 @@ class Dealt:
     digest: str
 
 
-def deal_records(census: Census, classes: pa.Array, assignment: Assignment, first_ordinals: Int64) -> Dealt:
+def deal_records(census: Census, classes: pa.Array, assignment: Assignment, counts: Sequence[StratumCounts]) -> Dealt:
     """Deal the records of each split by size, and write the places of each part's.
 
     Args:
         census: with the sizes of all records.
         classes: the class values, sorted.
         assignment: that decides the splits; of a place it gives, only the split and the class stay.
-        first_ordinals: records of each stratum before each part, int64 [parts, strata].
+        counts: records of each stratum in each part.
     """
     splits = assignment.splits
     ends = np.cumsum([split.records for split in splits]).tolist()
     sizes, places = np.empty(ends[-1], np.int64), np.empty(ends[-1], np.int64)
-    for before, found in _parts(census, classes, assignment, first_ordinals):
+    for before, found in _parts(census, classes, assignment, counts):
         sizes[before] = found
     loads = []
     for split, end in zip(splits, ends, strict=True):
@@ -58,7 +59,7 @@ def deal_records(census: Census, classes: pa.Array, assignment: Assignment, firs
         loads.append(np.bincount(dealt % split.shards, sizes[mine], minlength=split.shards))
         places[mine] = dealt + mine.start
     digest = xxhash.xxh3_64()
-    for number, (before, _) in enumerate(_parts(census, classes, assignment, first_ordinals)):
+    for number, (before, _) in enumerate(_parts(census, classes, assignment, counts)):
         now = places[before]
         digest.update(now.astype("<i8").data)
         census.write("places", number, pa.table({"place": now}))
@@ -66,13 +67,14 @@ def deal_records(census: Census, classes: pa.Array, assignment: Assignment, firs
 
 
 def _parts(
-    census: Census, classes: pa.Array, assignment: Assignment, first_ordinals: Int64
+    census: Census, classes: pa.Array, assignment: Assignment, counts: Sequence[StratumCounts]
 ) -> Iterator[tuple[Int64, Int64]]:
     """Of the records of each part, the places they would have if only records counted, and the sizes."""
-    for number, first in enumerate(first_ordinals):
+    firsts = following(counts, assignment.strata)
+    for number, (part, first) in enumerate(zip(counts, firsts, strict=True)):
         notes = census.notes(number)
         strata = notes.class_ids(classes)
         if census.by is not None:
             splits = census.read("splits", number).column("split").to_numpy()
             strata = splits[notes.value_codes].astype(np.int64) * assignment.classes + strata
-        yield assignment.places(strata, take_ordinals(strata, first.copy())), notes.sizes
+        yield assignment.places(strata, take_ordinals(np.searchsorted(part.strata, strata), first)), notes.sizes

@@ -6,7 +6,6 @@ files: a partition task writes one Arrow IPC file whose record batches each go t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .assign import Assignment
+from .counting import Tally, class_array, label_type, tally_batches
 from .errors import SourceError
 from .formats import RecordLayout
 from .formats.encode import SUFFIXES
@@ -92,18 +92,21 @@ class ShardTarget:
     dali_index: bool = False
 
 
-def count_classes(source: Source, part: Part) -> dict[Any, int]:
-    """Records of each class in a part; with no label, all are of class None.
+def count_classes(source: Source, part: Part) -> Tally:
+    """Records of each class in a part.
 
     Raises:
         SourceError: a label is missing or of a type that makes no classes.
     """
-    total: Counter[Any] = Counter()
+    if source.schema.label is None:
+        records = sum(map(len, source.labels(part)))
+        return Tally(values=class_array(source.schema, [None]), counts=np.array([records]))
+    return tally_batches(_checked_labels(source, part), label_type(source.schema))
+
+
+def _checked_labels(source: Source, part: Part) -> Iterator[pa.Array]:
     record = part.first_record
     for labels in source.labels(part):
-        if source.schema.label is None:
-            total[None] += len(labels)
-            continue
         if labels.null_count:
             record += int(np.flatnonzero(labels.is_null().to_numpy(zero_copy_only=False))[0])
             raise SourceError(
@@ -111,9 +114,7 @@ def count_classes(source: Source, part: Part) -> dict[Any, int]:
                 "drop or fill it first, or pass over such records with --on-bad-record skip:N"
             )
         record += len(labels)
-        counts = pc.value_counts(labels)
-        total.update(dict(zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True)))
-    return dict(total)
+        yield labels
 
 
 def partition_part(

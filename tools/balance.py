@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,7 +106,7 @@ def balance_of_plan(plan: BuildPlan) -> list[SplitBalance]:
 
 
 def balance_json(splits: Sequence[SplitBalance], classes: Sequence[Any]) -> dict[str, Any]:
-    """For `--json`: by split, totals and [least, most] of any shard."""
+    """For `--json`: by split, totals and [least, most] of any shard; of each class as it is asked for."""
     return {
         split.name: {
             "records": int(split.shard_records.sum()),
@@ -114,13 +114,17 @@ def balance_json(splits: Sequence[SplitBalance], classes: Sequence[Any]) -> dict
             "bytes": int(split.shard_bytes.sum()),
             "records_per_shard": _range(split.shard_records),
             "bytes_per_shard": _range(split.shard_bytes),
-            "classes": [
-                {"class": value, "records": int(counts.sum()), "per_shard": _range(counts)}
-                for value, counts in zip(classes, split.shard_class_counts.T, strict=True)
-            ],
+            "classes": _classes_json(split, classes),
         }
         for split in splits
     }
+
+
+def _classes_json(split: SplitBalance, classes: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    counts = split.shard_class_counts
+    totals, least, most = counts.sum(axis=0, dtype=np.int64), counts.min(axis=0), counts.max(axis=0)
+    for value, total, low, high in zip(classes, totals, least, most, strict=True):
+        yield {"class": value, "records": int(total), "per_shard": [int(low), int(high)]}
 
 
 def balance_text(splits: Sequence[SplitBalance], classes: Sequence[Any], *, estimated: bool = False) -> list[str]:

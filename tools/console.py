@@ -10,7 +10,9 @@ from time import monotonic
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-__all__ = ["StageReport", "align", "human_bytes", "human_seconds", "one_line", "stage_progress"]
+from ..sharding.json_pieces import json_pieces
+
+__all__ = ["StageReport", "align", "human_bytes", "human_seconds", "one_line", "print_json", "stage_progress"]
 
 # stage, tasks done, tasks in all, records done
 StageReport = Callable[[str, int, int, int], None]
@@ -50,6 +52,13 @@ def one_line(text: object) -> str:
     'a b?[31m'
     """
     return "".join(letter if letter.isprintable() else "?" for letter in " ".join(str(text).split()))
+
+
+def print_json(document: object) -> None:
+    """Print a document for machines, piece by piece; iterators in it are lists."""
+    for piece in json_pieces(document, 2):
+        sys.stdout.write(piece)
+    print()
 
 
 def align(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:

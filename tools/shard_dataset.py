@@ -41,7 +41,7 @@ from ..sharding import (
 )
 from ..sharding.sources.ringfeed import only_split
 from .balance import balance_json, balance_of_dataset, balance_of_plan, balance_text
-from .console import align, human_bytes, human_seconds, one_line, stage_progress
+from .console import align, human_bytes, human_seconds, one_line, print_json, stage_progress
 from .inspection import inspection_json, inspection_text
 from .prepare_args import prepare_options
 from .repairing import repair_json, repair_text
@@ -127,11 +127,11 @@ def _append(args: argparse.Namespace) -> int:
 
 def _write(
     args: argparse.Namespace,
-    plan: Callable[[Callable[[Progress], None]], list[str]],
+    plan: Callable[[Callable[[Progress], None]], Callable[[], None]],
     write: Callable[[Callable[[Progress], None]], object],
 ) -> int:
     """Plan or write, telling how far it is, and say what would be or was written."""
-    planned: list[str] = []
+    show_planned: Callable[[], None] | None = None
     started = perf_counter()
     with stage_progress(_STAGES, silent=args.json) as show, _tidy_on_sigterm():
 
@@ -141,18 +141,21 @@ def _write(
             show(progress.stage, progress.done, progress.total, progress.records)
 
         if args.dry_run:
-            planned = plan(report)
+            show_planned = plan(report)
         else:
             write(report)
-    if args.dry_run:
-        print("\n".join(planned))
+    if show_planned is not None:
+        show_planned()
         return _OK
     _summarise(args, perf_counter() - started)
     return _OK
 
 
-def _show_plan(args: argparse.Namespace, options: BuildOptions, plan: BuildPlan) -> list[str]:
-    return [json.dumps(_plan_json(options, plan), indent=2)] if args.json else _plan_text(options, plan)
+def _show_plan(args: argparse.Namespace, options: BuildOptions, plan: BuildPlan) -> Callable[[], None]:
+    """What prints the plan, once the progress is out of the way."""
+    if args.json:
+        return lambda: print_json(_plan_json(options, plan))
+    return lambda: print("\n".join(_plan_text(options, plan)))
 
 
 def _reshard(args: argparse.Namespace) -> int:
@@ -181,7 +184,7 @@ def _summarise(args: argparse.Namespace, seconds: float) -> None:
             "splits": balance_json(balance, manifest.classes),
             "groups": shares_json(balance, manifest.options, {}),
         } | ({"generation": generation, "total_records": manifest.records} if generation else {})
-        print(json.dumps(document, indent=2))
+        print_json(document)
         return
     print("\n".join([*balance_text(balance, manifest.classes), *shares_text(balance, manifest.options, {})]))
     print(
@@ -230,7 +233,10 @@ def _plan_text(options: BuildOptions, plan: BuildPlan) -> list[str]:
 
 def _inspect(args: argparse.Namespace) -> int:
     dataset = open_dataset(args.url)
-    print(json.dumps(inspection_json(dataset), indent=2) if args.json else inspection_text(dataset))
+    if args.json:
+        print_json(inspection_json(dataset))
+    else:
+        print(inspection_text(dataset))
     return _OK
 
 

@@ -3,6 +3,8 @@
 import errno
 import multiprocessing
 import os
+import socket
+import time
 import uuid
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ringfeed.sharding import StorageError
+from ringfeed.sharding.retry import RetryPolicy
 from ringfeed.sharding.storage import Storage, public_url
 from tests.servers.seaweedfs import S3Server
 from tests.servers.store import Store
@@ -228,6 +231,18 @@ class TestLocal:
 def test_a_name_node_that_is_down_is_told_at_once() -> None:
     with pytest.raises(StorageError, match=r"cannot reach hdfs://127.0.0.1:1/x: no NameNode answers"):
         Storage("hdfs://127.0.0.1:1/x").check_reachable()
+
+
+def test_a_name_node_that_takes_connections_and_answers_none_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:  # the kernel accepts, and nobody ever reads
+        url = f"hdfs://127.0.0.1:{server.getsockname()[1]}/x"
+        policy = RetryPolicy(attempts=2, base_seconds=0.01)
+        storage = Storage(url, {"ipc.client.rpc-timeout.ms": "300"}, retries=policy)
+        started = time.monotonic()
+        for call in (lambda: storage.read("a"), storage.list, lambda: storage.write("a", b"1"), storage.absent_folders):
+            with pytest.raises(StorageError, match=rf"{url}.*the NameNode takes the connection .*stopped, overloaded"):
+                call()
+        assert time.monotonic() - started < 4 * 2 * 0.3 + 5
 
 
 def test_an_unknown_protocol_is_one_clear_error() -> None:
