@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import fsspec
-import pyarrow as pa
 
+from .drafts import Bytes, joined
 from .retry import IncompleteError, RetryPolicy, is_transient, retry
 
 __all__ = ["SINGLE_BYTES", "S3Draft", "create_object", "put_object"]
@@ -77,8 +77,8 @@ class S3Draft:
         self._discarded = False
         self._pool = ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="ringfeed-upload")
 
-    def write(self, data: bytes | memoryview | pa.Buffer) -> None:
-        rest = memoryview(data).cast("B")
+    def write(self, *pieces: Bytes) -> None:
+        rest = memoryview(joined(pieces)).cast("B")
         self._bytes += len(rest)
         while len(self._buffer) + len(rest) >= (size := self._part_bytes()):
             taken = size - len(self._buffer)
