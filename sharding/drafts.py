@@ -18,7 +18,7 @@ import fsspec
 
 from .retry import IncompleteError, RetryPolicy, retry
 
-__all__ = ["Bytes", "Draft", "LocalDraft", "RemoteDraft", "SpooledDraft", "joined"]
+__all__ = ["Bytes", "Draft", "LocalDraft", "RemoteDraft", "SpooledDraft"]
 
 Bytes: TypeAlias = Any  # bytes, a memoryview or an array of single bytes, or an Arrow buffer
 _PIECES_A_CALL = 1024  # IOV_MAX of Linux and macOS
@@ -104,11 +104,6 @@ def _gather(descriptor: int, pieces: Sequence[Bytes]) -> None:
             views[start] = memoryview(views[start])[count:]
 
 
-def joined(pieces: Sequence[Bytes]) -> Bytes:
-    """Pieces as one."""
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
 class RemoteDraft:
     """A file beside the target that the store renames.
 
@@ -125,7 +120,7 @@ class RemoteDraft:
         self._bytes = 0
 
     def write(self, *pieces: Bytes) -> None:
-        data = joined(pieces)
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)  # each write of a client costs
         self._file.write(data)
         self._bytes += memoryview(data).nbytes
 
