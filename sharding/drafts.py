@@ -9,24 +9,26 @@ import errno
 import os
 import secrets
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import fsspec
-import pyarrow as pa
 
 from .retry import IncompleteError, RetryPolicy, retry
 
-__all__ = ["Draft", "LocalDraft", "RemoteDraft", "SpooledDraft"]
+__all__ = ["Bytes", "Draft", "LocalDraft", "RemoteDraft", "SpooledDraft"]
 
+Bytes: TypeAlias = Any  # bytes, a memoryview or an array of single bytes, or an Arrow buffer
+_PIECES_A_CALL = 1024  # IOV_MAX of Linux and macOS
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class Draft(Protocol):
     """A file that is being written, until `commit` or `discard`; after a `commit` that failed, `discard` it."""
 
-    def write(self, data: bytes | memoryview | pa.Buffer) -> None:
+    def write(self, *pieces: Bytes) -> None:
         """Append to it."""
 
     def commit(self, *, exclusive: bool = False) -> None:
@@ -50,8 +52,12 @@ class LocalDraft:
         self._draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
         self._file = open(self._draft, "xb")  # noqa: SIM115
 
-    def write(self, data: bytes | memoryview | pa.Buffer) -> None:
-        self._file.write(data)
+    def write(self, *pieces: Bytes) -> None:
+        if len(pieces) == 1:
+            self._file.write(pieces[0])
+        else:
+            self._file.flush()
+            _gather(self._file.fileno(), pieces)
 
     def commit(self, *, exclusive: bool = False) -> None:
         if self._durable:
@@ -85,6 +91,19 @@ class LocalDraft:
                 os.fsync(file.fileno())
 
 
+def _gather(descriptor: int, pieces: Sequence[Bytes]) -> None:
+    """Write pieces from where they lie, many to a system call."""
+    views = list(pieces)
+    start = 0
+    while start < len(views):
+        count = os.writev(descriptor, views[start : start + _PIECES_A_CALL])
+        while start < len(views) and count >= len(views[start]):
+            count -= len(views[start])
+            start += 1
+        if count:
+            views[start] = memoryview(views[start])[count:]
+
+
 class RemoteDraft:
     """A file beside the target that the store renames.
 
@@ -100,7 +119,8 @@ class RemoteDraft:
         self._file = fs.open(self._draft, "wb")
         self._bytes = 0
 
-    def write(self, data: bytes | memoryview | pa.Buffer) -> None:
+    def write(self, *pieces: Bytes) -> None:
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)  # each write of a client costs
         self._file.write(data)
         self._bytes += memoryview(data).nbytes
 
@@ -135,8 +155,8 @@ class SpooledDraft:
         self._fs, self._target, self._policy = fs, target, policy
         self._file = tempfile.NamedTemporaryFile(prefix="ringfeed-")  # noqa: SIM115
 
-    def write(self, data: bytes | memoryview | pa.Buffer) -> None:
-        self._file.write(data)
+    def write(self, *pieces: Bytes) -> None:
+        self._file.writelines(pieces)
 
     def commit(self, *, exclusive: bool = False) -> None:
         self._file.flush()

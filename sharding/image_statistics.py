@@ -15,6 +15,7 @@ import pyarrow as pa
 from PIL import Image
 
 from .formats.image_size import image_size
+from .formats.jpeg_size import plain_jpeg_sizes
 
 __all__ = ["ImageStatistics", "merge_image_statistics", "summarise_images"]
 
@@ -57,7 +58,7 @@ class ImageStatistics:
 
 def summarise_images(column: pa.Array) -> ImageStatistics:
     """Of the image files of one shard, in its order; binary, and none is null."""
-    sizes = np.array([size for _, size in _sized(column)], np.int64).reshape(-1, 2)
+    sizes = _sizes(column)
     if not len(sizes):
         return ImageStatistics(images=0)
     (min_height, min_width), (max_height, max_width) = sizes.min(axis=0).tolist(), sizes.max(axis=0).tolist()
@@ -76,13 +77,24 @@ def _sized(column: pa.Array) -> Iterator[tuple[memoryview, tuple[int, int]]]:
             continue
 
 
+def _sizes(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Height and width of each file whose header can be read, int64 [files, 2]."""
+    sizes, known = plain_jpeg_sizes(np.frombuffer(column.buffers()[2] or b"", np.uint8), _offsets(column))
+    others = column.filter(pa.array(~known))
+    return np.concatenate([sizes[known], np.array([size for _, size in _sized(others)], np.int64).reshape(-1, 2)])
+
+
 def _files(column: pa.Array) -> Iterator[memoryview]:
     """The values, not copied."""
+    data = memoryview(column.buffers()[2] or b"").cast("B")
+    for start, end in pairwise(_offsets(column).tolist()):
+        yield data[start:end]
+
+
+def _offsets(column: pa.Array) -> npt.NDArray[np.int64]:
     wide = pa.types.is_large_binary(column.type)
     offsets = np.frombuffer(column.buffers()[1], np.int64 if wide else np.int32)[column.offset :][: len(column) + 1]
-    data = memoryview(column.buffers()[2] or b"").cast("B")
-    for start, end in pairwise(offsets.tolist()):
-        yield data[start:end]
+    return offsets.astype(np.int64)
 
 
 def _sample(column: pa.Array) -> ImageStatistics:

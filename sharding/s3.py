@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import secrets
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,8 +11,8 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import fsspec
-import pyarrow as pa
 
+from .drafts import Bytes
 from .retry import IncompleteError, RetryPolicy, is_transient, retry
 
 __all__ = ["SINGLE_BYTES", "S3Draft", "create_object", "put_object"]
@@ -71,30 +72,32 @@ class S3Draft:
         self._fs, self._target, self._policy = fs, target, policy
         self._bucket, self._key, _ = fs.split_path(target)
         self._upload = ""
-        self._buffer = bytearray()
+        self._part = io.BytesIO()  # that is being filled; its `getvalue` copies nothing
         self._bytes = 0
         self._parts: list[Future[str]] = []
         self._discarded = False
         self._pool = ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="ringfeed-upload")
 
-    def write(self, data: bytes | memoryview | pa.Buffer) -> None:
-        rest = memoryview(data).cast("B")
-        self._bytes += len(rest)
-        while len(self._buffer) + len(rest) >= (size := self._part_bytes()):
-            taken = size - len(self._buffer)
-            self._send(bytes(self._buffer) + rest[:taken])
-            self._buffer.clear()
-            rest = rest[taken:]
-        self._buffer += rest
+    def write(self, *pieces: Bytes) -> None:
+        for piece in pieces:
+            rest = memoryview(piece).cast("B")
+            self._bytes += len(rest)
+            while len(rest):
+                room = self._part_bytes() - self._part.tell()
+                self._part.write(rest[:room])
+                if room <= len(rest):
+                    self._send(self._part.getvalue())
+                    self._part = io.BytesIO()
+                rest = rest[room:]
 
     def commit(self, *, exclusive: bool = False) -> None:
         if exclusive:
             raise ValueError("an exclusive object is to be written by create_object")
         if not self._parts:
-            retry(lambda: put_object(self._fs, self._target, bytes(self._buffer)), self._policy)
+            retry(lambda: put_object(self._fs, self._target, self._part.getvalue()), self._policy)
         else:
-            if self._buffer:
-                self._send(bytes(self._buffer))
+            if self._part.tell():
+                self._send(self._part.getvalue())
             etags = [part.result() for part in self._parts]
             parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, start=1)]
             self._retry(lambda: self._complete(parts))

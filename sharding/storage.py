@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 import pyarrow as pa
 
 from .clients import S3
-from .drafts import Draft, LocalDraft, RemoteDraft, SpooledDraft
+from .drafts import Bytes, Draft, LocalDraft, RemoteDraft, SpooledDraft
 from .location import Location, public_url
 from .retry import IncompleteError
 from .s3 import SINGLE_BYTES, S3Draft, create_object, put_object
@@ -132,9 +132,9 @@ class Storage(Location):
         with self.errors("write", path):
             draft = self._draft(path, durable=durable)
 
-        def take(data: memoryview) -> None:
+        def take(pieces: Sequence[Bytes]) -> None:
             try:
-                draft.write(data)
+                draft.write(*pieces)
             except Exception:
                 with self.errors("write", path):
                     raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 __all__ = ["RangeReader", "Sink"]
@@ -63,13 +63,13 @@ class RangeReader(io.RawIOBase):
 class Sink(io.RawIOBase):
     """A file that hands all that is written to a function, which takes the whole of it, at once, or raises.
 
-    >>> pieces = []
-    >>> file = Sink(lambda data: pieces.append(bytes(data)))
-    >>> file.write(b"abc"), file.tell(), pieces
-    (3, 3, [b'abc'])
+    >>> written = []
+    >>> file = Sink(lambda pieces: written.extend(map(bytes, pieces)))
+    >>> file.write(b"abc"), file.writelines([b"d", b"ef"]), file.tell(), written
+    (3, None, 6, [b'abc', b'd', b'ef'])
     """
 
-    def __init__(self, take: Callable[[memoryview], object]) -> None:
+    def __init__(self, take: Callable[[Sequence[Any]], object]) -> None:
         self._take = take
         self._position = 0
 
@@ -81,6 +81,12 @@ class Sink(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        self._take(view)
+        self._take([view])
         self._position += view.nbytes
         return view.nbytes
+
+    def writelines(self, lines: Iterable[Any]) -> None:
+        """Write pieces of bytes, of which none is copied if the function copies none."""
+        pieces = list(lines)
+        self._take(pieces)
+        self._position += sum(map(len, pieces))

@@ -13,6 +13,7 @@ import pyarrow as pa
 import xxhash
 
 from .class_counts import ClassCounts
+from .drafts import Bytes
 from .formats import RecordLayout, encode_shard, open_encoder
 from .interop import dali
 from .manifest import FileInfo, ShardInfo, checksum, describe
@@ -72,7 +73,7 @@ def write_shard(
     how: dict[str, Any] = {"shard_format": shard_format, "compression": compression, "layout": layout}
     each = counted()
     first, second = next(each), next(each, None)
-    if second is None:  # as it is with shards of usual size: one write, beside that of the index
+    if second is None and storage.local_path is None:  # a shard of usual size: one write, beside that of the index
         data, index = encode_shard(first[0], schema, first[1], **how)
         extra = _dali_file(path, index) if dali_index else {}
         storage.write_all({path: data, index_path: index, **extra})
@@ -80,7 +81,7 @@ def write_shard(
     else:
         with _hashed(storage, path) as sink:
             encoder = open_encoder(sink, schema, **how)
-            for batch, class_ids in _all(first, second, each):
+            for batch, class_ids in chain((first,), () if second is None else (second,), each):
                 encoder.write(batch, class_ids)
             index = encoder.finish()
         data_bytes, data_checksum = sink.bytes, sink.checksum
@@ -104,10 +105,6 @@ def _dali_file(path: str, index: pa.Buffer) -> dict[str, bytes]:
     return {dali.index_name(path): dali.index_text(index)}
 
 
-def _all(first: Block, second: Block, rest: Iterable[Block]) -> Iterator[Block]:
-    return chain((first, second), rest)
-
-
 class _HashingSink:
     """A file that knows the size and the checksum of what was written to it."""
 
@@ -128,6 +125,13 @@ class _HashingSink:
         self._file.write(view)
         self.bytes += view.nbytes
         return view.nbytes
+
+    def writelines(self, lines: Iterable[Bytes]) -> None:
+        pieces = list(lines)
+        for piece in pieces:
+            self._digest.update(piece)
+        self._file.writelines(pieces)
+        self.bytes += sum(map(len, pieces))
 
     def tell(self) -> int:
         return self.bytes

@@ -7,7 +7,8 @@ file, frame included, and `class_id`. A Parquet shard has only the last: Parquet
 from __future__ import annotations
 
 import zlib
-from typing import IO, Protocol
+from collections.abc import Iterable
+from typing import IO, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 
 from ..schema import Schema
 from .example import RecordLayout, encode_matrix, encode_pieces
-from .framing import frame_pieces
+from .framing import Frames, frame_pieces
 from .parquet import open_writer
 from .tfrecord import FOOTER_BYTES, HEADER_BYTES, compressor, frame_matrix
 
@@ -97,14 +98,14 @@ class _TFRecordEncoder:
 
     def write(self, batch: pa.RecordBatch, class_ids: ClassIds) -> None:
         if self._layout is None:
-            framed = frame_pieces(encode_pieces(batch, self._schema))
+            frames = frame_pieces(encode_pieces(batch, self._schema))
         else:
             margins = (HEADER_BYTES, FOOTER_BYTES)
-            framed = frame_matrix(encode_matrix(batch, self._schema, self._layout, margins=margins))
-        offsets = np.frombuffer(framed.buffers()[1], np.int64)[: len(framed) + 1]
-        data = (framed.buffers()[2] or pa.py_buffer(b"")).slice(0, int(offsets[-1]))
-        self._sink.write(data if self._compressor is None else self._compressor.compress(data))
-        self._lengths.append(np.diff(offsets))
+            matrix = encode_matrix(batch, self._schema, self._layout, margins=margins)
+            frames = Frames.joined(frame_matrix(matrix))
+        pieces: Iterable[Any] = frames.pieces
+        self._sink.writelines(pieces if self._compressor is None else map(self._compressor.compress, pieces))
+        self._lengths.append(frames.lengths)
         self._class_ids.append(class_ids)
 
     def finish(self) -> pa.Buffer:

@@ -22,8 +22,8 @@ from ..errors import CorruptionError
 from .example import join_binary
 
 __all__ = [
-    "FOOTER_BYTES", "HEADER_BYTES", "FrameBlock", "FrameDamage", "compress", "compressor", "decompress",
-    "frame_matrix", "frame_records", "has_header", "iterate_frames", "iterate_records", "mask_crcs",
+    "FOOTER_BYTES", "HEADER_BYTES", "FrameBlock", "FrameDamage", "binary_rows", "compress", "compressor",
+    "decompress", "frame_matrix", "frame_records", "has_header", "iterate_frames", "iterate_records", "mask_crcs",
     "record_headers",
 ]  # fmt: skip
 
@@ -44,13 +44,13 @@ def frame_records(messages: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
         One framed record a payload; its data buffer is the file, its offsets are the records' offsets in it.
     """
     if not len(messages):
-        return _rows(np.empty((0, HEADER_BYTES + FOOTER_BYTES), np.uint8))
+        return binary_rows(np.empty((0, HEADER_BYTES + FOOTER_BYTES), np.uint8))
     offsets = np.frombuffer(messages.buffers()[1], np.int64)[messages.offset : messages.offset + len(messages) + 1]
     data = (messages.buffers()[2] or pa.py_buffer(b"")).slice(offsets[0], offsets[-1] - offsets[0]).to_pybytes()
     lengths = np.diff(offsets)
     payloads = (data[start:end] for start, end in pairwise((offsets - offsets[0]).tolist()))
     footers = _masked_crcs(payloads, len(lengths))
-    return join_binary([_rows(record_headers(lengths)), messages, _rows(footers)])
+    return join_binary([binary_rows(record_headers(lengths)), messages, binary_rows(footers)])
 
 
 def frame_matrix(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
@@ -67,7 +67,7 @@ def frame_matrix(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
     footers = _masked_crcs(chain.from_iterable(cells), len(matrix))
     matrix[:, :HEADER_BYTES] = record_headers(np.array([length]))
     matrix[:, -FOOTER_BYTES:] = footers
-    return _rows(matrix)
+    return binary_rows(matrix)
 
 
 def _masked_crcs(payloads: Iterable[bytes], count: int) -> npt.NDArray[np.uint8]:
@@ -92,7 +92,8 @@ def _mask(crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + _MASK_DELTA
 
 
-def _rows(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
+def binary_rows(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
+    """The rows of a matrix, one binary value each; not copied where they lie together."""
     offsets = np.arange(len(matrix) + 1, dtype=np.int64) * matrix.shape[1]
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(matrix).reshape(-1))]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(matrix), buffers)

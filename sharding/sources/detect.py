@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import SourceError
 from ..manifest import MANIFEST_NAME
@@ -90,8 +90,7 @@ def _detect(url: str) -> str:
         return "ringfeed"
     suffixes = [suffix for known, _ in _OPENERS.values() for suffix in known]
     first = expand_braces(split_selection(url)[0])[0]
-    files = [plain_name(file.url) for file in list_files(first, suffixes, facts=False)]
-    found = [kind for kind, (suffixes, _) in _OPENERS.items() if any(name.endswith(suffixes) for name in files)]
+    found = _kinds_of(plain_name(file.url) for file in list_files(first, suffixes, facts=False))
     if len(found) == 1:
         return found[0]
     if found:
@@ -101,3 +100,14 @@ def _detect(url: str) -> str:
         f"{url} holds no records: no file of a known kind ({known}, ...); if there is one by another name, say "
         f"--source-kind {'|'.join(KINDS)}"
     )
+
+
+def _kinds_of(names: Iterable[str]) -> list[str]:
+    """The kinds that there are files of; no suffix of one kind ends in one of another."""
+    found: set[str] = set()
+    suffixes: tuple[str, ...] = ()
+    for name in names:
+        if not name.endswith(suffixes):
+            found |= {kind for kind, (known, _) in _OPENERS.items() if name.endswith(known)}
+            suffixes = tuple(suffix for kind in found for suffix in _OPENERS[kind][0])
+    return [kind for kind in _OPENERS if kind in found]

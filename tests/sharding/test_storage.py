@@ -254,3 +254,13 @@ def test_passwords_are_left_out_of_public_urls() -> None:
     assert public_url("ftp://me:pass@host:21/x:y@z") == "ftp://me@host:21/x:y@z"
     assert public_url("hdfs://host:8020/a@b") == "hdfs://host:8020/a@b"
     assert public_url("/data/a:b@c") == "/data/a:b@c"
+
+
+def test_more_pieces_than_one_system_call_takes_arrive_in_order(tmp_path: Path) -> None:
+    pieces = [bytes([i % 251]) * (i % 7) for i in range(3000)]
+    with Storage(str(tmp_path)).open_output("a") as file:
+        file.write(b"first")
+        file.writelines(pieces)
+        file.write(b"last")
+        assert file.tell() == len(b"".join(pieces)) + 9
+    assert (tmp_path / "a").read_bytes() == b"first" + b"".join(pieces) + b"last"
