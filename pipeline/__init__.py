@@ -3,6 +3,7 @@
 from .counters import StageStats
 from .loader import Loader
 from .plan import ClassMix, LoaderPlan, MissingClass
+from .quality import ShuffleQuality
 from .remainder import RecordRange
 
-__all__ = ["ClassMix", "Loader", "LoaderPlan", "MissingClass", "RecordRange", "StageStats"]
+__all__ = ["ClassMix", "Loader", "LoaderPlan", "MissingClass", "RecordRange", "ShuffleQuality", "StageStats"]
