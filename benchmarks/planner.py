@@ -50,7 +50,7 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
         (plan_natural, 30, 1000),
         (plan_balanced, 120, 1500),
     ):
-        found = [_apart(measure, str(target)) for _ in range(rounds)]
+        found = [apart(measure, str(target)) for _ in range(rounds)]
         name = measure.__name__.replace("_", " ")
         for seconds, mib, said in found:
             print(f"  {name}: {seconds:.2f} s, {mib:,.0f} MiB; {said}", flush=True)
@@ -212,7 +212,7 @@ def _shard(split: str, number: int, shards: int, counts: ClassCounts) -> ShardIn
     )
 
 
-def _apart(measure: Callable[[str], Iterator[str]], folder: str) -> tuple[float, float, str]:
+def apart(measure: Callable[[str], Iterator[str]], folder: str) -> tuple[float, float, str]:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         result: tuple[float, float, str] = pool.apply(_measured, (measure, folder))
     return result

@@ -26,6 +26,7 @@ import images
 import memory
 import planner
 import reading
+import resuming
 import writing
 from tables import write_source
 
@@ -38,6 +39,7 @@ BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]
     "images": images.run,
     "memory": memory.run,
     "planner": planner.run,
+    "first-batch": resuming.run,
 }
 
 

@@ -8,6 +8,7 @@ from .loader import Loader
 from .mixing import Mixture, MixturePlan, SourceMix
 from .numpy_batches import Ragged
 from .plan import ClassMix, LoaderPlan, MissingClass
+from .quality import ShuffleQuality
 from .remainder import RecordRange
 from .selection import FilterPlan
 from .tabular import TabularPlan, TabularTransform, plan_columns
@@ -32,6 +33,7 @@ __all__ = [
     "Ramp",
     "RandomCrop",
     "RecordRange",
+    "ShuffleQuality",
     "SourceMix",
     "StageStats",
     "TabularPlan",

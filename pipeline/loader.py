@@ -31,6 +31,7 @@ from .keys import SAMPLE_KEY, sample_keys
 from .numpy_batches import NumpyBatch, iterate_numpy
 from .order import EpochOrder, Geometry, Remainder, default_streams
 from .plan import LoaderPlan, plan_epoch
+from .quality import ShuffleQuality, shuffle_quality
 from .selection import Selection
 from .shards import ShardFetcher
 from .streams import CLASS_ID, WEIGHT, OpenStreams
@@ -214,6 +215,13 @@ class Loader:
         """
         record, class_id = self._access.record(index, self._fetcher)
         return record | {CLASS_ID: class_id}
+
+    def shuffle_quality(self, epoch: int = 0) -> ShuffleQuality:
+        """How far the natural order of an epoch is from a full shuffle, measured on the plan; no shard is opened.
+
+        With class balance the windows are the same, and within one the classes decide.
+        """
+        return shuffle_quality(self._order(epoch))
 
     def stats(self) -> dict[str, StageStats]:
         """What each stage did since the loader was made."""

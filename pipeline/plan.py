@@ -215,9 +215,10 @@ def _doubtful(
         bounds = windows.bounds[first : first + _AT_ONCE + 1]
         own = slice(int(bounds[0]), int(bounds[-1]))
         certain = counts[windows.shards[own]] > outside[own, None]
-        there = np.logical_or.reduceat(certain, bounds[:-1] - bounds[0], axis=0)
-        for number, class_id in np.argwhere(needed & ~there).tolist():
-            yield first + number, class_id
+        complete = np.logical_or.reduceat((certain | ~needed).all(axis=1), bounds[:-1] - bounds[0])
+        for number in np.flatnonzero(~complete).tolist():
+            there = certain[bounds[number] - bounds[0] : bounds[number + 1] - bounds[0]].any(axis=0)
+            yield from ((first + number, class_id) for class_id in np.flatnonzero(needed & ~there).tolist())
 
 
 def _has_class(

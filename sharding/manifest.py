@@ -72,6 +72,8 @@ class ShardInfo:
 
 
 def _check_inside(path: str, where: str) -> None:
+    if "/" not in path and "\\" not in path and path not in ("", ".", ".."):
+        return  # as nearly all of many thousands
     parts = path.split("/")
     nowhere = {"", "."}.issuperset(parts)
     if nowhere or path.startswith("/") or ".." in parts or "\\" in path or "://" in path:
