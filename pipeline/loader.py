@@ -109,7 +109,7 @@ class Loader:
             remainder=remainder,
         )
         self._slices = self._geometry.rank_slices(rank, world_size)
-        self._world_size = world_size
+        self._rank, self._world_size = rank, world_size
         self._weights = target_weights(balance, self.manifest.classes, info.class_counts)
         if self._weights is not None and remainder == "pad":
             raise ConfigError("remainder='pad' needs balance='natural': a balanced epoch has no rest to pad")
@@ -160,20 +160,22 @@ class Loader:
         """What each stage did since the loader was made."""
         return self._counters.snapshot()
 
-    def epoch(self, epoch: int, start_step: int = 0) -> tf.data.Dataset:
+    def epoch(self, epoch: int, start_step: int = 0, *, as_supervised: bool = False) -> tf.data.Dataset:
         """The batches of an epoch from a step on.
 
         Args:
             epoch: from 0; each has another order.
             start_step: in ``[0, steps_per_epoch]``; what comes before is not read.
+            as_supervised: give ``(features, class_id)``, with padding ``(features, class_id, sample_weight)``, as
+                `keras.Model.fit` takes them. The features are those but for the label: a dict, or the one there is.
 
         Raises:
             ConfigError: there is no such step.
         """
-        from .delivery import to_dataset  # TensorFlow is needed from here on
+        from .delivery import supervised, to_dataset  # TensorFlow is needed from here on
 
         self._check_step(epoch, start_step)
-        return to_dataset(
+        batches = to_dataset(
             lambda: self.chunks(epoch, start_step),
             self.schema,
             self._fill,
@@ -181,7 +183,29 @@ class Loader:
             undecoded=self._undecoded,
             padded=self._geometry.remainder == "pad",
             prefetch=_PREFETCH,
-        ).apply(_cardinality(self.steps_per_epoch - start_step))
+        )
+        batches = supervised(batches, self.schema) if as_supervised else batches
+        return batches.apply(_cardinality(self.steps_per_epoch - start_step))
+
+    def distributed_epoch(
+        self, strategy: tf.distribute.Strategy, epoch: int, start_step: int = 0, *, as_supervised: bool = False
+    ) -> Any:
+        """The same batches as a `tf.distribute.DistributedDataset`: each worker is a rank, whose replicas share it.
+
+        Args:
+            strategy: its workers are the loader's ranks.
+            epoch: as for `epoch`.
+            start_step: as for `epoch`.
+            as_supervised: as for `epoch`.
+
+        Raises:
+            ConfigError: there is no such step, or the strategy has other workers than the loader has ranks.
+        """
+        from .distribute import distribute
+
+        batches = self.epoch(epoch, start_step, as_supervised=as_supervised)
+        ranks = {"rank": self._rank, "world_size": self._world_size, "local_batch": self.local_batch_size}
+        return distribute(batches, strategy, **ranks)
 
     def numpy_epoch(
         self, epoch: int, start_step: int = 0, *, prefetch_bytes: int = _PREFETCH_BYTES
