@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,7 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     lines = []
     for factor in FACTORS:
         source = folder / f"memory-{factor}.parquet"
-        _write(source, factor)
+        write(source, factor)
         for workers in (1, 2):
             peaks = [_build(source, folder / "memory", workers) for _ in range(rounds)]
             label = f"{source.stat().st_size >> 20:,} MiB, {workers} worker{'s' * (workers > 1)}"
@@ -42,7 +42,8 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     return lines
 
 
-def _write(path: Path, factor: int) -> None:
+def write(path: Path, factor: int) -> None:
+    """Write a table of so many times 1 M rows."""
     random = np.random.default_rng(0)
     kind = pa.schema([("features", pa.list_(pa.float32(), _WIDTH)), ("label", pa.int64())])
     with pq.ParquetWriter(path, kind, compression="none", use_dictionary=False) as writer:
@@ -59,15 +60,7 @@ def _build(source: Path, target: Path, workers: int) -> float:
     sizes = ["--memory", f"{BOUND_MIB}MiB", "--shard-size", f"{SHARD_MIB}MiB"]
     options = ["--label", "label", "--workers", str(workers), *sizes, "--json"]
     started = time.perf_counter()
-    with subprocess.Popen([program, "build", source, target, *options], stdout=subprocess.DEVNULL) as process:
-        peak = anonymous = 0.0
-        while process.poll() is None:
-            now = np.sum([_held(each) for each in _tree(process.pid)], axis=0, initial=0)
-            total, own = np.broadcast_to(now, 2)
-            peak, anonymous = max(peak, float(total)), max(anonymous, float(own))
-            time.sleep(_SAMPLE_SECONDS)
-    if process.returncode:
-        raise SystemExit(f"the build ended with {process.returncode}")
+    peak, anonymous = peak_mib([program, "build", source, target, *options])
     seconds = time.perf_counter() - started
     shutil.rmtree(target)
     print(
@@ -75,6 +68,20 @@ def _build(source: Path, target: Path, workers: int) -> float:
         f"{anonymous:,.0f} of it anonymous; {seconds:.0f} s"
     )
     return peak
+
+
+def peak_mib(command: Sequence[str | Path]) -> tuple[float, float]:
+    """MiB that a command and all that it starts take together at most, and what of that is anonymous at most."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        peak = anonymous = 0.0
+        while process.poll() is None:
+            now = np.sum([_held(each) for each in _tree(process.pid)], axis=0, initial=0)
+            total, own = np.broadcast_to(now, 2)
+            peak, anonymous = max(peak, float(total)), max(anonymous, float(own))
+            time.sleep(_SAMPLE_SECONDS)
+    if process.returncode:
+        raise SystemExit(f"{Path(command[0]).name} ended with {process.returncode}")
+    return peak, anonymous
 
 
 def _tree(pid: int) -> Iterator[int]:

@@ -23,8 +23,10 @@ with quiet_tensorflow():
     import tensorflow  # noqa: F401
 
 import images
+import loader_memory
 import memory
 import planner
+import projection
 import reading
 import resuming
 import writing
@@ -38,8 +40,10 @@ BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]
     "s3": writing.run_s3,
     "images": images.run,
     "memory": memory.run,
+    "loader-memory": loader_memory.run,
     "planner": planner.run,
     "first-batch": resuming.run,
+    "projection": projection.run,
 }
 
 

@@ -12,14 +12,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tensorflow as tf
 
+from ..sharding.errors import ConfigError
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.schema import Feature, Schema
 from .columns import Columns
 from .frames import EXAMPLES
-from .streams import CLASS_ID
+from .streams import CLASS_ID, WEIGHT
 from .tracing import annotate
 
-__all__ = ["feature_spec", "parse_batch", "to_dataset"]
+__all__ = ["feature_spec", "parse_batch", "supervised", "to_dataset"]
 
 _LENGTHS = "\0lengths"
 Batch = dict[str, Any]
@@ -132,8 +133,27 @@ def to_dataset(
     else:
         dataset = dataset.unbatch()
     options = tf.data.Options()
+    # A loader gives a rank its share. Sharded once more, by a strategy of several workers, records would be lost.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     options.autotune.enabled = False  # nothing is left to tune, and its thread holds up the end of an epoch for 0.2 s
     return dataset.prefetch(prefetch).with_options(options).apply(tf.data.experimental.assert_cardinality(steps))
+
+
+def supervised(dataset: tf.data.Dataset, schema: Schema) -> tf.data.Dataset:
+    """Batches as `keras.Model.fit` takes them.
+
+    Raises:
+        ConfigError: there is no feature but the label.
+    """
+    names = [name for name in schema.names if name != schema.label]
+    if not names:
+        raise ConfigError("as_supervised needs a feature beside the label; name more columns")
+
+    def pair(batch: Batch) -> tuple[Any, ...]:
+        features = batch[names[0]] if len(names) == 1 else {name: batch[name] for name in names}
+        return (features, batch[CLASS_ID], *([batch[WEIGHT]] if WEIGHT in batch else []))
+
+    return dataset.map(pair)
 
 
 def _from_generator(generator: Callable[[], Iterator[Batch]], signature: dict[str, tf.TensorSpec]) -> tf.data.Dataset:

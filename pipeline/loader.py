@@ -143,7 +143,7 @@ class Loader:
             shuffle=shuffle,
         )
         self._slices = self._geometry.rank_slices(rank, world_size)
-        self._world_size = world_size
+        self._rank, self._world_size = rank, world_size
         if balance != "natural" and remainder != "drop":
             raise ConfigError(
                 f"remainder={remainder!r} needs balance='natural': a balanced epoch has no rest to {remainder}"
@@ -221,7 +221,8 @@ class Loader:
 
         With class balance the windows are the same, and within one the classes decide.
         """
-        return shuffle_quality(self._order(epoch))
+        order = self._order(epoch)
+        return shuffle_quality(replace(order, geometry=replace(self._geometry, samples=None, spread=False)))
 
     def stats(self) -> dict[str, StageStats]:
         """What each stage did since the loader was made."""
@@ -234,6 +235,7 @@ class Loader:
         *,
         transform: Transform | Sequence[Transform] | None = None,
         num_parallel_calls: int | None = None,
+        as_supervised: bool = False,
     ) -> tf.data.Dataset:
         """The batches of an epoch from a step on.
 
@@ -242,11 +244,13 @@ class Loader:
             start_step: in ``[0, steps_per_epoch]``; what comes before is not read.
             transform: function of each element, in TensorFlow operations, or several, one after the other.
             num_parallel_calls: batches that it works on at a time; by default one for each core.
+            as_supervised: give ``(features, class_id)``, with padding ``(features, class_id, sample_weight)``, as
+                `keras.Model.fit` takes them. The features are those but for the label: a dict, or the one there is.
 
         Raises:
             ConfigError: there is no such step.
         """
-        from .delivery import to_dataset  # TensorFlow is needed from here on
+        from .delivery import supervised, to_dataset  # TensorFlow is needed from here on
 
         self._check_step(epoch, start_step)
         dataset = to_dataset(
@@ -259,7 +263,29 @@ class Loader:
             prefetch=_PREFETCH,
             steps=self.steps_per_epoch - start_step,
         )
-        return dataset if transform is None else apply_transform(dataset, transform, num_parallel_calls)
+        if transform is not None:
+            dataset = apply_transform(dataset, transform, num_parallel_calls)
+        return supervised(dataset, self.schema) if as_supervised else dataset
+
+    def distributed_epoch(
+        self, strategy: tf.distribute.Strategy, epoch: int, start_step: int = 0, *, as_supervised: bool = False
+    ) -> Any:
+        """The same batches as a `tf.distribute.DistributedDataset`: each worker is a rank, whose replicas share it.
+
+        Args:
+            strategy: its workers are the loader's ranks.
+            epoch: as for `epoch`.
+            start_step: as for `epoch`.
+            as_supervised: as for `epoch`.
+
+        Raises:
+            ConfigError: there is no such step, or the strategy has other workers than the loader has ranks.
+        """
+        from .distribute import distribute
+
+        batches = self.epoch(epoch, start_step, as_supervised=as_supervised)
+        ranks = {"rank": self._rank, "world_size": self._world_size, "local_batch": self.local_batch_size}
+        return distribute(batches, strategy, **ranks)
 
     def numpy_epoch(
         self, epoch: int, start_step: int = 0, *, prefetch_bytes: int = _PREFETCH_BYTES

@@ -67,7 +67,7 @@ def shuffle_quality(order: EpochOrder, most_samples: int = 1 << 20) -> ShuffleQu
     ends = np.cumsum(order.shard_records)
     found, distance, neighbours = [], 0, 0
     for window in _windows(order, runs):
-        records, places = _served(order, window, ends - order.shard_records)
+        records, places = _served(order, window, ends - np.asarray(order.shard_records, np.int64))
         inside = np.zeros(len(places), np.bool_)
         for first, stop in runs:
             inside |= (places >= first * geometry.batch_size) & (places < stop * geometry.batch_size)
@@ -101,7 +101,7 @@ def _windows(order: EpochOrder, runs: Sequence[tuple[int, int]]) -> Iterator[Win
     piece = order.geometry.piece
     for stream in range(order.geometry.streams):
         windows = order.windows(stream)
-        last = windows.records - 1
+        last = windows.samples - 1
         touched = (
             range(windows.number_at(min(first * piece, last)), windows.number_at(min(stop * piece - 1, last)) + 1)
             for first, stop in runs

@@ -1,0 +1,102 @@
+"""The loader where `tf.distribute` and Keras train: every replica gets its part of the global batch, and no other."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ringfeed.pipeline import Loader
+from ringfeed.sharding import ConfigError
+from tests.pipeline import distributed_worker
+from tests.servers.process import free_ports
+
+Make = Callable[..., str]
+OPTIONS = {"batch_size": 120, "seed": 3}
+
+
+def start(kind: str, url: str, options: dict[str, Any], env: dict[str, str] | None = None) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-W", "error::UserWarning", distributed_worker.__file__, kind, url, json.dumps(options)]
+    return subprocess.Popen(
+        command, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def result(process: "subprocess.Popen[str]") -> dict[str, Any]:
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors[-3000:]
+    value: dict[str, Any] = json.loads(out)
+    return value
+
+
+def global_batches(url: str) -> list[Any]:
+    return [batch["id"].tolist() for batch in Loader(url, **OPTIONS).numpy_epoch(1, 2)]
+
+
+def test_keras_fits_an_epoch_as_it_is(make_dataset: Make) -> None:
+    loader = Loader(make_dataset(), batch_size=60, columns=["vector"])
+    layers = [keras.Input((3,)), keras.layers.Rescaling(1e-3), keras.layers.Dense(3)]
+    model = keras.Sequential(layers)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.fit(loader.epoch(0, as_supervised=True), verbose=0, shuffle=False)
+    assert int(model.optimizer.iterations.numpy()) == loader.steps_per_epoch
+
+
+def test_supervised_elements_are_features_class_and_weight(make_dataset: Make) -> None:
+    url = make_dataset(500, shard_format="parquet", fixed=False)
+    loader = Loader(url, batch_size=60, remainder="pad")
+    for batch, (features, class_id, weight) in zip(loader.epoch(0), loader.epoch(0, as_supervised=True), strict=True):
+        assert set(features) == {"id", "vector"}
+        for name, value in features.items():
+            np.testing.assert_array_equal(value, batch[name])
+        np.testing.assert_array_equal(class_id, batch["class_id"])
+        np.testing.assert_array_equal(weight, batch["sample_weight"])
+    with pytest.raises(ConfigError, match="as_supervised needs a feature beside the label"):
+        Loader(url, batch_size=60, columns=["label"]).epoch(0, as_supervised=True)
+
+
+def test_the_replicas_of_a_mirrored_strategy_share_each_batch(make_dataset: Make) -> None:
+    url = make_dataset(1000)
+    seen = result(start("mirrored", url, OPTIONS))
+    assert [[*first, *second] for first, second in seen["ids"]] == global_batches(url)
+    assert {len(part) for replicas in seen["ids"] for part in replicas} == {60}
+    assert seen["sums"] == [sum(batch) for batch in global_batches(url)]
+    assert seen["steps"] == 8
+
+
+def test_two_workers_share_each_global_batch_as_ranks(make_dataset: Make) -> None:
+    url = make_dataset(1000)
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
+    workers = [
+        start(
+            "workers",
+            url,
+            {**OPTIONS, "rank": rank, "world_size": 2},
+            {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})},
+        )
+        for rank in range(2)
+    ]
+    try:
+        first, second = map(result, workers)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    assert [[*a, *b] for (a,), (b,) in zip(first["ids"], second["ids"], strict=True)] == global_batches(url)
+    assert first["sums"] == second["sums"] == [sum(batch) for batch in global_batches(url)]
+
+
+def test_a_strategy_of_other_workers_than_ranks_is_refused(make_dataset: Make) -> None:
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    loader = Loader(make_dataset(), batch_size=60, rank=1, world_size=2)
+    with pytest.raises(ConfigError, match="worker 0 of 1, the loader rank 1 of 2; use Loader"):
+        loader.distributed_epoch(strategy, 0)
