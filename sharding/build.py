@@ -24,6 +24,7 @@ from .execute import ClusterExecutor, Job, stream_tasks
 from .formats import encode_shard, plan_layout
 from .gathered import Gathered
 from .grouping import group
+from .groups_there import read_groups
 from .interop.tfds import tfds_files
 from .journal import ShardResult
 from .manifest import Manifest, ShardInfo, describe
@@ -176,7 +177,10 @@ def _plan(
             known_classes=0 if base is None else len(base.classes),
         )
     else:
-        division = divide(census, len(source.parts), values, options)
+        there = None
+        if base is not None and options.group_by is not None:
+            there = read_groups(options.destination, base, options.group_by, list(options.splits), pool)
+        division = divide(census, len(source.parts), values, options, there)
         strata, per_split = division.counts, division.class_counts
     generation = 0 if base is None else len(base.all_generations)
     assignment = plan_assignment(options, per_split, record.stored, divided=division is not None, generation=generation)
