@@ -16,6 +16,7 @@ from ringfeed.sharding import (
     ConfigError,
     CorruptionError,
     Dataset,
+    DestinationError,
     ExportOptions,
     Original,
     SourceError,
@@ -354,3 +355,30 @@ def test_shards_of_other_generations_are_left_for_their_source(
     assert main(["repair", str(out), "--source", sources[0]]) == 0
     assert "repaired 1 damaged files; no record is lost" in capsys.readouterr().out
     assert files_of(out) == before
+
+
+# --- doubles of what is there ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+@pytest.mark.parametrize("columns", [(), ("id",)])
+def test_what_is_there_already_is_not_appended(
+    parquet: str, tmp_path: Path, shard_format: str, columns: tuple[str, ...], files_of: Any
+) -> None:
+    built(parquet, tmp_path / "out", label="label", shards=3, shard_format=shard_format)
+    fresh = make_table(OLD).slice(0, NEW).set_column(0, "id", pa.array(np.arange(NEW) + OLD))
+    more = pa.concat_tables([make_table(OLD).slice(200, 100), fresh, fresh.slice(0, 50)])
+    pq.write_table(more, tmp_path / "more.parquet", row_group_size=90)
+    prepare = PrepareOptions(dedup=columns)
+    dataset = appended(str(tmp_path / "more.parquet"), tmp_path / "out", prepare=prepare, shards=2)
+    assert sorted(row["id"] for row in rows_of(dataset, "train")) == list(range(OLD + NEW))
+    before = files_of(tmp_path / "out")
+    with pytest.raises(DestinationError, match="already: they were appended as generation 1"):
+        appended(str(tmp_path / "more.parquet"), tmp_path / "out", prepare=prepare)
+    with pytest.raises(SourceError, match=r"source.parquet \(after .*--dedup.*\) holds no records"):
+        appended(parquet, tmp_path / "out", prepare=PrepareOptions(dedup=(*columns, "price")), again=False)
+    assert files_of(tmp_path / "out") == before
+    shard = next(s for s in dataset.shards if generation_of(s.path) == 1)
+    (tmp_path / "out" / shard.path).write_bytes(b"nothing")
+    repair(str(tmp_path / "out"), original=Original(url=str(tmp_path / "more.parquet")))
+    assert files_of(tmp_path / "out") == before
