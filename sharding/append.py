@@ -7,7 +7,7 @@ planning, rounds of tasks, journal and lease (`build.py`, `destination.py`).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -84,13 +84,10 @@ class AppendOptions:
         """
         manifest = dataset.manifest
         recorded = manifest.options
-        if column := recorded.get("group_by"):
-            raise ConfigError(
-                f"{self.destination} was built with --group-by {column}, and which split each group is in is not "
-                f"written down: a group could come to be in two; build all records anew with --group-by {column}"
-            )
+        group_by = recorded.get("group_by")
         shares = {name: Fraction(share) for name, share in recorded["splits"].items()}
         splits = shares or {"train": Fraction(1)} if self.splits is None else self.splits
+        self._check_groups(manifest, group_by, splits)
         order = [*(name for name in manifest.splits if name in splits), *splits]  # as the table has them
         mean_bytes = sum(shard.bytes for shard in dataset.shards) // len(dataset.shards)
         alike = self.shards is None and self.shard_bytes is None
@@ -102,12 +99,29 @@ class AppendOptions:
             compression=manifest.compression,
             splits={name: splits[name] for name in order},
             split_column=recorded.get("split_column") if self.splits is None else None,
+            group_by=group_by,
             balance=recorded.get("balance", "records"),
             dali_index=recorded.get("dali_index", False),
             seed=manifest.seed if self.seed is None else self.seed,
             shard_bytes=max(1, mean_bytes) if alike else self.shard_bytes,
             prepare=self.prepare if own else restore_options(recorded.get("prepare", {}), self.folder),
         )
+
+    def _check_groups(self, manifest: Manifest, group_by: str | None, splits: Collection[str]) -> None:
+        """Refuse what would put a group in two splits; the split of each is read from the shards."""
+        if group_by is None:
+            return
+        if group_by not in manifest.schema.names:
+            raise ConfigError(
+                f"{self.destination} was built with --group-by {group_by}, and does not store that column: a group "
+                f"could come to be in two splits; build all records anew with --group-by {group_by}"
+            )
+        lacking = [name for name in manifest.splits if name not in splits]
+        if lacking:
+            raise ConfigError(
+                f"{self.destination} was built with --group-by {group_by}, and its groups stay where they are: --split "
+                f"must name all of its splits, and lacks {', '.join(lacking)}"
+            )
 
     def _as_build(self) -> BuildOptions:
         return BuildOptions(

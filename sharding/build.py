@@ -15,15 +15,17 @@ import pyarrow.compute as pc
 from .build_plan import BuildPlan, writer
 from .census import Census, take_census
 from .counting import LabelCounts, StratumCounts, Tally, class_array
-from .dedup import drop_duplicates
+from .dedup import drop_duplicates, records_there
 from .destination import Draft, Purpose, check_apart, draft_dataset
 from .division import Division, divide, open_census
+from .dropping import DroppingSource
 from .engine import open_engine
 from .errors import RingfeedError
 from .execute import ClusterExecutor, Job, stream_tasks
 from .formats import encode_shard, plan_layout
 from .gathered import Gathered
 from .grouping import group
+from .groups_there import read_groups
 from .interop.tfds import tfds_files
 from .journal import ShardResult
 from .manifest import Manifest, ShardInfo, describe
@@ -157,7 +159,15 @@ def _plan(
     if options.bad_records is not None:
         source, rejected = without_bad_records(source, options.bad_records, pool, _at_once(pool, options))
     if options.prepare.dedup is not None:
-        source = drop_duplicates(source, options.prepare.dedup, pool, root, tell_stage(report, "dedup"))
+        source = drop_duplicates(
+            source,
+            options.prepare.dedup,
+            pool,
+            root,
+            tell_stage(report, "dedup"),
+            None if base is None else records_there(options.destination, base),
+            [] if base is None else [generation.source["fingerprint"] for generation in base.all_generations],
+        )
     census = None if scratch is None else open_census(source, options, scratch)
     counted = _count_parts(source, census, options, pool, report)
     values = _classes(counted.totals, source.schema, options, base)
@@ -176,7 +186,10 @@ def _plan(
             known_classes=0 if base is None else len(base.classes),
         )
     else:
-        division = divide(census, len(source.parts), values, options)
+        there = None
+        if base is not None and options.group_by is not None:
+            there = read_groups(options.destination, base, options.group_by, list(options.splits), pool)
+        division = divide(census, len(source.parts), values, options, there)
         strata, per_split = division.counts, division.class_counts
     generation = 0 if base is None else len(base.all_generations)
     assignment = plan_assignment(options, per_split, record.stored, divided=division is not None, generation=generation)
@@ -192,7 +205,7 @@ def _plan(
         census=census,
         groups=division.values if division is not None and options.group_by is not None else {},
         dealt=dealt,
-        digest="" if division is None else division.digest,
+        digest=("" if division is None else division.digest) + _dropped_there(source),
         rejected=tuple(rejected),
         base=base,
     )
@@ -226,6 +239,11 @@ def _classes(found: Tally, schema: Schema, options: BuildOptions, base: Manifest
     return pa.concat_arrays(
         [known, sort_classes(new, options.prepare.described(options.source), options.min_class_records)]
     )
+
+
+def _dropped_there(source: Source) -> str:
+    """A digest of the records that are passed over since the dataset has them already; empty if none are."""
+    return source.dropped_digest if isinstance(source, DroppingSource) and source.known_as else ""
 
 
 def _in_all(parts: Sequence[StratumCounts], strata: int) -> list[int]:

@@ -8,8 +8,9 @@ the same hash with a probability of n**2 / 2**129 for n records: 1e-21 for a tho
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import IO, Any
 
@@ -21,16 +22,22 @@ import xxhash
 
 from .dropping import DroppingSource
 from .errors import ConfigError, SourceError
-from .execute import run_tasks
+from .execute import Job, run_tasks
+from .generations import generation_of
 from .grouping import group
+from .manifest import Manifest
 from .prepare.columns import check_columns
 from .prepare.image_source import ImageSource
 from .prepare.source import completed, draft_columns, narrowed
 from .sources import Part, Source, light
+from .sources.ringfeed import RingfeedSource
 from .spill import side_folder
 from .storage import Storage
 
-__all__ = ["drop_duplicates", "find_duplicates", "find_in_bucket", "hash_part", "hash_records"]
+__all__ = [
+    "Doubles", "drop_duplicates", "find_doubles", "find_duplicates", "find_in_bucket", "hash_part", "hash_records",
+    "records_there",
+]  # fmt: skip
 
 Int64 = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]  # [records, 2]: of each record, high half and low half
@@ -40,14 +47,43 @@ _RUN_RECORDS = 1 << 20  # hashes that are sorted by prefix and written at once
 _BUCKET_RECORDS = 1 << 22  # hashes that are compared at once: about 400 MB with all that it takes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubles:
+    """For each part of a source the positions among its drafts, ascending, of the records that come again.
+
+    Attributes:
+        among: of those that another before them in the source is equal to.
+        all: and of those that were there before.
+    """
+
+    among: Sequence[Int64]
+    all: Sequence[Int64]
+
+
+def records_there(destination: str, base: Manifest) -> Source:
+    """The records of a dataset, or of the first of its generations.
+
+    Args:
+        destination: URL of the dataset.
+        base: what it says of itself, or said when it had fewer generations.
+    """
+    source, generations = RingfeedSource.open(destination, None), len(base.all_generations)
+    parts = (part for part in source.parts if generation_of(part.pieces[0].path) < generations)
+    return replace(source, parts=tuple(parts))
+
+
 def drop_duplicates(
     source: Source,
     columns: Sequence[str],
     pool: Executor | None,
     root: Storage,
     report: Callable[[int, int, int], None],
+    there: Source | None = None,
+    known: Collection[str] = (),
 ) -> Source:
     """A source without the records that another before them is equal to.
+
+    Its fingerprint does not depend on what is there, so that records which were appended are known again.
 
     Args:
         source: of all records. Images are compared as they are before they are resized and encoded.
@@ -55,11 +91,19 @@ def drop_duplicates(
         pool: where to run the tasks; None is this process.
         root: folder to spill to, that every task reaches.
         report: called with tasks done, tasks in all, and records hashed.
+        there: records that come before them, which have the columns of the source. Images that are resized or encoded
+            anew are not compared with them.
+        known: fingerprints of what was appended before; if this is one of them, records may be there already.
     """
     before_images = source.inner if isinstance(source, ImageSource) else source
+    if isinstance(source, ImageSource) and not set(source.columns).isdisjoint(columns or source.schema.names):
+        there = None
     with side_folder(root) as folder:
-        dropped = find_duplicates(before_images, columns, pool, folder, report)
-    return DroppingSource.over(source, dropped)
+        found = find_doubles(before_images, columns, pool, folder, report, there)
+    alone = DroppingSource.over(source, found.among)
+    if alone.fingerprint in known or all(a.size == b.size for a, b in zip(found.among, found.all, strict=True)):
+        return alone
+    return DroppingSource.over(source, found.all, known_as=alone.fingerprint)
 
 
 def find_duplicates(
@@ -68,8 +112,20 @@ def find_duplicates(
     pool: Executor | None,
     folder: Storage,
     report: Callable[[int, int, int], None],
-) -> list[Int64]:
-    """For each part, the positions among its drafts, ascending, of the records that come again.
+) -> Sequence[Int64]:
+    """`find_doubles` in a source alone."""
+    return find_doubles(source, columns, pool, folder, report).among
+
+
+def find_doubles(
+    source: Source,
+    columns: Sequence[str],
+    pool: Executor | None,
+    folder: Storage,
+    report: Callable[[int, int, int], None],
+    there: Source | None = None,
+) -> Doubles:
+    """Find the records that come again.
 
     Args:
         source: of the records.
@@ -77,6 +133,7 @@ def find_duplicates(
         pool: where to run the tasks; None is this process.
         folder: for the files of hashes, seen by every task.
         report: called with tasks done, tasks in all, and records hashed.
+        there: records that come before them.
 
     Raises:
         ConfigError: there is no such column, or no record can come again.
@@ -90,22 +147,35 @@ def find_duplicates(
         )
     compared = tuple(columns) or source.schema.names
     complete = not lazy.isdisjoint(compared)
-    jobs = [
-        (hash_part, (light(source, number), part, number, compared, complete, folder))
-        for number, part in enumerate(source.parts)
-    ]
+    before = 0 if there is None else len(there.parts)
+    jobs = [] if there is None else [_hash_job(there, n, n, compared, False, folder) for n in range(before)]
+    jobs += [_hash_job(source, n, before + n, compared, complete, folder) for n in range(len(source.parts))]
     hashed = run_tasks(pool, jobs, lambda done, _: report(done, len(jobs) + 1, 0))
     records = sum(hashed)
     count = min(_PREFIXES, -(-records // _BUCKET_RECORDS))
     bounds = [_PREFIXES * i // max(1, count) for i in range(count + 1)]
-    buckets = [(find_in_bucket, (folder, len(jobs), first, stop)) for first, stop in pairwise(bounds)]
+    buckets = [(find_in_bucket, (folder, len(jobs), first, stop, before)) for first, stop in pairwise(bounds)]
     found = run_tasks(pool, buckets, lambda done, _: report(len(jobs) + (done == count), len(jobs) + 1, records))
-    parts = np.concatenate([np.empty(0, np.int64), *(part for part, _ in found)])
-    positions = np.concatenate([np.empty(0, np.int64), *(position for _, position in found)])
-    dropped = [np.empty(0, np.int64) for _ in hashed]
+    parts = np.concatenate([np.empty(0, np.int64), *(part for part, _, _ in found)])
+    positions = np.concatenate([np.empty(0, np.int64), *(position for _, position, _ in found)])
+    among = np.concatenate([np.empty(0, np.bool_), *(own for _, _, own in found)])
+    return Doubles(
+        among=_by_part(parts[among], positions[among], len(source.parts)),
+        all=_by_part(parts, positions, len(source.parts)),
+    )
+
+
+def _hash_job(
+    source: Source, part: int, number: int, columns: Sequence[str], complete: bool, folder: Storage
+) -> Job[int]:
+    return hash_part, (light(source, part), source.parts[part], number, columns, complete, folder)
+
+
+def _by_part(parts: Int64, positions: Int64, count: int) -> list[Int64]:
+    result = [np.empty(0, np.int64) for _ in range(count)]
     for number, places in group(parts):
-        dropped[number] = np.sort(positions[places])
-    return dropped
+        result[number] = np.sort(positions[places])
+    return result
 
 
 def hash_part(source: Source, part: Part, number: int, columns: Sequence[str], complete: bool, folder: Storage) -> int:
@@ -172,7 +242,9 @@ def _in_runs(batches: Iterator[Hashes]) -> Iterator[npt.NDArray[np.uint64]]:
         yield np.concatenate(held)
 
 
-def find_in_bucket(folder: Storage, files: int, first: int, stop: int) -> tuple[Int64, Int64]:
+def find_in_bucket(
+    folder: Storage, files: int, first: int, stop: int, there: int = 0
+) -> tuple[Int64, Int64, npt.NDArray[np.bool_]]:
     """The records that come again, of those whose hash has a prefix in ``[first, stop)``.
 
     Args:
@@ -180,9 +252,11 @@ def find_in_bucket(folder: Storage, files: int, first: int, stop: int) -> tuple[
         files: how many parts it wrote of.
         first: prefix.
         stop: prefix.
+        there: so many parts, the first, are of records that were there before, and are not told of.
 
     Returns:
-        Part and position of each.
+        Part, from the first that was not there, and position of each; and whether another that was not there comes
+        before it.
     """
     rows, parts = [np.empty((0, 3), np.uint64)], [np.empty(0, np.int64)]
     for number in range(files):
@@ -195,9 +269,17 @@ def find_in_bucket(folder: Storage, files: int, first: int, stop: int) -> tuple[
         parts.append(np.full(sum(map(len, found)), number, np.int64))
     bucket, part = np.concatenate(rows), np.concatenate(parts)
     order = np.lexsort((bucket[:, 1], bucket[:, 0]))  # stable: equal ones stay in the order of the source
+    again = _again(bucket, order)
+    again = again[part[again] >= there]
+    among = np.isin(again, _again(bucket, order[part[order] >= there])) if there else np.ones(len(again), np.bool_)
+    return part[again] - there, bucket[again, 2].astype(np.int64), among
+
+
+def _again(bucket: npt.NDArray[np.uint64], order: Int64) -> Int64:
+    """The rows whose hash is that of the row before them in an order."""
     ordered = bucket[order, :2]
-    again = order[1:][(ordered[1:] == ordered[:-1]).all(axis=1)]
-    return part[again], bucket[again, 2].astype(np.int64)
+    rows: Int64 = order[1:][(ordered[1:] == ordered[:-1]).all(axis=1)]
+    return rows
 
 
 def _read_rows(file: IO[bytes], start: int, stop: int) -> npt.NDArray[np.uint64]:

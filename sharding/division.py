@@ -16,6 +16,7 @@ from .class_counts import ClassCounts
 from .counting import StratumCounts, count_strata, sum_by_key
 from .errors import ConfigError, SourceError
 from .group_splits import GroupCounts, assign_groups
+from .groups_there import GroupsThere
 from .keyed import derive_key
 from .plan import BuildOptions, check_split_name
 from .sources import Source
@@ -57,7 +58,9 @@ def open_census(source: Source, options: BuildOptions, folder: Storage) -> Censu
     return Census(by=by, kind=kind, flag=flag, sizes=options.balance == "bytes", folder=folder)
 
 
-def divide(census: Census, parts: int, classes: pa.Array, options: BuildOptions) -> Division:
+def divide(
+    census: Census, parts: int, classes: pa.Array, options: BuildOptions, there: GroupsThere | None = None
+) -> Division:
     """Decide the split of each value of the column, and write, for each part, those of the values in it.
 
     Args:
@@ -65,6 +68,7 @@ def divide(census: Census, parts: int, classes: pa.Array, options: BuildOptions)
         parts: how many there are.
         classes: the class values, sorted.
         options: of the build.
+        there: the groups in the dataset that is appended to, whose splits are in the order of those in `options`.
 
     Raises:
         SourceError: the values do not fit.
@@ -73,7 +77,7 @@ def divide(census: Census, parts: int, classes: pa.Array, options: BuildOptions)
     if options.group_by is None:
         names, splits = _named(census, values)
     else:
-        names, splits = list(options.splits), _grouped(census, table, options)
+        names, splits = list(options.splits), _grouped(census, values, table, options, there)
     totals = np.zeros((len(names), len(classes)), np.int64)
     np.add.at(totals, (splits[table.groups], table.class_ids), table.counts)
     counts: list[StratumCounts] = []
@@ -112,15 +116,20 @@ def _named(census: Census, values: pa.Array) -> tuple[list[str], Int32]:
     return names, splits
 
 
-def _grouped(census: Census, table: GroupCounts, options: BuildOptions) -> Int32:
+def _grouped(
+    census: Census, values: pa.Array, table: GroupCounts, options: BuildOptions, there: GroupsThere | None
+) -> Int32:
     """The split of each value, int32 [values]."""
-    groups = len(table.bounds) - 1
+    groups, key = len(table.bounds) - 1, derive_key(options.seed, "groups")
+    shares = list(options.splits.values())
+    if there is not None:
+        return assign_groups(table, shares, key, known=there.splits_of(values), there=there.class_counts)
     if groups < len(options.splits):
         raise SourceError(
             f"{census.flag} {census.by}: the column has {groups} value{'s' * (groups != 1)}, too few for one in each "
             f"of {len(options.splits)} splits; ask for fewer splits, or group by another column"
         )
-    return assign_groups(table, list(options.splits.values()), derive_key(options.seed, "groups"))
+    return assign_groups(table, shares, key)
 
 
 def _gather(census: Census, parts: int, classes: pa.Array) -> tuple[pa.Array, GroupCounts]:

@@ -31,25 +31,28 @@ class DroppingSource:
         inner: the source of all records.
         dropped: for each part the positions, packed: the source goes to every task, and a position then weighs a byte
             or two.
+        known_as: the fingerprint, where it is not to depend on all that is dropped; see `dropped_digest`.
     """
 
     inner: Source
     dropped: tuple[bytes, ...]
+    known_as: str = ""
 
     @classmethod
-    def over(cls, inner: Source, dropped: Sequence[Int64]) -> DroppingSource:
+    def over(cls, inner: Source, dropped: Sequence[Int64], known_as: str = "") -> DroppingSource:
         """A source without these records.
 
         Args:
             inner: the source of all records.
             dropped: for each of its parts the positions, ascending, from 0.
+            known_as: the fingerprint; empty: that of `inner` and of what is dropped.
 
         Raises:
             ValueError: there are more or fewer arrays than parts, or positions do not ascend.
         """
         if len(dropped) != len(inner.parts):
             raise ValueError(f"dropped must hold one array for each of {len(inner.parts)} parts, got {len(dropped)}")
-        return cls(inner=inner, dropped=tuple(map(_pack, dropped)))
+        return cls(inner=inner, dropped=tuple(map(_pack, dropped)), known_as=known_as)
 
     @property
     def url(self) -> str:
@@ -68,7 +71,12 @@ class DroppingSource:
 
     @property
     def fingerprint(self) -> str:
-        """Of the inner source and of what is dropped."""
+        """Of the inner source and of what is dropped, or what it is known as."""
+        return self.known_as or self.dropped_digest
+
+    @property
+    def dropped_digest(self) -> str:
+        """A hash of the inner source's fingerprint and of all that is dropped."""
         return f"{derive_key(self.inner.fingerprint, *(xxhash.xxh3_64_intdigest(p) for p in self.dropped)):016x}"
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:

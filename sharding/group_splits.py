@@ -45,7 +45,14 @@ class GroupCounts:
         return np.append(np.flatnonzero(np.diff(self.groups, prepend=-1)), len(self.groups))
 
 
-def assign_groups(table: GroupCounts, shares: Sequence[Fraction], key: int) -> npt.NDArray[np.int32]:
+def assign_groups(
+    table: GroupCounts,
+    shares: Sequence[Fraction],
+    key: int,
+    *,
+    known: npt.NDArray[np.int32] | None = None,
+    there: Int64 | None = None,
+) -> npt.NDArray[np.int32]:
     """The split of each group, int32 [groups].
 
     Groups are taken largest first, those of one size in keyed random order, each to the split that is furthest behind.
@@ -55,9 +62,12 @@ def assign_groups(table: GroupCounts, shares: Sequence[Fraction], key: int) -> n
         table: what is in the groups.
         shares: of the splits; they add up to 1.
         key: of the random order.
+        known: the split of each group that has one already, -1 of the others; int32 [groups]. None: none has.
+        there: records of each class that each split has already, int64 [splits, classes]; None: none. A split that
+            has some needs no group.
 
     Raises:
-        ValueError: there are fewer groups than splits.
+        ValueError: there are fewer groups than splits, and nothing is there.
 
     >>> halves = GroupCounts(groups=np.arange(4), class_ids=np.array([0, 0, 1, 1]), counts=np.array([3, 3, 3, 3]))
     >>> splits = assign_groups(halves, [Fraction(1, 2), Fraction(1, 2)], key=0)
@@ -66,17 +76,25 @@ def assign_groups(table: GroupCounts, shares: Sequence[Fraction], key: int) -> n
     """
     bounds = table.bounds
     groups, classes = len(bounds) - 1, int(table.class_ids.max(initial=-1)) + 1
-    if groups < len(shares):
+    if there is None:
+        there = np.zeros((len(shares), classes), np.int64)
+    if groups < len(shares) and not there.any():
         raise ValueError(f"there must be at least as many groups as splits, got {groups} for {len(shares)}")
-    totals = np.bincount(table.class_ids, table.counts, minlength=classes).tolist()
+    classes = max(classes, there.shape[1])
+    held = np.pad(there, ((0, 0), (0, classes - there.shape[1])))
+    totals = (np.bincount(table.class_ids, table.counts, minlength=classes) + held.sum(axis=0)).tolist()
     weights = [[1 / (float(share) * max(n, 1)) for n in (*totals, sum(totals))] for share in shares]
-    records = [[0] * (classes + 1) for _ in shares]
+    result = np.full(groups, -1, np.int32) if known is None else known.copy()
+    for split in range(len(shares)):
+        mine = result[table.groups] == split
+        np.add.at(held[split], table.class_ids[mine], table.counts[mine])
+    records = [[*row, sum(row)] for row in held.tolist()]
     order = _largest_first(np.add.reduceat(table.counts, bounds[:-1]), key)
-    result = np.empty(groups, np.int32)
-    empty = set(range(len(shares)))
+    order = order[result[order] < 0]
+    empty = {split for split, row in enumerate(records) if not row[-1]}
     for done, (group, rows) in enumerate(_rows_of(table, bounds, order, everything=classes)):
         best, least = -1, 0.0
-        for split in empty if groups - done == len(empty) else range(len(shares)):
+        for split in empty if len(order) - done <= len(empty) else range(len(shares)):
             have, weight, cost = records[split], weights[split], 0.0
             for class_id, count in rows:
                 cost += count * (2 * have[class_id] + count) * weight[class_id]

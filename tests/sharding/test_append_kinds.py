@@ -14,7 +14,9 @@ import pytest
 from ringfeed.sharding import (
     AppendOptions,
     ConfigError,
+    CorruptionError,
     Dataset,
+    DestinationError,
     ExportOptions,
     Original,
     SourceError,
@@ -168,15 +170,73 @@ def test_a_source_without_the_column_is_refused(tmp_path: Path, files_of: Any) -
     assert files_of(tmp_path / "out") == before
 
 
-def test_groups_are_not_appended_to(tmp_path: Path, files_of: Any) -> None:
-    pq.write_table(folds(120, 0, "abcdefgh"), tmp_path / "old.parquet")
-    pq.write_table(folds(90, 1000, "abxyz"), tmp_path / "new.parquet")
-    splits = {"train": Fraction(1, 2), "test": Fraction(1, 2)}
-    built(str(tmp_path / "old.parquet"), tmp_path / "out", label="label", group_by="fold", splits=splits, shards=2)
-    before = files_of(tmp_path / "out")
+HALVES = {"train": Fraction(1, 2), "test": Fraction(1, 2)}
+
+
+def grouped(folder: Path, **options: Any) -> Path:
+    """A dataset divided by groups, and other records of some of them beside it: two more generations."""
+    for name, table in {
+        "old": folds(120, 0, "abcdefgh"),
+        "new": folds(90, 1000, "abhvwxyz"),
+        "last": folds(60, 2000, "avkl"),
+    }.items():
+        pq.write_table(table, folder / f"{name}.parquet", row_group_size=25)
+    built(
+        str(folder / "old.parquet"), folder / "out", label="label", group_by="fold", splits=HALVES, shards=2, **options
+    )
+    return folder / "out"
+
+
+@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+@pytest.mark.parametrize("balance", ["records", "bytes"])
+def test_a_group_stays_in_its_split_and_new_ones_are_shared_out(
+    tmp_path: Path, shard_format: str, balance: str
+) -> None:
+    out = grouped(tmp_path, shard_format=shard_format, balance=balance)
+    of = {row["fold"]: split for split in HALVES for row in rows_of(open_dataset(str(out)), split)}
+    for name, records in (("new", 210), ("last", 270)):
+        dataset = appended(str(tmp_path / f"{name}.parquet"), out)
+        found = {(row["fold"], split) for split in HALVES for row in rows_of(dataset, split)}
+        assert len(found) == len({fold for fold, _ in found})  # no group on both sides
+        assert all((fold, split) in found for fold, split in of.items())
+        assert dataset.manifest.records == records
+        of = dict(found)
+        assert abs(dataset.manifest.splits["train"].records / records - 0.5) < 0.1
+    assert not check_dataset(str(out), deep=True).damages
+
+
+def test_a_damaged_generation_of_groups_is_made_again(tmp_path: Path, files_of: Any) -> None:
+    out = grouped(tmp_path)
+    appended(str(tmp_path / "new.parquet"), out)
+    dataset = appended(str(tmp_path / "last.parquet"), out)
+    before = files_of(out)
+    shard = next(s for s in dataset.shards if generation_of(s.path) == 1)
+    (out / shard.path).write_bytes(b"nothing")
+    repair(str(out), original=Original(url=str(tmp_path / "new.parquet")))
+    assert files_of(out) == before
+
+
+def test_groups_that_are_not_stored_are_not_appended_to(tmp_path: Path, files_of: Any) -> None:
+    out = grouped(tmp_path, prepare=PrepareOptions(steps=(Drop(("fold",)),)))
+    before = files_of(out)
     with pytest.raises(ConfigError, match=r"with --group-by fold, and .* build all records anew with --group-by fold"):
-        appended(str(tmp_path / "new.parquet"), tmp_path / "out")
-    assert files_of(tmp_path / "out") == before
+        appended(str(tmp_path / "new.parquet"), out)
+    assert files_of(out) == before
+
+
+def test_groups_have_to_be_let_stay_where_they_are(tmp_path: Path) -> None:
+    out = grouped(tmp_path)
+    with pytest.raises(ConfigError, match="--split must name all of its splits, and lacks test"):
+        appended(str(tmp_path / "new.parquet"), out, splits={"train": Fraction(1, 2), "val": Fraction(1, 2)})
+
+
+def test_groups_are_not_looked_up_in_a_damaged_shard(tmp_path: Path, files_of: Any) -> None:
+    out = grouped(tmp_path)
+    (out / open_dataset(str(out)).shards[0].path).write_bytes(b"nothing")
+    before = files_of(out)
+    with pytest.raises(CorruptionError, match=r"which split each group is in, .* repair them first"):
+        appended(str(tmp_path / "new.parquet"), out)
+    assert files_of(out) == before
 
 
 def test_new_shards_are_alike_in_bytes_where_the_old_ones_are(tmp_path: Path) -> None:
@@ -295,3 +355,30 @@ def test_shards_of_other_generations_are_left_for_their_source(
     assert main(["repair", str(out), "--source", sources[0]]) == 0
     assert "repaired 1 damaged files; no record is lost" in capsys.readouterr().out
     assert files_of(out) == before
+
+
+# --- doubles of what is there ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+@pytest.mark.parametrize("columns", [(), ("id",)])
+def test_what_is_there_already_is_not_appended(
+    parquet: str, tmp_path: Path, shard_format: str, columns: tuple[str, ...], files_of: Any
+) -> None:
+    built(parquet, tmp_path / "out", label="label", shards=3, shard_format=shard_format)
+    fresh = make_table(OLD).slice(0, NEW).set_column(0, "id", pa.array(np.arange(NEW) + OLD))
+    more = pa.concat_tables([make_table(OLD).slice(200, 100), fresh, fresh.slice(0, 50)])
+    pq.write_table(more, tmp_path / "more.parquet", row_group_size=90)
+    prepare = PrepareOptions(dedup=columns)
+    dataset = appended(str(tmp_path / "more.parquet"), tmp_path / "out", prepare=prepare, shards=2)
+    assert sorted(row["id"] for row in rows_of(dataset, "train")) == list(range(OLD + NEW))
+    before = files_of(tmp_path / "out")
+    with pytest.raises(DestinationError, match="already: they were appended as generation 1"):
+        appended(str(tmp_path / "more.parquet"), tmp_path / "out", prepare=prepare)
+    with pytest.raises(SourceError, match=r"source.parquet \(after .*--dedup.*\) holds no records"):
+        appended(parquet, tmp_path / "out", prepare=PrepareOptions(dedup=(*columns, "price")), again=False)
+    assert files_of(tmp_path / "out") == before
+    shard = next(s for s in dataset.shards if generation_of(s.path) == 1)
+    (tmp_path / "out" / shard.path).write_bytes(b"nothing")
+    repair(str(tmp_path / "out"), original=Original(url=str(tmp_path / "more.parquet")))
+    assert files_of(tmp_path / "out") == before

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -309,3 +309,29 @@ def test_many_positions_travel_light(parquet: str) -> None:
     source = replace(batches_of(pa.table({"n": [1], "label": ["x"]}), [], 1))
     positions = np.flatnonzero(np.random.default_rng(0).random(1_000_000) < 0.1)
     assert len(pickle.dumps(DroppingSource.over(source, [positions]))) < 1.5 * len(positions)
+
+
+@settings(max_examples=25)
+@given(
+    there=st.lists(ROWS, min_size=1, max_size=30),
+    rows=st.lists(ROWS, min_size=1, max_size=30),
+    columns=st.lists(st.sampled_from(TYPES.names), unique=True, max_size=3),
+    parts=st.integers(1, 3),
+    bucket=st.sampled_from([5, 1 << 22]),
+)
+def test_what_is_there_comes_first_and_is_not_told_of(
+    there: list[dict[str, Any]], rows: list[dict[str, Any]], columns: list[str], parts: int, bucket: int
+) -> None:
+    tables = [pa.Table.from_pylist(some, TYPES) for some in (there, rows)]
+    before, source = (batches_of(table, [3, 8], parts) for table in tables)
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dedup_module, "_BUCKET_RECORDS", bucket)
+        alone = drop_duplicates(source, columns, None, Storage(folder), ignore)
+        result = drop_duplicates(source, columns, None, Storage(folder), ignore, before)
+        known = drop_duplicates(source, columns, None, Storage(folder), ignore, before, [alone.fingerprint])
+    found = [row for part in result.parts for batch in result.drafts(part) for row in batch.to_pylist()]
+    there, rows = (table.to_pylist() for table in tables)
+    both = first_of_each([*there, *rows], *columns)
+    assert repr(found) == repr(both[len(first_of_each(there, *columns)) :])
+    assert result.fingerprint == alone.fingerprint == known.fingerprint
+    assert known == alone
