@@ -26,6 +26,7 @@ import images
 import memory
 import planner
 import reading
+import remote
 import writing
 from tables import write_source
 
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]
     "parquet": writing.run_parquet,
     "workers": writing.run_workers,
     "s3": writing.run_s3,
+    "remote": remote.run,
     "images": images.run,
     "memory": memory.run,
     "planner": planner.run,

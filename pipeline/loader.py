@@ -59,7 +59,7 @@ class Loader:
         streams: canonical streams, a divisor of `batch_size`; default: the largest up to 16.
         window_shards: shards' worth of records that a stream shuffles, and holds in memory, together.
         fetch_threads: that fetch and open shards.
-        cache: where to keep copies of shards: ``none``, ``memory`` (of this process, 1 GiB), the path of a folder on a
+        cache: where to keep copies of shards: nowhere, ``memory`` (of this process, 1 GiB), the path of a folder on a
             local disk (shared by the processes of a machine), or a `Cache` or `MemoryCache` with a limit; see
             docs/cache.md.
 
@@ -88,7 +88,7 @@ class Loader:
         streams: int | None = None,
         window_shards: int = 1,
         fetch_threads: int = 4,
-        cache: str | os.PathLike[str] | ShardCache = "none",
+        cache: str | os.PathLike[str] | ShardCache | None = None,
     ) -> None:
         self._dataset = open_dataset(url)
         self._split = split
