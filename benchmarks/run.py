@@ -28,6 +28,7 @@ import memory
 import planner
 import projection
 import reading
+import remote
 import resuming
 import writing
 from tables import write_source
@@ -38,6 +39,7 @@ BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]
     "parquet": writing.run_parquet,
     "workers": writing.run_workers,
     "s3": writing.run_s3,
+    "remote": remote.run,
     "images": images.run,
     "memory": memory.run,
     "loader-memory": loader_memory.run,

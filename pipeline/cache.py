@@ -15,13 +15,15 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
+import xxhash
 
-from ..sharding.errors import ConfigError
+from ..sharding.errors import ConfigError, StorageError
 from ..sharding.location import Location
 from ..sharding.manifest import checksum
+from ..sharding.retry import IncompleteError
 from .cache_folder import CacheFolder, CacheKey
 from .counters import Counters
 
@@ -33,18 +35,20 @@ _PATIENCE_SECONDS = 60.0  # for another process to bring a shard; a store that f
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Fetch = Callable[[], pa.Buffer]
+Stream = Callable[[Callable[[Any], None]], bool]
 
 
 class ShardCache(Protocol):
     """Whatever keeps copies of files."""
 
-    def get(self, key: CacheKey, fetch: Fetch, counters: Counters) -> pa.Buffer:
+    def get(self, key: CacheKey, fetch: Fetch, counters: Counters, stream: Stream | None = None) -> pa.Buffer:
         """The bytes of a file.
 
         Args:
             key: of the file.
             fetch: brings them from the source, and has checked them.
             counters: of the loader.
+            stream: hands them on unchecked, piece by piece as they arrive; or returns False, and `fetch` has to.
         """
 
 
@@ -81,7 +85,7 @@ class Cache:
         """Of the folder."""
         return self._path
 
-    def get(self, key: CacheKey, fetch: Fetch, counters: Counters) -> pa.Buffer:
+    def get(self, key: CacheKey, fetch: Fetch, counters: Counters, stream: Stream | None = None) -> pa.Buffer:
         """See `ShardCache`."""
         folder = self._folder
         if folder is None or key.size == 0:  # nothing of no size can be mapped
@@ -97,7 +101,7 @@ class Cache:
             if data is not None:
                 return data
             if claimed is not None:
-                return self._fill(folder, key, claimed, fetch, counters)
+                return self._fill(folder, key, claimed, fetch, counters, stream)
             if not self._keeps or time.monotonic() - asked > _PATIENCE_SECONDS:
                 return fetch()
             with counters.waiting("cache"):
@@ -129,30 +133,77 @@ class Cache:
         folder.drop(key, entry.number)
         return None
 
-    def _fill(self, folder: CacheFolder, key: CacheKey, claimed: int, fetch: Fetch, counters: Counters) -> pa.Buffer:
-        data: pa.Buffer | None = None
+    def _fill(
+        self,
+        folder: CacheFolder,
+        key: CacheKey,
+        claimed: int,
+        fetch: Fetch,
+        counters: Counters,
+        stream: Stream | None,
+    ) -> pa.Buffer:
+        """Bring a file, and keep it if there is room."""
         published = False
         try:
-            data = fetch()
-            with counters.busy("fill"):
-                fits, removed = folder.reserve(claimed, key.size)
-            counters.add("evict", items=len(removed), size=sum(removed))
-            if not fits:
-                self._warn("small", f"the cache {self._path} has no room for more than is in use; raise its limit")
-                return data
-            with counters.busy("fill", items=1, size=key.size):
-                _write(claimed, data)
+            fits = self._reserve(folder, key, claimed, counters)
+            data = None
+            if not (fits and stream is not None and self._take_stream(key, claimed, stream, counters)):
+                data = fetch()
+                if not fits or not self._keeps:
+                    return data
+            try:
+                if data is not None:
+                    with counters.busy("fill"):
+                        os.lseek(claimed, 0, os.SEEK_SET)
+                        _write(claimed, data)
                 published = True
-                return folder.publish(key, claimed) or data
-        except OSError as error:
-            if data is None:  # of the source
-                raise
-            self._give_up(error)
-            return data
+                mapped = folder.publish(key, claimed)
+            except OSError as error:
+                self._give_up(error)
+                return data or fetch()
+            counters.add("fill", items=1, size=key.size)
+            return mapped or data or fetch()
         finally:
             if not published:
                 with suppress(OSError):  # what was fetched is good all the same
                     folder.abandon(key, claimed)
+
+    def _reserve(self, folder: CacheFolder, key: CacheKey, claimed: int, counters: Counters) -> bool:
+        try:
+            with counters.busy("fill"):
+                fits, removed = folder.reserve(claimed, key.size)
+        except OSError as error:
+            self._give_up(error)
+            return False
+        counters.add("evict", items=len(removed), size=sum(removed))
+        if not fits:
+            self._warn("small", f"the cache {self._path} has no room for more than is in use; raise its limit")
+        return fits
+
+    def _take_stream(self, key: CacheKey, claimed: int, stream: Stream, counters: Counters) -> bool:
+        """Write a file as it arrives, without holding it in memory; whether its bytes were the right ones."""
+        digest, left = xxhash.xxh3_128(), [key.size]
+
+        def take(piece: Any) -> None:
+            view = memoryview(piece)
+            left[0] -= view.nbytes
+            if left[0] < 0:
+                raise IncompleteError("there are more bytes than the dataset says")  # nor is there room for them
+            digest.update(view)
+            _write(claimed, view)
+
+        try:
+            with counters.busy("fetch"):
+                done = stream(take)
+        except (IncompleteError, StorageError):
+            return False
+        except OSError as error:  # of the disk
+            self._give_up(error)
+            return False
+        if not done or left[0] or f"xxh3-128:{digest.hexdigest()}" != key.checksum:
+            return False
+        counters.add("fetch", items=1, size=key.size)
+        return True
 
     def _give_up(self, error: OSError) -> None:
         self._keeps = False
@@ -179,7 +230,7 @@ class MemoryCache:
         self._held_bytes = 0
         self._lock = threading.Lock()
 
-    def get(self, key: CacheKey, fetch: Fetch, counters: Counters) -> pa.Buffer:
+    def get(self, key: CacheKey, fetch: Fetch, counters: Counters, stream: Stream | None = None) -> pa.Buffer:
         """See `ShardCache`."""
         with self._lock:
             data = self._held.get(key)
@@ -205,17 +256,17 @@ class MemoryCache:
         return data
 
 
-def open_cache(cache: str | os.PathLike[str] | ShardCache, limit_bytes: int | None = None) -> ShardCache | None:
+def open_cache(cache: str | os.PathLike[str] | ShardCache | None, limit_bytes: int | None = None) -> ShardCache | None:
     """The cache that an option names.
 
     Args:
-        cache: ``none``, ``memory``, the path of a folder, or a cache.
-        limit_bytes: of the first three; None: their default.
+        cache: None or ``none``, ``memory``, the path of a folder, or a cache.
+        limit_bytes: of a new one; None: its default.
 
     Raises:
         ConfigError: it cannot be used so.
     """
-    if cache == "none":
+    if cache is None or cache == "none":
         return None
     if cache == "memory":
         return MemoryCache(_MEMORY_BYTES if limit_bytes is None else limit_bytes)
@@ -229,7 +280,7 @@ def _check_limit(limit_bytes: int) -> None:
         raise ConfigError(f"limit_bytes of a cache must be at least 1, got {limit_bytes}")
 
 
-def _write(descriptor: int, data: pa.Buffer) -> None:
+def _write(descriptor: int, data: Any) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]

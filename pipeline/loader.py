@@ -81,7 +81,7 @@ class Loader:
             with more, each stream has a part of the dataset, in its order.
         window_shards: shards' worth of records that a stream shuffles, and holds in memory, together.
         fetch_threads: that fetch and open shards.
-        cache: where to keep copies of shards: ``none``, ``memory`` (of this process, 1 GiB), the path of a folder on a
+        cache: where to keep copies of shards: nowhere, ``memory`` (of this process, 1 GiB), the path of a folder on a
             local disk (shared by the processes of a machine), or a `Cache` or `MemoryCache` with a limit; see
             docs/cache.md.
         columns: features to deliver, and to decode; default: all. `class_id` is there without the label, too.
@@ -116,7 +116,7 @@ class Loader:
         streams: int | None = None,
         window_shards: int = 1,
         fetch_threads: int = 4,
-        cache: str | os.PathLike[str] | ShardCache = "none",
+        cache: str | os.PathLike[str] | ShardCache | None = None,
         columns: Sequence[str] | None = None,
         where: str | pc.Expression | None = None,
         sample_keys: bool = False,

@@ -133,13 +133,15 @@ class ShardFetcher:
         if self._cache is None:
             return self._read_source(path, size, expected)
         key = CacheKey(dataset=self._identity, path=path, size=size, checksum=expected)
-        return self._cache.get(key, partial(self._read_source, path, size, expected), self._counters)
+        fetch = partial(self._read_source, path, size, expected)
+        return self._cache.get(key, fetch, self._counters, partial(self._dataset.storage.copy_out, path))
 
     def _read_source(self, path: str, size: int, expected: str) -> pa.Buffer:
         storage = self._dataset.storage
         with self._counters.busy("fetch", items=1, size=size):
             try:
-                data = storage.map(path) if self._cache is None else pa.py_buffer(storage.read(path))
+                copied = self._cache is not None and storage.local_path is not None  # a mapping would be no copy
+                data = pa.py_buffer(storage.read(path)) if copied else storage.map(path)
             except FileNotFoundError as error:
                 raise CorruptionError(f"{storage.locate(path)} is missing; see: shard-dataset verify") from error
         with self._counters.busy("verify", items=1, size=size):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from .clients import S3
 from .drafts import Bytes, Draft, LocalDraft, RemoteDraft, SpooledDraft
+from .fast import copy_object, read_object
 from .location import Location, public_url
 from .retry import IncompleteError
 from .s3 import SINGLE_BYTES, S3Draft, create_object, put_object
@@ -49,13 +50,35 @@ class Storage(Location):
         return data
 
     def map(self, path: str) -> pa.Buffer:
-        """The whole of a file, memory-mapped where it is local."""
+        """The whole of a file, memory-mapped where it is local; from S3 the fastest way that is installed."""
+        if self.protocol in S3:
+            fs, root = self.filesystem()
+            data = self.run("read", path, lambda: read_object(fs, f"{root}/{path}") or fs.cat_file(f"{root}/{path}"))
+            return pa.py_buffer(data)
         if self.local_path is None:
             return pa.py_buffer(self.read(path))
         with self.errors("read", path):
             if os.path.getsize(self.local_path / path) == 0:
                 return pa.py_buffer(b"")
             return pa.memory_map(str(self.local_path / path)).read_buffer()
+
+    def copy_out(self, path: str, take: Callable[[Any], None]) -> bool:
+        """Hand on the bytes of a file piece by piece as they arrive, if what can do that is installed.
+
+        Args:
+            path: of the file.
+            take: is called with each piece.
+
+        Returns:
+            False if it did not go well; then `map` tells why, or does it.
+
+        Raises:
+            Exception: what `take` raises.
+        """
+        if self.protocol not in S3:
+            return False
+        fs, root = self.filesystem()
+        return copy_object(fs, f"{root}/{path}", take)
 
     def write(self, path: str, data: bytes | pa.Buffer, *, durable: bool = True) -> None:
         """Write a file so that it is there whole or not at all; one that exists is replaced.

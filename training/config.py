@@ -44,10 +44,15 @@ class DataConfig:
     include: tuple[str, ...] | None = _key(None, "the only columns to use as features; null: all but the label")
     exclude: tuple[str, ...] = _key((), "columns not to use as features")
     categorical: tuple[str, ...] = _key((), "integer columns that are codes: embedded, not standardised")
+    cache: str = _key("none", "where to keep copies of shards: none, memory, or a folder on a local disk")
+    cache_bytes: int | None = _key(None, "limit of the cache; null: 1 GiB of memory, or 0.8 of what the disk has free")
 
     def __post_init__(self) -> None:
         _require(bool(self.url), "data.url", "a path or URL", self.url)
         _require(self.batch_size >= 1, "data.batch_size", "at least 1", self.batch_size)
+        _require(bool(self.cache), "data.cache", "none, memory or a path", self.cache)
+        if self.cache_bytes is not None:
+            _require(self.cache_bytes >= 1, "data.cache_bytes", "at least 1", self.cache_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

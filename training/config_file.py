@@ -220,9 +220,10 @@ def _plain(value: Any) -> Any:
 def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
     """The dotted keys that steer the weights and differ between a run and the tree of an earlier one.
 
-    Where things lie (`data.url`, `checkpoint`, `output`) and how often they are evaluated steers nothing.
+    Where things lie (`data.url`, `data.cache`, `checkpoint`, `output`) and how often they are evaluated steers nothing.
     """
     neutral = {"data.url", "data.eval_split", "eval_every_epochs", "deterministic", "max_steps", "epochs"}
+    neutral |= {"data.cache", "data.cache_bytes"}
     current = to_tree(now)
     differing = []
     for name, _ in all_keys():

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..pipeline import Loader
+from ..pipeline.cache import open_cache
 from ..sharding.dataset import open_dataset
 from ..sharding.errors import ConfigError
 from .config import TrainConfig
@@ -39,6 +40,7 @@ def open_loader(config: TrainConfig, ring: Ring, *, split: str, training: bool) 
         world_size=ring.size,
         remainder="drop" if training else "pad",
         fill=fill_values(open_dataset(config.data.url).manifest, config.data),
+        cache=open_cache(config.data.cache, config.data.cache_bytes),
     )
 
 

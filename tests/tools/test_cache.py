@@ -1,0 +1,96 @@
+"""`ringfeed cache`: it shows what is there, and clears what nobody uses."""
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from ringfeed.pipeline import Cache
+from ringfeed.pipeline.cache_folder import CacheKey
+from ringfeed.pipeline.counters import Counters
+from ringfeed.sharding.manifest import checksum
+from ringfeed.tools.cli import main
+
+URLS = ("s3://bucket/flights", "s3://bucket/" + "long/" * 60 + "name")
+
+
+def use(cache: Cache, dataset: str, name: str, size: int) -> pa.Buffer:
+    data = name.encode()[:1] * size
+    key = CacheKey(dataset=dataset, path=name, size=size, checksum=checksum(data))
+    return cache.get(key, lambda: pa.py_buffer(data), Counters())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two datasets; the first file of the first was used a week ago."""
+    cache = Cache(tmp_path / "cache", 1 << 20)
+    for url in URLS:
+        for name in ("a.tfrecord", "b.tfrecord"):
+            use(cache, url, name, 5000)
+    [old] = (tmp_path / "cache").glob("*flights/a.tfrecord@*")
+    week_ago = time.time() - 7 * 86400 - 60
+    os.utime(old, (week_ago, week_ago))
+    return tmp_path / "cache"
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["cache", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_entries_are_shown_the_last_used_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    held = use(Cache(folder), URLS[0], "b.tfrecord", 5000)
+    lines = said(capsys, str(folder)).splitlines()
+    assert lines[0] == f"{folder}: 4 entries, 32.0 KiB, 8.0 KiB of it in use; limit 1.0 MiB"
+    assert lines[3].split()[:4] == ["s3://bucket/flights", "b.tfrecord", "8.0", "KiB"]
+    assert lines[3].endswith("in use")
+    assert lines[-1].split()[:2] == ["s3://bucket/flights", "a.tfrecord"]
+    assert lines[-1].endswith("168 h 01 min ago")
+    document = json.loads(said(capsys, str(folder), "--json"))
+    assert (document["limit_bytes"], document["bytes"], len(document["entries"])) == (1 << 20, 32768, 4)
+    assert [entry["in_use"] for entry in document["entries"]] == [False, False, False, True]
+    assert document["entries"][0]["path"] == "a.tfrecord"
+    del held
+
+
+def test_only_what_is_chosen_is_cleared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, str(folder), "--clear", "--older-than", "8d") == "removed 0 entries, 0 B\n"
+    assert said(capsys, str(folder), "--clear", "--older-than", "7d") == "removed 1 entries, 8.0 KiB\n"
+    assert said(capsys, str(folder), "--clear", "--dataset", URLS[1]) == "removed 2 entries, 16.0 KiB\n"
+    [left] = json.loads(said(capsys, str(folder), "--json"))["entries"]
+    assert (left["dataset"], left["path"]) == (URLS[0], "b.tfrecord")
+
+
+def test_what_is_in_use_is_kept_and_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    held = use(Cache(folder), URLS[0], "a.tfrecord", 5000)
+    assert said(capsys, str(folder), "--clear").splitlines() == [
+        "removed 3 entries, 24.0 KiB",
+        "kept 1 that are in use, 8.0 KiB",
+    ]
+    document = json.loads(said(capsys, str(folder), "--clear", "--json"))
+    assert (document["removed"], [kept["path"] for kept in document["kept_in_use"]]) == (0, ["a.tfrecord"])
+    assert held.to_pybytes() == b"a" * 5000
+    del held
+    assert said(capsys, str(folder), "--clear") == "removed 1 entries, 8.0 KiB\n"
+    assert [path.name for path in folder.iterdir()] == ["ringfeed-cache.json"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["{}/none"], r"none is no cache; a loader makes one: Loader\(..., cache="),
+        (["{}", "--clear", "--older-than", "a week"], "an age is a number with s, m, h or d, such as 12h or 7d"),
+    ],
+)
+def test_a_mistake_is_one_line_and_removes_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main(["cache", *(word.format(folder) for word in words)]) == 1
+    complaint = capsys.readouterr().err
+    assert re.search(message, complaint)
+    assert complaint.count("\n") == 1
+    assert len(list(folder.rglob("*@*"))) == 4

@@ -1,0 +1,143 @@
+"""`ringfeed cache`: what a loader's cache holds, and how to clear it; what is in use stays."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ..pipeline.cache_folder import CacheEntry, CacheFolder, dataset_folder, is_cache
+from ..sharding.errors import ConfigError
+from ..sharding.storage import Storage, public_url
+from .console import align, human_bytes, human_seconds, one_line
+
+__all__ = ["add_parser", "parse_age", "run"]
+
+_SHOWN = 40
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `ringfeed cache`."""
+    parser = subparsers.add_parser(
+        "cache",
+        help="show what a loader's cache holds, or clear it",
+        description="Show what is in a cache that loaders keep on this machine (Loader(..., cache=PATH)), or clear it. "
+        "What a process uses at the moment is never removed.",
+        epilog="examples:\n  ringfeed cache /mnt/nvme/cache\n"
+        "  ringfeed cache /mnt/nvme/cache --clear --older-than 7d\n"
+        "  ringfeed cache /mnt/nvme/cache --clear --dataset s3://bucket/flights --json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", metavar="PATH", help="folder of the cache")
+    parser.add_argument("--clear", action="store_true", help="remove its entries, but for those in use")
+    parser.add_argument(
+        "--older-than", metavar="AGE", help="only entries that were not used for so long: 45s, 30m, 12h, 7d"
+    )
+    parser.add_argument("--dataset", metavar="URL", help="only entries of this dataset")
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `ringfeed cache`."""
+    path = Path(args.path).expanduser()
+    if not is_cache(path):
+        raise ConfigError(f"{path} is no cache; a loader makes one: Loader(..., cache={str(path)!r})")
+    age = 0.0 if args.older_than is None else parse_age(args.older_than)
+    folder = CacheFolder(path)
+    chosen = _choose(folder, age, args.dataset)
+    in_use = {entry.file for entry in chosen if entry.in_use()}
+    if args.clear:
+        _tell_cleared(args, chosen, folder.remove(chosen))
+    elif args.json:
+        print(json.dumps(_document(folder, chosen, in_use), indent=2))
+    else:
+        print("\n".join(_lines(folder, chosen, in_use)))
+    return 0
+
+
+def parse_age(text: str) -> float:
+    """Seconds of an age: a number and s, m, h or d.
+
+    Raises:
+        ConfigError: it is none.
+
+    >>> parse_age("90s"), parse_age("1.5h"), parse_age("7d")
+    (90.0, 5400.0, 604800.0)
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text.strip())
+    if match is None:
+        raise ConfigError(f"an age is a number with s, m, h or d, such as 12h or 7d, got {text!r}")
+    return float(match.group(1)) * _SECONDS[match.group(2)]
+
+
+def _choose(folder: CacheFolder, age: float, dataset: str | None) -> list[CacheEntry]:
+    name = None if dataset is None else dataset_folder(public_url(Storage(dataset).locate()))
+    newest = time.time() - age
+    return [entry for entry in folder.entries() if entry.used <= newest and name in (None, entry.file.parent.name)]
+
+
+def _tell_cleared(args: argparse.Namespace, chosen: Sequence[CacheEntry], removed: Sequence[CacheEntry]) -> None:
+    gone = {entry.file for entry in removed}
+    kept = [entry for entry in chosen if entry.file not in gone and entry.file.exists()]
+    if args.json:
+        document = {
+            "removed": len(removed),
+            "removed_bytes": sum(entry.bytes for entry in removed),
+            "kept_in_use": [_entry_json(entry, in_use=True) for entry in kept],
+        }
+        print(json.dumps(document, indent=2))
+        return
+    print(f"removed {len(removed):,} entries, {human_bytes(sum(entry.bytes for entry in removed))}")
+    if kept:
+        print(f"kept {len(kept):,} that are in use, {human_bytes(sum(entry.bytes for entry in kept))}")
+
+
+def _document(folder: CacheFolder, entries: Sequence[CacheEntry], in_use: set[Path]) -> dict[str, Any]:
+    return {
+        "path": str(folder.path),
+        "limit_bytes": folder.limit_bytes,
+        "bytes": sum(entry.bytes for entry in entries),
+        "entries": [_entry_json(entry, in_use=entry.file in in_use) for entry in entries],
+    }
+
+
+def _entry_json(entry: CacheEntry, *, in_use: bool) -> dict[str, Any]:
+    return {
+        "dataset": entry.dataset,
+        "path": entry.path,
+        "bytes": entry.bytes,
+        "last_used": datetime.fromtimestamp(entry.used).astimezone().isoformat(timespec="seconds"),
+        "in_use": in_use,
+        "filling": entry.filling,
+    }
+
+
+def _lines(folder: CacheFolder, entries: Sequence[CacheEntry], in_use: set[Path]) -> list[str]:
+    total = sum(entry.bytes for entry in entries)
+    used = sum(entry.bytes for entry in entries if entry.file in in_use)
+    lines = [
+        f"{folder.path}: {len(entries):,} entries, {human_bytes(total)}, {human_bytes(used)} of it in use; "
+        f"limit {human_bytes(folder.limit_bytes)}"
+    ]
+    now = time.time()
+    rows = [
+        [
+            one_line(entry.dataset),
+            one_line(entry.path),
+            human_bytes(entry.bytes),
+            f"{human_seconds(max(now - entry.used, 0))} ago",
+            "being filled" if entry.filling else "in use" if entry.file in in_use else "",
+        ]
+        for entry in reversed(entries[-_SHOWN:])
+    ]
+    if rows:
+        lines += ["", *align(["dataset", "file", "size", "last used", ""], rows, left=2)]
+    if len(entries) > _SHOWN:
+        lines.append(f"... and {len(entries) - _SHOWN:,} that were used before these; --json lists all")
+    return lines
