@@ -22,6 +22,7 @@ from ringfeed.pipeline.quiet import quiet_tensorflow
 with quiet_tensorflow():
     import tensorflow  # noqa: F401
 
+import image_reading
 import images
 import memory
 import planner
@@ -36,6 +37,7 @@ BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]
     "workers": writing.run_workers,
     "s3": writing.run_s3,
     "images": images.run,
+    "read-images": image_reading.run,
     "memory": memory.run,
     "planner": planner.run,
 }
@@ -51,7 +53,7 @@ def main() -> int:
         type=int,
         default=images.IMAGES,
         metavar="N",
-        help="JPEGs to generate for images (default: %(default)s)",
+        help="JPEGs to generate for images and read-images (default: %(default)s)",
     )
     args = parser.parse_args()
     images.IMAGES = args.images

@@ -20,7 +20,7 @@ from .balance import ClassSchedule, target_weights
 from .chunks import interleave
 from .columns import Columns
 from .counters import Counters, StageStats
-from .frames import EXAMPLES, FRAMES
+from .frames import EXAMPLES, FRAMES, join_frames
 from .keys import SAMPLE_KEY, sample_keys
 from .order import EpochOrder, Geometry, Remainder, default_streams
 from .plan import LoaderPlan, plan_epoch
@@ -35,6 +35,8 @@ __all__ = ["Loader"]
 
 _CHUNK_BYTES = 2 << 20  # of one crossing into TensorFlow: 1 MiB takes 1.2 times as long, 4 MiB 1.1 (2026-11-21)
 _CHUNK_STEPS = 32
+_LARGE_RECORD = 4096  # bytes, undecoded, from which on each crosses by itself, and chunks only say where they lie
+_LARGE_STEPS = 8
 _PREFETCH = 4
 _PLAN_THREADS = 1  # two hinder each other: balanced then has 0.85 of natural's rate, not 0.91 (2 cores, 2026-11-21)
 
@@ -175,13 +177,14 @@ class Loader:
 
         self._check_step(epoch, start_step)
         dataset = to_dataset(
-            lambda: self.chunks(epoch, start_step),
+            lambda: self._chunks(epoch, start_step),
             self.schema,
             self._fill,
             local_batch=self.local_batch_size,
             undecoded=self._undecoded,
             padded=self._geometry.remainder == "pad",
             keyed=self._sample_keys,
+            large=self._large,
             prefetch=_PREFETCH,
         ).apply(_cardinality(self.steps_per_epoch - start_step))
         return dataset if transform is None else apply_transform(dataset, transform, num_parallel_calls)
@@ -192,6 +195,11 @@ class Loader:
         Yields:
             The number of steps, and columns of ``steps * local_batch_size`` rows, step after step.
         """
+        for steps, columns in self._chunks(epoch, start_step):
+            yield steps, join_frames(columns)
+
+    def _chunks(self, epoch: int, start_step: int) -> Iterator[tuple[int, Columns]]:
+        """`chunks`, with undecoded examples where they lie in their shards."""
         self._check_step(epoch, start_step)
         order, schedule = self._order(epoch), self._schedule(epoch)
         counts = count_matrix([shard.class_counts for shard in self._shards])
@@ -251,8 +259,17 @@ class Loader:
         """Steps that cross into TensorFlow at once: as many as fit `_CHUNK_BYTES`."""
         if not self._undecoded and any(feature.elements is None for feature in self.schema.features):
             return 1
-        record_bytes = max(sum(s.bytes for s in self._shards) // max(self._geometry.records, 1), 1)
-        return int(np.clip(_CHUNK_BYTES // (record_bytes * self.local_batch_size), 1, _CHUNK_STEPS))
+        if self._large:
+            return _LARGE_STEPS
+        return int(np.clip(_CHUNK_BYTES // (self._record_bytes * self.local_batch_size), 1, _CHUNK_STEPS))
+
+    @property
+    def _large(self) -> bool:
+        return self._undecoded and self._record_bytes >= _LARGE_RECORD
+
+    @property
+    def _record_bytes(self) -> int:
+        return max(sum(s.bytes for s in self._shards) // max(self._geometry.records, 1), 1)
 
 
 def _cardinality(steps: int) -> Any:
