@@ -1,5 +1,6 @@
 """A manifest in, batches out: which sample goes to which rank at which step, and how its bytes get there."""
 
+from .blend import CutMix, Mixup
 from .counters import StageStats
 from .images import CentreCrop, ColourJitter, ImageTransform, Normalisation, RandomCrop
 from .loader import Loader
@@ -10,10 +11,12 @@ __all__ = [
     "CentreCrop",
     "ClassMix",
     "ColourJitter",
+    "CutMix",
     "ImageTransform",
     "Loader",
     "LoaderPlan",
     "MissingClass",
+    "Mixup",
     "Normalisation",
     "RandomCrop",
     "StageStats",
