@@ -4,6 +4,7 @@ from .blend import CutMix, Mixup
 from .counters import StageStats
 from .images import CentreCrop, ColourJitter, ImageTransform, Normalisation, RandomCrop
 from .loader import Loader
+from .padding import Pad
 from .plan import ClassMix, LoaderPlan, MissingClass
 from .tabular import TabularPlan, TabularTransform, plan_columns
 
@@ -18,6 +19,7 @@ __all__ = [
     "MissingClass",
     "Mixup",
     "Normalisation",
+    "Pad",
     "RandomCrop",
     "StageStats",
     "TabularPlan",

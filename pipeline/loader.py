@@ -17,6 +17,7 @@ from ..sharding.manifest import Manifest
 from ..sharding.schema import Schema
 from ..sharding.storage import Storage
 from .balance import ClassSchedule, target_weights
+from .buckets import Buckets
 from .chunks import interleave
 from .columns import Columns
 from .counters import Counters, StageStats
@@ -64,6 +65,8 @@ class Loader:
         fetch_threads: that fetch and open shards.
         sample_keys: whether batches hold ``sample_key``, int64 [batch, 2], a key of (seed, epoch, position) for the
             random augmentation of each sample.
+        bucket_by: a feature of variable length: batches then hold records of like length. See `Buckets`.
+        bucket_steps: steps that records are put together within for it.
 
     Raises:
         ConfigError: an argument its rule forbids, a batch that the ranks cannot share, or missing values without
@@ -91,6 +94,8 @@ class Loader:
         window_shards: int = 1,
         fetch_threads: int = 4,
         sample_keys: bool = False,
+        bucket_by: str | None = None,
+        bucket_steps: int = 32,
     ) -> None:
         self._dataset = open_dataset(url)
         self._split = split
@@ -113,6 +118,7 @@ class Loader:
         _check_columns(self.manifest, split, self._fill)
         self._fetch_threads = fetch_threads
         self._sample_keys = sample_keys
+        self._buckets = None if bucket_by is None else Buckets.of(self.schema, bucket_by, bucket_steps)
         self._counters = Counters()
 
     @property
@@ -207,7 +213,7 @@ class Loader:
         planner = ThreadPoolExecutor(_PLAN_THREADS, thread_name_prefix="ringfeed-plan")
         try:
             readers = [
-                StreamReader(order, schedule, counts, fetcher, planner, self._counters, part, start_step)
+                StreamReader(order, schedule, counts, fetcher, planner, self._counters, part, start_step, self._buckets)
                 for part in self._slices
             ]
             widths = [part.stop - part.start for part in self._slices]

@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from .balance import ClassSchedule, RecordDrawer
+from .buckets import BucketedPicks, Buckets, Picks
 from .columns import Columns, concat_columns, slice_columns, take_columns, take_from_segments
 from .counters import Counters
 from .order import EpochOrder, StreamSlice, Window
@@ -25,13 +25,6 @@ WEIGHT = "sample_weight"
 Int64 = npt.NDArray[np.int64]
 ClassNumbers = npt.NDArray[np.integer]
 _DRAWN_FIRST, _DRAWN_AHEAD = 2048, 8192  # samples: the first batch waits for the first; 64 KiB arrays stay in the heap
-
-
-class _Picks(Protocol):
-    """Which record of a window serves each of its positions."""
-
-    def at(self, positions: Int64) -> Int64:
-        """The records, numbered through the window, at ascending positions; each call goes on from the one before."""
 
 
 class _NaturalPicks:
@@ -78,7 +71,7 @@ class _OpenWindow:
     window: Window
     segments: Sequence[Columns]
     starts: Sequence[int]
-    picks: _Picks
+    picks: Picks
 
 
 class StreamReader:
@@ -93,6 +86,7 @@ class StreamReader:
         counters: of the loader.
         stream_slice: which stream, and which samples of each piece.
         start_step: the first step that will be asked for.
+        buckets: how records are put together by length, or None.
     """
 
     def __init__(
@@ -105,6 +99,7 @@ class StreamReader:
         counters: Counters,
         stream_slice: StreamSlice,
         start_step: int,
+        buckets: Buckets | None = None,
     ) -> None:
         self._order = order
         self._schedule = schedule
@@ -118,7 +113,11 @@ class StreamReader:
         self._ahead: dict[int, Future[_OpenWindow]] = {}
         self._open: _OpenWindow | None = None
         self._first = start_step * order.geometry.piece  # position; nothing before it is asked for
-        self._request(self._window_at(self._first))
+        self._buckets = buckets
+        number = self._window_at(self._first)
+        if buckets is not None:  # a span is drawn whole
+            self._first -= self._first % (buckets.steps * order.geometry.piece)
+        self._request(number)
 
     def take(self, first_step: int, steps: int) -> Columns:
         """The samples of a run of steps, step after step; later runs only.
@@ -181,7 +180,8 @@ class StreamReader:
                 for shard, segment in zip(opened, window.segments, strict=True)
             ]
             if self._schedule is None:
-                return _open(window, segments, _NaturalPicks(self._order.permutation(window)))
+                picks = self._by_length(_NaturalPicks(self._order.permutation(window)), window, segments, None)
+                return _open(window, segments, picks)
             drawer = self._drawer(window, segments)
         lacking = np.flatnonzero((self._schedule.weights > 0) & (drawer.counts == 0))
         if lacking.size:
@@ -189,8 +189,16 @@ class StreamReader:
             drawer = self._drawer(window, segments)
         with self._counters.busy("plan"):
             first = max(self._first - window.start, 0)
-            picks = _BalancedPicks(self._wanted(self._schedule, window), drawer, first)
+            wanted = self._wanted(self._schedule, window)
+            picks = self._by_length(_BalancedPicks(wanted, drawer, first), window, segments, wanted)
             return _open(window, segments, picks)
+
+    def _by_length(
+        self, picks: Picks, window: Window, segments: Sequence[Columns], wanted: ClassNumbers | None
+    ) -> Picks:
+        if self._buckets is None:
+            return picks
+        return BucketedPicks(picks, self._order, window, segments, self._buckets, wanted)
 
     def _drawer(self, window: Window, segments: Sequence[Columns]) -> RecordDrawer:
         class_ids = np.concatenate([segment[CLASS_ID] for segment in segments])
@@ -213,7 +221,7 @@ class StreamReader:
         return take_columns({**opened.columns, CLASS_ID: opened.class_ids}, rows)
 
 
-def _open(window: Window, segments: Sequence[Columns], picks: _Picks) -> _OpenWindow:
+def _open(window: Window, segments: Sequence[Columns], picks: Picks) -> _OpenWindow:
     ends = np.cumsum([len(segment[CLASS_ID]) for segment in segments])
     return _OpenWindow(window, segments, [0, *ends[:-1].tolist()], picks)
 
