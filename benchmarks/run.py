@@ -22,6 +22,7 @@ from ringfeed.pipeline.quiet import quiet_tensorflow
 with quiet_tensorflow():
     import tensorflow  # noqa: F401
 
+import image_reading
 import images
 import loader_memory
 import memory
@@ -41,6 +42,7 @@ BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]
     "s3": writing.run_s3,
     "remote": remote.run,
     "images": images.run,
+    "read-images": image_reading.run,
     "memory": memory.run,
     "loader-memory": loader_memory.run,
     "planner": planner.run,
@@ -59,7 +61,7 @@ def main() -> int:
         type=int,
         default=images.IMAGES,
         metavar="N",
-        help="JPEGs to generate for images (default: %(default)s)",
+        help="JPEGs to generate for images and read-images (default: %(default)s)",
     )
     args = parser.parse_args()
     images.IMAGES = args.images

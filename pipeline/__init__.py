@@ -1,5 +1,6 @@
 """A manifest in, batches out: which sample goes to which rank at which step, and how its bytes get there."""
 
+from .blend import CutMix, Mixup
 from .cache import Cache, MemoryCache
 from .counters import StageStats
 from .exposition import prometheus_text
@@ -7,6 +8,7 @@ from .images import CentreCrop, ColourJitter, ImageTransform, Normalisation, Ran
 from .loader import Loader
 from .mixing import Mixture, MixturePlan, SourceMix
 from .numpy_batches import Ragged
+from .padding import Pad
 from .plan import ClassMix, LoaderPlan, MissingClass
 from .quality import ShuffleQuality
 from .remainder import RecordRange
@@ -20,6 +22,7 @@ __all__ = [
     "CentreCrop",
     "ClassMix",
     "ColourJitter",
+    "CutMix",
     "FilterPlan",
     "ImageTransform",
     "Loader",
@@ -28,7 +31,9 @@ __all__ = [
     "MissingClass",
     "Mixture",
     "MixturePlan",
+    "Mixup",
     "Normalisation",
+    "Pad",
     "Ragged",
     "Ramp",
     "RandomCrop",

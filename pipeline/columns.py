@@ -20,6 +20,7 @@ from ..sharding.grouping import stable_order
 from ..sharding.schema import Feature, Schema
 
 __all__ = [
+    "VIEW",
     "Column",
     "Columns",
     "concat_columns",
@@ -31,6 +32,7 @@ __all__ = [
     "take_from_segments",
 ]
 
+VIEW = np.dtype([("length", "<i4"), ("prefix", "<u4"), ("buffer", "<i4"), ("offset", "<i4")])  # of Arrow's binary_view
 _ALIGNMENT = 64
 
 Column: TypeAlias = npt.NDArray[Any] | Any  # the rest are Arrow arrays, which carry no type information
@@ -85,9 +87,8 @@ def _fill_nulls(array: pa.Array, feature: Feature, fill: Mapping[str, Any]) -> p
 
 def take_columns(columns: Columns, rows: npt.NDArray[np.int64]) -> dict[str, Column]:
     """The given rows of each column, in that order."""
-    picked = pa.array(rows)
     return {
-        name: values.take(rows, axis=0) if isinstance(values, np.ndarray) else values.take(picked)
+        name: values.take(rows, axis=0) if isinstance(values, np.ndarray) else _take_arrow(values, rows)
         for name, values in columns.items()
     }
 
@@ -109,8 +110,8 @@ def take_from_segments(
     result: dict[str, Column] = {}
     for name, first in segments[main].items():
         if not isinstance(first, np.ndarray):
-            parts = [s[name].take(pa.array(rows[which == k] - starts[k])) for k, s in enumerate(segments)]
-            result[name] = pa.concat_arrays(parts).take(pa.array(_inverse(stable_order(which))))
+            parts = [_take_arrow(s[name], rows[which == k] - starts[k]) for k, s in enumerate(segments)]
+            result[name] = _take_arrow(pa.concat_arrays(parts), _inverse(stable_order(which)))
             continue
         # Nearly all rows come from one segment: take them all from there, then put right those of the others.
         taken = first.take(rows - starts[main], axis=0, mode="clip")
@@ -119,6 +120,15 @@ def take_from_segments(
                 taken[places] = segment[name].take(rows[places] - starts[k], axis=0)
         result[name] = taken
     return result
+
+
+def _take_arrow(values: Any, rows: npt.NDArray[np.int64]) -> Any:
+    """The given rows of an Arrow array; of views (for which Arrow has no such kernel) only where the bytes lie."""
+    if not pa.types.is_binary_view(values.type):
+        return values.take(pa.array(rows))
+    buffers = values.buffers()
+    views = np.frombuffer(buffers[1], VIEW)[values.offset : values.offset + len(values)].take(rows)
+    return pa.Array.from_buffers(values.type, len(rows), [None, pa.py_buffer(views), *buffers[2:]])
 
 
 def _inverse(permutation: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -17,12 +17,14 @@ from ..sharding.formats.example import ColumnLayout, RecordLayout
 from ..sharding.formats.matrix import decode_cells
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.schema import Feature, Schema
-from .columns import Columns, empty_aligned
+from .columns import VIEW, Columns, empty_aligned
 
-__all__ = ["EXAMPLES", "FRAMES", "decode_frames", "open_features", "open_tfrecord"]
+__all__ = ["EXAMPLES", "FRAMES", "copy_messages", "decode_frames", "join_frames", "open_features", "open_tfrecord"]
 
 FRAMES = "\0frames"  # uint8 [records, frame bytes]
-EXAMPLES = "\0examples"  # Arrow large binary [records]
+EXAMPLES = "\0examples"  # Arrow binary view [records]
+_VIEW_SPAN = 1 << 30
+Int64 = npt.NDArray[np.int64]
 Bytes3D = npt.NDArray[np.uint8]
 
 
@@ -39,10 +41,38 @@ def open_tfrecord(data: pa.Buffer, index: pa.RecordBatch, layout: RecordLayout |
     """
     if layout is not None:
         return {FRAMES: np.frombuffer(data, np.uint8).reshape(-1, HEADER_BYTES + layout.example_bytes + FOOTER_BYTES)}
-    offsets, lengths = index.column("offset").to_numpy(), index.column("length").to_numpy()
-    end = offsets[-1] + lengths[-1] if len(offsets) else 0
-    buffers = [None, pa.py_buffer(np.append(offsets, end)), data]
-    return {EXAMPLES: pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets), buffers)}
+    return {EXAMPLES: _view_frames(data, index.column("offset").to_numpy(), index.column("length").to_numpy())}
+
+
+def _view_frames(data: pa.Buffer, offsets: Int64, lengths: Int64) -> pa.Array:
+    """Where each frame lies, as views: to gather and interleave them moves 16 bytes of each, whatever its size.
+
+    A view's offset has 31 bits, so a larger file is several buffers that begin further and further on.
+    """
+    buffers = [data.slice(start) for start in range(0, max(data.size, 1), _VIEW_SPAN)]
+    views = np.empty(len(offsets), VIEW)
+    views["length"], views["buffer"], views["offset"] = lengths, offsets // _VIEW_SPAN, offsets % _VIEW_SPAN
+    views["prefix"] = lengths - (HEADER_BYTES + FOOTER_BYTES)  # its first four bytes: a frame begins with this number
+    return pa.Array.from_buffers(pa.binary_view(), len(offsets), [None, pa.py_buffer(views), *buffers])
+
+
+def join_frames(columns: Columns) -> Columns:
+    """Columns with the frames of `EXAMPLES`, if there are any, one after the other in memory: as Arrow large binary."""
+    if EXAMPLES not in columns:
+        return columns
+    frames: Any = columns[EXAMPLES]
+    return {**columns, EXAMPLES: frames.cast(pa.large_binary())}
+
+
+def copy_messages(frames: pa.Array) -> npt.NDArray[Any]:
+    """The messages within viewed frames, as `bytes` objects [records]."""
+    _, views, *data = frames.buffers()
+    buffers = [memoryview(buffer) for buffer in data]
+    messages = np.empty(len(frames), object)
+    places = np.frombuffer(views, VIEW)[frames.offset : frames.offset + len(frames)]
+    for row, (length, _, buffer, offset) in enumerate(places.tolist()):
+        messages[row] = buffers[buffer][offset + HEADER_BYTES : offset + length - FOOTER_BYTES].tobytes()
+    return messages
 
 
 def open_features(columns: Columns, schema: Schema, layout: RecordLayout) -> Columns:

@@ -22,11 +22,13 @@ from ..sharding.schema import Schema
 from ..sharding.storage import Storage
 from .access import RandomAccess
 from .balance import ClassSchedule
+from .buckets import Buckets
 from .cache import ShardCache, open_cache
 from .chunks import interleave
 from .columns import Columns
 from .counters import Counters, StageStats
 from .features import delivered_schema
+from .frames import join_frames
 from .keys import SAMPLE_KEY, sample_keys
 from .numpy_batches import NumpyBatch, iterate_numpy
 from .order import EpochOrder, Geometry, Remainder, default_streams
@@ -46,6 +48,8 @@ __all__ = ["Loader"]
 
 _CHUNK_BYTES = 2 << 20  # of one crossing into TensorFlow: 1 MiB takes 1.2 times as long, 4 MiB 1.1 (2026-11-21)
 _CHUNK_STEPS = 32
+_LARGE_RECORD = 4096  # bytes, undecoded, from which on each crosses by itself, and chunks only say where they lie
+_LARGE_STEPS = 8
 _PREFETCH = 4
 _PREFETCH_BYTES = 16 << 20  # of decoded chunks that wait for a NumPy consumer
 _PLAN_THREADS = 1  # two hinder each other: balanced then has 0.85 of natural's rate, not 0.91 (2 cores, 2026-11-21)
@@ -89,6 +93,8 @@ class Loader:
             takes, or one of `pyarrow.compute`. They are counted now, from what must be read for it.
         sample_keys: whether batches hold ``sample_key``, int64 [batch, 2], a key of (seed, epoch, position) for the
             random augmentation of each sample.
+        bucket_by: a feature of variable length: batches then hold records of like length. See `Buckets`.
+        bucket_steps: steps that records are put together within for it.
 
     Raises:
         ConfigError: an argument its rule forbids, or missing values without `fill`.
@@ -120,6 +126,8 @@ class Loader:
         columns: Sequence[str] | None = None,
         where: str | pc.Expression | None = None,
         sample_keys: bool = False,
+        bucket_by: str | None = None,
+        bucket_steps: int = 32,
     ) -> None:
         self._dataset = open_dataset(url)
         self._split = split
@@ -157,6 +165,7 @@ class Loader:
         self._fetch_threads = fetch_threads
         self._cache = open_cache(cache)
         self._sample_keys = sample_keys
+        self._buckets = None if bucket_by is None else Buckets.of(self.schema, bucket_by, bucket_steps)
         self._counters = Counters()
         self._access = RandomAccess(self._shards, self.schema, self._layout, self._fill)
 
@@ -254,12 +263,13 @@ class Loader:
 
         self._check_step(epoch, start_step)
         dataset = to_dataset(
-            lambda: self.chunks(epoch, start_step),
+            lambda: self._chunks(epoch, start_step),
             self.schema,
             self._fill,
             local_batch=self.local_batch_size,
             undecoded=self.undecoded,
             added=self._added(),
+            large=self.large,
             prefetch=_PREFETCH,
             steps=self.steps_per_epoch - start_step,
         )
@@ -323,6 +333,11 @@ class Loader:
         Yields:
             The number of steps, and columns of ``steps * local_batch_size`` rows, step after step.
         """
+        for steps, columns in self._chunks(epoch, start_step):
+            yield steps, join_frames(columns)
+
+    def _chunks(self, epoch: int, start_step: int) -> Iterator[tuple[int, Columns]]:
+        """`chunks`, with undecoded examples where they lie in their shards."""
         self._check_step(epoch, start_step)
         with self.open_streams() as opened:
             readers = [opened.reader(epoch, part, start_step) for part in self._slices]
@@ -350,6 +365,7 @@ class Loader:
             fetcher=self._fetcher(),
             planner=ThreadPoolExecutor(_PLAN_THREADS, thread_name_prefix="ringfeed-plan"),
             counters=self._counters,
+            buckets=self._buckets,
         )
         try:
             yield opened
@@ -418,5 +434,15 @@ class Loader:
         """Steps of so many samples that cross into TensorFlow at once: as many as fit `_CHUNK_BYTES`."""
         if not self.undecoded and any(feature.elements is None for feature in self.schema.features):
             return 1
-        record_bytes = max(sum(s.bytes for s in self._shards) // max(self._geometry.records, 1), 1)
-        return int(np.clip(_CHUNK_BYTES // (record_bytes * local_batch), 1, _CHUNK_STEPS))
+        if self.large:
+            return _LARGE_STEPS
+        return int(np.clip(_CHUNK_BYTES // (self._record_bytes * local_batch), 1, _CHUNK_STEPS))
+
+    @property
+    def large(self) -> bool:
+        """Whether `undecoded` examples are so long that each had better cross into TensorFlow by itself."""
+        return self.undecoded and self._record_bytes >= _LARGE_RECORD
+
+    @property
+    def _record_bytes(self) -> int:
+        return max(sum(s.bytes for s in self._shards) // max(self._geometry.records, 1), 1)

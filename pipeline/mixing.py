@@ -27,6 +27,7 @@ from .balance import ClassSchedule
 from .chunks import interleave
 from .columns import Column, Columns, concat_columns, take_columns
 from .counters import Counters, StageStats
+from .frames import join_frames
 from .loader import Loader
 from .order import Geometry, StreamSlice, default_streams
 from .streams import CLASS_ID, WEIGHT, OpenStreams, StreamReader
@@ -193,18 +194,24 @@ class Mixture:
 
         self._check_step(epoch, start_step)
         return to_dataset(
-            lambda: self.chunks(epoch, start_step),
+            lambda: self._chunks(epoch, start_step),
             self.schema,
             {},
             local_batch=self.local_batch_size,
             undecoded=self._loaders[0].undecoded,
             added={SOURCE_ID: np.int32} | ({WEIGHT: np.float32} if self._geometry.weighted(self._world_size) else {}),
+            large=self._large,
             prefetch=_PREFETCH,
             steps=self.steps_per_epoch - start_step,
         )
 
     def chunks(self, epoch: int, start_step: int = 0) -> Generator[tuple[int, Columns], None, None]:
         """Runs of steps of an epoch, as NumPy and Arrow columns; see `Loader.chunks`."""
+        for steps, columns in self._chunks(epoch, start_step):
+            yield steps, join_frames(columns)
+
+    def _chunks(self, epoch: int, start_step: int) -> Generator[tuple[int, Columns], None, None]:
+        """`chunks`, with undecoded examples where they lie in their shards."""
         self._check_step(epoch, start_step)
         schedule = self._schedule(epoch)
         with ExitStack() as stack:
@@ -281,6 +288,10 @@ class Mixture:
             CLASS_ID: self._class_ids[source][columns[CLASS_ID]],
             SOURCE_ID: np.full(rows, source, np.int32),
         }
+
+    @property
+    def _large(self) -> bool:
+        return all(loader.large for loader in self._loaders)
 
     def _chunk_steps(self) -> int:
         return min(loader.chunk_steps(self.local_batch_size) for loader in self._loaders)

@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from .balance import ClassSchedule, RecordDrawer
+from .buckets import BucketedPicks, Buckets, Picks
 from .columns import Column, Columns, concat_columns, slice_columns, take_columns, take_from_segments
 from .counters import Counters
 from .order import EpochOrder, StreamSlice
@@ -26,13 +26,6 @@ WEIGHT = "sample_weight"
 Int64 = npt.NDArray[np.int64]
 ClassNumbers = npt.NDArray[np.integer]
 _DRAWN_FIRST, _DRAWN_AHEAD = 2048, 8192  # samples: the first batch waits for the first; 64 KiB arrays stay in the heap
-
-
-class _Picks(Protocol):
-    """Which record of a window serves each of its positions."""
-
-    def at(self, positions: Int64) -> Int64:
-        """The records, numbered through the window, at ascending positions; each call goes on from the one before."""
 
 
 class _NaturalPicks:
@@ -79,7 +72,7 @@ class _OpenWindow:
     window: Window
     segments: Sequence[Columns]
     starts: Sequence[int]
-    picks: _Picks
+    picks: Picks
 
 
 @dataclass(frozen=True)
@@ -93,6 +86,7 @@ class OpenStreams:
         fetcher: of the split's shards.
         planner: threads that wait for shards and plan windows; others than the fetcher's.
         counters: of the loader.
+        buckets: how records are put together by length, or None.
     """
 
     order: Callable[[int], EpochOrder]
@@ -101,6 +95,7 @@ class OpenStreams:
     fetcher: ShardFetcher
     planner: Executor
     counters: Counters
+    buckets: Buckets | None = None
 
     def reader(self, epoch: int, part: StreamSlice, start_step: int) -> StreamReader:
         """One stream of an epoch, from a step on; see `StreamReader`."""
@@ -113,6 +108,7 @@ class OpenStreams:
             self.counters,
             part,
             start_step,
+            self.buckets,
         )
 
     def close(self) -> None:
@@ -134,6 +130,7 @@ class StreamReader:
         counters: of the loader.
         stream_slice: which stream, and which samples of each piece.
         start_step: the first step that will be asked for.
+        buckets: how records are put together by length, or None.
     """
 
     def __init__(
@@ -146,6 +143,7 @@ class StreamReader:
         counters: Counters,
         stream_slice: StreamSlice,
         start_step: int,
+        buckets: Buckets | None = None,
     ) -> None:
         self._order = order
         self._schedule = schedule
@@ -161,7 +159,11 @@ class StreamReader:
         self._first = start_step * order.geometry.piece  # position; nothing before it is asked for
         wrapping = order.geometry.remainder == "wrap"
         self._last = (order.geometry.steps * order.geometry.piece if wrapping else self._windows.samples) - 1
-        self._request(self._number_at(min(self._first, self._last)))
+        self._buckets = buckets
+        number = self._number_at(min(self._first, self._last))
+        if buckets is not None:  # a span is drawn whole
+            self._first -= self._first % (buckets.steps * order.geometry.piece)
+        self._request(number)
 
     def take(self, first_step: int, steps: int) -> Columns:
         """The samples of a run of steps, step after step; later runs only.
@@ -231,7 +233,8 @@ class StreamReader:
                 for shard, segment in zip(opened, window.segments, strict=True)
             ]
             if self._schedule is None:
-                return _open(window, segments, _NaturalPicks(self._order.permutation(window)))
+                picks = self._by_length(_NaturalPicks(self._order.permutation(window)), window, segments, None)
+                return _open(window, segments, picks)
             drawer = self._drawer(self._schedule, window, segments)
         lacking = np.flatnonzero((self._schedule.weights > 0) & (drawer.counts == 0))
         if lacking.size:
@@ -239,8 +242,16 @@ class StreamReader:
             drawer = self._drawer(self._schedule, window, segments)
         with self._counters.busy("plan"):
             first = max(self._first - window.start, 0)
-            picks = _BalancedPicks(self._wanted(self._schedule, window), drawer, first)
+            wanted = self._wanted(self._schedule, window)
+            picks = self._by_length(_BalancedPicks(wanted, drawer, first), window, segments, wanted)
             return _open(window, segments, picks)
+
+    def _by_length(
+        self, picks: Picks, window: Window, segments: Sequence[Columns], wanted: ClassNumbers | None
+    ) -> Picks:
+        if self._buckets is None:
+            return picks
+        return BucketedPicks(picks, self._order, window, segments, self._buckets, wanted)
 
     def _drawer(self, schedule: ClassSchedule, window: Window, segments: Sequence[Columns]) -> RecordDrawer:
         class_ids = np.concatenate([segment[CLASS_ID] for segment in segments])
@@ -264,7 +275,7 @@ class StreamReader:
         return take_columns({**opened.columns, CLASS_ID: opened.class_ids}, rows)
 
 
-def _open(window: Window, segments: Sequence[Columns], picks: _Picks) -> _OpenWindow:
+def _open(window: Window, segments: Sequence[Columns], picks: Picks) -> _OpenWindow:
     ends = np.cumsum([len(segment[CLASS_ID]) for segment in segments])
     return _OpenWindow(window, segments, [0, *ends[:-1].tolist()], picks)
 

@@ -1,0 +1,76 @@
+"""Features of variable length as tensors: padded, with the length of each, and a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..sharding.errors import ConfigError
+from .transform import GraphTransform
+
+__all__ = ["Pad"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pad(GraphTransform):
+    """A ragged feature padded, for `Loader.epoch(transform=...)`.
+
+    Added are ``FEATURE_length``, int32 [batch], and ``FEATURE_mask``, bool [batch, length], true where values are.
+
+    Attributes:
+        feature: of variable length.
+        length: to pad to; by default that of the longest in this rank's batch, so that shapes differ between ranks.
+        value: put in; by default 0, False or the empty text.
+        multiple_of: the length of the longest is rounded up to one of this, so that fewer shapes are compiled for.
+        truncate: whether longer ones are cut off at `length`; else they are an error when they come.
+
+    Raises:
+        ConfigError: a value its rule forbids.
+    """
+
+    feature: str
+    length: int | None = None
+    value: Any = None
+    multiple_of: int = 1
+    truncate: bool = False
+
+    def __post_init__(self) -> None:
+        if self.length is not None and self.length < 1:
+            raise ConfigError(f"length must be at least 1, got {self.length}")
+        if self.multiple_of < 1 or (self.multiple_of > 1 and self.length is not None):
+            raise ConfigError(f"multiple_of must be at least 1, and 1 where length is given, got {self.multiple_of}")
+        if self.truncate and self.length is None:
+            raise ConfigError("truncate=True needs a length")
+
+    def __call__(self, element: Mapping[str, Any]) -> dict[str, Any]:
+        """The element with its feature padded.
+
+        Raises:
+            ConfigError: it has no such feature of variable length.
+        """
+        import tensorflow as tf
+
+        values = element.get(self.feature)
+        if not isinstance(values, tf.RaggedTensor):
+            raise ConfigError(f"the element has no feature {self.feature!r} of variable length")
+        lengths = tf.cast(values.row_lengths(), tf.int32)
+        longest = tf.reduce_max(tf.concat([lengths, [0]], axis=0))
+        width: Any = self.length
+        if self.length is None:
+            width = -(-longest // self.multiple_of) * self.multiple_of
+        elif self.truncate:
+            lengths = tf.minimum(lengths, self.length)
+        else:
+            message = f"a value of {self.feature} is longer than Pad(length={self.length}): raise it, or truncate=True"
+            with tf.control_dependencies([tf.debugging.assert_less_equal(longest, self.length, message)]):
+                lengths = tf.identity(lengths)
+        inside = tf.sequence_mask(lengths, width)
+        shape = [values.shape[0], self.length] if self.length is not None else tf.stack([-1, width])
+        filler = None if self.value is None else tf.cast(self.value, values.dtype)
+        return {
+            **element,
+            self.feature: values.to_tensor(filler, shape=shape),
+            f"{self.feature}_length": lengths,
+            f"{self.feature}_mask": inside,
+        }
