@@ -222,9 +222,9 @@ def _measured(measure: Callable[[str], Iterator[str]], folder: str) -> tuple[flo
     """Seconds from the first `yield` to the second, and MiB that the process grew by meanwhile at most."""
     steps = measure(folder)
     next(steps)
-    before, started = _resident_mib("VmRSS"), time.perf_counter()
+    before, started, cpu_started = _resident_mib("VmRSS"), time.perf_counter(), time.process_time()
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    said = next(steps)
+    said = f"{next(steps)}; {time.process_time() - cpu_started:.2f} s of CPU time"
     return time.perf_counter() - started, _resident_mib("VmHWM") - before, said
 
 

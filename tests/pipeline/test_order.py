@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfeed.pipeline.order import EpochOrder, Geometry, coprime_stride, default_streams
+from ringfeed.pipeline.windows import StreamWindows
 from ringfeed.sharding import ConfigError
 
 
@@ -148,3 +149,22 @@ def test_default_streams_divide_the_batch(batch_size: int, records: int) -> None
     streams = default_streams(batch_size, records)
     assert batch_size % streams == 0
     assert 1 <= streams <= min(16, records)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.floats(0.5, 90), st.floats(0, 30))
+def test_windows_cut_on_arrays_are_those_of_a_walk_over_the_segments(
+    lengths: list[int], enough: float, sliver: float
+) -> None:
+    groups: list[list[int]] = []
+    for length in lengths:
+        if not groups or sum(groups[-1]) >= enough:
+            groups.append([])
+        groups[-1].append(length)
+    if len(groups) > 1 and sum(groups[-1]) < sliver:
+        groups[-2:] = [groups[-2] + groups[-1]]
+    shards = np.arange(len(lengths))
+    windows = StreamWindows(0, shards, shards * 2, np.array(lengths), enough=enough, sliver=sliver)
+    assert [[s.stop - s.start for s in window.segments] for window in windows] == groups
+    assert [s.start for window in windows for s in window.segments] == [2 * shard for shard in shards]
+    assert [windows.number_at(window.start) for window in windows] == list(range(len(groups)))
+    assert [windows.number_at(window.stop - 1) for window in windows[:]] == list(range(len(groups)))
