@@ -22,7 +22,7 @@ from .errors import CorruptionError, DatasetError
 from .execute import run_tasks
 from .generations import TABLE_NAMES, generation_of, table_order
 from .interop import dali
-from .interop.tfds import TFDS_NAMES, obstacle
+from .interop.tfds import all_tfds_names, is_tfds, obstacle
 from .manifest import MANIFEST_NAME, LostRecords, Manifest, ShardInfo, checksum
 from .progress import Report as BuildReport
 from .rebuild import Original, Rebuild, check_made, made_again, plan_rebuild
@@ -351,14 +351,14 @@ def _plan_companions(known: Identity, damaged: Set[str], losses: Sequence[Loss])
     replaced = {dali.index_name(loss.shard.path): loss for loss in losses}
     for path in manifest.files:
         loss = replaced.get(path)
-        if path in TFDS_NAMES and no_tfds:
+        if is_tfds(path) and no_tfds:
             yield Remedy(path=path, action="remove", how=f"TensorFlow Datasets cannot open what is left: {no_tfds}")
         elif loss is not None and loss.replacement is None:
             yield Remedy(path=path, action="remove", how="no record of its shard is intact")
         elif loss is not None and loss.replacement is not None and loss.replacement.path != loss.shard.path:
             how = f"an index of the records that are left goes to {dali.index_name(loss.replacement.path)}"
             yield Remedy(path=path, action="salvage", how=how)
-        elif path in damaged and path in TFDS_NAMES:
+        elif path in damaged and is_tfds(path):
             yield _rewrite(path, "made again from dataset.json")
         elif path in damaged and shard_of(path, left):
             yield _rewrite(path, "made again from the index of its shard")
@@ -380,7 +380,7 @@ def _leftovers(known: Identity, moves: Mapping[str, Remedy]) -> Iterator[Remedy]
     lost = {
         path for entry in manifest.lost for path in (entry.path, _index_name(entry.path), dali.index_name(entry.path))
     }
-    lost |= set(TFDS_NAMES) if manifest.lost else set()
+    lost |= set(all_tfds_names(manifest)) if manifest.lost else set()
     origins = {move.origin for move in moves.values()}
     own = in_use | {MANIFEST_NAME}
     generation, repairs = table_order(manifest.shards_path)
