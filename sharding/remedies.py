@@ -153,21 +153,40 @@ def _source(manifest: Manifest) -> str:
 
 
 def _prove(known: Identity, original: Original | None, report: BuildReport) -> Identity:
-    """A dataset whose table was lost together with shards: all of these are made again, and tell what it held."""
-    table = known.storage.locate(known.manifest.shards_path)
-    beyond = known.manifest.lost or known.manifest.generations
-    if original is None or beyond:
+    """A dataset whose table was lost together with shards of a generation: all of its shards are made again.
+
+    With the rows of the other generations, which their files tell, theirs tell what the table held.
+    """
+    manifest = known.manifest
+    table = known.storage.locate(manifest.shards_path)
+    if original is None or manifest.lost:
+        of_which = ", or that of the generation whose shards are damaged" if manifest.generations else ""
         raise CorruptionError(
             f"{table} is damaged, and so are shards: what was lost cannot be told without the table; "
-            + ("build the dataset again" if beyond else f"repair it with --source {_source(known.manifest)}")
+            + ("build the dataset again" if manifest.lost else f"repair it with --source {_source(manifest)}{of_which}")
         )
-    rebuild = plan_rebuild(known.storage, known.manifest, original, report)
+    rebuild = plan_rebuild(known.storage, manifest, original, report, range(len(manifest.all_generations)))
     with made_again(rebuild, range(rebuild.plan.assignment.shards), report) as (_, shards):
-        proven = prove(known, tuple(shards))
+        rows = _with_generation(known, rebuild.generation, shards)
+    proven = prove(known, rows)
+    if proven is None and manifest.generations:
+        raise CorruptionError(
+            f"{table} is damaged, and so are shards of more than generation {rebuild.generation}, which "
+            f"{public_url(original.url)} is the source of, or it is another source; nothing was changed; what was lost "
+            "cannot be told: build the dataset again"
+        )
     if proven is None:
-        check_made(rebuild, table, "", known.manifest.shards_checksum)
+        check_made(rebuild, table, "", manifest.shards_checksum)
         raise AssertionError("unreachable: the table differs")
     return proven
+
+
+def _with_generation(known: Identity, generation: int, made: Sequence[ShardInfo]) -> tuple[ShardInfo, ...]:
+    """The rows of a table, those of one generation as they were made again."""
+    classes = len(known.manifest.classes)
+    own = [replace(s, class_counts=(*s.class_counts, *(0,) * (classes - len(s.class_counts)))) for s in made]
+    others = [shard for shard in known.shards if generation_of(shard.path) != generation]
+    return tuple(sorted((*others, *own), key=lambda shard: generation_of(shard.path)))  # stable: in the table's order
 
 
 def _with_source(plan: RepairPlan, rebuild: Rebuild) -> RepairPlan:

@@ -388,3 +388,28 @@ def test_what_is_there_already_is_not_appended(
     (tmp_path / "out" / shard.path).write_bytes(b"nothing")
     repair(str(tmp_path / "out"), original=Original(url=str(tmp_path / "more.parquet")))
     assert files_of(tmp_path / "out") == before
+
+
+# --- the table lost together with shards -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("generation", [0, 1])
+def test_a_table_lost_with_shards_of_a_generation_is_made_again_from_its_source(
+    parquet: str, newer: str, tmp_path: Path, files_of: Any, generation: int
+) -> None:
+    out = tmp_path / "out"
+    splits = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
+    built(parquet, out, label="label", shards=3, splits=splits)
+    dataset = appended(newer, out, shards=2)
+    clean(Storage(str(out)))
+    before = files_of(out)
+    (out / dataset.manifest.shards_path).unlink()
+    damaged = [shard for shard in dataset.shards if generation_of(shard.path) == generation]
+    (out / damaged[0].path).unlink()
+    (out / damaged[1].index_path).write_bytes(b"nothing")
+    with pytest.raises(CorruptionError, match="or that of the generation whose shards are damaged"):
+        repair(str(out))
+    with pytest.raises(CorruptionError, match=r"shards of more than generation|is not what"):
+        repair(str(out), original=Original(url=[newer, parquet][generation]))
+    repair(str(out), original=Original(url=[parquet, newer][generation]))
+    assert files_of(out) == before
