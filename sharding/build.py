@@ -323,6 +323,10 @@ def write_dataset(
                 workers.close()  # what they hold is needed where there are very many classes
                 if draft.base is not None:
                     manifest, infos = merge_generation(draft.base, manifest, infos)
+                    beside = tfds_files(manifest, infos)
+                    draft.storage.write_all(beside)
+                    about = {path: describe(data) for path, data in beside.items()}
+                    manifest = replace(manifest, files=dict(manifest.files) | about)
                 result, table = seal(manifest, infos)
                 draft.commit(result, table)
         except BaseException as error:

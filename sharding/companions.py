@@ -12,7 +12,7 @@ from .damage import Damage, first_difference, kind_of_size
 from .dataset import read_checked
 from .errors import RingfeedError
 from .interop import dali
-from .interop.tfds import TFDS_NAMES, tfds_files
+from .interop.tfds import is_tfds, tfds_files
 from .manifest import Manifest, ShardInfo, describe
 from .staging import Measure, staged
 from .storage import Storage
@@ -38,7 +38,7 @@ def remake(storage: Storage, manifest: Manifest, shards: Sequence[ShardInfo], pa
         CorruptionError: the index that it is made from is damaged.
         StorageError: the store refuses.
     """
-    if path in TFDS_NAMES:
+    if is_tfds(path):
         return tfds_files(manifest, shards).get(path)
     shard = shard_of(path, shards)
     if shard is None:

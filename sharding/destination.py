@@ -12,7 +12,7 @@ from .dataset import Dataset, open_dataset
 from .errors import CorruptionError, DatasetError, DestinationError, RingfeedError
 from .footprint import OURS, STAGING, files_of, folders_of, remove_empty, remove_files
 from .generations import GENERATION_FILES, TABLE_NAMES, folder_of, table_name
-from .interop.tfds import TFDS_NAMES
+from .interop.tfds import all_tfds_names
 from .journal import JOURNAL_FOLDER, ShardResult, read_journal
 from .lease import LEASE_NAME, Lease, hold, is_lease_draft
 from .manifest import MANIFEST_NAME, Manifest
@@ -185,7 +185,7 @@ class Draft:
     def _untrue(self, base: Manifest) -> Iterator[str]:
         """The files that told other programs of the dataset as it was before the append."""
         now = self._manifest_there()
-        old = TFDS_NAMES if now == base else base.files  # the same: one that was killed had committed it
+        old = all_tfds_names(now) if now == base else base.files  # the same: one that was killed had committed it
         yield from (name for name in old if name not in now.files)
 
     def discard(self) -> None:

@@ -22,8 +22,8 @@ STAGING = "_replacing"
 OURS = re.compile(
     r"(.*/)?(.*-\d{5,}-of-\d{5,}(\.salvaged(-\d+)?)?\.(tfrecord|parquet|index\.arrow|idx)"
     rf"|{TABLE_NAMES.pattern}|\..*\.part)"
-    rf"|({FOLDER_NAMES.pattern}/)?{re.escape(REJECTED_NAME)}"
-    rf"|{'|'.join(map(re.escape, (*TFDS_NAMES, LEASE_NAME)))}"
+    rf"|({FOLDER_NAMES.pattern}/)?({'|'.join(map(re.escape, (REJECTED_NAME, *TFDS_NAMES)))})"
+    rf"|{re.escape(LEASE_NAME)}"
     rf"|_building\.takeover-.*\.json|{JOURNAL_FOLDER}/.*\.json|{STAGING}/.*"
 )
 _REMOVERS = 16

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from .dataset import Dataset
 from .generations import table_name
-from .interop.tfds import TFDS_NAMES
+from .interop.tfds import is_tfds
 from .manifest import Generation, Manifest, ShardInfo, SplitInfo
 from .statistics import FeatureStatistics, merge_statistics
 
@@ -44,7 +44,7 @@ def merge_generation(base: Dataset, added: Manifest, shards: Sequence[ShardInfo]
         splits=_merge_splits(manifest.splits, added.splits, classes),
         layout=manifest.layout if kept else None,
         shards_path=table_name(len(generations) - 1),
-        files={path: info for path, info in manifest.files.items() if path not in TFDS_NAMES} | dict(added.files),
+        files={path: info for path, info in manifest.files.items() if not is_tfds(path)} | dict(added.files),
         lost=tuple(replace(entry, class_counts=_padded(entry.class_counts, classes)) for entry in manifest.lost),
         generations=generations,
     )

@@ -22,7 +22,7 @@ from .errors import CorruptionError, DatasetError
 from .execute import run_tasks
 from .generations import TABLE_NAMES, generation_of, table_order
 from .interop import dali
-from .interop.tfds import TFDS_NAMES, obstacle
+from .interop.tfds import all_tfds_names, is_tfds, obstacle
 from .manifest import MANIFEST_NAME, LostRecords, Manifest, ShardInfo, checksum
 from .progress import Report as BuildReport
 from .rebuild import Original, Rebuild, check_made, made_again, plan_rebuild
@@ -153,21 +153,40 @@ def _source(manifest: Manifest) -> str:
 
 
 def _prove(known: Identity, original: Original | None, report: BuildReport) -> Identity:
-    """A dataset whose table was lost together with shards: all of these are made again, and tell what it held."""
-    table = known.storage.locate(known.manifest.shards_path)
-    beyond = known.manifest.lost or known.manifest.generations
-    if original is None or beyond:
+    """A dataset whose table was lost together with shards of a generation: all of its shards are made again.
+
+    With the rows of the other generations, which their files tell, theirs tell what the table held.
+    """
+    manifest = known.manifest
+    table = known.storage.locate(manifest.shards_path)
+    if original is None or manifest.lost:
+        of_which = ", or that of the generation whose shards are damaged" if manifest.generations else ""
         raise CorruptionError(
             f"{table} is damaged, and so are shards: what was lost cannot be told without the table; "
-            + ("build the dataset again" if beyond else f"repair it with --source {_source(known.manifest)}")
+            + ("build the dataset again" if manifest.lost else f"repair it with --source {_source(manifest)}{of_which}")
         )
-    rebuild = plan_rebuild(known.storage, known.manifest, original, report)
+    rebuild = plan_rebuild(known.storage, manifest, original, report, range(len(manifest.all_generations)))
     with made_again(rebuild, range(rebuild.plan.assignment.shards), report) as (_, shards):
-        proven = prove(known, tuple(shards))
+        rows = _with_generation(known, rebuild.generation, shards)
+    proven = prove(known, rows)
+    if proven is None and manifest.generations:
+        raise CorruptionError(
+            f"{table} is damaged, and so are shards of more than generation {rebuild.generation}, which "
+            f"{public_url(original.url)} is the source of, or it is another source; nothing was changed; what was lost "
+            "cannot be told: build the dataset again"
+        )
     if proven is None:
-        check_made(rebuild, table, "", known.manifest.shards_checksum)
+        check_made(rebuild, table, "", manifest.shards_checksum)
         raise AssertionError("unreachable: the table differs")
     return proven
+
+
+def _with_generation(known: Identity, generation: int, made: Sequence[ShardInfo]) -> tuple[ShardInfo, ...]:
+    """The rows of a table, those of one generation as they were made again."""
+    classes = len(known.manifest.classes)
+    own = [replace(s, class_counts=(*s.class_counts, *(0,) * (classes - len(s.class_counts)))) for s in made]
+    others = [shard for shard in known.shards if generation_of(shard.path) != generation]
+    return tuple(sorted((*others, *own), key=lambda shard: generation_of(shard.path)))  # stable: in the table's order
 
 
 def _with_source(plan: RepairPlan, rebuild: Rebuild) -> RepairPlan:
@@ -351,14 +370,14 @@ def _plan_companions(known: Identity, damaged: Set[str], losses: Sequence[Loss])
     replaced = {dali.index_name(loss.shard.path): loss for loss in losses}
     for path in manifest.files:
         loss = replaced.get(path)
-        if path in TFDS_NAMES and no_tfds:
+        if is_tfds(path) and no_tfds:
             yield Remedy(path=path, action="remove", how=f"TensorFlow Datasets cannot open what is left: {no_tfds}")
         elif loss is not None and loss.replacement is None:
             yield Remedy(path=path, action="remove", how="no record of its shard is intact")
         elif loss is not None and loss.replacement is not None and loss.replacement.path != loss.shard.path:
             how = f"an index of the records that are left goes to {dali.index_name(loss.replacement.path)}"
             yield Remedy(path=path, action="salvage", how=how)
-        elif path in damaged and path in TFDS_NAMES:
+        elif path in damaged and is_tfds(path):
             yield _rewrite(path, "made again from dataset.json")
         elif path in damaged and shard_of(path, left):
             yield _rewrite(path, "made again from the index of its shard")
@@ -380,7 +399,7 @@ def _leftovers(known: Identity, moves: Mapping[str, Remedy]) -> Iterator[Remedy]
     lost = {
         path for entry in manifest.lost for path in (entry.path, _index_name(entry.path), dali.index_name(entry.path))
     }
-    lost |= set(TFDS_NAMES) if manifest.lost else set()
+    lost |= set(all_tfds_names(manifest)) if manifest.lost else set()
     origins = {move.origin for move in moves.values()}
     own = in_use | {MANIFEST_NAME}
     generation, repairs = table_order(manifest.shards_path)

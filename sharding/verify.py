@@ -19,7 +19,7 @@ from .deep import check_meaning, check_totals
 from .execute import run_tasks
 from .generations import TABLE_NAMES, generation_of, table_order
 from .indexes import Index, read_index
-from .interop.tfds import TFDS_NAMES
+from .interop.tfds import is_tfds
 from .lease import LEASE_NAME
 from .locate import locate_in_index, locate_in_shard
 from .manifest import MANIFEST_NAME, Manifest, ShardInfo
@@ -239,7 +239,7 @@ def _remark(name: str, manifest: Manifest) -> str:
         return "of an append that did not finish; go on with it, or be rid of it with: shard-dataset clean"
     if TABLE_NAMES.fullmatch(name) and generation < table_order(manifest.shards_path)[0]:
         return "the table before an append, for who had opened it; to be rid of it: shard-dataset clean"
-    if name in TFDS_NAMES and manifest.generations:
+    if is_tfds(name) and manifest.generations:
         return "for TensorFlow Datasets, and not of the dataset as it is now that records were appended"
     if name in lost or TABLE_NAMES.fullmatch(name) or ".salvaged" in last:
         return "of a repair that did not finish; repair again to be rid of it"

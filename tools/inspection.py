@@ -8,7 +8,7 @@ from typing import Any
 
 from ..sharding import Dataset, Feature, FeatureStatistics, ImageStatistics, Manifest
 from ..sharding.generations import folder_of
-from ..sharding.interop.tfds import INFO_NAME, obstacle
+from ..sharding.interop.tfds import is_tfds, obstacle
 from .balance import balance_json, balance_of_dataset, balance_text
 from .console import align, human_bytes, one_line
 from .repairing import lost_json, lost_lines
@@ -71,7 +71,7 @@ def inspection_text(dataset: Dataset) -> str:
         f"(fingerprint {manifest.source.get('fingerprint', 'unknown')})",
         f"  written  by {manifest.writer}, seed {manifest.seed}",
         f"  label    {manifest.schema.label if manifest.schema.label is not None else '(none)'}",
-        f"  tfds     {f'cannot open it: {reason}' if reason else 'opens it: tfds.builder_from_directory'}",
+        f"  tfds     {f'cannot open it: {reason}' if reason else f'opens it{_tfds_place(manifest)}'}",
         *lost_lines(manifest),
         *_generation_lines(manifest),
         "",
@@ -166,8 +166,16 @@ def _decoding_note(feature: Feature, *, nullable: bool) -> str:
     )
 
 
+def _tfds_place(manifest: Manifest) -> str:
+    last = len(manifest.all_generations) - 1
+    if not last:
+        return ": tfds.builder_from_directory"
+    one = next(iter(manifest.splits))
+    return f": tfds.builder_from_directory of {folder_of(last)}, with splits such as {one}_g00000+{one}_g{last:05d}"
+
+
 def _tfds_obstacle(dataset: Dataset) -> str:
-    if INFO_NAME in dataset.manifest.files:
+    if any(map(is_tfds, dataset.manifest.files)):
         return ""
     return obstacle(dataset.manifest, dataset.shards) or "an earlier version of ringfeed wrote it, without the metadata"
 

@@ -86,15 +86,17 @@ the same SRC, unless --again says so.
 Label, types, format and compression are the dataset's, and SRC must have the same columns; CSV and JSON are read as
 these types. Classes keep their ids, new ones come after them. By default splits, seed and the size of shards are those
 of the dataset too, and a --split-column or --balance bytes as it was built with. Within a generation the shards of a
-split differ by at most one record, and one of any class. A dataset built with --group-by cannot be appended to: which
-split its groups are in is not written down.
+split differ by at most one record, and one of any class. In a
+dataset built with --group-by, groups stay in the splits that they are in, which is read from its shards, and new groups
+are shared out by the same rule.
 
 The records are prepared as those of the dataset were. Any of the flags below that prepare stand in place of all of
-these; --as-is leaves the records alone. Doubles (--dedup) are looked for among the new records only. Records that
---on-bad-record passes over are named in the generation's own rejected.jsonl.
+these; --as-is leaves the records alone. With --dedup, records that the dataset
+holds already are not appended. Those that --on-bad-record passes over are named in the generation's own rejected.jsonl.
 
-TensorFlow Datasets, which wants all shards in one folder, cannot open a dataset that was appended to: its metadata are
-removed. shard-dataset reshard writes all generations as one, and clean removes the table that the append replaced.
+TensorFlow Datasets opens the folder of the last generation (DST/g00001), where each generation has splits of its own:
+train_g00000+train_g00001. shard-dataset reshard writes all generations as one, and clean removes the table that the
+append replaced.
 
 {PREPARE_EPILOG}
 examples:

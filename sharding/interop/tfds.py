@@ -3,6 +3,11 @@
 Written without TensorFlow Datasets, from its protocol buffers in JSON (`tensorflow_datasets/core/proto/*.proto`).
 Every value is read exactly: what is stored as raw bytes is a tensor with ``encoding='bytes'``, and a feature that some
 records lack is a sequence of no or one value. A dataset for which that cannot be done gets no metadata.
+
+A split of theirs has one pattern for the names of its shards, and one number in all of them. So where records were
+appended, each generation has splits of its own, ``train_g00000``, ``train_g00001``, which ``split="train_g00000+..."``
+puts together; none is called ``train``, which would pass for all of it. These metadata lie in the folder of the last
+generation, where they can be written before the commit that takes it in.
 """
 
 from __future__ import annotations
@@ -12,14 +17,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..generations import FOLDER_NAMES, folder_of, generation_of
 from ..manifest import Manifest, ShardInfo
 from ..schema import Feature
 
-__all__ = ["INFO_NAME", "TFDS_NAMES", "obstacle", "tfds_files"]
+__all__ = ["TFDS_NAMES", "all_tfds_names", "is_tfds", "obstacle", "tfds_files"]
 
-INFO_NAME = "dataset_info.json"
+_INFO_NAME = "dataset_info.json"
 _FEATURES_NAME = "features.json"
-TFDS_NAMES = (INFO_NAME, _FEATURES_NAME)
+TFDS_NAMES = (_INFO_NAME, _FEATURES_NAME)
 _FEATURES = "tensorflow_datasets.core.features"
 _MAX_SHARDS = 99_999  # of a split; above, it expects more digits in the first of a file name's two numbers
 _DECODED = {"jpeg", "png", "bmp"}  # image files that its Image feature decodes to [height, width, 3]
@@ -36,11 +42,9 @@ def obstacle(manifest: Manifest, shards: Sequence[ShardInfo]) -> str:
     for name, split in manifest.splits.items():
         if split.shards > _MAX_SHARDS:
             return f"split {name!r} has {split.shards:,} shards, whose names it expects otherwise above {_MAX_SHARDS:,}"
-    if manifest.generations:
-        return (
-            "records were appended, whose shards lie in folders of their own, and it reads those of one folder; "
-            "shard-dataset reshard writes them as one dataset"
-        )
+    names = [_split_name(manifest, split, number) for number, split, _ in _pieces(manifest)]
+    if len(set(names)) < len(names):
+        return "splits that it would call by one name: a split of its own has the name of a generation of another"
     for feature in manifest.schema.features:
         if feature.elements is None and _nullable(manifest, feature):
             return f"feature {feature.name!r} holds lists of any length, and none at all in some records"
@@ -50,18 +54,48 @@ def obstacle(manifest: Manifest, shards: Sequence[ShardInfo]) -> str:
 
 
 def _expected_paths(manifest: Manifest) -> Iterator[str]:
-    for name, split in manifest.splits.items():
-        yield from (f"{name}-{number:05d}-of-{split.shards:05d}.tfrecord" for number in range(split.shards))
+    for generation, split, count in _pieces(manifest):
+        stem = f"{folder_of(generation)}{split}"
+        yield from (f"{stem}-{number:05d}-of-{count:05d}.tfrecord" for number in range(count))
+
+
+def _pieces(manifest: Manifest) -> Iterator[tuple[int, str, int]]:
+    """What is a split to it: generation, split and number of shards."""
+    for number, generation in enumerate(manifest.all_generations):
+        yield from ((number, split, count) for split, count in generation.shards.items())
+
+
+def _split_name(manifest: Manifest, split: str, generation: int) -> str:
+    return f"{split}_g{generation:05d}" if manifest.generations else split
+
+
+def _template(manifest: Manifest, split: str, generation: int) -> str:
+    if not manifest.generations:
+        return "{SPLIT}-{SHARD_X_OF_Y}.{FILEFORMAT}"
+    last = generation == len(manifest.generations) - 1
+    return f"{'' if last else '../' + folder_of(generation)}{split}-{{SHARD_X_OF_Y}}.{{FILEFORMAT}}"
+
+
+def is_tfds(path: str) -> bool:
+    """Whether a file of a dataset is of these metadata."""
+    folder, _, name = path.rpartition("/")
+    return name in TFDS_NAMES and (not folder or FOLDER_NAMES.fullmatch(folder) is not None)
+
+
+def all_tfds_names(manifest: Manifest) -> list[str]:
+    """Where the metadata of a dataset lie, or lay before an append."""
+    return [folder_of(number) + name for number in range(len(manifest.all_generations)) for name in TFDS_NAMES]
 
 
 def tfds_files(manifest: Manifest, shards: Sequence[ShardInfo]) -> dict[str, bytes]:
-    """The metadata files by name; none if there is an `obstacle`."""
+    """The metadata files by path; none if there is an `obstacle`."""
     if obstacle(manifest, shards):
         return {}
     features = {feature.name: _feature(manifest, feature) for feature in manifest.schema.features}
+    folder = folder_of(len(manifest.all_generations) - 1)
     return {
-        INFO_NAME: _dump(_info(manifest, shards)),
-        _FEATURES_NAME: _dump(_typed("features_dict.FeaturesDict", {"featuresDict": {"features": features}})),
+        folder + _INFO_NAME: _dump(_info(manifest, shards)),
+        folder + _FEATURES_NAME: _dump(_typed("features_dict.FeaturesDict", {"featuresDict": {"features": features}})),
     }
 
 
@@ -77,12 +111,13 @@ def _info(manifest: Manifest, shards: Sequence[ShardInfo]) -> dict[str, Any]:
         "fileFormat": "tfrecord",
         "splits": [
             {
-                "name": name,
-                "filepathTemplate": "{SPLIT}-{SHARD_X_OF_Y}.{FILEFORMAT}",
-                "numBytes": str(sum(shard.bytes for shard in shards if shard.split == name)),
-                "shardLengths": [str(shard.records) for shard in shards if shard.split == name],
+                "name": _split_name(manifest, split, number),
+                "filepathTemplate": _template(manifest, split, number),
+                "numBytes": str(sum(shard.bytes for shard in own)),
+                "shardLengths": [str(shard.records) for shard in own],
             }
-            for name in manifest.splits
+            for number, split, _ in _pieces(manifest)
+            for own in [[s for s in shards if s.split == split and generation_of(s.path) == number]]
         ],
     }
     return info | _supervised(manifest)

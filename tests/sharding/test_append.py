@@ -114,7 +114,8 @@ def test_old_and_new_records_come_out_once_and_no_old_file_changes(
     assert set(before) - set(after) == (set(TFDS_NAMES) if shard_format == "tfrecord" else set())
     assert {name for name in before if after.get(name, before[name]) != before[name]} == {"dataset.json"}
     shards = {path for s in dataset.shards for path in (s.path, s.index_path) if s.path.startswith("g00001/")}
-    assert set(after) - set(before) == {*shards, "shards-g00001.parquet"}
+    moved = {f"g00001/{name}" for name in set(before) - set(after)}
+    assert set(after) - set(before) == {*shards, *moved, "shards-g00001.parquet"}
     assert_balanced(dataset)
     assert check_dataset(store.url, deep=True).damages == ()
 

@@ -61,13 +61,19 @@ def rows_of(dataset: Dataset, split: str) -> list[dict[str, Any]]:
 def test_metadata_that_an_append_makes_untrue_are_not_kept(parquet: str, newer: str, tmp_path: Path) -> None:
     before = built(parquet, tmp_path / "out", label="label", shards=2).manifest
     assert set(TFDS_NAMES) <= set(before.files)
-    dataset = appended(newer, tmp_path / "out")
-    assert not set(TFDS_NAMES) & set(dataset.manifest.files)
-    assert not [name for name in TFDS_NAMES if (tmp_path / "out" / name).exists()]
-    assert "records were appended" in obstacle(dataset.manifest, dataset.shards)
-    assert verify(str(tmp_path / "out"), deep=True) == []
-    whole = built(str(tmp_path / "out"), tmp_path / "whole", label="label", shards=2)
-    assert obstacle(whole.manifest, whole.shards) == ""
+    for generation in (1, 2):
+        dataset = appended(newer, tmp_path / "out", again=True)
+        found = {name for name in dataset.manifest.files if name.endswith(TFDS_NAMES)}
+        assert found == {f"g{generation:05d}/{name}" for name in TFDS_NAMES}
+        there = {str(p.relative_to(tmp_path / "out")) for name in TFDS_NAMES for p in (tmp_path / "out").rglob(name)}
+        assert there == found
+    assert obstacle(dataset.manifest, dataset.shards) == ""
+    name = min(found)
+    data = (tmp_path / "out" / name).read_bytes()
+    (tmp_path / "out" / name).write_bytes(data[:-9])
+    assert [damage.path for damage in verify(str(tmp_path / "out"), deep=True)] == [name]
+    repair(str(tmp_path / "out"))
+    assert (tmp_path / "out" / name).read_bytes() == data
 
 
 def test_each_generation_has_indexes_for_dali(parquet: str, newer: str, tmp_path: Path) -> None:
@@ -75,7 +81,7 @@ def test_each_generation_has_indexes_for_dali(parquet: str, newer: str, tmp_path
     built(parquet, out, label="label", shards=2, dali_index=True)
     dataset = appended(newer, out, shards=2)
     names = {shard.path.replace(".tfrecord", ".idx") for shard in dataset.shards}
-    assert set(dataset.manifest.files) == names
+    assert {name for name in dataset.manifest.files if name.endswith(".idx")} == names
     assert len(names) == 4
     name = next(name for name in sorted(names) if name.startswith("g00001/"))
     data = (out / name).read_bytes()
@@ -382,3 +388,28 @@ def test_what_is_there_already_is_not_appended(
     (tmp_path / "out" / shard.path).write_bytes(b"nothing")
     repair(str(tmp_path / "out"), original=Original(url=str(tmp_path / "more.parquet")))
     assert files_of(tmp_path / "out") == before
+
+
+# --- the table lost together with shards -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("generation", [0, 1])
+def test_a_table_lost_with_shards_of_a_generation_is_made_again_from_its_source(
+    parquet: str, newer: str, tmp_path: Path, files_of: Any, generation: int
+) -> None:
+    out = tmp_path / "out"
+    splits = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
+    built(parquet, out, label="label", shards=3, splits=splits)
+    dataset = appended(newer, out, shards=2)
+    clean(Storage(str(out)))
+    before = files_of(out)
+    (out / dataset.manifest.shards_path).unlink()
+    damaged = [shard for shard in dataset.shards if generation_of(shard.path) == generation]
+    (out / damaged[0].path).unlink()
+    (out / damaged[1].index_path).write_bytes(b"nothing")
+    with pytest.raises(CorruptionError, match="or that of the generation whose shards are damaged"):
+        repair(str(out))
+    with pytest.raises(CorruptionError, match=r"shards of more than generation|is not what"):
+        repair(str(out), original=Original(url=[newer, parquet][generation]))
+    repair(str(out), original=Original(url=[parquet, newer][generation]))
+    assert files_of(out) == before

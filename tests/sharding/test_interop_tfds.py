@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ringfeed.sharding import FeatureStatistics, Manifest, ShardInfo, open_dataset
+from ringfeed.sharding import AppendOptions, FeatureStatistics, Manifest, ShardInfo, append, open_dataset, read_records
 from ringfeed.sharding.interop.tfds import obstacle, tfds_files
 from tests.sharding.conftest import built
 from tests.sharding.kinds import ROWS, columns, image, plain, values_of, write_kinds
@@ -133,3 +134,30 @@ def test_images_that_it_cannot_decode_are_their_bytes(
     changed = replace(manifest, splits={"train": replace(split, statistics=statistics)})
     features = json.loads(tfds_files(changed, shards)["features.json"])["featuresDict"]["features"]
     assert features["image"]["tensor"] == {"shape": {"dimensions": []}, "dtype": "string", "encoding": "none"}
+
+
+def test_each_generation_of_what_was_appended_has_splits_of_its_own(tmp_path: Path) -> None:
+    shares = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
+    for number in range(3):
+        rows = np.arange(40) + 40 * number
+        pq.write_table(pa.table({"id": rows, "label": rows % 2}), tmp_path / f"{number}.parquet")
+        source, out = str(tmp_path / f"{number}.parquet"), str(tmp_path / "out")
+        if number == 0:
+            built(source, out, label="label", shards=3, splits=shares)
+        else:
+            append(AppendOptions(source=source, destination=out, shards=1 + number))
+    builder = tfds.builder_from_directory(tmp_path / "out" / "g00002")
+    assert sorted(builder.info.splits) == sorted(f"{name}_g{n:05d}" for name in shares for n in range(3))
+    found = {
+        name: [
+            int(record["id"])
+            for record in tfds.as_numpy(builder.as_dataset(split="+".join(f"{name}_g{n:05d}" for n in range(3))))
+        ]
+        for name in shares
+    }
+    assert sorted(found["train"] + found["test"]) == list(range(120))
+    dataset = open_dataset(str(tmp_path / "out"))
+    for name, ids in found.items():
+        assert sorted(ids) == sorted(row["id"] for row in read_records(dataset, name, 120))
+    with pytest.raises(ValueError, match="Unknown split"):
+        builder.as_dataset(split="train")
