@@ -20,7 +20,7 @@ from .balance import ClassSchedule, target_weights
 from .chunks import interleave
 from .columns import Columns
 from .counters import Counters, StageStats
-from .features import delivered_schema
+from .features import delivered_schema, record_bytes
 from .numpy_batches import NumpyBatch, iterate_numpy
 from .order import EpochOrder, Geometry, Remainder, default_streams
 from .plan import LoaderPlan, plan_epoch
@@ -116,6 +116,7 @@ class Loader:
         self._seed = seed
         self._fill = dict(fill or {})
         self._schema = delivered_schema(self.manifest, split, columns, self._fill)
+        self._record_bytes = record_bytes(self._dataset.split_shards(split), self.manifest.schema, self._schema)
         self._layout = self.manifest.layout and self.manifest.layout.select(self._schema.names)
         self._fetch_threads = fetch_threads
         self._counters = Counters()
@@ -303,8 +304,7 @@ class Loader:
         """Steps that cross into TensorFlow at once: as many as fit `_CHUNK_BYTES`."""
         if not self._undecoded and any(feature.elements is None for feature in self.schema.features):
             return 1
-        record_bytes = max(sum(s.bytes for s in self._shards) // max(self._geometry.records, 1), 1)
-        return int(np.clip(_CHUNK_BYTES // (record_bytes * self.local_batch_size), 1, _CHUNK_STEPS))
+        return int(np.clip(_CHUNK_BYTES // (self._record_bytes * self.local_batch_size), 1, _CHUNK_STEPS))
 
 
 def _cardinality(steps: int) -> Any:
