@@ -32,8 +32,9 @@ def distribute(
     Raises:
         ConfigError: the strategy's workers are not the loader's ranks, or its replicas cannot share a batch equally.
     """
-    replicas = len(strategy.extended.worker_devices)  # of this worker
-    workers = strategy.num_replicas_in_sync // replicas
+    total = strategy.num_replicas_in_sync
+    replicas = len(strategy.extended.worker_devices) if total > 1 else 1  # of this worker
+    workers = total // replicas
     if local_batch % replicas:
         raise ConfigError(f"a batch of {local_batch} cannot be shared by the {replicas} replicas of a worker")
 

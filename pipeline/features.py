@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..sharding.errors import ConfigError
-from ..sharding.manifest import Manifest
+from ..sharding.manifest import Manifest, ShardInfo
 from ..sharding.prepare.columns import check_columns, check_distinct
 from ..sharding.schema import Schema
 from .frames import EXAMPLES, FRAMES
 from .keys import SAMPLE_KEY
 from .streams import CLASS_ID, WEIGHT
 
-__all__ = ["delivered_schema"]
+__all__ = ["delivered_schema", "record_bytes"]
 
 
 def delivered_schema(manifest: Manifest, split: str, columns: Sequence[str] | None, fill: Mapping[str, Any]) -> Schema:
@@ -44,6 +46,19 @@ def delivered_schema(manifest: Manifest, split: str, columns: Sequence[str] | No
                 f"for them: Loader(..., fill={{{feature.name!r}: ...}})"
             )
     return schema
+
+
+def record_bytes(shards: Sequence[ShardInfo], stored: Schema, schema: Schema) -> int:
+    """About what a record that is delivered takes; at least 1.
+
+    Args:
+        shards: of the split, with all records.
+        stored: schema of the dataset.
+        schema: of the features delivered.
+    """
+    if schema.names != stored.names and all(f.numeric and f.elements is not None for f in schema.features):
+        return max(1, sum(np.dtype(f.dtype).itemsize * (f.elements or 0) for f in schema.features))
+    return max(1, sum(shard.bytes for shard in shards) // max(1, sum(shard.records for shard in shards)))
 
 
 def _select(schema: Schema, columns: Sequence[str] | None) -> Schema:

@@ -27,7 +27,7 @@ from .cache import ShardCache, open_cache
 from .chunks import interleave
 from .columns import Columns
 from .counters import Counters, StageStats
-from .features import delivered_schema
+from .features import delivered_schema, record_bytes
 from .frames import join_frames
 from .keys import SAMPLE_KEY, sample_keys
 from .numpy_batches import NumpyBatch, iterate_numpy
@@ -161,6 +161,7 @@ class Loader:
         self._seed = seed
         self._fill = dict(fill or {})
         self._schema = delivered_schema(self.manifest, split, columns, self._fill)
+        self._record_bytes = record_bytes(self._dataset.split_shards(split), self.manifest.schema, self._schema)
         self._layout = self.manifest.layout and self.manifest.layout.select(self._schema.names)
         self._fetch_threads = fetch_threads
         self._cache = open_cache(cache)
@@ -442,7 +443,3 @@ class Loader:
     def large(self) -> bool:
         """Whether `undecoded` examples are so long that each had better cross into TensorFlow by itself."""
         return self.undecoded and self._record_bytes >= _LARGE_RECORD
-
-    @property
-    def _record_bytes(self) -> int:
-        return max(sum(s.bytes for s in self._shards) // max(self._geometry.records, 1), 1)
