@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 
 from .tracing import annotate
 
-__all__ = ["CACHE_STAGES", "STAGES", "Counters", "StageStats"]
+__all__ = ["CACHE_STAGES", "FAULT_STAGES", "STAGES", "Counters", "StageStats"]
 
 CACHE_STAGES = ("cache", "fill", "evict")
-STAGES = ("fetch", *CACHE_STAGES, "verify", "open", "plan", "gather", "deliver")
+FAULT_STAGES = ("hedge", "hedge_win", "quarantine")
+STAGES = ("fetch", *CACHE_STAGES, *FAULT_STAGES, "verify", "open", "plan", "gather", "deliver")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,9 @@ class StageStats:
     Attributes:
         items: that passed: shards for open; samples for plan, gather and deliver; for the others files, which are
             shards and their indexes. ``fetch``: read from the source. ``cache``: served by the cache; ``fill``: put
-            into it; ``evict``: removed from it to make room, by this loader.
+            into it; ``evict``: removed from it to make room, by this loader. ``hedge``: asked for a second time, the
+            first answer being late; ``hedge_win``: of these, answered by the second request first. ``quarantine``:
+            shards left out.
         bytes: that passed.
         busy_seconds: of work, over all threads.
         wait_seconds: for the stage before, or, in ``cache``, for another process to bring a file, or, in ``deliver``,

@@ -34,6 +34,7 @@ from .numpy_batches import NumpyBatch, iterate_numpy
 from .order import EpochOrder, Geometry, Remainder, default_streams
 from .plan import LoaderPlan, plan_epoch
 from .quality import ShuffleQuality, shuffle_quality
+from .quarantine import OnBadShard, Quarantine
 from .selection import Selection
 from .shards import ShardFetcher
 from .streams import CLASS_ID, WEIGHT, OpenStreams
@@ -95,6 +96,9 @@ class Loader:
             random augmentation of each sample.
         bucket_by: a feature of variable length: batches then hold records of like length. See `Buckets`.
         bucket_steps: steps that records are put together within for it.
+        on_bad_shard: what becomes of a shard whose bytes are not those that were written, nor when they are fetched
+            again: ``raise``, or ``quarantine``: other records stand in for its own; see docs/faults.md.
+        quarantined: paths of shards in quarantine, as `quarantined` told them in the run that is gone on with.
 
     Raises:
         ConfigError: an argument its rule forbids, or missing values without `fill`.
@@ -128,6 +132,8 @@ class Loader:
         sample_keys: bool = False,
         bucket_by: str | None = None,
         bucket_steps: int = 32,
+        on_bad_shard: OnBadShard = "raise",
+        quarantined: Sequence[str] = (),
     ) -> None:
         self._dataset = open_dataset(url)
         self._split = split
@@ -168,6 +174,9 @@ class Loader:
         self._sample_keys = sample_keys
         self._buckets = None if bucket_by is None else Buckets.of(self.schema, bucket_by, bucket_steps)
         self._counters = Counters()
+        self._quarantine = Quarantine(
+            self._dataset, split, self._shards, on_bad_shard, quarantined, self._counters, self._selection
+        )
         self._access = RandomAccess(self._shards, self.schema, self._layout, self._fill)
 
     @property
@@ -186,6 +195,11 @@ class Loader:
         return self._geometry.records
 
     @property
+    def quarantined(self) -> tuple[str, ...]:
+        """Paths of the shards that are left out: part of the state, beside (seed, epoch, step)."""
+        return self._quarantine.paths
+
+    @property
     def steps_per_epoch(self) -> int:
         """Batches in an epoch, the same on every rank."""
         return self._geometry.steps
@@ -202,13 +216,14 @@ class Loader:
             plan = plan_epoch(
                 self._order(epoch),
                 self._schedule(epoch),
-                self._shards,
+                self._quarantine.planned(),
                 self.manifest.classes,
                 self._info.class_counts,
                 self._world_size,
                 fetcher.class_ids,
             )
-            return plan if self._selection is None else replace(plan, row_filter=self._selection.plan)
+            row_filter = None if self._selection is None else self._selection.plan
+            return replace(plan, row_filter=row_filter, quarantined=self.quarantined)
         finally:
             fetcher.close()
 
@@ -429,6 +444,7 @@ class Loader:
             self._fetch_threads,
             self._cache,
             self._selection,
+            self._quarantine,
         )
 
     def chunk_steps(self, local_batch: int) -> int:

@@ -70,6 +70,7 @@ class LoaderPlan:
         dropped_records: which they are.
         wrapped_records: which they are.
         row_filter: what `where` lets through; all else here is of these records alone, but for the bytes.
+        quarantined: shards that are not read; others' records stand in for theirs, which `class_mix` counts still.
     """
 
     epoch: int
@@ -86,6 +87,7 @@ class LoaderPlan:
     dropped_records: tuple[RecordRange, ...]
     wrapped_records: tuple[RecordRange, ...]
     row_filter: FilterPlan | None = None
+    quarantined: tuple[str, ...] = ()
 
 
 def plan_epoch(

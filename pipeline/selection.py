@@ -107,6 +107,11 @@ class Selection:
         info = dataset.manifest.split(split)
         self.split = replace(info, records=self.plan.kept, class_counts=tuple(class_counts.tolist()))
 
+    @property
+    def by_label(self) -> bool:
+        """Whether the label alone decides: then no shard is read beforehand."""
+        return self._classes is not None
+
     def written_records(self, shard: ShardInfo) -> int:
         """All records of a shard."""
         return self._written[shard.path].records

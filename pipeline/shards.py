@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ import pyarrow as pa
 from ..sharding.dataset import Dataset, read_checked
 from ..sharding.errors import CorruptionError
 from ..sharding.formats.tfrecord import decompress
-from ..sharding.manifest import ShardInfo, checksum
+from ..sharding.manifest import ShardInfo
 from ..sharding.schema import Schema
 from ..sharding.storage import public_url
 from .cache import ShardCache
@@ -28,6 +28,8 @@ from .cache_folder import CacheKey
 from .columns import Columns, open_parquet, take_columns
 from .counters import Counters
 from .frames import open_features, open_tfrecord
+from .quarantine import Quarantine
+from .reading import SourceReader
 from .selection import Selection
 
 __all__ = ["OpenShard", "ShardFetcher"]
@@ -53,6 +55,10 @@ class ShardFetcher:
         threads: that fetch and decode.
         cache: that keeps copies of the files, or None.
         selection: of the records that a filter lets through; None for all.
+        quarantine: of the shards that are not to be read; None for none.
+
+    Attributes:
+        quarantine: the same.
     """
 
     def __init__(
@@ -65,6 +71,7 @@ class ShardFetcher:
         threads: int,
         cache: ShardCache | None = None,
         selection: Selection | None = None,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self._dataset = dataset
         self._shards = shards
@@ -74,6 +81,8 @@ class ShardFetcher:
         self._cache = cache
         self._identity = public_url(dataset.storage.locate())
         self._selection = selection
+        self.quarantine = quarantine
+        self._reader = SourceReader(dataset, counters, mapped=cache is None)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ringfeed-fetch")
         self._open: weakref.WeakValueDictionary[int, Future[OpenShard]] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
@@ -82,7 +91,10 @@ class ShardFetcher:
         """Begin to open a shard, unless somebody holds it; keep the future as long as the shard is needed."""
         with self._lock:
             future = self._open.get(shard)
-            if future is None:
+            if future is None and self.quarantine is not None and shard in self.quarantine:
+                future = Future()
+                future.set_exception(self.quarantine.error(shard))
+            elif future is None:
                 self._counters.add("fetch", queue=1)
                 future = self._pool.submit(self._fetch, shard)
                 self._open[shard] = future
@@ -100,6 +112,20 @@ class ShardFetcher:
         with self._counters.waiting("fetch"):
             return future.result()
 
+    def wait_unless_bad(self, shard: int, future: Future[OpenShard]) -> OpenShard | None:
+        """The shard, once it is open; None if it is in quarantine, or goes there now.
+
+        Raises:
+            CorruptionError: its bytes are not those that were written, and it is to stop the loader.
+            StorageError: the store refused.
+        """
+        try:
+            return self.wait(future)
+        except CorruptionError as error:
+            if self.quarantine is None or not self.quarantine.add(shard, error):
+                raise
+            return None
+
     def close(self) -> None:
         """Begin nothing more, and let the threads end."""
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -112,9 +138,15 @@ class ShardFetcher:
         return class_ids if self._selection is None else self._selection.class_ids(info, class_ids)
 
     def _fetch(self, shard: int) -> OpenShard:
-        info = self._shards[shard]
-        data = self._read(info.path, info.bytes, info.checksum)
-        index = _read_index(self._read(info.index_path, info.index_bytes, info.index_checksum))
+        try:
+            return self._open_shard(self._shards[shard])
+        finally:
+            self._counters.add("fetch", queue=-1)
+
+    def _open_shard(self, info: ShardInfo) -> OpenShard:
+        data = self._read(info.path, info.bytes, info.checksum, partial(self._reader.data, info))
+        read_index = partial(self._reader.index, info)
+        index = _read_index(self._read(info.index_path, info.index_bytes, info.index_checksum, read_index))
         with self._counters.busy("open", items=1, size=data.size):
             records = info.records if self._selection is None else self._selection.written_records(info)
             if index.num_rows != records:
@@ -126,31 +158,13 @@ class ShardFetcher:
                 picked = self._selection.pick(info, data, index)
                 columns = take_columns(self._decode(data, index, picked.groups), picked.rows_read)
                 class_ids = class_ids[picked.rows]
-        self._counters.add("fetch", queue=-1)
         return OpenShard(columns=columns, class_ids=class_ids)
 
-    def _read(self, path: str, size: int, expected: str) -> pa.Buffer:
+    def _read(self, path: str, size: int, expected: str, fetch: Callable[[], pa.Buffer]) -> pa.Buffer:
         if self._cache is None:
-            return self._read_source(path, size, expected)
+            return fetch()
         key = CacheKey(dataset=self._identity, path=path, size=size, checksum=expected)
-        fetch = partial(self._read_source, path, size, expected)
         return self._cache.get(key, fetch, self._counters, partial(self._dataset.storage.copy_out, path))
-
-    def _read_source(self, path: str, size: int, expected: str) -> pa.Buffer:
-        storage = self._dataset.storage
-        with self._counters.busy("fetch", items=1, size=size):
-            try:
-                copied = self._cache is not None and storage.local_path is not None  # a mapping would be no copy
-                data = pa.py_buffer(storage.read(path)) if copied else storage.map(path)
-            except FileNotFoundError as error:
-                raise CorruptionError(f"{storage.locate(path)} is missing; see: shard-dataset verify") from error
-        with self._counters.busy("verify", items=1, size=size):
-            if data.size != size or checksum(data) != expected:
-                raise CorruptionError(
-                    f"{storage.locate(path)} is damaged ({data.size} of {size} bytes, or another checksum); "
-                    "find out where with: shard-dataset verify"
-                )
-        return data
 
     def _decode(self, data: pa.Buffer, index: pa.RecordBatch, groups: Sequence[int] | None = None) -> Columns:
         manifest = self._dataset.manifest

@@ -16,6 +16,7 @@ from .buckets import BucketedPicks, Buckets, Picks
 from .columns import Column, Columns, concat_columns, slice_columns, take_columns, take_from_segments
 from .counters import Counters
 from .order import EpochOrder, StreamSlice
+from .quarantine import stand_ins
 from .shards import OpenShard, ShardFetcher
 from .windows import Window
 
@@ -226,15 +227,19 @@ class StreamReader:
             return future.result()
 
     def _open_window(self, window: Window, shards: Sequence[Future[OpenShard]]) -> _OpenWindow:
-        opened = [self._fetcher.wait(future) for future in shards]
+        parts = list(zip(window.segments, shards, strict=True))
+        opened = [self._fetcher.wait_unless_bad(segment.shard, future) for segment, future in parts]
+        lent = self._stand_in(window, opened)
         with self._counters.busy("plan", items=window.samples):
             segments: list[Columns] = [
-                slice_columns({**shard.columns, CLASS_ID: shard.class_ids}, segment.start, segment.stop)
+                slice_columns(_with_classes(shard), segment.start, segment.stop)
                 for shard, segment in zip(opened, window.segments, strict=True)
+                if shard is not None
             ]
+            segments += [_with_classes(shard) for shard in lent]
             if self._schedule is None:
-                picks = self._by_length(_NaturalPicks(self._order.permutation(window)), window, segments, None)
-                return _open(window, segments, picks)
+                natural = _NaturalPicks(self._natural_rows(window, opened, lent))
+                return _open(window, segments, self._by_length(natural, window, segments, None))
             drawer = self._drawer(self._schedule, window, segments)
         lacking = np.flatnonzero((self._schedule.weights > 0) & (drawer.counts == 0))
         if lacking.size:
@@ -253,6 +258,23 @@ class StreamReader:
             return picks
         return BucketedPicks(picks, self._order, window, segments, self._buckets, wanted)
 
+    def _stand_in(self, window: Window, opened: Sequence[OpenShard | None]) -> list[OpenShard]:
+        """The shard that helps out where a window has fewer records left than it has lost; none where it has enough."""
+        lost = [
+            segment.stop - segment.start for segment, shard in zip(window.segments, opened, strict=True) if not shard
+        ]
+        if 2 * sum(lost) <= sum(segment.stop - segment.start for segment in window.segments):
+            return []
+        return [self._lent(window, np.asarray(self._order.shard_records, np.int64))]
+
+    def _natural_rows(self, window: Window, opened: Sequence[OpenShard | None], lent: Sequence[OpenShard]) -> Int64:
+        order = self._order.permutation(window)
+        if None not in opened:
+            return order
+        lengths = [segment.stop - segment.start for segment in window.segments]
+        key = self._order.key("stand-ins", window.stream, window.number)
+        return stand_ins(lengths, [shard is None for shard in opened], sum(len(s.class_ids) for s in lent), key)[order]
+
     def _drawer(self, schedule: ClassSchedule, window: Window, segments: Sequence[Columns]) -> RecordDrawer:
         class_ids = np.concatenate([segment[CLASS_ID] for segment in segments])
         key = self._order.key("window", window.stream, window.number)
@@ -268,11 +290,22 @@ class StreamReader:
 
     def _borrow(self, window: Window, class_id: int) -> Columns:
         """The records of a class that the window lacks, from another shard."""
-        shards = np.array([window.segments[-1].shard])
-        shard = int(choose_donors(self._order, shards, self._class_counts()[:, class_id])[0])
-        opened = self._fetcher.wait(self._fetcher.request(shard))
-        rows = np.flatnonzero(opened.class_ids == class_id)
-        return take_columns({**opened.columns, CLASS_ID: opened.class_ids}, rows)
+        opened = self._lent(window, self._class_counts()[:, class_id])
+        return take_columns(_with_classes(opened), np.flatnonzero(opened.class_ids == class_id))
+
+    def _lent(self, window: Window, records: npt.NDArray[np.integer]) -> OpenShard:
+        """The next shard on the tape, behind the window, that has such records and can be read."""
+        last = np.array([window.segments[-1].shard])
+        while True:
+            left = records if self._fetcher.quarantine is None else self._fetcher.quarantine.left(records)
+            shard = int(choose_donors(self._order, last, left)[0])
+            opened = self._fetcher.wait_unless_bad(shard, self._fetcher.request(shard))
+            if opened is not None:
+                return opened
+
+
+def _with_classes(shard: OpenShard) -> Columns:
+    return {**shard.columns, CLASS_ID: shard.class_ids}
 
 
 def _open(window: Window, segments: Sequence[Columns], picks: Picks) -> _OpenWindow:

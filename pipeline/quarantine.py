@@ -1,0 +1,162 @@
+"""Shards that are not what was written, left out of the epochs; and the records that stand in for theirs.
+
+Which records do is a pure function of the order and of which shards are bad, not of when that was found out, nor by
+which rank: a rank that knows nothing of a bad shard, one that found it and one that was told of it serve the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..sharding.class_counts import ClassCounts
+from ..sharding.dataset import Dataset
+from ..sharding.errors import ConfigError, CorruptionError
+from ..sharding.keyed import shuffled
+from ..sharding.manifest import ShardInfo
+from .counters import Counters
+from .selection import Selection
+
+__all__ = ["OnBadShard", "Quarantine", "stand_ins"]
+
+OnBadShard = Literal["raise", "quarantine"]
+_CHOICES = ("raise", "quarantine")
+_logger = logging.getLogger(__name__)
+Counts = TypeVar("Counts", bound=np.integer)
+
+
+class Quarantine:
+    """The shards of a split that are not to be read any more. Any thread may ask, and add.
+
+    Args:
+        dataset: opened.
+        split: of it.
+        shards: of the split that epochs are made of, by whose positions shards are named here.
+        on_bad_shard: whether a shard that is found to be bad joins them; else it stops the loader.
+        paths: of those that are known to be bad.
+        counters: of the loader.
+        selection: of the records that a filter lets through; None for all.
+
+    Raises:
+        ConfigError: there is no such choice, or no such shard; or shards are read before they can be in quarantine.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        split: str,
+        shards: Sequence[ShardInfo],
+        on_bad_shard: OnBadShard,
+        paths: Sequence[str],
+        counters: Counters,
+        selection: Selection | None = None,
+    ) -> None:
+        if on_bad_shard not in _CHOICES:
+            raise ConfigError(f"on_bad_shard must be 'raise' or 'quarantine', got {on_bad_shard!r}")
+        if (on_bad_shard == "quarantine" or paths) and selection is not None and not selection.by_label:
+            raise ConfigError(
+                "on_bad_shard='quarantine' needs a `where` on the label alone, or none: what another lets through of a "
+                "shard that cannot be read, nobody knows"
+            )
+        unknown = set(paths) - {shard.path for shard in dataset.split_shards(split)}
+        if unknown:
+            raise ConfigError(
+                f"quarantined: {dataset.storage.locate()} has no shard {min(unknown)!r} in the split {split!r}"
+            )
+        self._root = dataset.storage.locate()
+        self._shards = shards
+        self._takes = on_bad_shard == "quarantine"
+        self._paths = set(paths)
+        self._positions = {number for number, shard in enumerate(shards) if shard.path in self._paths}
+        self._counters = counters
+        self._lock = threading.Lock()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The shards, sorted."""
+        with self._lock:
+            return tuple(sorted(self._paths))
+
+    def __contains__(self, shard: int) -> bool:
+        return shard in self._positions
+
+    def add(self, shard: int, error: CorruptionError) -> bool:
+        """Whether a shard that was found to be bad is left out from now on; the first to find it says so.
+
+        Args:
+            shard: its position.
+            error: that tells what is wrong with it.
+        """
+        with self._lock:
+            if shard in self._positions:
+                return True
+            if not self._takes:
+                return False
+            info = self._shards[shard]
+            self._paths.add(info.path)
+            self._positions.add(shard)
+        self._counters.add("quarantine", items=1, size=info.bytes + info.index_bytes)
+        _logger.warning("%s is quarantined, other records stand in for its %d: %s", info.path, info.records, error)
+        return True
+
+    def error(self, shard: int) -> CorruptionError:
+        """For who wants a shard that is not to be read."""
+        return CorruptionError(f"{self._root}/{self._shards[shard].path} is in quarantine; see: shard-dataset repair")
+
+    def left(self, counts: npt.NDArray[Counts]) -> npt.NDArray[Counts]:
+        """Numbers for each shard, with 0 for those that are not to be read.
+
+        Raises:
+            CorruptionError: nothing is left.
+        """
+        with self._lock:
+            positions = sorted(self._positions)
+        left = counts.copy()
+        left[positions] = 0
+        if not left.any():
+            raise CorruptionError(
+                f"{self._root}: all shards with records that are needed are in quarantine: "
+                f"{', '.join(self._shards[position].path for position in positions[:4])}"
+                f"{', ...' if len(positions) > 4 else ''}; see: shard-dataset repair"
+            )
+        return left
+
+    def planned(self) -> Sequence[ShardInfo]:
+        """The shards, as they are to a plan: those that are not to be read have no bytes, and lend no class."""
+        with self._lock:
+            positions = sorted(self._positions)
+        planned = list(self._shards)
+        for position in positions:
+            counts = ClassCounts(np.zeros(len(planned[position].class_counts), np.int64))
+            planned[position] = replace(planned[position], bytes=0, index_bytes=0, class_counts=counts)
+        return planned
+
+
+def stand_ins(lengths: Sequence[int], bad: Sequence[bool], lent: int, key: int) -> npt.NDArray[np.int64]:
+    """Which record serves in the place of each record of a window.
+
+    Args:
+        lengths: records of each segment of the window.
+        bad: whether the segment cannot be read.
+        lent: records at hand beside the window.
+        key: of the window.
+
+    Returns:
+        int64 [sum(lengths)]: numbers of records, counted through the segments that can be read and then through what
+        was lent. Each record that can be read stays in its place. The others' places are shared evenly by all that is
+        at hand, in random order.
+
+    >>> stand_ins([2, 3, 2], [False, True, False], 0, key=1).tolist()
+    [0, 1, 3, 0, 1, 2, 3]
+    """
+    missing = np.repeat(np.asarray(bad, np.bool_), lengths)
+    serving = np.cumsum(~missing) - 1
+    at_hand = len(missing) - int(missing.sum()) + lent
+    serving[missing] = np.resize(shuffled(key, at_hand), int(missing.sum()))
+    return serving.astype(np.int64)

@@ -1,0 +1,151 @@
+"""The files of shards, read from where the dataset lies, and held against their checksums.
+
+Bytes that are not those that were written may have been damaged on their way: they are asked for once more. If they
+are wrong again, the error says where in the shard, or that the dataset is no longer the one that was opened.
+"""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from ..sharding.damage import Damage
+from ..sharding.dataset import Dataset, open_dataset
+from ..sharding.errors import CorruptionError, DatasetError, RingfeedError
+from ..sharding.indexes import Index, read_index
+from ..sharding.locate import locate_in_index, locate_in_shard
+from ..sharding.manifest import ShardInfo, checksum
+from ..sharding.staging import Measure
+from ..sharding.storage import Storage
+from .counters import Counters
+
+__all__ = ["SourceReader"]
+
+_ATTEMPTS = 2  # the store's own are within each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wrong:
+    """What was found where a file should be; no data, if it is missing."""
+
+    data: pa.Buffer | None = None
+    cause: Exception | None = None
+
+
+class SourceReader:
+    """Reads whole files of a dataset's shards. Any thread may ask.
+
+    Args:
+        dataset: opened.
+        counters: of the loader.
+        mapped: whether files on a local disk are mapped, and not copied into memory.
+    """
+
+    def __init__(self, dataset: Dataset, counters: Counters, *, mapped: bool) -> None:
+        self._dataset = dataset
+        self._storage = dataset.storage
+        self._counters = counters
+        self._mapped = mapped
+
+    def data(self, shard: ShardInfo) -> pa.Buffer:
+        """The bytes of a shard's data file, as they were written.
+
+        Raises:
+            CorruptionError: they are others, or the file is missing.
+            DatasetError: the dataset was written anew since it was opened.
+            StorageError: the store refuses, or does not answer.
+        """
+        found = self._read(shard.path, shard.bytes, shard.checksum)
+        if isinstance(found, pa.Buffer):
+            return found
+        raise self._explained(shard, found, in_index=False)
+
+    def index(self, shard: ShardInfo) -> pa.Buffer:
+        """The bytes of a shard's index, likewise."""
+        found = self._read(shard.index_path, shard.index_bytes, shard.index_checksum)
+        if isinstance(found, pa.Buffer):
+            return found
+        raise self._explained(shard, found, in_index=True)
+
+    def _read(self, path: str, size: int, expected: str) -> pa.Buffer | _Wrong:
+        wrong = _Wrong()
+        for _ in range(_ATTEMPTS):
+            with self._counters.busy("fetch", items=1, size=size):
+                try:
+                    data = self._fetch(path)
+                except FileNotFoundError as error:
+                    wrong = _Wrong(cause=error)
+                    continue
+            with self._counters.busy("verify", items=1, size=size):
+                if data.size == size and checksum(data) == expected:
+                    return data
+            wrong = _Wrong(data=data)
+        return wrong
+
+    def _fetch(self, path: str) -> pa.Buffer:
+        copied = self._storage.local_path is not None and not self._mapped
+        return pa.py_buffer(self._storage.read(path)) if copied else self._storage.map(path)
+
+    def _explained(self, shard: ShardInfo, wrong: _Wrong, *, in_index: bool) -> RingfeedError:
+        written = next(known for known in self._dataset.shards if known.path == shard.path)  # a filter changes numbers
+        where = self._storage.locate(written.index_path if in_index else written.path)
+        error = self._rewritten(written, where)
+        if error is None and wrong.data is None:
+            error = CorruptionError(f"{where} is missing; see: shard-dataset verify")
+        elif error is None:
+            error = CorruptionError(
+                f"{where} is damaged: {self._damage(written, wrong.data, in_index=in_index)}; mend it with: "
+                f"shard-dataset repair {shlex.quote(self._storage.locate())}"
+            )
+        error.__cause__ = wrong.cause
+        return error
+
+    def _rewritten(self, shard: ShardInfo, where: str) -> RingfeedError | None:
+        """What to say if the dataset is no longer the one that was opened; records that were appended do not matter."""
+        try:
+            now = open_dataset(self._storage)
+            if now.manifest == self._dataset.manifest or shard in now.shards:
+                return None
+            reason = "the dataset was rewritten while it was read, its dataset.json is another now"
+        except DatasetError:
+            reason = "the dataset was removed or is being rewritten while it is read, its dataset.json is gone"
+        except RingfeedError:  # the shard is what the caller asked for
+            return None
+        return DatasetError(
+            f"{where} is not the file that was written when the dataset was opened: {reason}; make a new Loader, and "
+            "begin the epoch anew: the order of its records is another"
+        )
+
+    def _damage(self, shard: ShardInfo, data: pa.Buffer, *, in_index: bool) -> str:
+        """What is wrong, and where: by record and offset, or by row group and column."""
+        found = Measure(bytes=data.size, checksum=checksum(data))
+        try:
+            if self._storage.local_path is not None:
+                return _locate(self._storage, self._dataset, shard, found, in_index=in_index).problem
+            with tempfile.TemporaryDirectory(prefix="ringfeed-") as folder:
+                here = Storage(folder)
+                here.write(shard.index_path if in_index else shard.path, data, durable=False)
+                other = shard.path if in_index else shard.index_path
+                here.write(other, self._storage.read(other), durable=False)
+                return _locate(here, self._dataset, shard, found, in_index=in_index).problem
+        except (RingfeedError, OSError):  # no room for a copy, or the store fails now; what is known is enough
+            return f"it has {data.size} of {shard.index_bytes if in_index else shard.bytes} bytes, or another checksum"
+
+
+def _locate(storage: Storage, dataset: Dataset, shard: ShardInfo, found: Measure, *, in_index: bool) -> Damage:
+    if in_index:
+        data = storage.map(shard.path)
+        intact = data.size == shard.bytes and checksum(data) == shard.checksum
+        return locate_in_index(storage, dataset.manifest, shard, found, shard_intact=intact)
+    return locate_in_shard(storage, dataset.manifest, shard, found, _intact_index(storage, dataset, shard))
+
+
+def _intact_index(storage: Storage, dataset: Dataset, shard: ShardInfo) -> Index | None:
+    try:
+        data = storage.map(shard.index_path)
+    except FileNotFoundError:
+        return None
+    return read_index(data, dataset.manifest) if checksum(data) == shard.index_checksum else None

@@ -1,0 +1,239 @@
+"""Shards that are not what was written: told with their place, or replaced alike by every rank and every run."""
+
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfeed.pipeline import Loader
+from ringfeed.pipeline.quarantine import stand_ins
+from ringfeed.sharding import BuildOptions, ConfigError, CorruptionError, DatasetError, build, open_dataset
+
+Make = Callable[..., str]
+
+
+def damage(root: Path, *numbers: int, suffix: str = "") -> list[str]:
+    """Flip a byte in the middle of shards, or of their indexes; return their paths."""
+    shards = [open_dataset(str(root)).shards[number] for number in numbers]
+    for shard in shards:
+        file = root / (shard.index_path if suffix == "index" else shard.path)
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 4
+        file.write_bytes(data)
+    return [shard.path for shard in shards]
+
+
+def ids_of(root: Path, *numbers: int) -> set[int]:
+    """The records of some shards."""
+    whole = Loader(str(root), batch_size=1, shuffle=False, remainder="pad")
+    stops = np.cumsum([shard.records for shard in open_dataset(str(root)).shards]).tolist()
+    return {int(whole.sample(i)["id"]) for n in numbers for i in range(([0, *stops])[n], stops[n])}
+
+
+def batches(loader: Loader, epoch: int = 0, start_step: int = 0) -> list[list[int]]:
+    """The records of each of this rank's batches."""
+    rows = [np.array(c["id"]).reshape(steps, -1) for steps, c in loader.chunks(epoch, start_step)]
+    return np.concatenate(rows).tolist()
+
+
+@pytest.fixture
+def copied(make_dataset: Make, tmp_path: Path) -> Callable[..., Path]:
+    def copy(**options: Any) -> Path:
+        return Path(shutil.copytree(make_dataset(1000, **options), tmp_path / "copy"))
+
+    return copy
+
+
+class TestRaise:
+    @pytest.mark.parametrize(
+        ("options", "place"),
+        [
+            ({}, r"\(record \d+ at offset \d+ "),
+            ({"fixed": False}, r"\(record \d+ at offset \d+ "),
+            ({"shard_format": "parquet"}, r"\(row group 0, records 0-142, column '\w+' at offset \d+"),
+        ],
+    )
+    def test_the_error_names_shard_and_place(
+        self, copied: Callable[..., Path], options: dict[str, Any], place: str
+    ) -> None:
+        root = copied(**options)
+        (path,) = damage(root, 3)
+        with pytest.raises(CorruptionError, match=rf"{path} is damaged: its checksum does not match {place}") as caught:
+            batches(Loader(str(root), batch_size=10))
+        assert f"mend it with: shard-dataset repair {root}" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    def test_the_error_names_an_index_and_a_shard_that_was_cut(self, copied: Callable[..., Path]) -> None:
+        root = copied(fixed=False)
+        damage(root, 2, suffix="index")
+        with pytest.raises(CorruptionError, match=r"train-00002-of-00007\.index\.arrow is damaged: its checksum"):
+            batches(Loader(str(root), batch_size=10))
+        victim = root / "train-00002-of-00007.tfrecord"
+        victim.write_bytes(victim.read_bytes()[:1000])
+        with pytest.raises(CorruptionError, match=r"it has 1000 bytes, \d+ were written \(record \d+ at offset"):
+            batches(Loader(str(root), batch_size=10))
+
+    def test_a_filter_does_not_change_the_numbers_of_records(self, copied: Callable[..., Path]) -> None:
+        root = copied()
+        damage(root, 3)
+        with pytest.raises(CorruptionError, match=r"record \d+ at offset \d+ .*has"):
+            batches(Loader(str(root), batch_size=10, where="label == 1"))
+
+
+class TestQuarantine:
+    @pytest.mark.parametrize("window_shards", [1, 3])
+    @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+    def test_only_bad_records_are_replaced(
+        self, make_dataset: Make, copied: Callable[..., Path], shard_format: str, window_shards: int
+    ) -> None:
+        root = copied(shard_format=shard_format)
+        bad = ids_of(root, 1, 4)
+        damage(root, 1, 4)
+        options = {"batch_size": 10, "window_shards": window_shards, "streams": 2}
+        whole = np.array(batches(Loader(make_dataset(1000, shard_format=shard_format), **options)))
+        got = np.array(batches(Loader(str(root), on_bad_shard="quarantine", **options)))
+        replaced = np.isin(whole, list(bad))
+        assert replaced.sum() == len(bad)
+        assert (got[~replaced] == whole[~replaced]).all()
+        assert not set(got.reshape(-1).tolist()) & bad
+        assert max(Counter(got[replaced].tolist()).values()) <= 2  # shared evenly
+
+    @pytest.mark.parametrize("balance", ["natural", "uniform"])
+    def test_ranks_resumed_runs_and_runs_that_were_told_serve_the_same(
+        self, copied: Callable[..., Path], balance: Any
+    ) -> None:
+        root = copied()
+        paths = damage(root, 1, 5)
+        options = {"batch_size": 12, "balance": balance, "window_shards": 1, "streams": 4, "seed": 5}
+        first = Loader(str(root), on_bad_shard="quarantine", **options)
+        whole = batches(first)
+        assert list(first.quarantined) == paths
+        ranks = [Loader(str(root), on_bad_shard="quarantine", rank=rank, world_size=3, **options) for rank in range(3)]
+        assert np.concatenate([batches(loader) for loader in ranks], axis=1).tolist() == whole
+        assert set().union(*(loader.quarantined for loader in ranks)) == set(paths)
+        halfway = Loader(str(root), on_bad_shard="quarantine", **options)
+        assert batches(halfway, start_step=40) == whole[40:]
+        for number in (1, 5):
+            (root / open_dataset(str(root)).shards[number].path).unlink()  # would be an error, were it asked for
+        told = Loader(str(root), quarantined=paths, **options)
+        assert batches(told) == whole
+        assert batches(told, start_step=17) == whole[17:]
+        assert told.stats()["quarantine"].items == 0
+
+    def test_the_class_mix_is_kept(self, copied: Callable[..., Path]) -> None:
+        root = copied()
+        damage(root, 0, 2, 3)
+        loader = Loader(str(root), batch_size=15, balance="uniform", on_bad_shard="quarantine")
+        for steps, columns in loader.chunks(0):
+            for row in np.asarray(columns["class_id"]).reshape(steps, -1):
+                assert np.bincount(row, minlength=3).tolist() == [5, 5, 5]
+
+    def test_it_is_reported(self, copied: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+        root = copied()
+        (path,) = damage(root, 6)
+        loader = Loader(str(root), batch_size=10, on_bad_shard="quarantine")
+        assert loader.plan().quarantined == loader.quarantined == ()
+        with caplog.at_level(logging.WARNING):
+            batches(loader)
+            batches(loader, epoch=1)
+        (record,) = caplog.records
+        assert path in record.message
+        assert "offset" in record.message
+        assert loader.plan(1).quarantined == loader.quarantined == (path,)
+        assert sum(loader.plan().bytes_per_rank) < sum(Loader(str(root), batch_size=10).plan().bytes_per_rank)
+        assert loader.stats()["quarantine"].items == 1
+
+    def test_a_plan_lets_no_class_be_lent_by_a_shard_in_quarantine(self, copied: Callable[..., Path]) -> None:
+        root = copied()
+        paths = damage(root, 0, 1, 2)
+        plan = Loader(str(root), batch_size=15, balance="uniform", quarantined=paths).plan()
+        assert plan.missing
+        assert not {missing.donor for missing in plan.missing} & set(paths)
+
+    def test_missing_files_and_damaged_indexes_count_too(self, copied: Callable[..., Path]) -> None:
+        root = copied()
+        paths = damage(root, 2, suffix="index")
+        missing = open_dataset(str(root)).shards[3].path
+        (root / missing).unlink()
+        loader = Loader(str(root), batch_size=10, on_bad_shard="quarantine")
+        assert len(batches(loader)) == 100
+        assert list(loader.quarantined) == [*paths, missing]
+
+    def test_a_single_record_of_it_is_an_error(self, copied: Callable[..., Path]) -> None:
+        root = copied()
+        paths = damage(root, 0)
+        for loader in (
+            Loader(str(root), batch_size=10, on_bad_shard="quarantine"),
+            Loader(str(root), batch_size=10, quarantined=paths),
+        ):
+            with pytest.raises(CorruptionError, match=paths[0]):
+                loader.sample(5)
+
+    def test_where_nothing_is_left_the_loader_stops(self, copied: Callable[..., Path]) -> None:
+        root = copied()
+        damage(root, *range(7))
+        with pytest.raises(CorruptionError, match="all shards with records that are needed are in quarantine"):
+            batches(Loader(str(root), batch_size=10, on_bad_shard="quarantine"))
+
+    def test_impossible_arguments_are_refused(self, make_dataset: Make) -> None:
+        url = make_dataset(1000)
+        with pytest.raises(ConfigError, match=r"has no shard 'x' in the split 'train'"):
+            Loader(url, batch_size=10, quarantined=["x"])
+        with pytest.raises(ConfigError, match="on_bad_shard must be 'raise' or 'quarantine', got 'skip'"):
+            Loader(url, batch_size=10, on_bad_shard="skip")  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="needs a `where` on the label alone"):
+            Loader(url, batch_size=10, on_bad_shard="quarantine", where="id > 5")
+        Loader(url, batch_size=10, on_bad_shard="quarantine", where="label == 1")
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.booleans()), min_size=1, max_size=6), st.integers(0, 30), st.integers(0)
+)
+def test_stand_ins_leave_the_others_in_place_and_are_shared_evenly(
+    segments: list[tuple[int, bool]], lent: int, key: int
+) -> None:
+    lengths, bad = [length for length, _ in segments], [is_bad for _, is_bad in segments]
+    kept = sum(length for length, is_bad in segments if not is_bad)
+    missing = np.repeat(bad, lengths)
+    if kept + lent == 0:
+        return
+    rows = stand_ins(lengths, bad, lent, key)
+    assert rows[~missing].tolist() == list(range(kept))
+    served = np.bincount(rows[missing], minlength=kept + lent)
+    assert served.max() - served.min() <= 1
+
+
+class TestRewritten:
+    def rebuild(self, root: Path, **options: Any) -> None:
+        source = str(root.parent / "other.parquet")
+        shutil.rmtree(root)
+        build(BuildOptions(source=source, destination=str(root), label="label", min_class_records=1, **options))
+
+    @pytest.mark.parametrize("on_bad_shard", ["raise", "quarantine"])
+    def test_another_dataset_in_its_place_is_told_from_damage(
+        self, copied: Callable[..., Path], make_dataset: Make, on_bad_shard: Any
+    ) -> None:
+        root = copied()
+        shutil.copy(Path(make_dataset(1000)).parent / "source.parquet", root.parent / "other.parquet")
+        loader = Loader(str(root), batch_size=10, streams=1, on_bad_shard=on_bad_shard)
+        chunks = loader.chunks(0)
+        next(chunks)
+        self.rebuild(root, shards=7, seed=99)
+        with pytest.raises(DatasetError, match=r"rewritten while it was read.*make a new Loader"):
+            list(chunks)
+        assert loader.quarantined == ()
+
+    def test_so_is_one_that_was_removed(self, copied: Callable[..., Path]) -> None:
+        root = copied()
+        chunks = Loader(str(root), batch_size=10, streams=1).chunks(0)
+        next(chunks)
+        shutil.rmtree(root)
+        with pytest.raises(DatasetError, match="removed or is being rewritten"):
+            list(chunks)
