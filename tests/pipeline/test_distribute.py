@@ -30,7 +30,7 @@ def start(kind: str, url: str, options: dict[str, Any], env: dict[str, str] | No
 
 
 def result(process: "subprocess.Popen[str]") -> dict[str, Any]:
-    out, errors = process.communicate(timeout=120)
+    out, errors = process.communicate(timeout=280)
     assert process.returncode == 0, errors[-3000:]
     value: dict[str, Any] = json.loads(out)
     return value

@@ -46,7 +46,7 @@ def test_sixteen_times_the_data_take_no_more_memory(source: Path, tmp_path: Path
     total_kib = sum(shard.bytes for shard in shards if shard.split == "sixteen") / KIB
     command = [sys.executable, peak_memory.__file__, url, *SPLITS]
     env = {**os.environ, **LEAN_ALLOCATORS}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=280)
     before, one, four, sixteen = json.loads(done.stdout)
     # Of each stream a window that is open, one ahead, and one that is being let go; file and columns of each.
     windows_kib = peak_memory.STREAMS * 3 * 2 * shard_kib

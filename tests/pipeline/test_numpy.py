@@ -66,7 +66,7 @@ def test_every_kind_of_record_reads_the_same_with_no_tensorflow_installed(datase
         expected[url] = [{name: digest(parts_of(as_ragged(value))) for name, value in b.items()} for b in batches]
     assert {len(batches) for batches in expected.values()} == {4}
     command = [sys.executable, without_tensorflow.__file__, *expected]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == expected
 
