@@ -1,9 +1,11 @@
 """Fixtures for all tests: the stores, the real servers behind them, the command line as a user runs it."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -136,4 +138,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if subprocess.run(command, capture_output=True).returncode != 0:
         pytest.skip("mounting is not allowed here")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    deadline = time.monotonic() + 20
+    while subprocess.run(["umount", str(folder)], capture_output=True).returncode != 0:
+        assert time.monotonic() < deadline, f"a file on {folder} is still open"
+        gc.collect()  # a cycle may hold what is mapped
+        time.sleep(0.1)
