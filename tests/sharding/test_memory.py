@@ -60,7 +60,5 @@ def test_a_million_classes_are_reckoned_with_and_ten_are_not_felt() -> None:
     plain = MemoryShare(budget=1024 * MIB, workers=2)
     assert share(10).run_bytes // MIB == plain.run_bytes // MIB
     assert share(1_000_000).bucket_records(RECORD, 1 << 16) < plain.bucket_records(RECORD, 1 << 16)
-    with pytest.raises(
-        ConfigError, match=r"with 2 workers, .* MiB of it for the classes of the label, and"
-    ):
+    with pytest.raises(ConfigError, match=r"with 2 workers, .* MiB of it for the classes of the label, and"):
         share(3_000_000).partition_tasks()
