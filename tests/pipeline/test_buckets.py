@@ -19,6 +19,7 @@ from ringfeed.pipeline.buckets import arrange
 from ringfeed.sharding import BuildOptions, ConfigError, build
 
 RECORDS = 600
+GOLDEN = [413, 492, 242, 542, 592, 371, 71, 21, 192, 421, 171, 521]
 Ints = npt.NDArray[np.int64]
 
 
@@ -87,6 +88,11 @@ def test_bucketing_knows_no_ranks_resumes_and_keeps_what_a_span_holds(
     texts: dict[str, str], options: dict[str, Any], world_size: int, step: int
 ) -> None:
     check_guarantees(texts["parquet"], options, world_size, step)
+
+
+def test_the_order_is_the_same_in_every_version_of_the_code(texts: dict[str, str]) -> None:
+    """Recorded 2026-11-21. A change would break the resuming of older runs."""
+    assert ids_of(texts["parquet"], 5, bucket_by="tokens", bucket_steps=16)[0].tolist() == GOLDEN
 
 
 def test_records_that_are_parsed_later_are_bucketed_too(texts: dict[str, str]) -> None:
