@@ -126,7 +126,8 @@ def _histogram(data: memoryview) -> npt.NDArray[np.int64] | None:
             if image.mode not in _EIGHT_BITS:
                 return None
             # Palettes go by way of RGBA, which a palette with transparency converts to without a warning.
-            pixels = image.convert("RGBA" if image.mode in ("P", "PA") else "RGB")
+            palette = image.mode in ("P", "PA")
+            pixels = image if image.mode == "RGB" else image.convert("RGBA" if palette else "RGB")
             return np.array(pixels.histogram()[: 3 * 256], np.int64).reshape(3, 256)
     except Exception:  # it was looked over before; what its format cannot tell shows when it is decoded
         return None
