@@ -64,10 +64,11 @@ def shuffle_quality(order: EpochOrder, most_samples: int = 1 << 20) -> ShuffleQu
     """
     geometry = order.geometry
     runs = _runs(geometry.steps, max(most_samples // geometry.batch_size, _BLOCKS))
-    ends = np.cumsum(order.shard_records)
+    shard_records = np.asarray(order.shard_records, np.int64)
+    ends: Int64 = np.cumsum(shard_records)
     found, distance, neighbours = [], 0, 0
     for window in _windows(order, runs):
-        records, places = _served(order, window, ends - np.asarray(order.shard_records, np.int64))
+        records, places = _served(order, window, ends - shard_records)
         inside = np.zeros(len(places), np.bool_)
         for first, stop in runs:
             inside |= (places >= first * geometry.batch_size) & (places < stop * geometry.batch_size)

@@ -85,7 +85,7 @@ def test_the_command_prints_one_json_document(dataset: str, cli: Callable[..., o
         (["--split", "val"], "there is no split 'val'; the dataset has 'train'"),
         (["--balance", "{nonsense"], "--balance takes a word or JSON"),
         (["--fill", "x"], "--fill takes FEATURE=VALUE, got 'x'"),
-        (["--rank", "3", "--world-size", "3"], "rank must lie in [0, world_size), got rank 3 of 3"),
+        (["--rank", "3"], "rank must lie in"),
     ],
 )
 def test_a_mistake_is_one_line(dataset: str, cli: Callable[..., object], options: list[str], message: str) -> None:
