@@ -145,7 +145,9 @@ class Loader:
         self._info = info
         self._balance = parse_balance(balance)
         self._weights(epoch=0)  # an impossible balance is refused now
-        samples, spread = epoch_samples(epoch_length, self._balance, self.manifest.classes, info.class_counts)
+        samples, spread = epoch_samples(
+            epoch_length, self._balance, self.manifest.classes, info.class_counts, batch_size
+        )
         self._geometry = Geometry(
             records=info.records,
             batch_size=batch_size,

@@ -89,7 +89,11 @@ def target_weights(
 
 
 def epoch_samples(
-    epoch_length: EpochLength | None, balance: Balance, classes: Sequence[Any], class_counts: Sequence[int]
+    epoch_length: EpochLength | None,
+    balance: Balance,
+    classes: Sequence[Any],
+    class_counts: Sequence[int],
+    batch_size: int,
 ) -> tuple[int | None, bool]:
     """How many samples an epoch has, and whether all of the dataset serves them, some records more often than others.
 
@@ -97,6 +101,7 @@ def epoch_samples(
         epoch_length: ``oversample``: until each record of each class was served; ``undersample``: until the first
             class has no fresh ones; or a number of samples, None for as many as there are records.
         balance, classes, class_counts: as for `target_weights`.
+        batch_size: of the global batch, to the next whole one of which oversampling goes.
 
     Returns:
         Samples, None for as many as records; and whether they are spread over the dataset. Else a part of it will do.
@@ -116,7 +121,9 @@ def epoch_samples(
     if weights is None:
         raise ConfigError(f"epoch_length={epoch_length!r} needs a balance; in natural order each record comes once")
     lengths = np.asarray(class_counts)[weights > 0] / weights[weights > 0]
-    return int(np.ceil(lengths.max() - 1e-6) if epoch_length == "oversample" else lengths.min() + 1e-6), True
+    if epoch_length == "undersample":
+        return int(lengths.min() + 1e-6), True
+    return int(np.ceil(lengths.max() / batch_size - 1e-9)) * batch_size, True
 
 
 def _shares(balance: Shares, classes: Sequence[Any], counts: npt.NDArray[Any]) -> npt.NDArray[np.float64] | None:

@@ -13,11 +13,15 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from hypothesis import settings
 
 from tests.servers.hdfs import HdfsServer, hdfs
 from tests.servers.seaweedfs import S3Server, seaweedfs
 from tests.servers.sharing import shared
 from tests.servers.store import Store
+
+settings.register_profile("ringfeed", deadline=None)  # machines are noisy
+settings.load_profile("ringfeed")
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 

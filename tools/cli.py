@@ -7,6 +7,7 @@ returns the exit status. Only the chosen subcommand's module is imported: none p
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -100,7 +101,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         chosen = chosen_command(arguments)
         args = build_parser(chosen).parse_args(arguments)
-        return load(args.command).run(args)
+        status = load(args.command).run(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader of our output has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except RingfeedError as error:
         print(f"ringfeed: error: {error}", file=sys.stderr)
         return 1

@@ -78,17 +78,17 @@ def test_classes_of_a_dataset_without_label_cannot_be_balanced() -> None:
 
 def test_the_length_of_an_epoch_follows_from_the_largest_or_the_scarcest_class() -> None:
     counts = (800, 180, 20)
-    assert epoch_samples(None, "uniform", CLASSES, counts) == (None, False)
-    assert epoch_samples("oversample", "uniform", CLASSES, counts) == (2400, True)
-    assert epoch_samples("undersample", "uniform", CLASSES, counts) == (60, True)
-    assert epoch_samples("undersample", {"a": 0.8, "c": 0.2}, CLASSES, counts) == (100, True)
-    assert epoch_samples(500, "uniform", CLASSES, counts) == (500, False)
-    assert epoch_samples(5000, "uniform", CLASSES, counts) == (5000, True)
-    assert epoch_samples(500, "natural", CLASSES, counts) == (500, False)
+    assert epoch_samples(None, "uniform", CLASSES, counts, 7) == (None, False)
+    assert epoch_samples("oversample", "uniform", CLASSES, counts, 7) == (2401, True)
+    assert epoch_samples("undersample", "uniform", CLASSES, counts, 7) == (60, True)
+    assert epoch_samples("undersample", {"a": 0.8, "c": 0.2}, CLASSES, counts, 7) == (100, True)
+    assert epoch_samples(500, "uniform", CLASSES, counts, 7) == (500, False)
+    assert epoch_samples(5000, "uniform", CLASSES, counts, 7) == (5000, True)
+    assert epoch_samples(500, "natural", CLASSES, counts, 7) == (500, False)
     for length, balance, message in (
         ("oversample", "natural", "needs a balance"),
         ("undersample", Ramp(start="uniform", end="natural", epochs=2), "one balance for all epochs"),
         ("resample", "uniform", "must be a number, 'oversample' or 'undersample', got 'resample'"),
     ):
         with pytest.raises(ConfigError, match=message):
-            epoch_samples(length, balance, CLASSES, counts)  # type: ignore[arg-type]
+            epoch_samples(length, balance, CLASSES, counts, 7)  # type: ignore[arg-type]

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -94,3 +96,15 @@ def test_a_mistake_is_one_line_and_removes_nothing(
     assert re.search(message, complaint)
     assert complaint.count("\n") == 1
     assert len(list(folder.rglob("*@*"))) == 4
+
+
+def test_a_reader_that_has_seen_enough_is_no_mistake(tmp_path: Path) -> None:
+    Cache(tmp_path / "cache", 1 << 20)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as output:
+        program = str(Path(sys.executable).with_name("ringfeed"))
+        done = subprocess.run(
+            [program, "cache", str(tmp_path / "cache")], stdout=output, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
