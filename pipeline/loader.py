@@ -92,6 +92,7 @@ class Loader:
         on_bad_shard: what becomes of a shard whose bytes are not those that were written, nor when they are fetched
             again: ``raise``, or ``quarantine``: other records stand in for its own; see docs/faults.md.
         quarantined: paths of shards in quarantine, as `quarantined` told them in the run that is gone on with.
+        hedging: whether a remote store is asked a second time for a file that is late; the first answer counts.
 
     Raises:
         ConfigError: an argument its rule forbids, or missing values without `fill`.
@@ -125,6 +126,7 @@ class Loader:
         sample_keys: bool = False,
         on_bad_shard: OnBadShard = "raise",
         quarantined: Sequence[str] = (),
+        hedging: bool = True,
     ) -> None:
         self._dataset = open_dataset(url)
         self._split = split
@@ -162,6 +164,7 @@ class Loader:
         self._fetch_threads = fetch_threads
         self._cache = open_cache(cache)
         self._sample_keys = sample_keys
+        self._hedging = hedging
         self._counters = Counters()
         self._quarantine = Quarantine(
             self._dataset, split, self._shards, on_bad_shard, quarantined, self._counters, self._selection
@@ -394,6 +397,7 @@ class Loader:
             self._cache,
             self._selection,
             self._quarantine,
+            hedging=self._hedging,
         )
 
     def chunk_steps(self, local_batch: int) -> int:

@@ -56,6 +56,7 @@ class ShardFetcher:
         cache: that keeps copies of the files, or None.
         selection: of the records that a filter lets through; None for all.
         quarantine: of the shards that are not to be read; None for none.
+        hedging: see `Loader`.
 
     Attributes:
         quarantine: the same.
@@ -72,6 +73,8 @@ class ShardFetcher:
         cache: ShardCache | None = None,
         selection: Selection | None = None,
         quarantine: Quarantine | None = None,
+        *,
+        hedging: bool = True,
     ) -> None:
         self._dataset = dataset
         self._shards = shards
@@ -82,7 +85,7 @@ class ShardFetcher:
         self._identity = public_url(dataset.storage.locate())
         self._selection = selection
         self.quarantine = quarantine
-        self._reader = SourceReader(dataset, counters, mapped=cache is None)
+        self._reader = SourceReader(dataset, counters, mapped=cache is None, hedging=hedging)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ringfeed-fetch")
         self._open: weakref.WeakValueDictionary[int, Future[OpenShard]] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
@@ -129,6 +132,7 @@ class ShardFetcher:
     def close(self) -> None:
         """Begin nothing more, and let the threads end."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._reader.close()
 
     def class_ids(self, shard: int) -> npt.NDArray[np.int32]:
         """The class of each record, from the index alone."""
