@@ -162,7 +162,7 @@ class TestS3:
     ) -> None:
         copy = replace(s3, url=f"{s3.url}/copy")
         copy_dataset(make_dataset(1000, shards=7), copy)
-        chunks = Loader(replace(storage, url=copy.url), batch_size=20, streams=1).chunks(0)
+        chunks = Loader(replace(storage, url=copy.url), batch_size=20, streams=1, prefetch_bytes=0).chunks(0)
         next(chunks)
         copy_dataset(make_dataset(1000, shards=7, fixed=False), copy)
         with pytest.raises(DatasetError, match="rewritten while it was read"):
@@ -203,7 +203,7 @@ class TestHdfs:
             processes.signal_datanode(signal.SIGCONT)
             assert batches(brief, 30) == expected[30:]
             patient = RetryPolicy(attempts=1000, base_seconds=0.2, cap_seconds=0.5, budget_seconds=60)
-            chunks = Loader(Storage(url, options, patient), **BATCH).chunks(0)
+            chunks = Loader(Storage(url, options, patient), prefetch_bytes=0, **BATCH).chunks(0)
             got = [next(chunks)]
             processes.kill_datanode()
             fails_in_bounded_time(brief, url)
