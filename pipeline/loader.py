@@ -30,6 +30,7 @@ from .counters import Counters, StageStats
 from .features import delivered_schema, record_bytes
 from .frames import join_frames
 from .keys import SAMPLE_KEY, sample_keys
+from .lookahead import Lookahead
 from .numpy_batches import NumpyBatch, iterate_numpy
 from .order import EpochOrder, Geometry, Remainder, default_streams
 from .plan import LoaderPlan, plan_epoch
@@ -52,7 +53,9 @@ _CHUNK_STEPS = 32
 _LARGE_RECORD = 4096  # bytes, undecoded, from which on each crosses by itself, and chunks only say where they lie
 _LARGE_STEPS = 8
 _PREFETCH = 4
+_AHEAD_BYTES = 64 << 20  # of shards: what a link of 10 Gbit/s brings in 50 ms
 _PREFETCH_BYTES = 16 << 20  # of decoded chunks that wait for a NumPy consumer
+_COUNT_THREADS = 4
 _PLAN_THREADS = 1  # two hinder each other: balanced then has 0.85 of natural's rate, not 0.91 (2 cores, 2026-11-21)
 
 
@@ -85,7 +88,8 @@ class Loader:
         streams: canonical streams, a divisor of `batch_size`; default: the largest up to 16, or 1 without `shuffle`:
             with more, each stream has a part of the dataset, in its order.
         window_shards: shards' worth of records that a stream shuffles, and holds in memory, together.
-        fetch_threads: that fetch and open shards.
+        fetch_threads: that fetch and open shards. Default: 4; from a remote store 4 at first, and up to 24 while that
+            brings more bytes.
         cache: where to keep copies of shards: nowhere, ``memory`` (of this process, 1 GiB), the path of a folder on a
             local disk (shared by the processes of a machine), or a `Cache` or `MemoryCache` with a limit; see
             docs/cache.md.
@@ -99,6 +103,9 @@ class Loader:
         on_bad_shard: what becomes of a shard whose bytes are not those that were written, nor when they are fetched
             again: ``raise``, or ``quarantine``: other records stand in for its own; see docs/faults.md.
         quarantined: paths of shards in quarantine, as `quarantined` told them in the run that is gone on with.
+        hedging: whether a remote store is asked a second time for a file that is late; the first answer counts.
+        prefetch_bytes: of shards' files that are fetched ahead of need, at most, what is needed soonest first. Default:
+            a quarter more than the open windows have, at least 64 MiB.
 
     Raises:
         ConfigError: an argument its rule forbids, or missing values without `fill`.
@@ -125,7 +132,7 @@ class Loader:
         fill: Mapping[str, Any] | None = None,
         streams: int | None = None,
         window_shards: int = 1,
-        fetch_threads: int = 4,
+        fetch_threads: int | None = None,
         cache: str | os.PathLike[str] | ShardCache | None = None,
         columns: Sequence[str] | None = None,
         where: str | pc.Expression | None = None,
@@ -134,12 +141,19 @@ class Loader:
         bucket_steps: int = 32,
         on_bad_shard: OnBadShard = "raise",
         quarantined: Sequence[str] = (),
+        hedging: bool = True,
+        prefetch_bytes: int | None = None,
     ) -> None:
+        for name, number, least in (("fetch_threads", fetch_threads, 1), ("prefetch_bytes", prefetch_bytes, 0)):
+            if number is not None and number < least:
+                raise ConfigError(f"{name} must be at least {least}, got {number}")
         self._dataset = open_dataset(url)
         self._split = split
         self._shards = self._dataset.split_shards(split)
         info = self.manifest.split(split)
-        self._selection = None if where is None else Selection(self._dataset, split, where, fetch_threads)
+        self._selection = (
+            None if where is None else Selection(self._dataset, split, where, fetch_threads or _COUNT_THREADS)
+        )
         if self._selection is not None:
             self._shards, info = self._selection.shards, self._selection.split
         self._info = info
@@ -175,6 +189,8 @@ class Loader:
         self._cache = open_cache(cache)
         self._sample_keys = sample_keys
         self._buckets = None if bucket_by is None else Buckets.of(self.schema, bucket_by, bucket_steps)
+        self._hedging = hedging
+        self._prefetch_bytes = self._default_prefetch() if prefetch_bytes is None else prefetch_bytes
         self._counters = Counters()
         self._quarantine = Quarantine(
             self._dataset, split, self._shards, on_bad_shard, quarantined, self._counters, self._selection
@@ -384,6 +400,7 @@ class Loader:
             planner=ThreadPoolExecutor(_PLAN_THREADS, thread_name_prefix="ringfeed-plan"),
             counters=self._counters,
             buckets=self._buckets,
+            ahead=Lookahead(self._prefetch_bytes),
         )
         try:
             yield opened
@@ -436,6 +453,10 @@ class Loader:
     def _weights(self, epoch: int) -> npt.NDArray[np.float64] | None:
         return target_weights(self._balance, self.manifest.classes, self._info.class_counts, epoch)
 
+    def _default_prefetch(self) -> int:
+        window = sum(s.bytes for s in self._shards) * self._geometry.window_shards / len(self._shards)
+        return max(_AHEAD_BYTES, int(1.25 * window * len(self._slices)))  # for windows differ in size
+
     def _fetcher(self) -> ShardFetcher:
         return ShardFetcher(
             self._dataset,
@@ -447,6 +468,7 @@ class Loader:
             self._cache,
             self._selection,
             self._quarantine,
+            hedging=self._hedging,
         )
 
     def chunk_steps(self, local_batch: int) -> int:

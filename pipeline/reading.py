@@ -9,18 +9,20 @@ from __future__ import annotations
 import shlex
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
 from ..sharding.damage import Damage
 from ..sharding.dataset import Dataset, open_dataset
-from ..sharding.errors import CorruptionError, DatasetError, RingfeedError
+from ..sharding.errors import CorruptionError, DatasetError, RingfeedError, StorageError
 from ..sharding.indexes import Index, read_index
 from ..sharding.locate import locate_in_index, locate_in_shard
 from ..sharding.manifest import ShardInfo, checksum
-from ..sharding.staging import Measure
+from ..sharding.staging import Measure, iterate_blocks
 from ..sharding.storage import Storage
 from .counters import Counters
+from .hedging import Hedging, Latencies
 
 __all__ = ["SourceReader"]
 
@@ -42,13 +44,21 @@ class SourceReader:
         dataset: opened.
         counters: of the loader.
         mapped: whether files on a local disk are mapped, and not copied into memory.
+        hedging: whether a remote store may be asked a second time for what is late.
     """
 
-    def __init__(self, dataset: Dataset, counters: Counters, *, mapped: bool) -> None:
+    def __init__(self, dataset: Dataset, counters: Counters, *, mapped: bool, hedging: bool) -> None:
         self._dataset = dataset
         self._storage = dataset.storage
         self._counters = counters
         self._mapped = mapped
+        self._remote = None if self._storage.local_path is not None else Hedging(counters, second=hedging)
+        self._of_data, self._of_indexes = Latencies(), Latencies()
+
+    def close(self) -> None:
+        """Wait for no store any more."""
+        if self._remote is not None:
+            self._remote.close()
 
     def data(self, shard: ShardInfo) -> pa.Buffer:
         """The bytes of a shard's data file, as they were written.
@@ -58,24 +68,24 @@ class SourceReader:
             DatasetError: the dataset was written anew since it was opened.
             StorageError: the store refuses, or does not answer.
         """
-        found = self._read(shard.path, shard.bytes, shard.checksum)
+        found = self._read(shard.path, shard.bytes, shard.checksum, self._of_data)
         if isinstance(found, pa.Buffer):
             return found
         raise self._explained(shard, found, in_index=False)
 
     def index(self, shard: ShardInfo) -> pa.Buffer:
         """The bytes of a shard's index, likewise."""
-        found = self._read(shard.index_path, shard.index_bytes, shard.index_checksum)
+        found = self._read(shard.index_path, shard.index_bytes, shard.index_checksum, self._of_indexes)
         if isinstance(found, pa.Buffer):
             return found
         raise self._explained(shard, found, in_index=True)
 
-    def _read(self, path: str, size: int, expected: str) -> pa.Buffer | _Wrong:
+    def _read(self, path: str, size: int, expected: str, kind: Latencies) -> pa.Buffer | _Wrong:
         wrong = _Wrong()
         for _ in range(_ATTEMPTS):
             with self._counters.busy("fetch", items=1, size=size):
                 try:
-                    data = self._fetch(path)
+                    data = self._fetch(path, size, kind)
                 except FileNotFoundError as error:
                     wrong = _Wrong(cause=error)
                     continue
@@ -85,7 +95,10 @@ class SourceReader:
             wrong = _Wrong(data=data)
         return wrong
 
-    def _fetch(self, path: str) -> pa.Buffer:
+    def _fetch(self, path: str, size: int, kind: Latencies) -> pa.Buffer:
+        if self._remote is not None:
+            read = partial(_read_whole, self._storage, path)
+            return self._remote.call(read, kind, size, self._storage.locate(path))
         copied = self._storage.local_path is not None and not self._mapped
         return pa.py_buffer(self._storage.read(path)) if copied else self._storage.map(path)
 
@@ -133,6 +146,16 @@ class SourceReader:
                 return _locate(here, self._dataset, shard, found, in_index=in_index).problem
         except (RingfeedError, OSError):  # no room for a copy, or the store fails now; what is known is enough
             return f"it has {data.size} of {shard.index_bytes if in_index else shard.bytes} bytes, or another checksum"
+
+
+def _read_whole(storage: Storage, path: str) -> pa.Buffer:
+    """A file of a remote store, also where its client refuses it for the store's own checksum: here is another."""
+    try:
+        return storage.map(path)
+    except StorageError as error:
+        if type(error.__cause__).__name__ != "FlexibleChecksumError":  # of botocore
+            raise
+        return pa.py_buffer(b"".join(iterate_blocks(storage, path)))  # which of ranges says nothing
 
 
 def _locate(storage: Storage, dataset: Dataset, shard: ShardInfo, found: Measure, *, in_index: bool) -> Damage:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,13 +26,19 @@ from ..sharding.storage import public_url
 from .cache import ShardCache
 from .cache_folder import CacheKey
 from .columns import Columns, open_parquet, take_columns
+from .concurrency import Climber
 from .counters import Counters
+from .fetch_pool import FetchPool
 from .frames import open_features, open_tfrecord
 from .quarantine import Quarantine
 from .reading import SourceReader
 from .selection import Selection
 
 __all__ = ["OpenShard", "ShardFetcher"]
+
+_THREADS = 4  # of a local disk, and of a remote store at first
+_MOST_THREADS = 24  # of a remote store; its client keeps 32 connections, some for second requests
+_NOW = -1  # sooner than any step
 
 
 @dataclass(frozen=True)
@@ -52,10 +58,11 @@ class ShardFetcher:
         schema: of the features wanted.
         fill: see `Loader`.
         counters: of the loader.
-        threads: that fetch and decode.
+        threads: that fetch and decode; None: 4, and on a remote store up to 24, while that brings more bytes.
         cache: that keeps copies of the files, or None.
         selection: of the records that a filter lets through; None for all.
         quarantine: of the shards that are not to be read; None for none.
+        hedging: see `Loader`.
 
     Attributes:
         quarantine: the same.
@@ -68,10 +75,12 @@ class ShardFetcher:
         schema: Schema,
         fill: Mapping[str, Any],
         counters: Counters,
-        threads: int,
+        threads: int | None,
         cache: ShardCache | None = None,
         selection: Selection | None = None,
         quarantine: Quarantine | None = None,
+        *,
+        hedging: bool = True,
     ) -> None:
         self._dataset = dataset
         self._shards = shards
@@ -82,13 +91,20 @@ class ShardFetcher:
         self._identity = public_url(dataset.storage.locate())
         self._selection = selection
         self.quarantine = quarantine
-        self._reader = SourceReader(dataset, counters, mapped=cache is None)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ringfeed-fetch")
+        self._reader = SourceReader(dataset, counters, mapped=cache is None, hedging=hedging)
+        least, most = threads or _THREADS, threads or _MOST_THREADS
+        most = least if dataset.storage.local_path is not None else most
+        self._pool: FetchPool[OpenShard] = FetchPool(Climber(least, most), most)
         self._open: weakref.WeakValueDictionary[int, Future[OpenShard]] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
-    def request(self, shard: int) -> Future[OpenShard]:
-        """Begin to open a shard, unless somebody holds it; keep the future as long as the shard is needed."""
+    def request(self, shard: int, step: int = _NOW) -> Future[OpenShard]:
+        """Begin to open a shard, unless somebody holds it; keep the future as long as the shard is needed.
+
+        Args:
+            shard: its position.
+            step: that needs it; what is needed sooner goes first. Default: now.
+        """
         with self._lock:
             future = self._open.get(shard)
             if future is None and self.quarantine is not None and shard in self.quarantine:
@@ -96,9 +112,15 @@ class ShardFetcher:
                 future.set_exception(self.quarantine.error(shard))
             elif future is None:
                 self._counters.add("fetch", queue=1)
-                future = self._pool.submit(self._fetch, shard)
+                future = self._pool.submit(step, partial(self._fetch, shard), self.bytes_of([shard]))
                 self._open[shard] = future
+            else:
+                self._pool.hasten(future, step)
             return future
+
+    def bytes_of(self, shards: Sequence[int]) -> int:
+        """Of their files."""
+        return sum(self._shards[shard].bytes + self._shards[shard].index_bytes for shard in shards)
 
     def wait(self, future: Future[OpenShard]) -> OpenShard:
         """The shard, once it is open.
@@ -128,7 +150,8 @@ class ShardFetcher:
 
     def close(self) -> None:
         """Begin nothing more, and let the threads end."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
+        self._reader.close()
 
     def class_ids(self, shard: int) -> npt.NDArray[np.int32]:
         """The class of each record, from the index alone."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,9 @@ from .balance import ClassSchedule, RecordDrawer
 from .buckets import BucketedPicks, Buckets, Picks
 from .columns import Column, Columns, concat_columns, slice_columns, take_columns, take_from_segments
 from .counters import Counters
+from .lookahead import Lookahead, Upcoming
 from .order import EpochOrder, StreamSlice
+from .planning import open_after
 from .quarantine import stand_ins
 from .shards import OpenShard, ShardFetcher
 from .windows import Window
@@ -77,6 +80,14 @@ class _OpenWindow:
 
 
 @dataclass(frozen=True)
+class _Asked:
+    """A window that was asked for, and the bytes that it counts for as one ahead of need."""
+
+    opened: Future[_OpenWindow]
+    size: int
+
+
+@dataclass(frozen=True)
 class OpenStreams:
     """The streams of a split, of any epoch, and the threads that fetch and plan for them.
 
@@ -85,8 +96,9 @@ class OpenStreams:
         schedule: of classes in an epoch, or None for the natural mix.
         class_counts: gives the records of each class in each shard of the split, [shards, classes].
         fetcher: of the split's shards.
-        planner: threads that wait for shards and plan windows; others than the fetcher's.
+        planner: threads that plan windows; others than the fetcher's.
         counters: of the loader.
+        ahead: what may be fetched ahead of need.
         buckets: how records are put together by length, or None.
     """
 
@@ -96,6 +108,7 @@ class OpenStreams:
     fetcher: ShardFetcher
     planner: Executor
     counters: Counters
+    ahead: Lookahead
     buckets: Buckets | None = None
 
     def reader(self, epoch: int, part: StreamSlice, start_step: int) -> StreamReader:
@@ -107,6 +120,7 @@ class OpenStreams:
             self.fetcher,
             self.planner,
             self.counters,
+            self.ahead,
             part,
             start_step,
             self.buckets,
@@ -127,8 +141,9 @@ class StreamReader:
         class_counts: gives the records of each class in each shard of the split, [shards, classes]; asked only where a
             window lacks a class.
         fetcher: of the split's shards.
-        planner: threads that wait for shards and plan windows; others than the fetcher's.
+        planner: threads that plan windows; others than the fetcher's.
         counters: of the loader.
+        ahead: what may be fetched ahead of need, shared by the streams.
         stream_slice: which stream, and which samples of each piece.
         start_step: the first step that will be asked for.
         buckets: how records are put together by length, or None.
@@ -142,6 +157,7 @@ class StreamReader:
         fetcher: ShardFetcher,
         planner: Executor,
         counters: Counters,
+        ahead: Lookahead,
         stream_slice: StreamSlice,
         start_step: int,
         buckets: Buckets | None = None,
@@ -154,7 +170,8 @@ class StreamReader:
         self._counters = counters
         self._slice = stream_slice
         self._windows = order.windows(stream_slice.stream)
-        self._ahead: dict[int, Future[_OpenWindow]] = {}
+        self._lookahead = ahead
+        self._ahead: dict[int, _Asked] = {}
         self._open: _OpenWindow | None = None
         self._number = -1  # of the open window
         self._first = start_step * order.geometry.piece  # position; nothing before it is asked for
@@ -164,7 +181,21 @@ class StreamReader:
         number = self._number_at(min(self._first, self._last))
         if buckets is not None:  # a span is drawn whole
             self._first -= self._first % (buckets.steps * order.geometry.piece)
-        self._request(number)
+        self._ahead[number] = self._request(number, 0)
+        self._upcoming = self._after(number)
+        ahead.add(self)
+
+    @property
+    def upcoming(self) -> Upcoming | None:
+        """The first window that was not asked for yet; None behind the last."""
+        return None if self._upcoming is None else self._upcoming[1]
+
+    def ask(self) -> None:
+        """Ask for the first window that was not asked for yet, ahead of need."""
+        if self._upcoming is not None:
+            number, upcoming = self._upcoming
+            self._ahead[number] = self._request(number, upcoming.size)
+            self._upcoming = self._after(number)
 
     def take(self, first_step: int, steps: int) -> Columns:
         """The samples of a run of steps, step after step; later runs only.
@@ -206,19 +237,45 @@ class StreamReader:
     def _gather(self, number: int, positions: Int64) -> Columns:
         if self._open is None or self._number != number:
             self._open = None  # let go of the old window before the new one is taken in
-            self._request(number)
-            self._request(number + 1)
-            self._open = self._wait(self._ahead.pop(number))
             self._number = number
+            self._open = self._enter(number)
         with self._counters.busy("gather", items=len(positions)):
             rows = self._open.picks.at(positions)
             return take_from_segments(self._open.segments, self._open.starts, rows)
 
-    def _request(self, number: int) -> None:
-        if number <= self._number_at(self._last) and number not in self._ahead:
+    def _enter(self, number: int) -> _OpenWindow:
+        """A window that is needed now; those that were asked for and passed over are let go."""
+        if number not in self._ahead:
+            self._ahead[number] = self._request(number, 0)
+            if self._upcoming is not None and self._upcoming[0] <= number:
+                self._upcoming = self._after(number)
+        passed = [asked for asked in self._ahead if asked < number]
+        for asked in [*passed, number]:
+            self._lookahead.release(self._ahead[asked].size)
+        for asked in passed:
+            del self._ahead[asked]
+        self._lookahead.fill()
+        return self._wait(self._ahead.pop(number).opened)
+
+    def _after(self, number: int) -> tuple[int, Upcoming] | None:
+        """The next window that serves anything, and what it takes to ask for it."""
+        last = self._number_at(self._last)
+        while (number := number + 1) <= last:
             window = self._windows[number % len(self._windows)]
-            shards = [self._fetcher.request(segment.shard) for segment in window.segments]
-            self._ahead[number] = self._planner.submit(self._open_window, window, shards)
+            if window.samples:
+                size = self._fetcher.bytes_of([segment.shard for segment in window.segments])
+                return number, Upcoming(step=self._step(number, window), size=size)
+        return None
+
+    def _step(self, number: int, window: Window) -> int:
+        laps = number // len(self._windows)
+        return (laps * self._windows.samples + window.start) // self._order.geometry.piece
+
+    def _request(self, number: int, size: int) -> _Asked:
+        window = self._windows[number % len(self._windows)]
+        step = self._step(number, window)
+        shards = [self._fetcher.request(segment.shard, step) for segment in window.segments]
+        return _Asked(opened=open_after(shards, partial(self._open_window, window), self._planner), size=size)
 
     def _wait(self, future: Future[_OpenWindow]) -> _OpenWindow:
         if future.done():

@@ -24,7 +24,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "s3": {
         "use_listings_cache": False,
         "max_concurrency": 1,  # else each read asks for the size first
-        "config_kwargs": {"retries": {"total_max_attempts": 1}, "max_pool_connections": 32},
+        "config_kwargs": {
+            "retries": {"total_max_attempts": 1},
+            "max_pool_connections": 32,
+            "connect_timeout": 5,  # s3fs's own defaults, which the bounds in `retry.py` and docs/faults.md reckon with
+            "read_timeout": 15,  # for the next bytes, not for all of them
+        },
     },
     "hdfs": {
         "dfs.client.failover.max.attempts": "3",

@@ -222,7 +222,7 @@ class TestRewritten:
     ) -> None:
         root = copied()
         shutil.copy(Path(make_dataset(1000)).parent / "source.parquet", root.parent / "other.parquet")
-        loader = Loader(str(root), batch_size=10, streams=1, on_bad_shard=on_bad_shard)
+        loader = Loader(str(root), batch_size=10, streams=1, prefetch_bytes=0, on_bad_shard=on_bad_shard)
         chunks = loader.chunks(0)
         next(chunks)
         self.rebuild(root, shards=7, seed=99)
@@ -232,7 +232,7 @@ class TestRewritten:
 
     def test_so_is_one_that_was_removed(self, copied: Callable[..., Path]) -> None:
         root = copied()
-        chunks = Loader(str(root), batch_size=10, streams=1).chunks(0)
+        chunks = Loader(str(root), batch_size=10, streams=1, prefetch_bytes=0).chunks(0)
         next(chunks)
         shutil.rmtree(root)
         with pytest.raises(DatasetError, match="removed or is being rewritten"):

@@ -68,6 +68,10 @@ class HdfsProcesses:
         """SIGKILL the DataNode: what is stored cannot be read until it is started again."""
         kill(self._datanode)
 
+    def signal_datanode(self, number: int) -> None:
+        """Send the DataNode a signal: stopped (SIGSTOP), it takes connections and answers none until SIGCONT."""
+        self._datanode.send_signal(number)
+
     def start_datanode(self) -> None:
         """Start the DataNode again, with its blocks and at its old port, and wait until it serves."""
         self._datanode = self._start(DATANODE)

@@ -28,6 +28,7 @@ Kind = Literal[
     "damage download",  # flip a bit of the reply's body
     "lose reply",  # the server does what it is asked to, and the client never hears of it
     "stall",  # for so many seconds, before the reply
+    "stall download",  # for so many seconds, once so many bytes of the reply's body were forwarded
 ]
 
 
@@ -144,6 +145,11 @@ class Proxy:
                     client_out.write(piece[: at - start])
                     await client_out.drain()
                     return kind == "reset download" and _reset(client_out)
+                if fault and kind == "stall download" and start <= at < start + len(piece):
+                    client_out.write(piece[: at - start])
+                    await client_out.drain()
+                    await asyncio.sleep(fault.seconds)
+                    piece = piece[at - start :]
                 client_out.write(_damaged(piece, start, at) if kind == "damage download" else piece)
                 await client_out.drain()
             if kind == "lose reply":

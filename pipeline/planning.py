@@ -1,0 +1,60 @@
+"""Work that begins once others are done, in a thread that waits for none of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from typing import Generic, TypeVar
+
+__all__ = ["open_after"]
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+def open_after(parts: Sequence[Future[S]], work: Callable[[Sequence[Future[S]]], T], executor: Executor) -> Future[T]:
+    """The result of `work` on parts, begun when all of them are done, whether they failed or not.
+
+    So an executor of few threads is not held up by what comes last, where something else is ready sooner. The parts are
+    let go of when the work is done.
+    """
+    opening = _Opening(list(parts), work, executor)
+    for part in parts:
+        part.add_done_callback(opening.part_done)
+    return opening.result
+
+
+class _Opening(Generic[S, T]):
+    def __init__(self, parts: list[Future[S]], work: Callable[[Sequence[Future[S]]], T], executor: Executor) -> None:
+        self.result: Future[T] = Future()
+        self._parts = parts
+        self._work: Callable[[Sequence[Future[S]]], T] | None = work
+        self._executor = executor
+        self._missing = len(parts)
+        self._lock = threading.Lock()
+
+    def part_done(self, _: Future[S]) -> None:
+        with self._lock:
+            self._missing -= 1
+            if self._missing:
+                return
+        try:
+            self._executor.submit(self._run)
+        except RuntimeError:  # it was shut down: nobody waits any more
+            self.result.cancel()
+            self._let_go()
+
+    def _run(self) -> None:
+        assert self._work is not None
+        try:
+            self.result.set_result(self._work(self._parts))
+        except BaseException as error:
+            self.result.set_exception(error)
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Parts hold this by their callbacks, and must not be held by it for ever."""
+        self._parts = []
+        self._work = None

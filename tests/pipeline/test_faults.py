@@ -1,0 +1,221 @@
+"""Loading from a real S3 past a proxy that misbehaves, and from a real HDFS whose DataNode dies: every sample is right,
+or the loader stops in bounded time, with a line that says where.
+"""
+
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+from ringfeed.pipeline import Loader
+from ringfeed.sharding import CorruptionError, DatasetError, StorageError
+from ringfeed.sharding.retry import RetryPolicy
+from ringfeed.sharding.storage import Storage
+from tests.servers.hdfs import hdfs
+from tests.servers.proxy import Fault, Proxy, proxied
+from tests.servers.seaweedfs import S3Server
+from tests.servers.store import Store
+
+Make = Callable[..., str]
+QUICK = RetryPolicy(attempts=4, base_seconds=0.02, cap_seconds=0.1)
+ALWAYS = 10**9
+SHARDS = 20
+VICTIM = "train-00013-of-00020.tfrecord"
+BATCH = {"batch_size": 20, "streams": 2, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def local(make_dataset: Make) -> str:
+    return make_dataset(1000, shards=SHARDS)
+
+
+@pytest.fixture(scope="module")
+def expected(local: str) -> list[list[int]]:
+    return batches(Loader(local, **BATCH))
+
+
+@pytest.fixture(scope="module")
+def proxy(s3_server: S3Server) -> Iterator[Proxy]:
+    with proxied(s3_server.endpoint_url) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def s3(s3_server: S3Server, s3_bucket: str, local: str) -> Store:
+    """The dataset, past the proxy."""
+    url = f"s3://{s3_bucket}/{uuid.uuid4().hex}"
+    store = Store(name="s3", url=url, env=s3_server.env, storage_options=s3_server.storage_options)
+    copy_dataset(local, store)
+    return store
+
+
+@pytest.fixture
+def storage(s3: Store, s3_server: S3Server, proxy: Proxy) -> Storage:
+    """The dataset through the proxy, which has no faults yet; a reply may take a second."""
+    proxy.begin()
+    options = replace(s3_server, endpoint_url=proxy.url).storage_options
+    return Storage(s3.url, {**options, "config_kwargs": {"read_timeout": 1}}, QUICK)
+
+
+def copy_dataset(local: str, store: Store) -> None:
+    for path in Path(local).iterdir():
+        store.write_bytes(path.name, path.read_bytes())
+
+
+def batches(loader: Loader, start_step: int = 0) -> list[list[int]]:
+    rows = [np.array(c["id"]).reshape(steps, -1) for steps, c in loader.chunks(0, start_step)]
+    return np.concatenate(rows).tolist()
+
+
+def name(fault: Fault) -> str:
+    return f"{fault.kind} x{fault.times} at {fault.at_bytes}"
+
+
+PASSING = [
+    Fault(kind="reply", method="GET", path="train-", first=5, times=3),
+    Fault(kind="reply", method="GET", path=VICTIM, status=500, code="InternalError", times=3),
+    Fault(kind="reset download", method="GET", path=r"tfrecord", at_bytes=1000, times=3),
+    Fault(kind="cut download", method="GET", path=VICTIM, at_bytes=3000, times=2),
+    Fault(kind="lose reply", method="GET", path=r"index", times=2),
+    Fault(kind="stall", method="GET", path=VICTIM, seconds=20),
+    Fault(kind="stall download", method="GET", path=VICTIM, at_bytes=2000, seconds=20),
+    Fault(kind="damage download", method="GET", path=VICTIM, at_bytes=2000),
+    Fault(kind="damage download", method="GET", path=r"index", at_bytes=200),
+]
+
+
+class TestS3:
+    @pytest.mark.parametrize("fault", PASSING, ids=name)
+    def test_faults_that_pass_change_no_sample(
+        self, proxy: Proxy, storage: Storage, expected: list[list[int]], fault: Fault
+    ) -> None:
+        loader = Loader(storage, **BATCH)
+        proxy.begin(fault)
+        begun = time.monotonic()
+        assert batches(loader) == expected
+        assert time.monotonic() - begun < 15
+        assert proxy.happened[fault] == fault.times
+
+    def test_a_cache_takes_nothing_that_was_damaged_on_its_way(
+        self, proxy: Proxy, storage: Storage, expected: list[list[int]], tmp_path: Path
+    ) -> None:
+        fault = Fault(kind="damage download", method="GET", path="tfrecord", at_bytes=2000, first=3)
+        loader = Loader(storage, cache=tmp_path / "cache", **BATCH)
+        proxy.begin(fault)
+        assert batches(loader) == expected
+        assert proxy.happened[fault] == 1
+        proxy.begin(Fault(kind="reply", method="GET", path="train-", times=ALWAYS))
+        assert batches(loader) == expected
+
+    @pytest.mark.parametrize("checked", ["when_supported", "when_required"])  # by the client, against the store's CRC
+    def test_wrong_bytes_stop_the_loader_with_their_place(self, proxy: Proxy, storage: Storage, checked: str) -> None:
+        config = {**storage.options["config_kwargs"], "response_checksum_validation": checked}
+        loader = Loader(replace(storage, options={**storage.options, "config_kwargs": config}), **BATCH)
+        proxy.begin(Fault(kind="damage download", method="GET", path=VICTIM, at_bytes=2000, times=ALWAYS))
+        place = rf"{storage.url}/{VICTIM} is damaged: .*\(record \d+ at offset \d+ .*repair {storage.url}"
+        with pytest.raises(CorruptionError, match=place):
+            batches(loader)
+
+    def test_wrong_bytes_are_replaced_as_on_a_local_disk(self, proxy: Proxy, storage: Storage, local: str) -> None:
+        loader = Loader(storage, on_bad_shard="quarantine", **BATCH)
+        proxy.begin(Fault(kind="damage download", method="GET", path=VICTIM, at_bytes=2000, times=ALWAYS))
+        assert batches(loader) == batches(Loader(local, quarantined=[VICTIM], **BATCH))
+        assert loader.quarantined == (VICTIM,)
+        proxy.begin()
+        told = Loader(storage, quarantined=loader.quarantined, **BATCH)
+        refused = Fault(kind="reply", method="GET", path=VICTIM, status=400, code="InvalidRequest", times=ALWAYS)
+        proxy.begin(refused)
+        assert batches(told, 9) == batches(loader)[9:]
+        assert proxy.happened[refused] == 0
+
+    @pytest.mark.parametrize(
+        ("fault", "reason"),
+        [
+            (Fault(kind="reply", method="GET", path=VICTIM, times=ALWAYS), "asks for fewer requests"),
+            (Fault(kind="cut download", method="GET", path=VICTIM, at_bytes=99, times=ALWAYS), "Payload"),
+            (Fault(kind="stall", method="GET", path=VICTIM, times=ALWAYS, seconds=900), "[Tt]imeout"),
+            (Fault(kind="stall download", method="GET", path=VICTIM, times=ALWAYS, seconds=900), "[Tt]imeout"),
+        ],
+        ids=lambda value: name(value) if isinstance(value, Fault) else None,
+    )
+    def test_a_store_that_fails_for_good_is_told_in_bounded_time(
+        self, proxy: Proxy, storage: Storage, fault: Fault, reason: str
+    ) -> None:
+        brief = replace(storage, retries=replace(QUICK, attempts=2))
+        loader = Loader(brief, on_bad_shard="quarantine", **BATCH)  # which is for damage alone
+        proxy.begin(fault)
+        begun = time.monotonic()
+        with pytest.raises(StorageError, match=rf"cannot read {storage.url}/{VICTIM}: .*{reason}.*2 attempts in"):
+            batches(loader)
+        assert time.monotonic() - begun < 10
+        assert loader.quarantined == ()
+
+    def test_a_shard_of_another_version_is_told_from_damage(
+        self, s3: Store, storage: Storage, make_dataset: Make
+    ) -> None:
+        copy = replace(s3, url=f"{s3.url}/copy")
+        copy_dataset(make_dataset(1000, shards=7), copy)
+        chunks = Loader(replace(storage, url=copy.url), batch_size=20, streams=1, prefetch_bytes=0).chunks(0)
+        next(chunks)
+        copy_dataset(make_dataset(1000, shards=7, fixed=False), copy)
+        with pytest.raises(DatasetError, match="rewritten while it was read"):
+            list(chunks)
+
+    def test_a_late_answer_is_asked_for_again(self, proxy: Proxy, storage: Storage, expected: list[list[int]]) -> None:
+        patient = replace(storage, options={**storage.options, "config_kwargs": {"read_timeout": 30}})
+        fault = Fault(kind="stall", method="GET", path=r"tfrecord", first=14, seconds=25)
+        loader, alone = Loader(patient, **BATCH), Loader(patient, hedging=False, **BATCH)
+        proxy.begin(fault)
+        begun = time.monotonic()
+        assert batches(loader) == expected
+        assert time.monotonic() - begun < 15
+        stats = loader.stats()
+        assert stats["hedge_win"].items >= 1
+        assert stats["hedge"].items <= 2 + 0.1 * SHARDS
+        proxy.begin(replace(fault, seconds=2))
+        begun = time.monotonic()
+        assert batches(alone) == expected
+        assert time.monotonic() - begun > 2
+        assert alone.stats()["hedge"].items == 0
+
+
+class TestHdfs:
+    def test_an_epoch_outlasts_a_data_node_or_stops_in_bounded_time(
+        self, tmp_path: Path, local: str, expected: list[list[int]]
+    ) -> None:
+        with hdfs(tmp_path) as processes:
+            url = f"{processes.server.url}/data"
+            fs, root = fsspec.core.url_to_fs(url)
+            fs.makedirs(root)
+            copy_dataset(local, Store(name="hdfs", url=url))
+            options = {"dfs.client.socket-timeout": "500"}
+
+            brief = Loader(Storage(url, options, replace(QUICK, attempts=2)), **BATCH)
+            processes.signal_datanode(signal.SIGSTOP)
+            fails_in_bounded_time(brief, url)
+            processes.signal_datanode(signal.SIGCONT)
+            assert batches(brief, 30) == expected[30:]
+            patient = RetryPolicy(attempts=1000, base_seconds=0.2, cap_seconds=0.5, budget_seconds=60)
+            chunks = Loader(Storage(url, options, patient), prefetch_bytes=0, **BATCH).chunks(0)
+            got = [next(chunks)]
+            processes.kill_datanode()
+            fails_in_bounded_time(brief, url)
+            with ThreadPoolExecutor(1) as pool:
+                rest = pool.submit(list, chunks)
+                processes.start_datanode()
+                got += rest.result(60)
+            assert np.concatenate([np.array(c["id"]).reshape(steps, -1) for steps, c in got]).tolist() == expected
+
+
+def fails_in_bounded_time(loader: Loader, url: str) -> None:
+    begun = time.monotonic()
+    with pytest.raises(StorageError, match=rf"cannot read {url}/train-.*DataNodes .*do not answer \(2 attempts"):
+        batches(loader)
+    assert time.monotonic() - begun < 30
