@@ -22,7 +22,7 @@ _READ = """
 import sys
 from ringfeed.pipeline import Loader
 how, url = sys.argv[1:]
-loader = Loader(url, batch_size=256, streams=4)
+loader = Loader(url, batch_size=256, streams=4, prefetch_bytes=4 * 10 << 20)
 for _ in loader.numpy_epoch(0) if how == "read" else ():
     pass
 """
