@@ -98,7 +98,7 @@ class SourceReader:
     def _fetch(self, path: str, size: int, kind: Latencies) -> pa.Buffer:
         if self._remote is not None:
             read = partial(_read_whole, self._storage, path)
-            return pa.py_buffer(self._remote.call(read, kind, size, self._storage.locate(path)))
+            return self._remote.call(read, kind, size, self._storage.locate(path))
         return self._storage.map(path) if self._mapped else pa.py_buffer(self._storage.read(path))
 
     def _explained(self, shard: ShardInfo, wrong: _Wrong, *, in_index: bool) -> RingfeedError:
@@ -147,14 +147,14 @@ class SourceReader:
             return f"it has {data.size} of {shard.index_bytes if in_index else shard.bytes} bytes, or another checksum"
 
 
-def _read_whole(storage: Storage, path: str) -> bytes:
+def _read_whole(storage: Storage, path: str) -> pa.Buffer:
     """A file of a remote store, also where its client refuses it for the store's own checksum: here is another."""
     try:
-        return storage.read(path)
+        return storage.map(path)
     except StorageError as error:
         if type(error.__cause__).__name__ != "FlexibleChecksumError":  # of botocore
             raise
-        return b"".join(iterate_blocks(storage, path))  # which of ranges says nothing
+        return pa.py_buffer(b"".join(iterate_blocks(storage, path)))  # which of ranges says nothing
 
 
 def _locate(storage: Storage, dataset: Dataset, shard: ShardInfo, found: Measure, *, in_index: bool) -> Damage:
