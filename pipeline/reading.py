@@ -99,7 +99,8 @@ class SourceReader:
         if self._remote is not None:
             read = partial(_read_whole, self._storage, path)
             return self._remote.call(read, kind, size, self._storage.locate(path))
-        return self._storage.map(path) if self._mapped else pa.py_buffer(self._storage.read(path))
+        copied = self._storage.local_path is not None and not self._mapped
+        return pa.py_buffer(self._storage.read(path)) if copied else self._storage.map(path)
 
     def _explained(self, shard: ShardInfo, wrong: _Wrong, *, in_index: bool) -> RingfeedError:
         written = next(known for known in self._dataset.shards if known.path == shard.path)  # a filter changes numbers
