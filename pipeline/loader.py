@@ -105,7 +105,7 @@ class Loader:
         quarantined: paths of shards in quarantine, as `quarantined` told them in the run that is gone on with.
         hedging: whether a remote store is asked a second time for a file that is late; the first answer counts.
         prefetch_bytes: of shards' files that are fetched ahead of need, at most, what is needed soonest first. Default:
-            a quarter more than the open windows have, at least 64 MiB.
+            a quarter more than the open windows have; from a remote store at least 64 MiB.
 
     Raises:
         ConfigError: an argument its rule forbids, or missing values without `fill`.
@@ -455,7 +455,8 @@ class Loader:
 
     def _default_prefetch(self) -> int:
         window = sum(s.bytes for s in self._shards) * self._geometry.window_shards / len(self._shards)
-        return max(_AHEAD_BYTES, int(1.25 * window * len(self._slices)))  # for windows differ in size
+        one_each = int(1.25 * window * len(self._slices))  # for windows differ in size
+        return one_each if self._dataset.storage.local_path is not None else max(one_each, _AHEAD_BYTES)
 
     def _fetcher(self) -> ShardFetcher:
         return ShardFetcher(

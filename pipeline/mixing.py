@@ -155,6 +155,11 @@ class Mixture:
         """Samples of this rank in each batch, the same on every rank; where `sample_weight` is 0 they do not count."""
         return self._geometry.local_batch(self._world_size)
 
+    @property
+    def quarantined(self) -> dict[str, tuple[str, ...]]:
+        """Shards that are left out, by dataset; see `Loader.quarantined`."""
+        return {name: loader.quarantined for name, loader in zip(self._names, self._loaders, strict=True)}
+
     def plan(self, epoch: int = 0) -> MixturePlan:
         """Steps, and how much of each dataset is in an epoch; no shard is opened."""
         samples, fewest, most = self._schedule(epoch).seats_of_epoch()

@@ -64,7 +64,7 @@ class Quarantine:
                 "on_bad_shard='quarantine' needs a `where` on the label alone, or none: what another lets through of a "
                 "shard that cannot be read, nobody knows"
             )
-        unknown = set(paths) - {shard.path for shard in dataset.split_shards(split)}
+        unknown = set(paths) - {shard.path for shard in dataset.split_shards(split)} if paths else set()
         if unknown:
             raise ConfigError(
                 f"quarantined: {dataset.storage.locate()} has no shard {min(unknown)!r} in the split {split!r}"
@@ -73,7 +73,9 @@ class Quarantine:
         self._shards = shards
         self._takes = on_bad_shard == "quarantine"
         self._paths = set(paths)
-        self._positions = {number for number, shard in enumerate(shards) if shard.path in self._paths}
+        self._positions = (
+            {number for number, shard in enumerate(shards) if shard.path in self._paths} if paths else set()
+        )
         self._counters = counters
         self._lock = threading.Lock()
 
@@ -117,6 +119,8 @@ class Quarantine:
         """
         with self._lock:
             positions = sorted(self._positions)
+        if not positions:
+            return counts
         left = counts.copy()
         left[positions] = 0
         if not left.any():
@@ -131,6 +135,8 @@ class Quarantine:
         """The shards, as they are to a plan: those that are not to be read have no bytes, and lend no class."""
         with self._lock:
             positions = sorted(self._positions)
+        if not positions:
+            return self._shards
         planned = list(self._shards)
         for position in positions:
             counts = ClassCounts(np.zeros(len(planned[position].class_counts), np.int64))

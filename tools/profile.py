@@ -14,7 +14,7 @@ from html import escape
 from typing import Any
 
 from ..pipeline import Loader, StageStats
-from ..pipeline.counters import CACHE_STAGES
+from ..pipeline.counters import CACHE_STAGES, FAULT_STAGES
 from ..pipeline.quiet import quiet_tensorflow
 from ..sharding.errors import ConfigError
 from .console import align, human_bytes, stage_progress
@@ -210,7 +210,7 @@ def _stages(stats: Mapping[str, StageStats], seconds: float) -> tuple[StageProfi
             share=entry.busy_seconds / seconds,
         )
         for name, entry in stats.items()
-        if entry.items or name not in CACHE_STAGES
+        if entry.items or name not in CACHE_STAGES + FAULT_STAGES
     )
 
 

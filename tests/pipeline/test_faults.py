@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pytest
 
@@ -192,9 +191,7 @@ class TestHdfs:
     ) -> None:
         with hdfs(tmp_path) as processes:
             url = f"{processes.server.url}/data"
-            fs, root = fsspec.core.url_to_fs(url)
-            fs.makedirs(root)
-            copy_dataset(local, Store(name="hdfs", url=url))
+            Storage(url).write_all({path.name: path.read_bytes() for path in Path(local).iterdir()})
             options = {"dfs.client.socket-timeout": "500"}
 
             brief = Loader(Storage(url, options, replace(QUICK, attempts=2)), **BATCH)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfeed.pipeline import Loader
+from ringfeed.pipeline import Loader, Mixture
 from ringfeed.pipeline.quarantine import stand_ins
 from ringfeed.sharding import BuildOptions, ConfigError, CorruptionError, DatasetError, build, open_dataset
 
@@ -32,9 +32,10 @@ def damage(root: Path, *numbers: int, suffix: str = "") -> list[str]:
 
 def ids_of(root: Path, *numbers: int) -> set[int]:
     """The records of some shards."""
-    whole = Loader(str(root), batch_size=1, shuffle=False, remainder="pad")
-    stops = np.cumsum([shard.records for shard in open_dataset(str(root)).shards]).tolist()
-    return {int(whole.sample(i)["id"]) for n in numbers for i in range(([0, *stops])[n], stops[n])}
+    ids = np.array(batches(Loader(str(root), batch_size=1, shuffle=False))).reshape(-1)
+    stops = np.cumsum([shard.records for shard in open_dataset(str(root)).shards])
+    shards = np.split(ids, stops[:-1])
+    return {int(i) for number in numbers for i in shards[number]}
 
 
 def batches(loader: Loader, epoch: int = 0, start_step: int = 0) -> list[list[int]]:
@@ -182,6 +183,14 @@ class TestQuarantine:
         with pytest.raises(CorruptionError, match="all shards with records that are needed are in quarantine"):
             batches(Loader(str(root), batch_size=10, on_bad_shard="quarantine"))
 
+    def test_a_mixture_goes_on_without_it_and_names_it(self, make_dataset: Make, copied: Callable[..., Path]) -> None:
+        root = copied()
+        (path,) = damage(root, 3)
+        sources = {"sound": {"url": make_dataset(1000)}, "bad": {"url": str(root), "on_bad_shard": "quarantine"}}
+        mixture = Mixture(sources, batch_size=10)
+        assert sum(steps for steps, _ in mixture.chunks(0)) == mixture.steps_per_epoch == 200
+        assert mixture.quarantined == {"sound": (), "bad": (path,)}
+
     def test_impossible_arguments_are_refused(self, make_dataset: Make) -> None:
         url = make_dataset(1000)
         with pytest.raises(ConfigError, match=r"has no shard 'x' in the split 'train'"):
@@ -191,6 +200,33 @@ class TestQuarantine:
         with pytest.raises(ConfigError, match="needs a `where` on the label alone"):
             Loader(url, batch_size=10, on_bad_shard="quarantine", where="id > 5")
         Loader(url, batch_size=10, on_bad_shard="quarantine", where="label == 1")
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_batches_depend_on_the_list_and_on_no_rank(make_dataset: Make, data: st.DataObject) -> None:
+    url = make_dataset(1000)
+    paths = [shard.path for shard in open_dataset(url).shards]
+    quarantined = data.draw(st.lists(st.sampled_from(paths), max_size=6, unique=True))
+    streams = data.draw(st.sampled_from([1, 2, 3, 4]))
+    options = {
+        "batch_size": 12,
+        "streams": streams,
+        "window_shards": data.draw(st.integers(1, 3)),
+        "balance": data.draw(st.sampled_from(["natural", "uniform"])),
+        "seed": data.draw(st.integers(0, 99)),
+        "quarantined": quarantined,
+    }
+    world_size = data.draw(st.sampled_from([1, 2, 3, 4, 6]))
+    loader = Loader(url, **options)
+    whole = batches(loader)
+    assert len(whole) == loader.steps_per_epoch
+    bad = ids_of(Path(url), *(paths.index(path) for path in quarantined))
+    assert not set(np.array(whole).reshape(-1).tolist()) & bad
+    start = data.draw(st.integers(0, len(whole) - 1))
+    ranks = [Loader(url, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+    parts = [batches(ranked, start_step=start) for ranked in ranks]
+    assert np.concatenate(parts, axis=1).tolist() == whole[start:]
 
 
 @given(
