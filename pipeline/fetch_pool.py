@@ -49,6 +49,7 @@ class FetchPool(Generic[T]):
         self._waiting: dict[Future[T], _Task[T]] = {}
         self._numbers = count()
         self._running = 0
+        self._closed = False
         self._lock = threading.Lock()
 
     def submit(self, step: int, function: Callable[[], T], size: int) -> Future[T]:
@@ -58,9 +59,15 @@ class FetchPool(Generic[T]):
             step: that needs the result.
             function: to run.
             size: bytes that it brings.
+
+        Returns:
+            The result to come; cancelled, if the pool was closed.
         """
         task: _Task[T] = _Task(future=Future(), function=function, size=size)
         with self._lock:
+            if self._closed:
+                task.future.cancel()
+                return task.future
             self._waiting[task.future] = task
             heapq.heappush(self._entries, _Entry(step, next(self._numbers), task))
         self._begin()
@@ -74,8 +81,9 @@ class FetchPool(Generic[T]):
                 heapq.heappush(self._entries, _Entry(step, next(self._numbers), task))
 
     def close(self) -> None:
-        """Begin nothing more, and let the threads end."""
+        """Begin nothing more, cancel what has not begun, and let the threads end."""
         with self._lock:
+            self._closed = True
             waiting = list(self._waiting)
             self._waiting.clear()
             self._entries.clear()

@@ -1,5 +1,5 @@
-"""One stream of an epoch at work: its windows are opened and planned in background threads, one ahead of need; the
-samples asked for are gathered from them.
+"""One stream of an epoch at work: its windows are opened and planned in background threads, ahead of need; the samples
+asked for are gathered from them.
 """
 
 from __future__ import annotations

@@ -75,9 +75,9 @@ def _connect(
         merged["config_kwargs"] = {**_OPTIONS[kind]["config_kwargs"], **config}
     fs, _ = fsspec.url_to_fs(f"{kind}://{place}", skip_instance_cache=True, **merged)
     if kind == "s3":
-        fs.retries = 1
         # Its own defaults, which the bounds of docs/faults.md reckon with. Not as options, by which `fast.py` judges.
         fs.connect_timeout, fs.read_timeout = 5, 15
+        fs.retries = 1
     if kind == "hdfs":
         fs.client.inner = BoundedClient(fs.client.inner, int(merged[_RPC_TIMEOUT]) / 1000)
     return fs

@@ -103,6 +103,7 @@ class TestFetchPool:
         waiting = pool.submit(1, lambda: None, 1)
         pool.close()
         assert waiting.cancelled()
+        assert pool.submit(0, lambda: None, 1).cancelled()
         released.set()
 
 
