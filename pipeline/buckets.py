@@ -63,7 +63,7 @@ class Buckets:
         """
         if feature not in schema.names:
             raise ConfigError(f"bucket_by names {feature!r}, which is no feature; they are: {', '.join(schema.names)}")
-        if schema[feature].elements is not None and schema[feature].numeric:
+        if schema[feature].elements is not None and (schema[feature].numeric or schema[feature].shape):
             raise ConfigError(f"bucket_by: all values of {feature!r} have one length, {schema[feature].elements}")
         if steps < 2:
             raise ConfigError(f"bucket_steps must be at least 2, got {steps}")

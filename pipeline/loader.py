@@ -62,8 +62,10 @@ _PLAN_THREADS = 1  # two hinder each other: balanced then has 0.85 of natural's 
 class Loader:
     """Streams one split of a dataset, one rank's share of it, epoch by epoch.
 
-    The global batches depend on `seed`, the epoch and the step, and on the geometry (`batch_size`, `streams`,
-    `window_shards`, `balance`); never on `rank` and `world_size`.
+    The global batches depend on `seed`, the epoch and the step, and on what says which samples there are and how they
+    are put together (`batch_size`, `balance`, `epoch_length`, `remainder`, `shuffle`, `streams`, `window_shards`,
+    `where`, `bucket_by`, `bucket_steps`, and which shards are in quarantine); never on the other arguments, such as
+    `rank` and `world_size`.
 
     Args:
         url: of the dataset, or its `Storage`.
@@ -75,8 +77,9 @@ class Loader:
             records come more than once. ``X->Y:N``, or a `Ramp`: from X to Y over N epochs. Or a function that
             returns one of them for an epoch.
         epoch_length: samples in an epoch, in whole batches; default: as many as records. Fewer need only a part of the
-            shards, another each epoch; more need a balance. Or, with a balance, ``oversample``: until each record was
-            served, or ``undersample``: until the scarcest class has no fresh ones.
+            shards, if shuffled another each epoch; more need a balance, whose ``natural`` epochs then are ``power:1``.
+            Or, with one balance for all epochs, ``oversample``: until about each record was served, or
+            ``undersample``: until the scarcest class has no fresh ones.
         seed: of the order.
         rank: of this process, in ``[0, world_size)``.
         world_size: processes that share each global batch.
@@ -98,7 +101,8 @@ class Loader:
             takes, or one of `pyarrow.compute`. They are counted now, from what must be read for it.
         sample_keys: whether batches hold ``sample_key``, int64 [batch, 2], a key of (seed, epoch, position) for the
             random augmentation of each sample.
-        bucket_by: a feature of variable length: batches then hold records of like length. See `Buckets`.
+        bucket_by: a feature of variable length: batches then hold records of like length. See `Buckets`. Not with
+            ``wrap``.
         bucket_steps: steps that records are put together within for it.
         on_bad_shard: what becomes of a shard whose bytes are not those that were written, nor when they are fetched
             again: ``raise``, or ``quarantine``: other records stand in for its own; see docs/faults.md.
@@ -109,6 +113,7 @@ class Loader:
 
     Raises:
         ConfigError: an argument its rule forbids, or missing values without `fill`.
+        CorruptionError: all that is needed is in quarantine.
         DatasetError: there is no dataset, or no such split.
         StorageError: the store refuses.
 
@@ -158,7 +163,6 @@ class Loader:
             self._shards, info = self._selection.shards, self._selection.split
         self._info = info
         self._balance = parse_balance(balance)
-        self._weights(epoch=0)  # an impossible balance is refused now
         samples, spread = epoch_samples(
             epoch_length, self._balance, self.manifest.classes, info.class_counts, batch_size
         )
@@ -172,6 +176,7 @@ class Loader:
             spread=spread,
             shuffle=shuffle,
         )
+        self._weights(epoch=0)  # an impossible balance is refused now
         self._slices = self._geometry.rank_slices(rank, world_size)
         self._rank, self._world_size = rank, world_size
         if balance != "natural" and remainder != "drop":
@@ -180,6 +185,10 @@ class Loader:
             )
         if balance != "natural" and not shuffle:
             raise ConfigError("shuffle=False needs balance='natural': in the dataset's order, no record comes twice")
+        if bucket_by is not None and remainder == "wrap":
+            raise ConfigError(
+                "bucket_by needs remainder='drop' or 'pad': which records wrap around would hang on their lengths"
+            )
         self._seed = seed
         self._fill = dict(fill or {})
         self._schema = delivered_schema(self.manifest, split, columns, self._fill)
@@ -195,6 +204,7 @@ class Loader:
         self._quarantine = Quarantine(
             self._dataset, split, self._shards, on_bad_shard, quarantined, self._counters, self._selection
         )
+        self._quarantine.planned(self._weights(epoch=0))  # where nothing is left is told now
         self._access = RandomAccess(self._shards, self.schema, self._layout, self._fill)
 
     @property
@@ -234,7 +244,7 @@ class Loader:
             plan = plan_epoch(
                 self._order(epoch),
                 self._schedule(epoch),
-                self._quarantine.planned(),
+                self._quarantine.planned(self._weights(epoch)),
                 self.manifest.classes,
                 self._info.class_counts,
                 self._world_size,
@@ -451,7 +461,11 @@ class Loader:
         )
 
     def _weights(self, epoch: int) -> npt.NDArray[np.float64] | None:
-        return target_weights(self._balance, self.manifest.classes, self._info.class_counts, epoch)
+        classes, counts = self.manifest.classes, self._info.class_counts
+        weights = target_weights(self._balance, classes, counts, epoch)
+        if weights is None and self._geometry.spread:  # records have to come again, which only shares can tell
+            return target_weights("power:1", classes, counts)
+        return weights
 
     def _default_prefetch(self) -> int:
         window = sum(s.bytes for s in self._shards) * self._geometry.window_shards / len(self._shards)

@@ -30,7 +30,8 @@ class ClassMix:
 
     Attributes:
         records: of the class in the split.
-        samples: of the class in the epoch (an expectation in natural order, where a remainder is dropped).
+        samples: of the class in the epoch (an expectation in natural order, where a remainder is dropped or
+            wrapped).
         per_batch: the fewest and the most in a global batch; in natural order, the expected number twice.
         repeats: samples / records: above 1, records come more than once.
     """
@@ -135,8 +136,8 @@ def _mix(
 ) -> dict[Any, ClassMix]:
     geometry = order.geometry
     if schedule is None:
-        used = geometry.records - geometry.dropped
-        samples = records / records.sum() * used
+        served = geometry.records - geometry.dropped + geometry.wrapped
+        samples = records / records.sum() * served
         expected = records / records.sum() * geometry.batch_size
         bounds = np.stack([expected, expected])
     else:

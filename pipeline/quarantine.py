@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..sharding.class_counts import ClassCounts
+from ..sharding.class_counts import ClassCounts, count_matrix
 from ..sharding.dataset import Dataset
 from ..sharding.errors import ConfigError, CorruptionError
 from ..sharding.keyed import shuffled
@@ -131,12 +131,25 @@ class Quarantine:
             )
         return left
 
-    def planned(self) -> Sequence[ShardInfo]:
-        """The shards, as they are to a plan: those that are not to be read have no bytes, and lend no class."""
+    def planned(self, weights: npt.NDArray[np.float64] | None) -> Sequence[ShardInfo]:
+        """The shards, as they are to a plan: those that are not to be read have no bytes, and lend no class.
+
+        Args:
+            weights: of the classes in the epoch, [classes]; None for the natural mix.
+
+        Raises:
+            CorruptionError: of some class that is needed, or of all, nothing is left.
+        """
         with self._lock:
             positions = sorted(self._positions)
         if not positions:
             return self._shards
+        if weights is None:
+            self.left(np.array([shard.records for shard in self._shards]))
+        else:
+            of_class = count_matrix([shard.class_counts for shard in self._shards])
+            for class_id in np.flatnonzero(weights):
+                self.left(of_class[:, class_id])
         planned = list(self._shards)
         for position in positions:
             counts = ClassCounts(np.zeros(len(planned[position].class_counts), np.int64))

@@ -163,6 +163,7 @@ def test_what_is_too_long_is_refused_or_cut(texts: dict[str, str]) -> None:
         ({"bucket_by": "words"}, "bucket_by names 'words', which is no feature; they are: id, tokens, label"),
         ({"bucket_by": "id"}, "all values of 'id' have one length, 1"),
         ({"bucket_by": "tokens", "bucket_steps": 1}, "bucket_steps must be at least 2, got 1"),
+        ({"bucket_by": "tokens", "remainder": "wrap"}, "bucket_by needs remainder='drop' or 'pad'"),
     ],
 )
 def test_impossible_buckets_are_refused(texts: dict[str, str], options: dict[str, Any], message: str) -> None:

@@ -79,6 +79,7 @@ def test_an_epoch_holds_each_record_once_but_for_the_remainder_that_its_plan_nam
         times, 1 + np.bincount(again, minlength=RECORDS) - np.bincount(never, minlength=RECORDS)
     )
     assert (plan.wrapped, plan.dropped) == (len(again), len(never))
+    assert round(sum(mix.samples for mix in plan.class_mix.values())) == np.count_nonzero(ids >= 0)
     assert plan.padded == np.count_nonzero(ids < 0)
     assert plan.filled == plan.steps * (-options["batch_size"] % world_size)
     if options["remainder"] == "wrap" and plan.wrapped:

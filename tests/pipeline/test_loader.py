@@ -134,6 +134,8 @@ def test_an_epoch_may_be_longer_or_shorter_than_the_dataset(make_dataset: Make, 
     assert np.bincount(under).max() <= 2
     assert len(records(2) & set(under)) >= 16
     assert len(ids_of(balance="uniform", epoch_length=5000)) == 4992
+    in_proportion = ids_of(balance="uniform->natural:1", epoch_length=3000)  # natural from epoch 1 on
+    assert [len([i for i in in_proportion if i in records(value)]) for value in range(3)] == [2400, 540, 60]
     part = ids_of(epoch_length=250)
     assert len(set(part)) == len(part) == 240
     with pytest.raises(ConfigError, match="the split has 1000 records, an epoch cannot have 1200"):
@@ -243,6 +245,7 @@ def test_sums_over_classes_are_kept_in_the_announced_mix(make_dataset: Make) -> 
         ({"balance": "uniform", "remainder": "pad"}, "needs balance='natural': a balanced epoch has no rest to pad"),
         ({"balance": "uniform", "remainder": "wrap"}, "has no rest to wrap"),
         ({"balance": "uniform", "shuffle": False}, "shuffle=False needs balance='natural'"),
+        ({"fetch_threads": 0}, "fetch_threads must be at least 1, got 0"),
         ({"fill": {"nowhere": 0}}, "fill names 'nowhere', which is no feature; they are: id, vector, label"),
     ],
 )

@@ -191,6 +191,13 @@ class TestQuarantine:
         assert sum(steps for steps, _ in mixture.chunks(0)) == mixture.steps_per_epoch == 200
         assert mixture.quarantined == {"sound": (), "bad": (path,)}
 
+    @pytest.mark.parametrize("balance", ["natural", "uniform"])
+    def test_a_loader_that_is_told_so_stops_before_it_begins(self, make_dataset: Make, balance: Any) -> None:
+        url = make_dataset(1000)
+        shards = open_dataset(url).shards
+        with pytest.raises(CorruptionError, match="all shards with records that are needed are in quarantine"):
+            Loader(url, batch_size=10, balance=balance, quarantined=[shard.path for shard in shards])
+
     def test_impossible_arguments_are_refused(self, make_dataset: Make) -> None:
         url = make_dataset(1000)
         with pytest.raises(ConfigError, match=r"has no shard 'x' in the split 'train'"):
@@ -249,8 +256,10 @@ def test_stand_ins_leave_the_others_in_place_and_are_shared_evenly(
 class TestRewritten:
     def rebuild(self, root: Path, **options: Any) -> None:
         source = str(root.parent / "other.parquet")
-        shutil.rmtree(root)
-        build(BuildOptions(source=source, destination=str(root), label="label", min_class_records=1, **options))
+        other = root.parent / "other"
+        build(BuildOptions(source=source, destination=str(other), label="label", min_class_records=1, **options))
+        root.rename(root.parent / "before")  # at once, for threads that read ahead may be at it
+        other.rename(root)
 
     @pytest.mark.parametrize("on_bad_shard", ["raise", "quarantine"])
     def test_another_dataset_in_its_place_is_told_from_damage(
