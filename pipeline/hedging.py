@@ -27,14 +27,14 @@ _ENOUGH = 8  # reads before their times say what is usual
 _UNUSUAL_SECONDS = 5.0  # until then
 _FACTOR, _LEAST_SECONDS = 3.0, 0.2  # of the 95th percentile; below it a second request gains little
 _SHARE = 0.05  # of all reads, that may be sent twice
-_LIMIT_SECONDS, _LIMIT_BYTES_PER_SECOND = 300.0, 1 << 20
+_LIMIT_SECONDS, _LIMIT_BYTES_PER_SECOND = 300.0, 1 << 17  # many at a time share a slow link
 
 
 def limit_seconds(size: int) -> float:
-    """How long a file of so many bytes is waited for, whatever its client does: 5 minutes, and 1 s for each MiB.
+    """How long a file of so many bytes is waited for, whatever its client does: 5 minutes, and 8 s for each MiB.
 
     >>> limit_seconds(60 << 20)
-    360.0
+    780.0
     """
     return _LIMIT_SECONDS + size / _LIMIT_BYTES_PER_SECOND
 

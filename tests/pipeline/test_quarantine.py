@@ -167,6 +167,14 @@ class TestQuarantine:
         assert len(batches(loader)) == 100
         assert list(loader.quarantined) == [*paths, missing]
 
+    def test_with_a_filter_on_the_label_its_records_alone_stand_in(self, copied: Callable[..., Path]) -> None:
+        root = copied()
+        damage(root, 1, 2)
+        loader = Loader(str(root), batch_size=10, where="label == 1", on_bad_shard="quarantine")
+        served = np.array(batches(loader)).reshape(-1)
+        assert len(loader.quarantined) == 2
+        assert ((served % 5 == 0) & (served % 50 != 0)).all()
+
     def test_a_single_record_of_it_is_an_error(self, copied: Callable[..., Path]) -> None:
         root = copied()
         paths = damage(root, 0)
