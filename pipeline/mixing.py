@@ -10,7 +10,7 @@ into the next, so how far it has come is a number of seats, which the schedule t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -342,17 +342,31 @@ def _open_loaders(
     sources: Mapping[str, Mapping[str, Any]], batch_size: int, seed: int, streams: int | None
 ) -> list[Loader]:
     """A loader for each dataset, whose global batch is one sample of each stream."""
-    loaders = []
+    loaders = {}
     for name, given in sources.items():
         taken = sorted(set(given) & _OF_THE_MIXTURE)
         if taken:
             raise ConfigError(f"dataset {name!r} of the mixture has its own {taken[0]}, which is the mixture's to say")
         if given.get("bucket_by") is not None:
             raise ConfigError(f"dataset {name!r} of the mixture has a bucket_by, but batches of all hold any lengths")
-        loaders.append(Loader(**given, batch_size=1, streams=1, seed=derive_key(seed, "mixture", name)))
+        with _naming(name):
+            loaders[name] = Loader(**given, batch_size=1, streams=1, seed=derive_key(seed, "mixture", name))
     if streams is None:
-        streams = default_streams(batch_size, min(min(loader.steps_per_epoch, loader.records) for loader in loaders))
-    return [loader.with_streams(streams) for loader in loaders]
+        streams = default_streams(batch_size, min(min(each.steps_per_epoch, each.records) for each in loaders.values()))
+    made = []
+    for name, loader in loaders.items():
+        with _naming(name):
+            made.append(loader.with_streams(streams))
+    return made
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Let an error say which dataset's options it is about."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"dataset {name!r} of the mixture: {error}") from error
 
 
 def _common_schema(names: Sequence[str], loaders: Sequence[Loader]) -> Schema:

@@ -144,6 +144,10 @@ def test_an_impossible_mixture_is_refused(sources: Any, change: dict[str, Any], 
         Mixture({"large": {**sources["large"], "seed": 3}}, batch_size=24)
     with pytest.raises(ConfigError, match="'large' of the mixture has its own sample_keys"):
         Mixture({"large": {**sources["large"], "sample_keys": True}}, batch_size=24)
+    with pytest.raises(
+        ConfigError, match="'small' of the mixture: the split has 90 records, fewer than its 96 streams"
+    ):
+        Mixture(sources, batch_size=96, streams=96)
     with pytest.raises(ConfigError, match="'large' of the mixture has a bucket_by"):
         Mixture({"large": {**sources["large"], "bucket_by": "vector"}}, batch_size=24)
 
