@@ -213,6 +213,11 @@ def check_loader(data: Made, given: dict[str, Any], epoch: int, world_size: int,
     check_content(data, options, whole)
     check_plan(data, options, loader, plan, epoch, whole)
     assert make(rank=0, world_size=world_size).plan(epoch).filled == steps * (-batch_size % world_size)
+    if options["cache"]:  # so that no file is fetched twice
+        reader = make(rank=world_size - 1, world_size=world_size)
+        read(reader, epoch, 0, steps)
+        assert reader.stats()["fetch"].bytes <= plan.bytes_per_rank[0]
+        assert reader.stats()["fetch"].bytes <= reader.plan(epoch).bytes_per_rank[-1]
     if options["sample_keys"]:
         firsts = whole["sample_key"][..., 0]
         assert len(np.unique(firsts)) == firsts.size
