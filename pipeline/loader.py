@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
-import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +18,6 @@ from ..sharding.class_counts import count_matrix
 from ..sharding.dataset import open_dataset
 from ..sharding.errors import ConfigError
 from ..sharding.manifest import Manifest
-from ..sharding.schema import Schema
 from ..sharding.storage import Storage
 from .access import RandomAccess
 from .balance import ClassSchedule
@@ -26,25 +25,21 @@ from .buckets import Buckets
 from .cache import ShardCache, open_cache
 from .chunks import interleave
 from .columns import Columns
-from .counters import Counters, StageStats
+from .counters import StageStats
+from .epochs import Epochs
 from .features import delivered_schema, record_bytes
-from .frames import join_frames
-from .keys import SAMPLE_KEY, sample_keys
 from .lookahead import Lookahead
-from .numpy_batches import NumpyBatch, iterate_numpy
 from .order import EpochOrder, Geometry, Remainder, default_streams
 from .plan import LoaderPlan, plan_epoch
 from .quality import ShuffleQuality, shuffle_quality
 from .quarantine import OnBadShard, Quarantine
 from .selection import Selection
 from .shards import ShardFetcher
-from .streams import CLASS_ID, WEIGHT, OpenStreams
+from .streams import CLASS_ID, OpenStreams
 from .targets import Balance, EpochLength, epoch_samples, parse_balance, target_weights
-from .transform import Transform, apply_transform
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
-    import tensorflow as tf
 
 __all__ = ["Loader"]
 
@@ -52,14 +47,12 @@ _CHUNK_BYTES = 2 << 20  # of one crossing into TensorFlow: 1 MiB takes 1.2 times
 _CHUNK_STEPS = 32
 _LARGE_RECORD = 4096  # bytes, undecoded, from which on each crosses by itself, and chunks only say where they lie
 _LARGE_STEPS = 8
-_PREFETCH = 4
 _AHEAD_BYTES = 64 << 20  # of shards: what a link of 10 Gbit/s brings in 50 ms
-_PREFETCH_BYTES = 16 << 20  # of decoded chunks that wait for a NumPy consumer
 _COUNT_THREADS = 4
 _PLAN_THREADS = 1  # two hinder each other: balanced then has 0.85 of natural's rate, not 0.91 (2 cores, 2026-11-21)
 
 
-class Loader:
+class Loader(Epochs):
     """Streams one split of a dataset, one rank's share of it, epoch by epoch.
 
     The global batches depend on `seed`, the epoch and the step, and on what says which samples there are and how they
@@ -153,7 +146,6 @@ class Loader:
             if number is not None and number < least:
                 raise ConfigError(f"{name} must be at least {least}, got {number}")
         self._dataset = open_dataset(url)
-        self._split = split
         self._shards = self._dataset.split_shards(split)
         info = self.manifest.split(split)
         self._selection = (
@@ -166,7 +158,7 @@ class Loader:
         samples, spread = epoch_samples(
             epoch_length, self._balance, self.manifest.classes, info.class_counts, batch_size
         )
-        self._geometry = Geometry(
+        geometry = Geometry(
             records=info.records,
             batch_size=batch_size,
             streams=default_streams(batch_size, info.records, shuffle=shuffle) if streams is None else streams,
@@ -176,9 +168,6 @@ class Loader:
             spread=spread,
             shuffle=shuffle,
         )
-        self._weights(epoch=0)  # an impossible balance is refused now
-        self._slices = self._geometry.rank_slices(rank, world_size)
-        self._rank, self._world_size = rank, world_size
         if balance != "natural" and remainder != "drop":
             raise ConfigError(
                 f"remainder={remainder!r} needs balance='natural': a balanced epoch has no rest to {remainder}"
@@ -189,33 +178,35 @@ class Loader:
             raise ConfigError(
                 "bucket_by needs remainder='drop' or 'pad': which records wrap around would hang on their lengths"
             )
-        self._seed = seed
-        self._fill = dict(fill or {})
-        self._schema = delivered_schema(self.manifest, split, columns, self._fill)
-        self._record_bytes = record_bytes(self._dataset.split_shards(split), self.manifest.schema, self._schema)
-        self._layout = self.manifest.layout and self.manifest.layout.select(self._schema.names)
+        fill = dict(fill or {})
+        super().__init__(
+            geometry,
+            delivered_schema(self.manifest, split, columns, fill),
+            self.manifest.schema,
+            fill,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            sample_keys=sample_keys,
+        )
+        weights = self._weights(epoch=0)  # an impossible balance is refused now
+        self._record_bytes = record_bytes(self._dataset.split_shards(split), self.manifest.schema, self.schema)
+        self._layout = self.manifest.layout and self.manifest.layout.select(self.schema.names)
         self._fetch_threads = fetch_threads
         self._cache = open_cache(cache)
-        self._sample_keys = sample_keys
         self._buckets = None if bucket_by is None else Buckets.of(self.schema, bucket_by, bucket_steps)
         self._hedging = hedging
         self._prefetch_bytes = self._default_prefetch() if prefetch_bytes is None else prefetch_bytes
-        self._counters = Counters()
         self._quarantine = Quarantine(
             self._dataset, split, self._shards, on_bad_shard, quarantined, self._counters, self._selection
         )
-        self._quarantine.planned(self._weights(epoch=0))  # where nothing is left is told now
+        self._quarantine.planned(weights)  # that nothing is left is told now
         self._access = RandomAccess(self._shards, self.schema, self._layout, self._fill)
 
     @property
     def manifest(self) -> Manifest:
         """Of the dataset."""
         return self._dataset.manifest
-
-    @property
-    def schema(self) -> Schema:
-        """Of the features delivered: those of the dataset, or `columns`."""
-        return self._schema
 
     @property
     def records(self) -> int:
@@ -226,16 +217,6 @@ class Loader:
     def quarantined(self) -> tuple[str, ...]:
         """Paths of the shards that are left out: part of the state, beside (seed, epoch, step)."""
         return self._quarantine.paths
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Batches in an epoch, the same on every rank."""
-        return self._geometry.steps
-
-    @property
-    def local_batch_size(self) -> int:
-        """Samples of this rank in each batch, the same on every rank; where `sample_weight` is 0 they do not count."""
-        return self._geometry.local_batch(self._world_size)
 
     def plan(self, epoch: int = 0) -> LoaderPlan:
         """Steps, remainder, class mix, bytes per rank and missing classes of an epoch; no shard is opened."""
@@ -281,108 +262,7 @@ class Loader:
         """What each stage did since the loader was made."""
         return self._counters.snapshot()
 
-    def epoch(
-        self,
-        epoch: int,
-        start_step: int = 0,
-        *,
-        transform: Transform | Sequence[Transform] | None = None,
-        num_parallel_calls: int | None = None,
-        as_supervised: bool = False,
-    ) -> tf.data.Dataset:
-        """The batches of an epoch from a step on.
-
-        Args:
-            epoch: from 0; each has another order.
-            start_step: in ``[0, steps_per_epoch]``; what comes before is not read.
-            transform: function of each element, in TensorFlow operations, or several, one after the other.
-            num_parallel_calls: batches that it works on at a time; by default one for each core.
-            as_supervised: give ``(features, class_id)``, with padding ``(features, class_id, sample_weight)``, as
-                `keras.Model.fit` takes them. The features are those but for the label: a dict, or the one there is.
-
-        Raises:
-            ConfigError: there is no such step.
-        """
-        from .delivery import supervised, to_dataset  # TensorFlow is needed from here on
-
-        self._check_step(epoch, start_step)
-        dataset = to_dataset(
-            lambda: self._chunks(epoch, start_step),
-            self.schema,
-            self._fill,
-            local_batch=self.local_batch_size,
-            undecoded=self.undecoded,
-            added=self._added(),
-            large=self.large,
-            prefetch=_PREFETCH,
-            steps=self.steps_per_epoch - start_step,
-        )
-        if transform is not None:
-            dataset = apply_transform(dataset, transform, num_parallel_calls)
-        return supervised(dataset, self.schema) if as_supervised else dataset
-
-    def distributed_epoch(
-        self, strategy: tf.distribute.Strategy, epoch: int, start_step: int = 0, *, as_supervised: bool = False
-    ) -> Any:
-        """The same batches as a `tf.distribute.DistributedDataset`: each worker is a rank, whose replicas share it.
-
-        Args:
-            strategy: its workers are the loader's ranks.
-            epoch: as for `epoch`.
-            start_step: as for `epoch`.
-            as_supervised: as for `epoch`.
-
-        Raises:
-            ConfigError: there is no such step, or the strategy has other workers than the loader has ranks.
-        """
-        from .distribute import distribute
-
-        batches = self.epoch(epoch, start_step, as_supervised=as_supervised)
-        ranks = {"rank": self._rank, "world_size": self._world_size, "local_batch": self.local_batch_size}
-        return distribute(batches, strategy, **ranks)
-
-    def numpy_epoch(
-        self, epoch: int, start_step: int = 0, *, prefetch_bytes: int = _PREFETCH_BYTES
-    ) -> Generator[NumpyBatch, None, None]:
-        """The batches of an epoch from a step on as NumPy arrays: what `epoch` gives, with no TensorFlow.
-
-        A background thread works ahead. It ends when the iterator has ended, was closed, or is let go of.
-
-        Args:
-            epoch: as for `epoch`.
-            start_step: as for `epoch`.
-            prefetch_bytes: that may be ready and not yet taken; 0 for no thread.
-
-        Yields:
-            By feature, and ``class_id``: numbers as arrays of the feature's dtype, strings and bytes as arrays of
-            `bytes` objects, features of variable length as `Ragged`, which is ``(values, row_lengths)``.
-
-        Raises:
-            ConfigError: there is no such step.
-        """
-        self._check_step(epoch, start_step)
-
-        return iterate_numpy(
-            self.chunks(epoch, start_step),
-            self.manifest.schema,
-            self.schema,
-            self._fill,
-            counters=self._counters,
-            prefetch_bytes=prefetch_bytes,
-        )
-
-    def chunks(self, epoch: int, start_step: int = 0) -> Generator[tuple[int, Columns], None, None]:
-        """Runs of steps of an epoch, as NumPy and Arrow columns: what `epoch` is made of, without TensorFlow.
-
-        Yields:
-            The number of steps, and columns of ``steps * local_batch_size`` rows, step after step.
-        """
-        for steps, columns in self._chunks(epoch, start_step):
-            yield steps, join_frames(columns)
-
-    def _chunks(self, epoch: int, start_step: int) -> Iterator[tuple[int, Columns]]:
-        """`chunks`, with undecoded examples where they lie in their shards."""
-        self._check_step(epoch, start_step)
+    def _gathered(self, epoch: int, start_step: int) -> Iterator[tuple[int, Columns]]:
         with self.open_streams() as opened:
             readers = [opened.reader(epoch, part, start_step) for part in self._slices]
             widths = [part.width for part in self._slices]
@@ -392,12 +272,18 @@ class Loader:
                 parts = [reader.take(step, steps) for reader in readers]
                 with self._counters.busy("gather"):
                     columns = interleave(parts, widths, steps, self.schema, self._layout)
-                    if self._sample_keys:
-                        columns = {**columns, SAMPLE_KEY: sample_keys(self._seed, epoch, self._positions(step, steps))}
-                asked = time.perf_counter()
                 yield steps, columns
-                waited = time.perf_counter() - asked
-                self._counters.add("deliver", items=steps * self.local_batch_size, wait=waited)
+
+    def with_streams(self, streams: int) -> Loader:
+        """The same loader with batches of one sample of each of so many streams: what a mixture takes from.
+
+        Raises:
+            ConfigError: there are fewer samples.
+        """
+        other = copy.copy(self)
+        other._geometry = replace(self._geometry, batch_size=streams, streams=streams)
+        other._slices = other._geometry.rank_slices(self._rank, self._world_size)
+        return other
 
     @contextmanager
     def open_streams(self) -> Iterator[OpenStreams]:
@@ -421,33 +307,10 @@ class Loader:
     def _class_counts(self) -> npt.NDArray[np.unsignedinteger]:
         return count_matrix([shard.class_counts for shard in self._shards])
 
-    def _positions(self, step: int, steps: int) -> npt.NDArray[np.int64]:
-        """Where this rank's samples of a run of steps lie in the epoch's global order."""
-        piece = self._geometry.piece
-        places = np.concatenate([part.stream * piece + part.places() for part in self._slices])
-        firsts = np.arange(step, step + steps, dtype=np.int64) * self._geometry.batch_size
-        positions: npt.NDArray[np.int64] = np.add.outer(firsts, places).reshape(-1)
-        return positions
-
-    def _added(self) -> dict[str, npt.DTypeLike]:
-        """The columns that batches hold beside features and classes."""
-        added: dict[str, npt.DTypeLike] = {}
-        if self._geometry.weighted(self._world_size):
-            added[WEIGHT] = np.float32
-        if self._sample_keys:
-            added[SAMPLE_KEY] = np.dtype((np.int64, (2,)))
-        return added
-
     @property
     def undecoded(self) -> bool:
         """Whether `chunks` holds whole examples, for TensorFlow to parse, and not features."""
         return self.manifest.shard_format == "tfrecord" and self.manifest.layout is None
-
-    def _check_step(self, epoch: int, start_step: int) -> None:
-        if epoch < 0 or not 0 <= start_step <= self.steps_per_epoch:
-            raise ConfigError(
-                f"an epoch has steps 0 to {self.steps_per_epoch}, got epoch {epoch}, start_step {start_step}"
-            )
 
     def _order(self, epoch: int) -> EpochOrder:
         return EpochOrder(self._geometry, [shard.records for shard in self._shards], self._seed, epoch)

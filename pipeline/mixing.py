@@ -9,9 +9,8 @@ into the next, so how far it has come is a number of seats, which the schedule t
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -19,28 +18,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..sharding.dataset import open_dataset
 from ..sharding.errors import ConfigError
 from ..sharding.keyed import derive_key
 from ..sharding.schema import Feature, Schema
 from .balance import ClassSchedule
 from .chunks import interleave
 from .columns import Column, Columns, concat_columns, take_columns
-from .counters import Counters, StageStats
-from .frames import join_frames
+from .counters import StageStats
+from .epochs import Epochs
 from .loader import Loader
 from .order import Geometry, StreamSlice, default_streams
 from .streams import CLASS_ID, WEIGHT, OpenStreams, StreamReader
 from .targets import Balance, parse_balance, target_weights
 
 if TYPE_CHECKING:
-    import tensorflow as tf
+    pass
 
 __all__ = ["SOURCE_ID", "Mixture", "MixturePlan", "SourceMix"]
 
 SOURCE_ID = "source_id"
 Int64 = npt.NDArray[np.int64]
-_PREFETCH = 4
+_OF_THE_MIXTURE = {"batch_size", "seed", "rank", "world_size", "streams", "remainder", "sample_keys"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +49,7 @@ class SourceMix:
         records: in its split.
         samples: in the epoch.
         per_batch: the fewest and the most in a global batch.
-        repeats: samples / records: above 1, the epoch goes on into further epochs of the dataset.
+        repeats: samples / records, how often a record comes on average.
     """
 
     records: int
@@ -79,17 +77,18 @@ class MixturePlan:
     sources: dict[str, SourceMix]
 
 
-class Mixture:
+class Mixture(Epochs):
     """Streams several datasets of the same features, mixed in every batch.
 
     Every global batch holds each dataset's share of `weights` to within one sample, and so does the epoch. Within a
-    dataset, order and balance are as its own loader would give them; its records come again when all its others
-    (but fewer than `streams`) have been served.
+    dataset, order and balance are as its own loader would give them, through one epoch of its own and into the next:
+    in natural order its records come again when all its others (but fewer than `streams`, or than its `epoch_length`
+    leaves out) have been served, and a ramp of its balance goes by these epochs.
 
     Args:
         sources: by a name for each dataset, the arguments of its `Loader`: ``url``, and what is to differ from a
-            loader's defaults among ``split``, ``balance``, ``fill`` and the like. Batch, ranks, seed and streams are
-            those of the mixture.
+            loader's defaults among ``split``, ``balance``, ``fill`` and the like. Batch, ranks, seed, streams and keys
+            are those of the mixture; remainders and buckets it has none.
         batch_size: of the GLOBAL batch; see `Loader` for a `world_size` that does not divide it.
         weights: as a loader's ``balance``, with the datasets for classes: ``natural``, by their numbers of records;
             ``uniform``; ``power:A``; a share by name; ``X->Y:N``, a `Ramp` or a function of the epoch.
@@ -97,10 +96,13 @@ class Mixture:
         rank: of this process, in ``[0, world_size)``.
         world_size: processes that share each global batch.
         steps_per_epoch: default: as many as all records fill.
-        streams: canonical streams, a divisor of `batch_size`; default: the largest up to 16.
+        streams: canonical streams, a divisor of `batch_size`; default: the largest up to 16 (and up to the samples in
+            an epoch of any dataset).
+        sample_keys: as for a `Loader`, of the mixture's positions.
 
     Raises:
         ConfigError: an argument its rule forbids, or datasets whose features differ.
+        CorruptionError: all that is needed of a dataset is in quarantine.
         DatasetError: there is no such dataset or split.
         StorageError: a store refuses.
 
@@ -119,24 +121,32 @@ class Mixture:
         world_size: int = 1,
         steps_per_epoch: int | None = None,
         streams: int | None = None,
+        sample_keys: bool = False,
     ) -> None:
         if not sources:
             raise ConfigError("a mixture needs at least one dataset")
         self._names = tuple(sources)
         self._weights = parse_balance(weights)
-        self._seed = seed
         self._loaders = _open_loaders(sources, batch_size, seed, streams)
         self._records = [loader.records for loader in self._loaders]
         steps = sum(self._records) // batch_size if steps_per_epoch is None else steps_per_epoch
-        self._geometry = Geometry(
-            records=steps * batch_size, batch_size=batch_size, streams=self._loaders[0].local_batch_size
+        if steps < 1:
+            raise ConfigError(
+                f"an epoch must have at least one global batch of {batch_size} samples: the datasets have "
+                f"{sum(self._records)} records, steps_per_epoch is {steps_per_epoch}"
+            )
+        super().__init__(
+            Geometry(records=steps * batch_size, batch_size=batch_size, streams=self._loaders[0].local_batch_size),
+            _common_schema(self._names, self._loaders),
+            self._loaders[0].manifest.schema,
+            _common_fill(sources, self._loaders),
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            sample_keys=sample_keys,
         )
-        self._slices = self._geometry.rank_slices(rank, world_size)
-        self._world_size = world_size
-        self._counters = Counters()
         self._seats_of: dict[tuple[int, bytes], Int64] = {}
         self._schedule(epoch=0)  # impossible shares are refused now
-        self.schema: Schema = _common_schema(self._names, self._loaders)
         self.classes: tuple[Any, ...] = tuple(
             dict.fromkeys(value for loader in self._loaders for value in loader.manifest.classes)
         )
@@ -146,14 +156,19 @@ class Mixture:
         ]
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Batches in an epoch, the same on every rank."""
-        return self._geometry.steps
+    def quarantined(self) -> dict[str, tuple[str, ...]]:
+        """Paths of the shards that are left out, by the datasets' names: part of the state; see `Loader`."""
+        return {name: loader.quarantined for name, loader in zip(self._names, self._loaders, strict=True)}
 
     @property
-    def local_batch_size(self) -> int:
-        """Samples of this rank in each batch, the same on every rank; where `sample_weight` is 0 they do not count."""
-        return self._geometry.local_batch(self._world_size)
+    def undecoded(self) -> bool:
+        """See `Loader`; the same for all datasets."""
+        return self._loaders[0].undecoded
+
+    @property
+    def large(self) -> bool:
+        """See `Loader`; of all datasets."""
+        return all(loader.large for loader in self._loaders)
 
     @property
     def quarantined(self) -> dict[str, tuple[str, ...]]:
@@ -185,39 +200,7 @@ class Mixture:
             "mixture": self._counters.snapshot()
         }
 
-    def epoch(self, epoch: int, start_step: int = 0) -> tf.data.Dataset:
-        """The batches of an epoch from a step on.
-
-        Args:
-            epoch: from 0.
-            start_step: in ``[0, steps_per_epoch]``; what comes before is not read.
-
-        Raises:
-            ConfigError: there is no such step.
-        """
-        from .delivery import to_dataset  # TensorFlow is needed from here on
-
-        self._check_step(epoch, start_step)
-        return to_dataset(
-            lambda: self._chunks(epoch, start_step),
-            self.schema,
-            {},
-            local_batch=self.local_batch_size,
-            undecoded=self._loaders[0].undecoded,
-            added={SOURCE_ID: np.int32} | ({WEIGHT: np.float32} if self._geometry.weighted(self._world_size) else {}),
-            large=self._large,
-            prefetch=_PREFETCH,
-            steps=self.steps_per_epoch - start_step,
-        )
-
-    def chunks(self, epoch: int, start_step: int = 0) -> Generator[tuple[int, Columns], None, None]:
-        """Runs of steps of an epoch, as NumPy and Arrow columns; see `Loader.chunks`."""
-        for steps, columns in self._chunks(epoch, start_step):
-            yield steps, join_frames(columns)
-
-    def _chunks(self, epoch: int, start_step: int) -> Generator[tuple[int, Columns], None, None]:
-        """`chunks`, with undecoded examples where they lie in their shards."""
-        self._check_step(epoch, start_step)
+    def _gathered(self, epoch: int, start_step: int) -> Iterator[tuple[int, Columns]]:
         schedule = self._schedule(epoch)
         with ExitStack() as stack:
             opened = [stack.enter_context(loader.open_streams()) for loader in self._loaders]
@@ -232,17 +215,10 @@ class Mixture:
             per_chunk = self._chunk_steps()
             for step in range(start_step, self.steps_per_epoch, per_chunk):
                 steps = np.arange(step, min(step + per_chunk, self.steps_per_epoch))
-                columns = self._gather(lanes, steps)
-                asked = time.perf_counter()
-                yield len(steps), columns
-                waited = time.perf_counter() - asked
-                self._counters.add("deliver", items=len(steps) * self.local_batch_size, wait=waited)
+                yield len(steps), self._gather(lanes, steps)
 
-    def _check_step(self, epoch: int, start_step: int) -> None:
-        if epoch < 0 or not 0 <= start_step <= self.steps_per_epoch:
-            raise ConfigError(
-                f"an epoch has steps 0 to {self.steps_per_epoch}, got epoch {epoch}, start_step {start_step}"
-            )
+    def _added(self) -> dict[str, npt.DTypeLike]:
+        return {SOURCE_ID: np.int32, **super()._added()}
 
     def _schedule(self, epoch: int) -> ClassSchedule:
         weights = target_weights(self._weights, self._names, self._records, epoch)
@@ -293,10 +269,6 @@ class Mixture:
             CLASS_ID: self._class_ids[source][columns[CLASS_ID]],
             SOURCE_ID: np.full(rows, source, np.int32),
         }
-
-    @property
-    def _large(self) -> bool:
-        return all(loader.large for loader in self._loaders)
 
     def _chunk_steps(self) -> int:
         return min(loader.chunk_steps(self.local_batch_size) for loader in self._loaders)
@@ -375,19 +347,31 @@ def _open_loaders(
     sources: Mapping[str, Mapping[str, Any]], batch_size: int, seed: int, streams: int | None
 ) -> list[Loader]:
     """A loader for each dataset, whose global batch is one sample of each stream."""
-    if streams is None:
-        counts = [
-            open_dataset(given["url"]).manifest.split(given.get("split", "train")).records for given in sources.values()
-        ]
-        streams = default_streams(batch_size, min(counts))
-    loaders = []
+    loaders = {}
     for name, given in sources.items():
-        taken = sorted(set(given) & {"batch_size", "seed", "rank", "world_size", "streams", "remainder"})
+        taken = sorted(set(given) & _OF_THE_MIXTURE)
         if taken:
             raise ConfigError(f"dataset {name!r} of the mixture has its own {taken[0]}, which is the mixture's to say")
-        key = derive_key(seed, "mixture", name)
-        loaders.append(Loader(**given, batch_size=streams, streams=streams, seed=key))
-    return loaders
+        if given.get("bucket_by") is not None:
+            raise ConfigError(f"dataset {name!r} of the mixture has a bucket_by, but batches of all hold any lengths")
+        with _naming(name):
+            loaders[name] = Loader(**given, batch_size=1, streams=1, seed=derive_key(seed, "mixture", name))
+    if streams is None:
+        streams = default_streams(batch_size, min(min(each.steps_per_epoch, each.records) for each in loaders.values()))
+    made = []
+    for name, loader in loaders.items():
+        with _naming(name):
+            made.append(loader.with_streams(streams))
+    return made
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Let an error say which dataset's options it is about."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"dataset {name!r} of the mixture: {error}") from error
 
 
 def _common_schema(names: Sequence[str], loaders: Sequence[Loader]) -> Schema:
@@ -410,6 +394,18 @@ def _common_schema(names: Sequence[str], loaders: Sequence[Loader]) -> Schema:
                 "the other are examples of various lengths; reshard one to the format of the other"
             )
     return first.schema
+
+
+def _common_fill(sources: Mapping[str, Mapping[str, Any]], loaders: Sequence[Loader]) -> Mapping[str, Any]:
+    """What stands for missing values in records of all the datasets, where they are parsed together.
+
+    Raises:
+        ConfigError: the datasets do not agree.
+    """
+    fills = [dict(given.get("fill") or {}) for given in sources.values()]
+    if loaders[0].undecoded and any(fill != fills[0] for fill in fills):
+        raise ConfigError("the records of these datasets are parsed together; give all of them the same `fill`")
+    return fills[0]
 
 
 def _said(feature: Feature | None) -> str:

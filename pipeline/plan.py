@@ -114,6 +114,7 @@ def plan_epoch(
     """
     geometry = order.geometry
     missing, donors = _find_missing(order, schedule, shards, classes, class_ids)
+    donors += _stand_ins(order, shards)
     return LoaderPlan(
         epoch=order.epoch,
         steps=geometry.steps,
@@ -201,6 +202,22 @@ def _find_missing(
         for (stream, number, class_id, _), donor in zip(lacking, donors.tolist(), strict=True)
     ]
     return missing, [(entry.stream, donor) for entry, donor in zip(missing, donors.tolist(), strict=True)]
+
+
+def _stand_ins(order: EpochOrder, shards: Sequence[ShardInfo]) -> list[tuple[int, int]]:
+    """Streams and the shards lent to those of their windows that have lost more than they keep; see `StreamReader`."""
+    readable = np.array([shard.bytes > 0 for shard in shards])
+    pairs: list[tuple[int, int]] = []
+    if readable.all():
+        return pairs
+    records = np.asarray(order.shard_records, np.int64) * readable
+    for stream, windows in enumerate(map(order.windows, range(order.geometry.streams))):
+        lost, held = (
+            np.add.reduceat(windows.lengths * own, windows.bounds[:-1]) for own in (~readable[windows.shards], 1)
+        )
+        last = windows.shards[windows.bounds[1:] - 1]
+        pairs += [(stream, int(shard)) for shard in choose_donors(order, last[2 * lost > held], records)]
+    return pairs
 
 
 def _doubtful(

@@ -22,6 +22,7 @@ __all__ = ["ray_executor"]
 
 _RETRIES = 3  # of a task whose worker was lost: tasks may run twice, and write the same bytes
 _CONNECT_SECONDS = 5
+_ATTEMPTS = 3  # to connect
 _WORKERS_SECONDS = 60.0  # until a cluster that has no room for a task is given up: one that grows needs some
 _COUNT_SECONDS = 2.0  # for which the number of workers is taken for known
 
@@ -47,12 +48,19 @@ def _connect(ray: Any, address: str) -> None:
         if address != "auto":  # Ray's client tries for 30 s
             host, _, port = address.rpartition(":")
             socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
-        with _sigterm_kept():
-            ray.init(
-                address=address if address == "auto" else f"ray://{address}",
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                with _sigterm_kept():
+                    ray.init(
+                        address=address if address == "auto" else f"ray://{address}",
+                        log_to_driver=False,
+                        logging_level=logging.ERROR,
+                    )
+                return
+            except ConnectionAbortedError:  # its server for this client did not start in time, as on busy machines
+                ray.shutdown()
+                if attempt == _ATTEMPTS:
+                    raise
     except OSError as error:
         raise StorageError(f"no Ray cluster answers at {address}; check the address, and that it runs") from error
     except RuntimeError as error:

@@ -1,17 +1,20 @@
 """Mixtures keep a loader's promises, over any shares of any datasets."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ringfeed.pipeline import Mixture
 from ringfeed.pipeline.balance import ClassSchedule
-from ringfeed.sharding import ConfigError
+from ringfeed.sharding import BuildOptions, ConfigError, build
 
 Make = Callable[..., str]
 Samples = dict[str, npt.NDArray[Any]]
@@ -131,6 +134,7 @@ def test_batches_cross_into_tensorflow(make_dataset: Make, sources: Any) -> None
         ({"weights": {"large": 0.5, "medium": 0.5}}, "there is no class 'medium'"),
         ({"sources": {}}, "needs at least one dataset"),
         ({"rank": 2, "world_size": 2}, "rank must lie in"),
+        ({"steps_per_epoch": 0}, "at least one global batch of 24 samples"),
     ],
 )
 def test_an_impossible_mixture_is_refused(sources: Any, change: dict[str, Any], message: str) -> None:
@@ -138,6 +142,45 @@ def test_an_impossible_mixture_is_refused(sources: Any, change: dict[str, Any], 
         Mixture(**{"sources": sources, "batch_size": 24, **change})
     with pytest.raises(ConfigError, match="'large' of the mixture has its own seed"):
         Mixture({"large": {**sources["large"], "seed": 3}}, batch_size=24)
+    with pytest.raises(ConfigError, match="'large' of the mixture has its own sample_keys"):
+        Mixture({"large": {**sources["large"], "sample_keys": True}}, batch_size=24)
+    with pytest.raises(
+        ConfigError, match="'small' of the mixture: the split has 90 records, fewer than its 96 streams"
+    ):
+        Mixture(sources, batch_size=96, streams=96)
+    with pytest.raises(ConfigError, match="'large' of the mixture has a bucket_by"):
+        Mixture({"large": {**sources["large"], "bucket_by": "vector"}}, batch_size=24)
+
+
+def test_a_filter_or_a_short_epoch_leaves_as_many_streams_as_there_are_samples(sources: Any) -> None:
+    few = {"large": {**sources["large"], "where": "id < 5"}, "small": {"url": sources["small"]["url"]}}
+    assert Mixture(few, batch_size=24).plan().streams == 4
+    few["large"] = {**sources["large"], "epoch_length": 3}
+    assert Mixture(few, batch_size=24).plan().streams == 3
+
+
+def test_missing_values_are_filled_where_records_of_all_datasets_are_parsed_together(tmp_path: Path) -> None:
+    table = pa.table({"count": pa.array([None, 1, 2, 3] * 10, pa.int64()), "word": ["a", "bcd"] * 20})
+    pq.write_table(table, tmp_path / "source.parquet")
+    build(BuildOptions(source=str(tmp_path / "source.parquet"), destination=str(tmp_path / "made"), shards=2))
+    given = {"url": str(tmp_path / "made"), "fill": {"count": 9}}
+    mixture = Mixture({"one": given, "two": given}, batch_size=8, sample_keys=True)
+    batches = zip(mixture.epoch(0), mixture.numpy_epoch(0), strict=True)
+    counts = []
+    for batch, arrays in batches:
+        assert set(batch) == {"count", "word", "class_id", "source_id", "sample_key"}
+        for name, values in arrays.items():
+            np.testing.assert_array_equal(batch[name].numpy(), values)
+        counts += arrays["count"].tolist()
+    assert set(counts) == {1, 2, 3, 9}
+    with pytest.raises(ConfigError, match="give all of them the same `fill`"):
+        Mixture({"one": given, "two": {**given, "fill": {"count": 0}}}, batch_size=8)
+
+
+def test_shards_in_quarantine_are_told_by_dataset(make_dataset: Make, sources: Any) -> None:
+    path = "train-00001-of-00007.tfrecord"
+    mixture = Mixture({**sources, "large": {**sources["large"], "quarantined": [path]}}, batch_size=24)
+    assert mixture.quarantined == {"large": (path,), "small": ()}
 
 
 @given(st.integers(0, 300), st.integers(0, 11), st.integers(1, 12))

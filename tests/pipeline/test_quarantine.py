@@ -158,6 +158,15 @@ class TestQuarantine:
         assert plan.missing
         assert not {missing.donor for missing in plan.missing} & set(paths)
 
+    def test_a_plan_counts_the_shards_that_stand_in(self, make_dataset: Make) -> None:
+        url = make_dataset(1000)
+        paths = [shard.path for shard in open_dataset(url).shards[:3]]
+        options: dict[str, Any] = {"batch_size": 12, "streams": 4, "world_size": 4, "quarantined": paths}
+        for rank in range(4):
+            loader = Loader(url, rank=rank, cache="memory", **options)
+            batches(loader)
+            assert loader.stats()["fetch"].bytes == loader.plan().bytes_per_rank[rank]
+
     def test_missing_files_and_damaged_indexes_count_too(self, copied: Callable[..., Path]) -> None:
         root = copied()
         paths = damage(root, 2, suffix="index")

@@ -1,0 +1,234 @@
+"""What loaders and mixtures have in common: the batches of an epoch, for TensorFlow and for NumPy, from a step on."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..sharding.errors import ConfigError
+from ..sharding.schema import Schema
+from .columns import Columns
+from .counters import Counters
+from .frames import join_frames
+from .keys import SAMPLE_KEY, sample_keys
+from .numpy_batches import NumpyBatch, iterate_numpy
+from .order import Geometry
+from .streams import WEIGHT
+from .transform import Transform, apply_transform
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+__all__ = ["Epochs"]
+
+_PREFETCH = 4
+_PREFETCH_BYTES = 16 << 20  # of decoded chunks that wait for a NumPy consumer
+
+
+class Epochs(ABC):
+    """One rank's share of the global batches, epoch by epoch.
+
+    Args:
+        geometry: of an epoch.
+        schema: of the features delivered.
+        stored: that of the records on storage, in their order.
+        fill: what stands for missing values where records are parsed last.
+        seed: of the order.
+        rank: of this process.
+        world_size: processes.
+        sample_keys: whether batches hold `SAMPLE_KEY`.
+
+    Raises:
+        ConfigError: there is no such rank.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        schema: Schema,
+        stored: Schema,
+        fill: Mapping[str, Any],
+        *,
+        seed: int,
+        rank: int,
+        world_size: int,
+        sample_keys: bool,
+    ) -> None:
+        self._geometry = geometry
+        self._slices = geometry.rank_slices(rank, world_size)
+        self._schema = schema
+        self._stored = stored
+        self._fill = fill
+        self._seed = seed
+        self._rank, self._world_size = rank, world_size
+        self._sample_keys = sample_keys
+        self._counters = Counters()
+
+    @property
+    def schema(self) -> Schema:
+        """Of the features delivered."""
+        return self._schema
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch, the same on every rank."""
+        return self._geometry.steps
+
+    @property
+    def local_batch_size(self) -> int:
+        """Samples of this rank in each batch, the same on every rank; where `sample_weight` is 0 they do not count."""
+        return self._geometry.local_batch(self._world_size)
+
+    @property
+    @abstractmethod
+    def undecoded(self) -> bool:
+        """Whether `chunks` holds whole examples, for TensorFlow to parse, and not features."""
+
+    @property
+    @abstractmethod
+    def large(self) -> bool:
+        """Whether `undecoded` examples are so long that each had better cross into TensorFlow by itself."""
+
+    @abstractmethod
+    def _gathered(self, epoch: int, start_step: int) -> Iterator[tuple[int, Columns]]:
+        """Runs of steps of an epoch, without keys, with undecoded examples where they lie in their shards."""
+
+    def epoch(
+        self,
+        epoch: int,
+        start_step: int = 0,
+        *,
+        transform: Transform | Sequence[Transform] | None = None,
+        num_parallel_calls: int | None = None,
+        as_supervised: bool = False,
+    ) -> tf.data.Dataset:
+        """The batches of an epoch from a step on.
+
+        Args:
+            epoch: from 0; each has another order.
+            start_step: in ``[0, steps_per_epoch]``; what comes before is not read.
+            transform: function of each element, in TensorFlow operations, or several, one after the other.
+            num_parallel_calls: batches that it works on at a time; by default one for each core.
+            as_supervised: give ``(features, class_id)``, with padding ``(features, class_id, sample_weight)``, as
+                `keras.Model.fit` takes them. The features are those but for the label: a dict, or the one there is.
+
+        Raises:
+            ConfigError: there is no such step.
+        """
+        from .delivery import supervised, to_dataset  # TensorFlow is needed from here on
+
+        self._check_step(epoch, start_step)
+        dataset = to_dataset(
+            lambda: self._chunks(epoch, start_step),
+            self.schema,
+            self._fill,
+            local_batch=self.local_batch_size,
+            undecoded=self.undecoded,
+            added=self._added(),
+            large=self.large,
+            prefetch=_PREFETCH,
+            steps=self.steps_per_epoch - start_step,
+        )
+        if transform is not None:
+            dataset = apply_transform(dataset, transform, num_parallel_calls)
+        return supervised(dataset, self.schema) if as_supervised else dataset
+
+    def distributed_epoch(
+        self, strategy: tf.distribute.Strategy, epoch: int, start_step: int = 0, *, as_supervised: bool = False
+    ) -> Any:
+        """The same batches as a `tf.distribute.DistributedDataset`: each worker is a rank, whose replicas share it.
+
+        Args:
+            strategy: its workers are the ranks.
+            epoch: as for `epoch`.
+            start_step: as for `epoch`.
+            as_supervised: as for `epoch`.
+
+        Raises:
+            ConfigError: there is no such step, or the strategy has other workers than there are ranks.
+        """
+        from .distribute import distribute
+
+        batches = self.epoch(epoch, start_step, as_supervised=as_supervised)
+        ranks = {"rank": self._rank, "world_size": self._world_size, "local_batch": self.local_batch_size}
+        return distribute(batches, strategy, **ranks)
+
+    def numpy_epoch(
+        self, epoch: int, start_step: int = 0, *, prefetch_bytes: int = _PREFETCH_BYTES
+    ) -> Generator[NumpyBatch, None, None]:
+        """The batches of an epoch from a step on as NumPy arrays: what `epoch` gives, with no TensorFlow.
+
+        A background thread works ahead. It ends when the iterator has ended, was closed, or is let go of.
+
+        Args:
+            epoch: as for `epoch`.
+            start_step: as for `epoch`.
+            prefetch_bytes: that may be ready and not yet taken; 0 for no thread.
+
+        Yields:
+            By feature, and ``class_id``: numbers as arrays of the feature's dtype, strings and bytes as arrays of
+            `bytes` objects, features of variable length as `Ragged`, which is ``(values, row_lengths)``.
+
+        Raises:
+            ConfigError: there is no such step.
+        """
+        self._check_step(epoch, start_step)
+
+        return iterate_numpy(
+            self.chunks(epoch, start_step),
+            self._stored,
+            self.schema,
+            self._fill,
+            counters=self._counters,
+            prefetch_bytes=prefetch_bytes,
+        )
+
+    def chunks(self, epoch: int, start_step: int = 0) -> Generator[tuple[int, Columns], None, None]:
+        """Runs of steps of an epoch, as NumPy and Arrow columns: what `epoch` is made of, without TensorFlow.
+
+        Yields:
+            The number of steps, and columns of ``steps * local_batch_size`` rows, step after step.
+        """
+        for steps, columns in self._chunks(epoch, start_step):
+            yield steps, join_frames(columns)
+
+    def _chunks(self, epoch: int, start_step: int) -> Iterator[tuple[int, Columns]]:
+        """`chunks`, with undecoded examples where they lie in their shards."""
+        self._check_step(epoch, start_step)
+        step = start_step
+        for steps, columns in self._gathered(epoch, start_step):
+            if self._sample_keys:
+                columns = {**columns, SAMPLE_KEY: sample_keys(self._seed, epoch, self._positions(step, steps))}
+            step += steps
+            asked = time.perf_counter()
+            yield steps, columns
+            waited = time.perf_counter() - asked
+            self._counters.add("deliver", items=steps * self.local_batch_size, wait=waited)
+
+    def _positions(self, step: int, steps: int) -> npt.NDArray[np.int64]:
+        """Where this rank's samples of a run of steps lie in the epoch's global order."""
+        piece = self._geometry.piece
+        places = np.concatenate([part.stream * piece + part.places() for part in self._slices])
+        firsts = np.arange(step, step + steps, dtype=np.int64) * self._geometry.batch_size
+        positions: npt.NDArray[np.int64] = np.add.outer(firsts, places).reshape(-1)
+        return positions
+
+    def _added(self) -> dict[str, npt.DTypeLike]:
+        """The columns that batches hold beside features and classes, and the dtypes of one sample's entries."""
+        added: dict[str, npt.DTypeLike] = {}
+        if self._geometry.weighted(self._world_size):
+            added[WEIGHT] = np.float32
+        if self._sample_keys:
+            added[SAMPLE_KEY] = np.dtype((np.int64, (2,)))
+        return added
+
+    def _check_step(self, epoch: int, start_step: int) -> None:
+        if epoch < 0 or not 0 <= start_step <= self.steps_per_epoch:
+            raise ConfigError(
+                f"an epoch has steps 0 to {self.steps_per_epoch}, got epoch {epoch}, start_step {start_step}"
+            )
