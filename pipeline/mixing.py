@@ -170,11 +170,6 @@ class Mixture(Epochs):
         """See `Loader`; of all datasets."""
         return all(loader.large for loader in self._loaders)
 
-    @property
-    def quarantined(self) -> dict[str, tuple[str, ...]]:
-        """Shards that are left out, by dataset; see `Loader.quarantined`."""
-        return {name: loader.quarantined for name, loader in zip(self._names, self._loaders, strict=True)}
-
     def plan(self, epoch: int = 0) -> MixturePlan:
         """Steps, and how much of each dataset is in an epoch; no shard is opened."""
         samples, fewest, most = self._schedule(epoch).seats_of_epoch()
