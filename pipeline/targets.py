@@ -133,6 +133,8 @@ def _shares(balance: Shares, classes: Sequence[Any], counts: npt.NDArray[Any]) -
         return _power(classes, counts, 0.0)
     if isinstance(balance, str):
         return _power(classes, counts, _exponent(balance))
+    if not isinstance(balance, Mapping):
+        raise ConfigError(f"balance must be {_WORDS}, got {balance!r}")
     unknown = [value for value in balance if value not in classes]
     if unknown:
         raise ConfigError(f"there is no class {unknown[0]!r}; the classes are: {', '.join(map(repr, classes[:20]))}")

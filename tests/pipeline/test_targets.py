@@ -55,6 +55,7 @@ def test_a_function_of_the_epoch_says_what_holds_in_it() -> None:
     ("balance", "message"),
     [
         ("even", "balance must be 'natural', 'uniform', 'power:A', 'X->Y:EPOCHS' or a share by class, got 'even'"),
+        (None, "or a share by class, got None"),
         ("power:2", "exponent of 'power:2' must lie between 0 "),
         ("power:x", "exponent of 'power:x' must lie between 0 "),
         ("uniform->natural", "does not say over how many epochs, as in 'uniform->natural:10'"),
