@@ -200,8 +200,10 @@ def _read_records(folder: Path) -> Epochs:
     source = grain.sources.ArrayRecordDataSource(sorted(map(str, folder.glob("*.array_record"))))
     dataset = grain.MapDataset.source(source).shuffle(seed=1).batch(BATCH, drop_remainder=True, batch_fn=_parse_records)
     steps = len(dataset)
-    # Repeated, so that the workers live on from one epoch to the next.
-    batches = iter(dataset.repeat().to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(num_workers=CORES)))
+    # Repeated, so that the workers live on. The 500 elements that a worker reads ahead by default would be epochs here.
+    ahead = grain.ReadOptions(num_threads=16, prefetch_buffer_size=16)
+    workers = grain.MultiprocessingOptions(num_workers=CORES)
+    batches = iter(dataset.repeat().to_iter_dataset(ahead).mp_prefetch(workers))
     while True:
         yield (next(batches) for _ in range(steps))
 
