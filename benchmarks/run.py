@@ -1,6 +1,6 @@
 """The benchmarks: each prints a ratio against a rival or a limit, both measured in the same run, in turn.
 
-make bench                     all of them
+make bench                     all of them but rivals
 make bench BENCH_ARGS=read     one
 """
 
@@ -31,6 +31,7 @@ import projection
 import reading
 import remote
 import resuming
+import rivals
 import writing
 from tables import write_source
 
@@ -48,11 +49,13 @@ BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]
     "planner": planner.run,
     "first-batch": resuming.run,
     "projection": projection.run,
+    "rivals": rivals.run,
 }
+OPTIONAL = {"rivals"}  # downloads gigabytes: runs only when named
 
 
 def main() -> int:
-    """Run the benchmarks named, or all, and print a line for each ratio."""
+    """Run the benchmarks named, or all but the optional, and print a line for each ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS], metavar="NAME", help=", ".join(BENCHMARKS))
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each (default: 5)")
@@ -69,7 +72,7 @@ def main() -> int:
     print(f"{datetime.now().astimezone():%Y-%m-%d}, {os.cpu_count()} cores, {versions}")
     with tempfile.TemporaryDirectory(prefix="ringfeed-bench-") as folder:
         write_source(Path(folder) / "source.parquet")
-        for name in args.names or BENCHMARKS:
+        for name in args.names or [name for name in BENCHMARKS if name not in OPTIONAL]:
             for label, ratios, goal in BENCHMARKS[name](Path(folder), args.rounds):
                 low, median, high = min(ratios), statistics.median(ratios), max(ratios)
                 print(f"{name}: {label}: {median:.2f} x (of {len(ratios)}: {low:.2f} to {high:.2f}; goal {goal:g})")
