@@ -33,6 +33,7 @@ from .keys import SAMPLE_KEY, sample_keys
 from .numpy_batches import NumpyBatch, iterate_numpy
 from .order import EpochOrder, Geometry, Remainder, default_streams
 from .plan import LoaderPlan, plan_epoch
+from .pool import BufferPool
 from .quality import ShuffleQuality, shuffle_quality
 from .quarantine import OnBadShard, Quarantine
 from .selection import Selection
@@ -40,6 +41,7 @@ from .shards import ShardFetcher
 from .streams import CLASS_ID, WEIGHT, OpenStreams
 from .targets import Balance, EpochLength, epoch_samples, parse_balance, target_weights
 from .transform import Transform, apply_transform
+from .values import has_plain_values
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
@@ -278,14 +280,16 @@ class Loader:
         from .delivery import supervised, to_dataset  # TensorFlow is needed from here on
 
         self._check_step(epoch, start_step)
+        found = self.large and self._buckets is None and has_plain_values(self.manifest, self._split, self.schema)
         dataset = to_dataset(
-            lambda: self._chunks(epoch, start_step),
+            lambda: self._chunks(epoch, start_step, found=found),
             self.schema,
             self._fill,
             local_batch=self.local_batch_size,
-            undecoded=self.undecoded,
+            undecoded=self.undecoded and not found,
             added=self._added(),
             large=self.large,
+            single=self.chunk_steps(self.local_batch_size) == 1,
             prefetch=_PREFETCH,
             steps=self.steps_per_epoch - start_step,
         )
@@ -352,18 +356,19 @@ class Loader:
         for steps, columns in self._chunks(epoch, start_step):
             yield steps, join_frames(columns)
 
-    def _chunks(self, epoch: int, start_step: int) -> Iterator[tuple[int, Columns]]:
-        """`chunks`, with undecoded examples where they lie in their shards."""
+    def _chunks(self, epoch: int, start_step: int, *, found: bool = False) -> Iterator[tuple[int, Columns]]:
+        """`chunks`, with undecoded examples where they lie in their shards, or what is `found` in them."""
         self._check_step(epoch, start_step)
-        with self.open_streams() as opened:
+        with self.open_streams(found=found) as opened:
             readers = [opened.reader(epoch, part, start_step) for part in self._slices]
             widths = [part.width for part in self._slices]
             per_chunk = self.chunk_steps(self.local_batch_size)
+            pool = BufferPool()
             for step in range(start_step, self.steps_per_epoch, per_chunk):
                 steps = min(per_chunk, self.steps_per_epoch - step)
                 parts = [reader.take(step, steps) for reader in readers]
                 with self._counters.busy("gather"):
-                    columns = interleave(parts, widths, steps, self.schema, self._layout)
+                    columns = interleave(parts, widths, steps, self.schema, self._layout, pool)
                     if self._sample_keys:
                         columns = {**columns, SAMPLE_KEY: sample_keys(self._seed, epoch, self._positions(step, steps))}
                 asked = time.perf_counter()
@@ -372,13 +377,13 @@ class Loader:
                 self._counters.add("deliver", items=steps * self.local_batch_size, wait=waited)
 
     @contextmanager
-    def open_streams(self) -> Iterator[OpenStreams]:
-        """The streams of any epoch, for the body: what `chunks` and mixtures read from."""
+    def open_streams(self, *, found: bool = False) -> Iterator[OpenStreams]:
+        """The streams of any epoch, for the body: what `chunks` and mixtures read from; `found`: see `ShardFetcher`."""
         opened = OpenStreams(
             order=self._order,
             schedule=self._schedule,
             class_counts=lambda: self._class_counts,
-            fetcher=self._fetcher(),
+            fetcher=self._fetcher(found=found),
             planner=ThreadPoolExecutor(_PLAN_THREADS, thread_name_prefix="ringfeed-plan"),
             counters=self._counters,
             buckets=self._buckets,
@@ -434,7 +439,7 @@ class Loader:
     def _weights(self, epoch: int) -> npt.NDArray[np.float64] | None:
         return target_weights(self._balance, self.manifest.classes, self._info.class_counts, epoch)
 
-    def _fetcher(self) -> ShardFetcher:
+    def _fetcher(self, *, found: bool = False) -> ShardFetcher:
         return ShardFetcher(
             self._dataset,
             self._shards,
@@ -445,6 +450,7 @@ class Loader:
             self._cache,
             self._selection,
             self._quarantine,
+            found=found,
         )
 
     def chunk_steps(self, local_batch: int) -> int:

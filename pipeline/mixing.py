@@ -201,6 +201,7 @@ class Mixture:
             undecoded=self._loaders[0].undecoded,
             added={SOURCE_ID: np.int32} | ({WEIGHT: np.float32} if self._geometry.weighted(self._world_size) else {}),
             large=self._large,
+            single=self._chunk_steps() == 1,
             prefetch=_PREFETCH,
             steps=self.steps_per_epoch - start_step,
         )

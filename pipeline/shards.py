@@ -31,6 +31,7 @@ from .frames import open_features, open_tfrecord
 from .quarantine import Quarantine
 from .reading import SourceReader
 from .selection import Selection
+from .values import open_values
 
 __all__ = ["OpenShard", "ShardFetcher"]
 
@@ -56,6 +57,7 @@ class ShardFetcher:
         cache: that keeps copies of the files, or None.
         selection: of the records that a filter lets through; None for all.
         quarantine: of the shards that are not to be read; None for none.
+        found: whether the features of undecoded records are found when a shard is opened: see `values.py`.
 
     Attributes:
         quarantine: the same.
@@ -72,6 +74,8 @@ class ShardFetcher:
         cache: ShardCache | None = None,
         selection: Selection | None = None,
         quarantine: Quarantine | None = None,
+        *,
+        found: bool = False,
     ) -> None:
         self._dataset = dataset
         self._shards = shards
@@ -82,6 +86,7 @@ class ShardFetcher:
         self._identity = public_url(dataset.storage.locate())
         self._selection = selection
         self.quarantine = quarantine
+        self._found = found
         self._reader = SourceReader(dataset, counters, mapped=cache is None)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ringfeed-fetch")
         self._open: weakref.WeakValueDictionary[int, Future[OpenShard]] = weakref.WeakValueDictionary()
@@ -172,6 +177,8 @@ class ShardFetcher:
             return open_parquet(data, self._schema, self._fill, groups)
         if manifest.compression != "none":
             data = pa.py_buffer(decompress(data.to_pybytes(), manifest.compression))
+        if self._found:
+            return open_values(data, index, manifest.schema, self._schema)
         columns = open_tfrecord(data, index, manifest.layout)
         if manifest.layout is None or self._schema.names == manifest.schema.names:
             return columns
