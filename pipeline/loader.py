@@ -52,7 +52,8 @@ __all__ = ["Loader"]
 _CHUNK_BYTES = 2 << 20  # of one crossing into TensorFlow: 1 MiB takes 1.2 times as long, 4 MiB 1.1 (2026-11-21)
 _CHUNK_STEPS = 32
 _LARGE_RECORD = 4096  # bytes, undecoded, from which on each crosses by itself, and chunks only say where they lie
-_LARGE_STEPS = 8
+_LARGE_STEPS = 32  # of views
+_LARGE_BYTES = 8 << 20  # of one crossing
 _PREFETCH = 4
 _PREFETCH_BYTES = 16 << 20  # of decoded chunks that wait for a NumPy consumer
 _PLAN_THREADS = 1  # two hinder each other: balanced then has 0.85 of natural's rate, not 0.91 (2 cores, 2026-11-21)
@@ -288,7 +289,7 @@ class Loader:
             local_batch=self.local_batch_size,
             undecoded=self.undecoded and not found,
             added=self._added(),
-            large=self.large,
+            large=self.large_steps(self.local_batch_size),
             single=self.chunk_steps(self.local_batch_size) == 1,
             prefetch=_PREFETCH,
             steps=self.steps_per_epoch - start_step,
@@ -465,3 +466,7 @@ class Loader:
     def large(self) -> bool:
         """Whether `undecoded` examples are so long that each had better cross into TensorFlow by itself."""
         return self.undecoded and self._record_bytes >= _LARGE_RECORD
+
+    def large_steps(self, local_batch: int) -> int:
+        """Steps of `large` examples that cross at once: as many as fit `_LARGE_BYTES`; 0 if they are not large."""
+        return int(np.clip(_LARGE_BYTES // (self._record_bytes * local_batch), 1, _LARGE_STEPS)) if self.large else 0

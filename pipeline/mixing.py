@@ -200,7 +200,7 @@ class Mixture:
             local_batch=self.local_batch_size,
             undecoded=self._loaders[0].undecoded,
             added={SOURCE_ID: np.int32} | ({WEIGHT: np.float32} if self._geometry.weighted(self._world_size) else {}),
-            large=self._large,
+            large=self._large_steps,
             single=self._chunk_steps() == 1,
             prefetch=_PREFETCH,
             steps=self.steps_per_epoch - start_step,
@@ -291,8 +291,8 @@ class Mixture:
         }
 
     @property
-    def _large(self) -> bool:
-        return all(loader.large for loader in self._loaders)
+    def _large_steps(self) -> int:
+        return min(loader.large_steps(self.local_batch_size) for loader in self._loaders)
 
     def _chunk_steps(self) -> int:
         return min(loader.chunk_steps(self.local_batch_size) for loader in self._loaders)

@@ -19,13 +19,17 @@ from .columns import Column, Columns, filled_columns, view_bytes
 
 __all__ = ["has_plain_values", "open_values"]
 
+_NUMBER_BYTES = 1024  # of a record
+
 
 def has_plain_values(manifest: Manifest, split: str, schema: Schema) -> bool:
-    """Whether each record has a value of each feature, and none is a list of strings or varies in length."""
+    """Whether each record has one string of each feature, or numbers, few enough to decode those of a whole shard."""
     statistics = manifest.split(split).statistics
-    return all(
-        statistics[f.name].nulls == 0 and (_is_found(f) or (f.numeric and f.elements is not None))
-        for f in schema.features
+    numbers = [f for f in schema.features if not _is_found(f)]
+    return (
+        all(statistics[name].nulls == 0 for name in schema.names)
+        and all(f.numeric and f.elements is not None for f in numbers)
+        and sum(np.dtype(f.dtype).itemsize * (f.elements or 0) for f in numbers) <= _NUMBER_BYTES
     )
 
 
@@ -65,4 +69,4 @@ def _view_copies(values: Any) -> pa.Array:
     """Views of an Arrow array's own values."""
     copies = values.cast(pa.large_binary())
     offsets: npt.NDArray[np.int64] = np.frombuffer(copies.buffers()[1], np.int64)[copies.offset :][: len(copies) + 1]
-    return view_bytes(copies.buffers()[2], offsets[:-1], offsets[1:])
+    return view_bytes(copies.buffers()[2] or pa.py_buffer(b""), offsets[:-1], offsets[1:])
