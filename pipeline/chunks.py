@@ -12,12 +12,18 @@ from ..sharding.formats.example import RecordLayout
 from ..sharding.schema import Schema
 from .columns import Columns, concat_columns, empty_aligned, take_columns
 from .frames import FRAMES, decode_frames
+from .pool import BufferPool
 
 __all__ = ["interleave"]
 
 
 def interleave(
-    parts: Sequence[Columns], widths: Sequence[int], steps: int, schema: Schema, layout: RecordLayout | None
+    parts: Sequence[Columns],
+    widths: Sequence[int],
+    steps: int,
+    schema: Schema,
+    layout: RecordLayout | None,
+    pool: BufferPool | None = None,
 ) -> Columns:
     """Join the streams' samples, and decode the features of those that share a layout.
 
@@ -27,6 +33,7 @@ def interleave(
         steps: in each part.
         schema: of the features delivered.
         layout: of these in the records, if all share one.
+        pool: of memory for the result, or None.
 
     Returns:
         Columns of ``steps * sum(widths)`` rows, step after step.
@@ -40,18 +47,18 @@ def interleave(
             continue
         pieces = [part[name].reshape(steps, -1, *first.shape[1:]) for part in parts]
         if name == FRAMES and layout is not None:
-            result |= decode_frames(pieces, schema, layout)
+            result |= decode_frames(pieces, schema, layout, pool)
         else:
-            result[name] = _side_by_side(pieces)
+            result[name] = _side_by_side(pieces, pool)
     result = {name: values.reshape(-1, *values.shape[2:]) for name, values in result.items()}
     if ragged[0]:
         result |= take_columns(concat_columns(ragged), _interleaved_rows(widths, steps))
     return result
 
 
-def _side_by_side(pieces: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def _side_by_side(pieces: Sequence[npt.NDArray[Any]], pool: BufferPool | None) -> npt.NDArray[Any]:
     steps, *shape = pieces[0].shape[0], *pieces[0].shape[2:]
-    joined = empty_aligned((steps, sum(piece.shape[1] for piece in pieces), *shape), pieces[0].dtype)
+    joined = empty_aligned((steps, sum(piece.shape[1] for piece in pieces), *shape), pieces[0].dtype, pool)
     np.concatenate(pieces, axis=1, out=joined)
     return joined
 

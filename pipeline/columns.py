@@ -18,21 +18,26 @@ import pyarrow.compute as pc
 from ..sharding.formats.parquet import read_parquet
 from ..sharding.grouping import stable_order
 from ..sharding.schema import Feature, Schema
+from .pool import BufferPool
 
 __all__ = [
     "VIEW",
     "Column",
     "Columns",
     "concat_columns",
+    "copy_views",
     "empty_aligned",
     "filled_columns",
     "open_parquet",
     "slice_columns",
     "take_columns",
     "take_from_segments",
+    "view_bytes",
 ]
 
 VIEW = np.dtype([("length", "<i4"), ("prefix", "<u4"), ("buffer", "<i4"), ("offset", "<i4")])  # of Arrow's binary_view
+_VIEW_SPAN = 1 << 30
+_INLINE = 12  # bytes: shorter values stand in their view themselves
 _ALIGNMENT = 64
 
 Column: TypeAlias = npt.NDArray[Any] | Any  # the rest are Arrow arrays, which carry no type information
@@ -131,6 +136,44 @@ def _take_arrow(values: Any, rows: npt.NDArray[np.int64]) -> Any:
     return pa.Array.from_buffers(values.type, len(rows), [None, pa.py_buffer(views), *buffers[2:]])
 
 
+def view_bytes(data: pa.Buffer, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> pa.Array:
+    """Pieces of the data as an Arrow binary view: to gather and interleave them moves 16 bytes of each.
+
+    A view's offset has 31 bits, so of a larger file it is several buffers that begin further and further on.
+
+    Args:
+        data: of a file.
+        starts: of each piece, int64 [records].
+        ends: past the last byte of each.
+    """
+    buffers = [data.slice(start) for start in range(0, max(data.size, 1), _VIEW_SPAN)]
+    content = np.frombuffer(data, np.uint8)
+    views = np.zeros(len(starts), VIEW)
+    views["length"], views["buffer"], views["offset"] = ends - starts, starts // _VIEW_SPAN, starts % _VIEW_SPAN
+    cells = views.view(np.uint8).reshape(-1, VIEW.itemsize)
+    short = np.flatnonzero(ends - starts <= _INLINE)
+    cells[short, 4:] = 0
+    for place in range(_INLINE):
+        rows = np.flatnonzero(starts + place < ends) if place < 4 else short[starts[short] + place < ends[short]]
+        cells[rows, 4 + place] = content[starts[rows] + place]
+    return pa.Array.from_buffers(pa.binary_view(), len(starts), [None, pa.py_buffer(views), *buffers])
+
+
+def copy_views(values: Any, *, before: int = 0, after: int = 0) -> npt.NDArray[Any]:
+    """The viewed values as `bytes` objects [records], but for so many bytes at both ends of each."""
+    _, views, *data = values.buffers()
+    buffers, cells = [memoryview(buffer) for buffer in data], memoryview(views)
+    copies = np.empty(len(values), object)
+    places = np.frombuffer(views, VIEW)[values.offset : values.offset + len(values)]
+    for row, (length, _, buffer, offset) in enumerate(places.tolist()):
+        if length <= _INLINE:
+            at = VIEW.itemsize * (values.offset + row) + 4
+            copies[row] = cells[at + before : at + length - after].tobytes()
+        else:
+            copies[row] = buffers[buffer][offset + before : offset + length - after].tobytes()
+    return copies
+
+
 def _inverse(permutation: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     inverse = np.empty_like(permutation)
     inverse[permutation] = np.arange(len(permutation))
@@ -148,10 +191,10 @@ def concat_columns(parts: Sequence[Columns]) -> dict[str, Column]:
     return result
 
 
-def empty_aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+def empty_aligned(shape: tuple[int, ...], dtype: npt.DTypeLike, pool: BufferPool | None = None) -> npt.NDArray[Any]:
     """An array that TensorFlow takes over without a copy: its buffers begin at multiples of 64 bytes."""
     size = prod(shape) * np.dtype(dtype).itemsize
-    buffer = np.empty(size + _ALIGNMENT, np.uint8)
+    buffer = np.empty(size + _ALIGNMENT, np.uint8) if pool is None else pool.take(size + _ALIGNMENT)
     start = -buffer.ctypes.data % _ALIGNMENT
     return buffer[start : start + size].view(dtype).reshape(shape)
 

@@ -15,7 +15,8 @@ import tensorflow as tf
 from ..sharding.errors import ConfigError
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.schema import Feature, Schema
-from .columns import Columns, slice_columns
+from .allocator import keep_freed_memory
+from .columns import Columns, copy_views, slice_columns
 from .frames import EXAMPLES, copy_messages, join_frames
 from .streams import CLASS_ID, WEIGHT
 from .tracing import annotate
@@ -99,7 +100,8 @@ def to_dataset(
     local_batch: int,
     undecoded: bool,
     added: Mapping[str, npt.DTypeLike],
-    large: bool,
+    large: int,
+    single: bool,
     prefetch: int,
     steps: int,
 ) -> tf.data.Dataset:
@@ -112,37 +114,45 @@ def to_dataset(
         local_batch: samples of this rank in a step.
         undecoded: whether the columns hold whole examples, to be parsed here.
         added: columns beside the features and `CLASS_ID`, and the dtypes of one sample's entries.
-        large: whether the examples, undecoded, are so long that each had better cross by itself.
+        large: where records are so long that strings, or undecoded the examples, had better each cross by itself: how
+            many steps cross together. Else 0.
+        single: whether each chunk is one step: then it crosses as the batch that it is, and nothing cuts it up.
         prefetch: batches kept ready.
         steps: batches there will be.
     """
     signature = _signature(schema, local_batch, undecoded=undecoded, added=added)
-    if large:
+    ragged = [f for f in schema.features if f.elements is None and not undecoded]
+    single = single and not undecoded and not ragged and not large
+    if large and undecoded:
         del signature[_LENGTHS]
+        signature[EXAMPLES] = tf.TensorSpec([None, local_batch], tf.string)
+    if single:
         signature = {name: tf.TensorSpec(spec.shape[1:], spec.dtype) for name, spec in signature.items()}
-        signature[EXAMPLES] = tf.TensorSpec([local_batch], tf.string)
 
     def encoded() -> Iterator[Batch]:
+        keep_freed_memory()
         for steps, columns in chunks():
             if large:
-                yield from _encode_large(columns, steps, local_batch)
+                yield from _encode_large(columns, steps, local_batch, large)
                 continue
             with annotate("deliver"):
                 chunk = _encode_chunk(join_frames(columns), schema, steps, local_batch)
-            yield chunk
+            del columns  # whose memory is used again, once TensorFlow lets go of it
+            yield {name: values[0] for name, values in chunk.items()} if single else chunk
 
     dataset = _from_generator(encoded, signature)
-    ragged = [f for f in schema.features if f.elements is None and not undecoded]
-    if large:
+    if large and undecoded:
         # Parsing copies once more: let it not keep this thread, which holds Python's lock, from copying the next batch.
-        dataset = dataset.prefetch(1).map(lambda batch: parse_batch(batch.pop(EXAMPLES), schema, fill) | batch)
+        dataset = (
+            dataset.unbatch().prefetch(1).map(lambda batch: parse_batch(batch.pop(EXAMPLES), schema, fill) | batch)
+        )
     elif undecoded:
         dataset = dataset.map(lambda chunk: _cut_examples(chunk, local_batch)).unbatch()
         # One batch at a time: parse_example itself uses all threads, and deterministic runs forbid parallel maps here.
         dataset = dataset.map(lambda batch: parse_batch(batch.pop(EXAMPLES), schema, fill) | batch)
     elif ragged:  # chunks of one step
         dataset = dataset.map(lambda chunk: _join_ragged(chunk, ragged))
-    else:
+    elif not single:
         dataset = dataset.unbatch()
     options = tf.data.Options()
     # A loader gives a rank its share. Sharded once more, by a strategy of several workers, records would be lost.
@@ -222,14 +232,21 @@ def _encode_chunk(columns: Columns, schema: Schema, steps: int, local_batch: int
     return chunk
 
 
-def _encode_large(columns: Columns, steps: int, local_batch: int) -> Iterator[Batch]:
-    """Batch after batch of a chunk, with a `bytes` object for each example: copied no sooner, and once.
+def _encode_large(columns: Columns, steps: int, local_batch: int, together: int) -> Iterator[Batch]:
+    """Some steps of a chunk after the other, with a `bytes` object for each viewed value: copied no sooner, and once.
 
     Short examples cross faster joined, in chunks; but that copies each four times.
     """
-    for step in range(steps):
-        batch = slice_columns(columns, step * local_batch, (step + 1) * local_batch)
-        yield {**batch, EXAMPLES: copy_messages(batch[EXAMPLES])}
+    for first in range(0, steps, together):
+        rows = slice_columns(columns, first * local_batch, min(first + together, steps) * local_batch)
+        copies = {name: _copied(name, values) for name, values in rows.items()}
+        yield {name: values.reshape(-1, local_batch, *values.shape[1:]) for name, values in copies.items()}
+
+
+def _copied(name: str, values: Any) -> npt.NDArray[Any]:
+    if isinstance(values, np.ndarray):
+        return values
+    return copy_messages(values) if name == EXAMPLES else copy_views(values)
 
 
 def _join_binary(values: pa.Array) -> tuple[bytes, npt.NDArray[np.int64]]:

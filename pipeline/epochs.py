@@ -90,13 +90,21 @@ class Epochs(ABC):
         """Whether `chunks` holds whole examples, for TensorFlow to parse, and not features."""
 
     @property
-    @abstractmethod
-    def large(self) -> bool:
-        """Whether `undecoded` examples are so long that each had better cross into TensorFlow by itself."""
+    def finds(self) -> bool:
+        """Whether the features of `undecoded` examples can be found when their shard is opened, and need no parsing."""
+        return False
 
     @abstractmethod
-    def _gathered(self, epoch: int, start_step: int) -> Iterator[tuple[int, Columns]]:
-        """Runs of steps of an epoch, without keys, with undecoded examples where they lie in their shards."""
+    def _chunk_steps(self) -> int:
+        """Steps that cross into TensorFlow at once."""
+
+    @abstractmethod
+    def _large_steps(self) -> int:
+        """The same of `undecoded` examples so long that each had better cross by itself; 0 if they are not."""
+
+    @abstractmethod
+    def _gathered(self, epoch: int, start_step: int, *, found: bool) -> Iterator[tuple[int, Columns]]:
+        """Runs of steps of an epoch, without keys; undecoded examples where they lie, or what is `found` in them."""
 
     def epoch(
         self,
@@ -124,13 +132,14 @@ class Epochs(ABC):
 
         self._check_step(epoch, start_step)
         dataset = to_dataset(
-            lambda: self._chunks(epoch, start_step),
+            lambda: self._chunks(epoch, start_step, found=self.finds),
             self.schema,
             self._fill,
             local_batch=self.local_batch_size,
-            undecoded=self.undecoded,
+            undecoded=self.undecoded and not self.finds,
             added=self._added(),
-            large=self.large,
+            large=self._large_steps(),
+            single=self._chunk_steps() == 1,
             prefetch=_PREFETCH,
             steps=self.steps_per_epoch - start_step,
         )
@@ -194,14 +203,14 @@ class Epochs(ABC):
         Yields:
             The number of steps, and columns of ``steps * local_batch_size`` rows, step after step.
         """
-        for steps, columns in self._chunks(epoch, start_step):
+        for steps, columns in self._chunks(epoch, start_step, found=False):
             yield steps, join_frames(columns)
 
-    def _chunks(self, epoch: int, start_step: int) -> Iterator[tuple[int, Columns]]:
-        """`chunks`, with undecoded examples where they lie in their shards."""
+    def _chunks(self, epoch: int, start_step: int, *, found: bool) -> Iterator[tuple[int, Columns]]:
+        """`chunks`, with undecoded examples where they lie in their shards, or what is `found` in them."""
         self._check_step(epoch, start_step)
         step = start_step
-        for steps, columns in self._gathered(epoch, start_step):
+        for steps, columns in self._gathered(epoch, start_step, found=found):
             if self._sample_keys:
                 columns = {**columns, SAMPLE_KEY: sample_keys(self._seed, epoch, self._positions(step, steps))}
             step += steps

@@ -17,7 +17,8 @@ from ..sharding.formats.example import ColumnLayout, RecordLayout
 from ..sharding.formats.matrix import decode_cells
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.schema import Feature, Schema
-from .columns import VIEW, Columns, empty_aligned
+from .columns import VIEW, Columns, copy_views, empty_aligned
+from .pool import BufferPool
 
 __all__ = ["EXAMPLES", "FRAMES", "copy_messages", "decode_frames", "join_frames", "open_features", "open_tfrecord"]
 
@@ -66,13 +67,7 @@ def join_frames(columns: Columns) -> Columns:
 
 def copy_messages(frames: pa.Array) -> npt.NDArray[Any]:
     """The messages within viewed frames, as `bytes` objects [records]."""
-    _, views, *data = frames.buffers()
-    buffers = [memoryview(buffer) for buffer in data]
-    messages = np.empty(len(frames), object)
-    places = np.frombuffer(views, VIEW)[frames.offset : frames.offset + len(frames)]
-    for row, (length, _, buffer, offset) in enumerate(places.tolist()):
-        messages[row] = buffers[buffer][offset + HEADER_BYTES : offset + length - FOOTER_BYTES].tobytes()
-    return messages
+    return copy_views(frames, before=HEADER_BYTES, after=FOOTER_BYTES)
 
 
 def open_features(columns: Columns, schema: Schema, layout: RecordLayout) -> Columns:
@@ -87,32 +82,36 @@ def open_features(columns: Columns, schema: Schema, layout: RecordLayout) -> Col
     return {name: values[0] for name, values in decoded.items()}
 
 
-def decode_frames(pieces: Sequence[Bytes3D], schema: Schema, layout: RecordLayout) -> Columns:
+def decode_frames(
+    pieces: Sequence[Bytes3D], schema: Schema, layout: RecordLayout, pool: BufferPool | None = None
+) -> Columns:
     """The features of gathered frames, the pieces side by side.
 
     Args:
         pieces: uint8 [steps, samples, frame bytes] each.
         schema: of the features wanted.
         layout: of these in the records.
+        pool: of memory, or None.
 
     Returns:
         By feature, [steps, samples of all pieces, *shape].
     """
     return {
-        feature.name: _decode_column(pieces, feature, place)
+        feature.name: _decode_column(pieces, feature, place, pool)
         for feature, place in zip(schema.features, layout.columns, strict=True)
     }
 
 
-def _decode_column(pieces: Sequence[Bytes3D], feature: Feature, place: ColumnLayout) -> npt.NDArray[Any]:
+def _decode_column(
+    pieces: Sequence[Bytes3D], feature: Feature, place: ColumnLayout, pool: BufferPool | None
+) -> npt.NDArray[Any]:
     elements = feature.elements if feature.shape else 1
     start = HEADER_BYTES + place.offset
     values = [piece[..., start : start + place.item_bytes * (elements or 0)] for piece in pieces]
     if feature.example_kind == "int64":
         decoded = np.concatenate([decode_cells(part, feature, place.item_bytes) for part in values], axis=1)
     else:
-        joined = empty_aligned(
-            (*values[0].shape[:1], sum(part.shape[1] for part in values), values[0].shape[2]), np.uint8
-        )
+        shape = (*values[0].shape[:1], sum(part.shape[1] for part in values), values[0].shape[2])
+        joined = empty_aligned(shape, np.uint8, pool)
         decoded = decode_cells(np.concatenate(values, axis=1, out=joined), feature, place.item_bytes)
     return decoded.reshape(*decoded.shape[:2], *(feature.fixed_shape or ()))

@@ -31,12 +31,14 @@ from .features import delivered_schema, record_bytes
 from .lookahead import Lookahead
 from .order import EpochOrder, Geometry, Remainder, default_streams
 from .plan import LoaderPlan, plan_epoch
+from .pool import BufferPool
 from .quality import ShuffleQuality, shuffle_quality
 from .quarantine import OnBadShard, Quarantine
 from .selection import Selection
 from .shards import ShardFetcher
 from .streams import CLASS_ID, OpenStreams
 from .targets import Balance, EpochLength, epoch_samples, parse_balance, target_weights
+from .values import has_plain_values
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
@@ -46,7 +48,8 @@ __all__ = ["Loader"]
 _CHUNK_BYTES = 2 << 20  # of one crossing into TensorFlow: 1 MiB takes 1.2 times as long, 4 MiB 1.1 (2026-11-21)
 _CHUNK_STEPS = 32
 _LARGE_RECORD = 4096  # bytes, undecoded, from which on each crosses by itself, and chunks only say where they lie
-_LARGE_STEPS = 8
+_LARGE_STEPS = 32  # of views
+_LARGE_BYTES = 8 << 20  # of one crossing
 _AHEAD_BYTES = 64 << 20  # of shards: what a link of 10 Gbit/s brings in 50 ms
 _COUNT_THREADS = 4
 _PLAN_THREADS = 1  # two hinder each other: balanced then has 0.85 of natural's rate, not 0.91 (2 cores, 2026-11-21)
@@ -146,6 +149,7 @@ class Loader(Epochs):
             if number is not None and number < least:
                 raise ConfigError(f"{name} must be at least {least}, got {number}")
         self._dataset = open_dataset(url)
+        self._split = split
         self._shards = self._dataset.split_shards(split)
         info = self.manifest.split(split)
         self._selection = (
@@ -262,16 +266,17 @@ class Loader(Epochs):
         """What each stage did since the loader was made."""
         return self._counters.snapshot()
 
-    def _gathered(self, epoch: int, start_step: int) -> Iterator[tuple[int, Columns]]:
-        with self.open_streams() as opened:
+    def _gathered(self, epoch: int, start_step: int, *, found: bool) -> Iterator[tuple[int, Columns]]:
+        with self.open_streams(found=found) as opened:
             readers = [opened.reader(epoch, part, start_step) for part in self._slices]
             widths = [part.width for part in self._slices]
-            per_chunk = self.chunk_steps(self.local_batch_size)
+            per_chunk = self._chunk_steps()
+            pool = BufferPool()
             for step in range(start_step, self.steps_per_epoch, per_chunk):
                 steps = min(per_chunk, self.steps_per_epoch - step)
                 parts = [reader.take(step, steps) for reader in readers]
                 with self._counters.busy("gather"):
-                    columns = interleave(parts, widths, steps, self.schema, self._layout)
+                    columns = interleave(parts, widths, steps, self.schema, self._layout, pool)
                 yield steps, columns
 
     def with_streams(self, streams: int) -> Loader:
@@ -286,13 +291,13 @@ class Loader(Epochs):
         return other
 
     @contextmanager
-    def open_streams(self) -> Iterator[OpenStreams]:
-        """The streams of any epoch, for the body: what `chunks` and mixtures read from."""
+    def open_streams(self, *, found: bool = False) -> Iterator[OpenStreams]:
+        """The streams of any epoch, for the body: what `chunks` and mixtures read from; `found`: see `ShardFetcher`."""
         opened = OpenStreams(
             order=self._order,
             schedule=self._schedule,
             class_counts=lambda: self._class_counts,
-            fetcher=self._fetcher(),
+            fetcher=self._fetcher(found=found),
             planner=ThreadPoolExecutor(_PLAN_THREADS, thread_name_prefix="ringfeed-plan"),
             counters=self._counters,
             buckets=self._buckets,
@@ -335,7 +340,7 @@ class Loader(Epochs):
         one_each = int(1.25 * window * len(self._slices))  # for windows differ in size
         return one_each if self._dataset.storage.local_path is not None else max(one_each, _AHEAD_BYTES)
 
-    def _fetcher(self) -> ShardFetcher:
+    def _fetcher(self, *, found: bool = False) -> ShardFetcher:
         return ShardFetcher(
             self._dataset,
             self._shards,
@@ -347,6 +352,7 @@ class Loader(Epochs):
             self._selection,
             self._quarantine,
             hedging=self._hedging,
+            found=found,
         )
 
     def chunk_steps(self, local_batch: int) -> int:
@@ -357,7 +363,22 @@ class Loader(Epochs):
             return _LARGE_STEPS
         return int(np.clip(_CHUNK_BYTES // (self._record_bytes * local_batch), 1, _CHUNK_STEPS))
 
+    def _chunk_steps(self) -> int:
+        return self.chunk_steps(self.local_batch_size)
+
+    def _large_steps(self) -> int:
+        return self.large_steps(self.local_batch_size)
+
+    @property
+    def finds(self) -> bool:
+        """Whether the features of `undecoded` examples can be found when their shard is opened, and need no parsing."""
+        return self.large and self._buckets is None and has_plain_values(self.manifest, self._split, self.schema)
+
     @property
     def large(self) -> bool:
         """Whether `undecoded` examples are so long that each had better cross into TensorFlow by itself."""
         return self.undecoded and self._record_bytes >= _LARGE_RECORD
+
+    def large_steps(self, local_batch: int) -> int:
+        """Steps of `large` examples that cross at once: as many as fit `_LARGE_BYTES`; 0 if they are not large."""
+        return int(np.clip(_LARGE_BYTES // (self._record_bytes * local_batch), 1, _LARGE_STEPS)) if self.large else 0

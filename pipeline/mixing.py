@@ -160,11 +160,6 @@ class Mixture(Epochs):
         """See `Loader`; the same for all datasets."""
         return self._loaders[0].undecoded
 
-    @property
-    def large(self) -> bool:
-        """See `Loader`; of all datasets."""
-        return all(loader.large for loader in self._loaders)
-
     def plan(self, epoch: int = 0) -> MixturePlan:
         """Steps, and how much of each dataset is in an epoch; no shard is opened."""
         samples, fewest, most = self._schedule(epoch).seats_of_epoch()
@@ -190,7 +185,8 @@ class Mixture(Epochs):
             "mixture": self._counters.snapshot()
         }
 
-    def _gathered(self, epoch: int, start_step: int) -> Iterator[tuple[int, Columns]]:
+    def _gathered(self, epoch: int, start_step: int, *, found: bool) -> Iterator[tuple[int, Columns]]:
+        assert not found  # for `finds` is not overridden
         schedule = self._schedule(epoch)
         with ExitStack() as stack:
             opened = [stack.enter_context(loader.open_streams()) for loader in self._loaders]
@@ -262,6 +258,9 @@ class Mixture(Epochs):
 
     def _chunk_steps(self) -> int:
         return min(loader.chunk_steps(self.local_batch_size) for loader in self._loaders)
+
+    def _large_steps(self) -> int:
+        return min(loader.large_steps(self.local_batch_size) for loader in self._loaders)
 
 
 class _Lane:

@@ -33,6 +33,7 @@ from .frames import open_features, open_tfrecord
 from .quarantine import Quarantine
 from .reading import SourceReader
 from .selection import Selection
+from .values import open_values
 
 __all__ = ["OpenShard", "ShardFetcher"]
 
@@ -63,6 +64,7 @@ class ShardFetcher:
         selection: of the records that a filter lets through; None for all.
         quarantine: of the shards that are not to be read; None for none.
         hedging: see `Loader`.
+        found: whether the features of undecoded records are found when a shard is opened: see `values.py`.
 
     Attributes:
         quarantine: the same.
@@ -81,6 +83,7 @@ class ShardFetcher:
         quarantine: Quarantine | None = None,
         *,
         hedging: bool = True,
+        found: bool = False,
     ) -> None:
         self._dataset = dataset
         self._shards = shards
@@ -91,6 +94,7 @@ class ShardFetcher:
         self._identity = public_url(dataset.storage.locate())
         self._selection = selection
         self.quarantine = quarantine
+        self._found = found
         self._reader = SourceReader(dataset, counters, mapped=cache is None, hedging=hedging)
         least, most = threads or _THREADS, threads or _MOST_THREADS
         most = least if dataset.storage.local_path is not None else most
@@ -195,6 +199,8 @@ class ShardFetcher:
             return open_parquet(data, self._schema, self._fill, groups)
         if manifest.compression != "none":
             data = pa.py_buffer(decompress(data.to_pybytes(), manifest.compression))
+        if self._found:
+            return open_values(data, index, manifest.schema, self._schema)
         columns = open_tfrecord(data, index, manifest.layout)
         if manifest.layout is None or self._schema.names == manifest.schema.names:
             return columns

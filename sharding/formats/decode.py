@@ -17,7 +17,7 @@ from .example import LIST_TAGS, delimited
 from .matrix import cast_integers
 from .protobuf import read_fields, read_varint, read_varints
 
-__all__ = ["decode_example", "decode_examples"]
+__all__ = ["decode_example", "decode_examples", "locate_examples"]
 
 Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
@@ -112,6 +112,41 @@ def decode_examples(
 
 def _flat(value: Any, feature: Feature) -> Any:
     return np.array(value, object).reshape(-1).tolist() if value is not None and feature.fixed_shape else value
+
+
+def locate_examples(
+    data: Bytes, starts: Int64, ends: Int64, schema: Schema, names: Sequence[str]
+) -> dict[str, tuple[Int64, Int64]] | None:
+    """Where the values of string or bytes features lie, which have one in each record.
+
+    Args:
+        data: as for `decode_examples`.
+        starts: as for `decode_examples`.
+        ends: as for `decode_examples`.
+        schema: of the dataset.
+        names: of the features wanted, of kind bytes and shape ``()``.
+
+    Returns:
+        By feature, where each value starts in the data, and past its last byte, int64 [records] each; None if a record
+        lacks a value, or departs from the order in which ringfeed writes them.
+    """
+    try:
+        _require(data[starts] == _DELIMITED_1)
+        lengths, at = _varints_at(data, starts + 1)
+        _require(at + lengths == ends)
+        places = {}
+        for feature in schema.features:
+            rows = np.flatnonzero(at < ends)
+            found, bodies, stops = _entries(data, at[rows], feature)
+            at[rows[found]] = stops
+            if feature.name in names:
+                _require(len(found) == len(starts))
+                _require(bodies < stops)
+                places[feature.name] = _chunks(data, bodies, stops)
+        _require(at == ends)
+    except (_UnusualError, IndexError):
+        return None
+    return places
 
 
 def _decode_side_by_side(data: Bytes, starts: Int64, ends: Int64, schema: Schema, wanted: Schema) -> list[pa.Array]:
