@@ -109,6 +109,10 @@ def _in_parquet(damage: Damage, stored: pa.Buffer, manifest: Manifest, shard: Sh
     except ValueError as error:
         return replace(damage, offset=_footer_offset(stored), problem=f"{damage.problem} ({error})")
     bad = [group for group in groups if group.damaged]
+    footer = _footer_offset(stored)
+    if bad and not _fill(groups, footer):
+        what = f"in the footer, at offset {footer}: the columns that it names do not fill the file before it"
+        return replace(damage, offset=footer, problem=f"{damage.problem} ({what})")
     if bad:
         first = bad[0]
         count = f"; {len(bad)} of {len(groups)} row groups are damaged: {runs_text(runs(g.number for g in bad))}"
@@ -119,10 +123,17 @@ def _in_parquet(damage: Damage, stored: pa.Buffer, manifest: Manifest, shard: Sh
         for column, (start, stop) in group.columns.items():
             if start <= (offset or 0) < stop:
                 return _in_row_group(damage, group, column, offset, "; all values can be read")
-    place = _footer_offset(stored) if offset is None else offset
+    place = footer if offset is None else offset
     return replace(
         damage, offset=place, problem=f"{damage.problem} (in the footer, at offset {place}; all values can be read)"
     )
+
+
+def _fill(groups: Sequence[RowGroup], footer: int) -> bool:
+    """Whether columns lie one behind the other from the magic number to the footer, as they were written."""
+    extents = sorted(extent for group in groups for extent in group.columns.values())
+    starts, stops = [start for start, _ in extents], [stop for _, stop in extents]
+    return [*starts, footer] == [4, *stops]
 
 
 def _in_row_group(damage: Damage, group: RowGroup, column: str, offset: int | None, more: str) -> Damage:
