@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,7 +18,7 @@ Transform: TypeAlias = Callable[[Any], Any]
 _PREFETCH = 2
 
 
-class GraphTransform:
+class GraphTransform(ABC):
     """A function of an element that is TensorFlow operations as it stands: AutoGraph does not rewrite it.
 
     So errors about its arguments reach the user as they were raised.
@@ -25,9 +26,9 @@ class GraphTransform:
 
     __slots__ = ("__weakref__",)  # which tf.function needs
 
+    @abstractmethod
     def __call__(self, element: Mapping[str, Any]) -> dict[str, Any]:
         """The element, changed."""
-        raise NotImplementedError
 
 
 def apply_transform(

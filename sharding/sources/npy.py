@@ -308,6 +308,7 @@ def _blocks(data: IO[bytes], array: _Array, start: int, stop: int, rows: int) ->
 def _zip_errors(path: str) -> Iterator[None]:
     try:
         yield
+    # `zipfile` raises NotImplementedError where damage makes a member claim a way of packing that there is not.
     except (BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError) as error:
         raise translate_errors(path, error, "the archive is damaged; write it again with numpy.savez") from error
     except OSError as error:

@@ -75,14 +75,20 @@ def files_of() -> Callable[[Path], dict[str, bytes]]:
 
 
 @pytest.fixture
-def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where this test, and the commands that it starts, spill; no file may be left there."""
+def spill_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this test, and the commands that it starts, spill."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr("tempfile.tempdir", None)
-    yield folder
-    assert not [path for path in folder.rglob("*") if path.is_file()]
+    return folder
+
+
+@pytest.fixture
+def temporary_folder(spill_folder: Path) -> Iterator[Path]:
+    """The same; no file may be left there."""
+    yield spill_folder
+    assert not [path for path in spill_folder.rglob("*") if path.is_file()]
 
 
 @pytest.fixture

@@ -48,14 +48,10 @@ FilesOf = Callable[[Path], dict[str, bytes]]
 
 
 @pytest.fixture(autouse=True)
-def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where builds of this test spill; nothing may be left there."""
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    yield folder
-    assert not list(folder.glob("ringfeed-*"))
+def temporary_folder(spill_folder: Path) -> Iterator[Path]:
+    """Where builds of this test spill; nothing of theirs may be left there, whatever the clusters leave."""
+    yield spill_folder
+    assert not list(spill_folder.glob("ringfeed-*"))
 
 
 @pytest.fixture(scope="module")

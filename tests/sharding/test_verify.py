@@ -247,6 +247,23 @@ class TestPlaces:
         assert (damage.row_group, damage.column, damage.record, damage.offset) == (1, "price", 20, start)
         assert f"row group 1, records 20-39, column 'price' at offset {start}" in damage.problem
 
+    def test_a_footer_that_leads_readers_astray_is_named_and_not_the_column(
+        self, make: Make, copy: Callable[[Dataset], Path]
+    ) -> None:
+        dataset = make("parquet")
+        path = copy(dataset) / dataset.shards[0].path
+        data = bytearray(path.read_bytes())
+        footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+        doubled = 2 * pq.ParquetFile(path).metadata.row_group(1).column(3).data_page_offset  # Thrift's zigzag, varint
+        assert 1 << 7 <= doubled < 1 << 14
+        place = data.index(bytes([doubled & 0x7F | 0x80, doubled >> 7]), footer)
+        data[place] ^= 2
+        path.write_bytes(data)
+        assert any(group.damaged for group in parquet_format.scan_row_groups(pa.py_buffer(bytes(data))))
+        damage = only(verify(str(path.parent)))
+        assert (damage.row_group, damage.column, damage.offset) == (None, None, footer)
+        assert f"in the footer, at offset {footer}: the columns that it names do not fill the file" in damage.problem
+
     def test_a_flip_that_no_reader_would_notice_is_found_by_the_checksum_of_its_page(self, tmp_path: Path) -> None:
         values = pa.array(np.random.default_rng(0).normal(size=1000))
         buffer = parquet_format.write_parquet(pa.record_batch({"x": values}), "none", 1 << 16)
