@@ -1,14 +1,17 @@
 """The cache: fetched once, within its limit, right whatever happens to it, and nothing in the way of the next."""
 
+import fcntl
 import logging
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from ringfeed.pipeline import Cache, Loader, MemoryCache
-from ringfeed.pipeline.cache_folder import CacheFolder, CacheKey
+from ringfeed.pipeline.cache_folder import STATE_NAME, CacheFolder, CacheKey
 from ringfeed.pipeline.counters import Counters
 from ringfeed.sharding import ConfigError, CorruptionError, StorageError
 from ringfeed.sharding.manifest import checksum
@@ -59,6 +62,18 @@ def fetch_from(cache: Cache | MemoryCache, data: bytes, counters: Counters | Non
 def on_disk(folder: Path) -> int:
     """Bytes of all files, in use or not, by blocks."""
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+
+
+def on_disk_at_once(folder: Path) -> int:
+    """`on_disk` while others use it: nobody makes room between the looks at two files; a renamed one counts once."""
+    blocks = {}
+    with (folder / STATE_NAME).open() as state:
+        fcntl.flock(state, fcntl.LOCK_EX)
+        for path in folder.rglob("*"):
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                blocks[status.st_ino] = status.st_blocks * 512 if stat.S_ISREG(status.st_mode) else 0
+    return sum(blocks.values())
 
 
 def debris(folder: Path) -> list[Path]:
@@ -188,7 +203,7 @@ class TestLoading:
 
         def watch() -> None:
             while not ended.wait(0.001):
-                most[0] = max(most[0], on_disk(tmp_path / "cache"))
+                most[0] = max(most[0], on_disk_at_once(tmp_path / "cache"))
 
         watcher = threading.Thread(target=watch)
         watcher.start()
