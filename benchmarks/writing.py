@@ -38,7 +38,7 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
         if number:
             ratios.append(loop / ours)
             print(f"  seconds: loop {loop:.2f}, shard-dataset build {ours:.2f}")
-    return [("500k rows to 16 TFRecord shards, against the tf.train.Example loop", ratios, 10)]
+    return [("500k rows to 16 TFRecord shards, against the tf.train.Example loop", ratios, 15)]
 
 
 def run_parquet(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:

@@ -25,6 +25,7 @@ from .generations import shard_stem
 from .grouping import group
 from .journal import ShardResult, record_shards
 from .placement import Placement
+from .read_ahead import read_ahead
 from .schema import Schema
 from .sources import Part, Source
 from .spill import PartSpill, Spill
@@ -146,7 +147,7 @@ def partition_part(
 
     def tagged() -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
         nonlocal has_nulls
-        for batch in source.drafts(part):
+        for batch in read_ahead(source.drafts(part)):
             class_ids, shards, slots = placer.locate(batch)
             has_nulls = has_nulls or any(column.null_count for column in batch.columns)
             _check_elements(batch, part.path)

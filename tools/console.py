@@ -1,7 +1,8 @@
-"""How the commands speak to people: sizes and rates in words, aligned tables, progress on standard error."""
+"""How the commands speak: sizes and rates in words, aligned tables, progress; or JSON, for machines."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,12 +13,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from ..sharding.json_pieces import json_pieces
 
-__all__ = ["StageReport", "align", "human_bytes", "human_seconds", "one_line", "print_json", "stage_progress"]
+__all__ = [
+    "StageReport", "align", "human_bytes", "human_seconds", "one_line", "print_event", "print_json", "stage_progress",
+]  # fmt: skip
 
 # stage, tasks done, tasks in all, records done
 StageReport = Callable[[str, int, int, int], None]
 
-_PLAIN_SECONDS = 10.0  # between two lines where there is no terminal
+_PLAIN_SECONDS = 10.0  # between two lines where there is no terminal,
+_EVENT_SECONDS = 0.5  # and between two events
 
 
 def human_bytes(size: float) -> str:
@@ -61,6 +65,11 @@ def print_json(document: object) -> None:
     print()
 
 
+def print_event(event: str, **fields: object) -> None:
+    """Tell a machine, on standard error and on one line, what happens: an object whose `event` says what kind it is."""
+    print(json.dumps({"event": event} | fields), file=sys.stderr, flush=True)
+
+
 def align(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
     """A table as lines: the first `left` columns flush left, the others flush right.
 
@@ -77,18 +86,21 @@ def align(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -
 
 
 @contextmanager
-def stage_progress(labels: Mapping[str, str], *, silent: bool = False) -> Iterator[StageReport]:
+def stage_progress(labels: Mapping[str, str], *, silent: bool = False, events: bool = False) -> Iterator[StageReport]:
     """Show the stages of a job on standard error: bars on a terminal, else a line now and then.
 
     Args:
         labels: what to call each stage.
         silent: show nothing.
+        events: show events ``progress`` for machines.
 
     Yields:
         What to call with (stage, tasks done, tasks in all, records done).
     """
     if silent:
         yield lambda stage, done, total, records: None
+    elif events:
+        yield _event_report()
     elif sys.stderr.isatty():
         with _bars() as progress:
             yield _bar_report(progress, labels)
@@ -121,6 +133,22 @@ def _bar_report(progress: Progress, labels: Mapping[str, str]) -> StageReport:
 
 
 def _line_report(labels: Mapping[str, str]) -> StageReport:
+    def show(stage: str, done: int, total: int, records: int, seconds: float) -> None:
+        rate = _rate(records, seconds)
+        print(f"{labels.get(stage, stage)}: {done} of {total}{', ' if rate else ''}{rate}", file=sys.stderr)
+
+    return _now_and_then(show, _PLAIN_SECONDS)
+
+
+def _event_report() -> StageReport:
+    def show(stage: str, done: int, total: int, records: int, seconds: float) -> None:
+        print_event("progress", stage=stage, done=done, total=total, records=records, seconds=round(seconds, 3))
+
+    return _now_and_then(show, _EVENT_SECONDS)
+
+
+def _now_and_then(show: Callable[[str, int, int, int, float], None], pause: float) -> StageReport:
+    """Show what is reported after each pause, and the end of each stage, with the seconds since the stage began."""
     starts: dict[str, float] = {}
     last = monotonic()
 
@@ -128,10 +156,9 @@ def _line_report(labels: Mapping[str, str]) -> StageReport:
         nonlocal last
         now = monotonic()
         started = starts.setdefault(stage, now)
-        if done == total or now - last >= _PLAIN_SECONDS:
+        if done == total or now - last >= pause:
             last = now
-            rate = _rate(records, now - started)
-            print(f"{labels.get(stage, stage)}: {done} of {total}{', ' if rate else ''}{rate}", file=sys.stderr)
+            show(stage, done, total, records, now - started)
 
     return report
 

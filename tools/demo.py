@@ -43,6 +43,7 @@ _BATCHES = {"flights": 2048, "digits": 64}
 _QUICK_EVERY = 16  # --quick takes every 16th flight
 _STEP = re.compile(r"step (\d+)/(\d+)  loss \S+")
 _PREFIX = re.compile(r"^\[\d+\]<std(?:err|out)>:\s?")
+_EVENT = re.compile(r'^{"event": .*}$')  # of `shard-dataset --json`
 _ERROR = re.compile(r"\berror: ")
 
 
@@ -292,15 +293,22 @@ def _located(words: Sequence[str]) -> list[str]:
     return [str(program), *words[1:]]
 
 
+def _in_words(event: re.Match[str]) -> str:
+    fields = json.loads(event.group())
+    return f"{fields['event']}: {fields.get('message', '')}"
+
+
 def _last_words(text: str) -> str:
     """The line of a command's output that says what went wrong: the first error, else the last line there is.
 
     >>> _last_words("[1]<stderr>:ringfeed train: error: no dataset\\nTraceback\\nRuntimeError: exited")
     'ringfeed train: error: no dataset'
+    >>> _last_words('{"event": "progress"}\\n{"event": "error", "message": "no dataset", "status": 1}')
+    'error: no dataset'
     >>> _last_words("one\\ntwo\\n\\n")
     'two'
     """
-    lines = [one_line(_PREFIX.sub("", line)) for line in text.splitlines() if line.strip()]
+    lines = [one_line(_PREFIX.sub("", _EVENT.sub(_in_words, line))) for line in text.splitlines() if line.strip()]
     return next((line for line in lines if _ERROR.search(line)), lines[-1] if lines else "")
 
 

@@ -41,7 +41,7 @@ from ..sharding import (
 )
 from ..sharding.sources.ringfeed import only_split
 from .balance import balance_json, balance_of_dataset, balance_of_plan, balance_text
-from .console import align, human_bytes, human_seconds, one_line, print_json, stage_progress
+from .console import align, human_bytes, human_seconds, one_line, print_event, print_json, stage_progress
 from .inspection import inspection_json, inspection_text
 from .prepare_args import prepare_options
 from .repairing import repair_json, repair_text
@@ -133,11 +133,14 @@ def _write(
     """Plan or write, telling how far it is, and say what would be or was written."""
     show_planned: Callable[[], None] | None = None
     started = perf_counter()
-    with stage_progress(_STAGES, silent=args.json) as show, _tidy_on_sigterm():
+    with stage_progress(_STAGES, events=args.json) as show, _tidy_on_sigterm():
 
         def report(progress: Progress) -> None:
-            if progress.stage == "write" and progress.resumed and progress.done == progress.resumed and not args.json:
-                print(f"going on: {progress.resumed:,} of {progress.total:,} shards are finished", file=sys.stderr)
+            if progress.stage == "write" and progress.resumed and progress.done == progress.resumed:
+                if args.json:
+                    print_event("resumed", done=progress.resumed, total=progress.total)
+                else:
+                    print(f"going on: {progress.resumed:,} of {progress.total:,} shards are finished", file=sys.stderr)
             show(progress.stage, progress.done, progress.total, progress.records)
 
         if args.dry_run:
@@ -242,7 +245,7 @@ def _inspect(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     try:
-        with stage_progress(_STAGES, silent=args.json) as show:
+        with stage_progress(_STAGES, events=args.json) as show:
 
             def report(progress: VerifyProgress) -> None:
                 show("verify", progress.files, progress.total_files, 0)
@@ -260,16 +263,14 @@ def _verify(args: argparse.Namespace) -> int:
         print(*(f"note: {note.path}: {one_line(note.remark)}\n" for note in found.notes), sep="", end="")
     if damaged:
         hint = "; see what can be saved with: shard-dataset repair --dry-run"
-        files = f"{damaged} of {found.files} files are damaged or missing"
-        print(f"shard-dataset: error: {files}{hint}", file=sys.stderr)
-        return _FAILED
+        return _failed(args, f"{damaged} of {found.files} files are damaged or missing{hint}")
     if not args.json:
         print(f"all {found.files:,} files of {args.url} are as they were written")
     return _OK
 
 
 def _repair(args: argparse.Namespace) -> int:
-    with stage_progress(_STAGES, silent=args.json) as show, _tidy_on_sigterm():
+    with stage_progress(_STAGES, events=args.json) as show, _tidy_on_sigterm():
 
         def report(progress: VerifyProgress) -> None:
             show("verify", progress.files, progress.total_files, 0)
@@ -322,7 +323,7 @@ def _export(args: argparse.Namespace) -> int:
         url=args.url, destination=args.dst, to=args.to, splits=tuple(args.split or ()), workers=args.workers
     )
     started = perf_counter()
-    with stage_progress(_STAGES, silent=args.json) as show, _tidy_on_sigterm():
+    with stage_progress(_STAGES, events=args.json) as show, _tidy_on_sigterm():
 
         def report(progress: Progress) -> None:
             show(progress.stage, progress.done, progress.total, progress.records)
@@ -405,16 +406,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except KeyboardInterrupt as error:
-        print(f"shard-dataset: interrupted{f'; {error}' if str(error) else ''}", file=sys.stderr)
-        return _TERMINATED if isinstance(error, _Terminated) else _INTERRUPTED
+        status = _TERMINATED if isinstance(error, _Terminated) else _INTERRUPTED
+        if args.json:
+            print_event("interrupted", message=str(error), status=status)
+        else:
+            print(f"shard-dataset: interrupted{f'; {error}' if str(error) else ''}", file=sys.stderr)
+        return status
     except BrokenPipeError:  # the reader of our output has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _OK
     except (RingfeedError, OSError, MemoryError) as error:
         if args.debug:
             raise
-        print(f"shard-dataset: error: {one_line(error) or type(error).__name__}", file=sys.stderr)
-        return _FAILED
+        return _failed(args, one_line(error) or type(error).__name__)
+
+
+def _failed(args: argparse.Namespace, message: str) -> int:
+    if args.json:
+        print_event("error", message=message, status=_FAILED)
+    else:
+        print(f"shard-dataset: error: {message}", file=sys.stderr)
+    return _FAILED
 
 
 def run() -> NoReturn:

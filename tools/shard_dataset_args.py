@@ -246,7 +246,8 @@ examples:
     for command in (inspect, verify_, repair_, cat, clean_):
         command.add_argument("url", metavar="URL", help="folder of the dataset")
     for command in (inspect, verify_, repair_, clean_):
-        command.add_argument("--json", action="store_true", help="one JSON document on standard output, no progress")
+        _add_json(command)
+    cat.set_defaults(json=False)
     for command in (verify_, repair_):
         command.add_argument(
             "--workers", type=_checked(_at_least(1)), metavar="N",
@@ -390,7 +391,7 @@ def _add_work(command: argparse.ArgumentParser) -> None:
 
 def _add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument("--dry-run", action="store_true", help="show what would be written, and write nothing")
-    command.add_argument("--json", action="store_true", help="one JSON document on standard output, no progress")
+    _add_json(command)
 
 
 def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -405,7 +406,15 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--split", type=lambda text: text.split(","), metavar="NAME,...", help="splits to export (default: all)"
     )
     _add_workers(command)
-    command.add_argument("--json", action="store_true", help="one JSON document on standard output, no progress")
+    _add_json(command)
+
+
+def _add_json(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--json", action="store_true",
+        help="one JSON document on standard output; on standard error a JSON object a line: an event (progress with "
+        "stage, done, total, records, seconds; resumed; error and interrupted with message, status)",
+    )  # fmt: skip
 
 
 def _add_workers(command: argparse.ArgumentParser) -> None:

@@ -70,7 +70,7 @@ class TestBuild:
         assert "write shards: 4 of 4" in done.stderr
         assert "\x1b" not in done.stderr + done.stdout
 
-    def test_json_is_one_document_and_nothing_else(self, cli: Cli, source: str, tmp_path: Path) -> None:
+    def test_json_is_one_document_and_an_event_a_line(self, cli: Cli, source: str, tmp_path: Path) -> None:
         done = cli("shard-dataset", "build", source, f"{tmp_path}/out", "--label", "status", "--shards", "7", "--json")
         document = json.loads(done.stdout)
         assert (document["records"], document["splits"]["train"]["records_per_shard"]) == (400, [57, 58])
@@ -78,7 +78,20 @@ class TestBuild:
             "late": [5, 6],
             "on time": [51, 52],
         }
-        assert done.stderr == ""
+        events = events_of(done)
+        assert {event["event"] for event in events} == {"progress"}
+        assert list(dict.fromkeys(event["stage"] for event in events)) == ["count", "partition", "write"]
+        assert {**events[-1], "seconds": 0} == {
+            "event": "progress", "stage": "write", "done": 7, "total": 7, "records": 400, "seconds": 0,
+        }  # fmt: skip
+        assert all(event["seconds"] >= 0 for event in events)
+
+    def test_an_error_is_an_event_too(self, cli: Cli, source: str, dataset: Path) -> None:
+        done = cli("shard-dataset", "build", source, str(dataset), "--label", "status", "--json")
+        assert (done.returncode, done.stdout) == (1, "")
+        (event,) = events_of(done)
+        assert (event["event"], event["status"]) == ("error", 1)
+        assert event["message"].startswith(f"{dataset} already holds a dataset; ")
 
     @pytest.mark.parametrize("flags", [[], ["--json"]])
     def test_a_dry_run_writes_nothing(
@@ -124,12 +137,14 @@ assert main(["verify", {str(tmp_path / "o")!r}]) == main(["inspect", {str(tmp_pa
 
     @pytest.mark.parametrize(("sig", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_a_signal_says_how_to_go_on_and_clean_leaves_nothing(self, tmp_path: Path, sig: int, status: int) -> None:
+        """The one of Ctrl-C in words, the other as an event."""
         rows = 300_000
         pq.write_table(pa.table({"x": range(rows), "y": ["a", "b"] * (rows // 2)}), tmp_path / "x.parquet")
         out = tmp_path / "new" / "out"
+        flags = ["--json"] if sig == signal.SIGTERM else []
         command = [Path(sys.executable).with_name("shard-dataset"), "build", tmp_path / "x.parquet", out]
         process = subprocess.Popen(
-            [*map(str, command), "--label", "y", "--shards", "3000", "--workers", "2"],
+            [*map(str, command), "--label", "y", "--shards", "3000", "--workers", "2", *flags],
             stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         deadline = time.monotonic() + 60
@@ -144,7 +159,12 @@ assert main(["verify", {str(tmp_path / "o")!r}]) == main(["inspect", {str(tmp_pa
         _, stderr = process.communicate(timeout=60)
         assert process.returncode == status
         assert "Traceback" not in stderr
-        assert "of 3,000 shards are finished: start the same command again to go on with the rest" in stderr
+        message = stderr.splitlines()[-1]
+        if flags:
+            event = json.loads(message)
+            assert (event["event"], event["status"]) == ("interrupted", status)
+            message = event["message"]
+        assert "of 3,000 shards are finished: start the same command again to go on with the rest" in message
         assert not (out / "dataset.json").exists()
         assert main(["clean", str(out)]) == 0
         assert not out.exists()
@@ -241,6 +261,7 @@ class TestVerify:
         assert done.returncode == 1
         document = json.loads(done.stdout)
         assert (document["ok"], document["files"], len(document["damages"])) == (False, 10, 2)
+        assert [event["event"] for event in events_of(done)][-2:] == ["progress", "error"]
 
     def test_a_damaged_manifest_is_named(self, cli: Cli, dataset: Path) -> None:
         manifest = dataset / "dataset.json"
@@ -252,7 +273,7 @@ class TestVerify:
         (dataset / "shards.parquet").unlink()
         done = cli("shard-dataset", "verify", str(dataset), "--json")
         assert json.loads(done.stdout)["ok"] is False
-        assert_one_line(done, r"dataset.json is damaged")
+        assert "dataset.json is damaged" in events_of(done)[-1]["message"]
 
 
 class TestRepair:
@@ -383,6 +404,10 @@ class TestExport:
         (tmp_path / "out" / "thesis.txt").write_text("mine")
         assert_one_line(cli(*command), "is not empty (there is 'thesis.txt')")
         assert os.listdir(tmp_path / "out") == ["thesis.txt"]
+
+
+def events_of(done: "subprocess.CompletedProcess[str]") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in done.stderr.splitlines()]
 
 
 def assert_one_line(done: "subprocess.CompletedProcess[str]", *words: str) -> None:
