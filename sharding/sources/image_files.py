@@ -24,7 +24,8 @@ from .base import BATCH_BYTES, BadRecord, Reject, fail_on_bad, read_files, stat_
 __all__ = ["ImageFiles", "bad_images", "file_sizes", "read_images"]
 
 _THREADS = 4
-_RUN_FILES = 32  # looked at together for whether they have to be waited for
+_RUN_FILES = 64  # looked at together for whether they have to be waited for,
+_FEW_FILES = 4  # and so many at a time
 _WAITED_SECONDS = 200e-6  # for most of a run: what the page cache holds is there in 30 us
 _REMOTE_FILES = 256  # fetched or looked over at once
 _COLUMN_BYTES = (1 << 31) - 1
@@ -40,8 +41,12 @@ class ImageFiles:
     widths: pa.Array
 
 
-def read_images(urls: Sequence[str]) -> ImageFiles:
+def read_images(urls: Sequence[str], sizes: npt.NDArray[np.int64] | None = None) -> ImageFiles:
     """Read files, and check that each is a whole image.
+
+    Args:
+        urls: of the files.
+        sizes: of each in bytes, int64 [n], where they are known: one that has another by now is refused.
 
     Raises:
         SourceError: one is missing, or is no image, or cut short or damaged as far as its format can tell.
@@ -49,16 +54,21 @@ def read_images(urls: Sequence[str]) -> ImageFiles:
         ConfigError: they are more than one column can hold.
     """
     paths = [_local_path(url) for url in urls]
-    buffer, offsets = _read_local([path for path in paths if path]) if all(paths) else _read_remote(urls)
+    if all(paths):
+        buffer, offsets = _read_local([path for path in paths if path], sizes)
+    else:
+        buffer, offsets = _read_remote(urls)
+        if sizes is not None and (changed := np.flatnonzero(np.diff(offsets) != sizes)).size:
+            raise _changed(urls[changed[0]])
     view = memoryview(buffer).cast("B")
-    sizes, known = plain_jpeg_sizes(np.frombuffer(buffer, np.uint8), offsets)
+    extents, known = plain_jpeg_sizes(np.frombuffer(buffer, np.uint8), offsets)
     for i in np.flatnonzero(~known).tolist():
         try:
-            sizes[i] = check_image(view[offsets[i] : offsets[i + 1]])
+            extents[i] = check_image(view[offsets[i] : offsets[i + 1]])
         except ValueError as error:
             fail_on_bad(_damaged(urls[i], error))
     images = pa.BinaryArray.from_buffers(pa.binary(), len(urls), [None, pa.py_buffer(offsets.astype(np.int32)), buffer])
-    heights, widths = (pa.array(np.ascontiguousarray(column)) for column in sizes.T)
+    heights, widths = (pa.array(np.ascontiguousarray(column)) for column in extents.T)
     return ImageFiles(images=images, heights=heights, widths=widths)
 
 
@@ -108,8 +118,8 @@ def _local_path(url: str) -> str | None:
 # --- reading into one column -----------------------------------------------------------------------------------
 
 
-def _read_local(paths: Sequence[str]) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
-    offsets = _offsets(_each(_size, paths))
+def _read_local(paths: Sequence[str], sizes: npt.NDArray[np.int64] | None) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
+    offsets = _offsets(_each(_size, paths) if sizes is None else sizes)
     buffer = pa.allocate_buffer(int(offsets[-1]))  # of Arrow's pool: its pages were used before, and need no clearing
     view, bounds = memoryview(buffer).cast("B"), offsets.tolist()
 
@@ -136,7 +146,11 @@ def _read_into(path: str, target: memoryview) -> None:
     except OSError as error:
         raise _translated(path, error) from error
     if done != len(target):
-        raise SourceError(f"{path}: the file changed while the source was read; build again")
+        raise _changed(path)
+
+
+def _changed(path: str) -> SourceError:
+    return SourceError(f"{path}: the file changed while the source was read; build again")
 
 
 def _translated(path: str, error: OSError) -> Exception:
@@ -157,7 +171,7 @@ def _read_remote(urls: Sequence[str]) -> tuple[pa.Buffer, npt.NDArray[np.int64]]
     return sink.getvalue(), _offsets(sizes)
 
 
-def _offsets(sizes: Sequence[int]) -> npt.NDArray[np.int64]:
+def _offsets(sizes: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
     if offsets[-1] > _COLUMN_BYTES:
@@ -176,12 +190,11 @@ def _each(function: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
     """
     results: list[T] = []
     while len(results) < len(items):
-        run = items[len(results) : len(results) + _RUN_FILES]
         moments = [perf_counter()]
-        for item in run:
-            results.append(function(item))
+        for start in range(len(results), min(len(results) + _RUN_FILES, len(items)), _FEW_FILES):
+            results += map(function, items[start : start + _FEW_FILES])
             moments.append(perf_counter())
-        if median(map(sub, moments[1:], moments)) > _WAITED_SECONDS:
+        if median(map(sub, moments[1:], moments)) > _WAITED_SECONDS * _FEW_FILES:
             break
     rest = items[len(results) :]
     if rest:

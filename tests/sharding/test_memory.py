@@ -47,7 +47,7 @@ def test_a_bucket_is_never_larger_than_what_runs(
         assert share.assemble_tasks(record, records, block_rows) == share.ahead
 
 
-@pytest.mark.parametrize(("budget_mib", "run_mib"), [(64, 4), (512, 4), (1024, 83), (8192, 128)])
+@pytest.mark.parametrize(("budget_mib", "run_mib"), [(64, 4), (512, 4), (1024, 73), (8192, 128)])
 def test_what_is_gathered_before_a_write_fits(budget_mib: int, run_mib: int) -> None:
     assert MemoryShare(budget=budget_mib * MIB, workers=2).run_bytes // MIB == run_mib
 
@@ -58,7 +58,7 @@ def test_a_million_classes_are_reckoned_with_and_ten_are_not_felt() -> None:
         return MemoryShare(budget=1024 * MIB, workers=2, classes=held)
 
     plain = MemoryShare(budget=1024 * MIB, workers=2)
-    assert share(10).run_bytes // MIB == plain.run_bytes // MIB
+    assert 0 <= plain.run_bytes - share(10).run_bytes < MIB // 64
     assert share(1_000_000).bucket_records(RECORD, 1 << 16) < plain.bucket_records(RECORD, 1 << 16)
     with pytest.raises(ConfigError, match=r"with 2 workers, .* MiB of it for the classes of the label, and"):
         share(3_000_000).partition_tasks()

@@ -62,9 +62,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     read = images_module._read_local
 
-    def watched(paths: list[str]) -> Any:
+    def watched(paths: list[str], sizes: Any) -> Any:
         found.extend(path.rpartition("/photos/")[2] for path in paths)
-        return read(paths)
+        return read(paths, sizes)
 
     monkeypatch.setattr(images_module, "_read_local", watched)
     return found

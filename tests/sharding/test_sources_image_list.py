@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.sharding import SourceError
-from ringfeed.sharding.sources import Source, lines, open_source
+from ringfeed.sharding.sources import Source, image_files, lines, open_source
 from ringfeed.sharding.sources.base import BadRecord, Checked
 from tests.servers.store import Store
 
@@ -52,6 +52,16 @@ def test_paths_may_be_absolute_or_urls(tmp_path: Path, write_csv: Write) -> None
     rows = completed(open_source(url, "label", "image-list"))
     assert [row["image"] for row in rows] == [image(1)] * 3
     assert [row["path"] for row in rows] == paths
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_an_image_that_changes_between_two_looks_is_named(
+    tmp_path: Path, write_csv: Write, monkeypatch: pytest.MonkeyPatch, change: int
+) -> None:
+    (tmp_path / "1.png").write_bytes(image(1))
+    monkeypatch.setattr(image_files, "_size", lambda path: len(image(1)) + change)
+    with pytest.raises(SourceError, match=r"1\.png: the file changed while the source was read"):
+        completed(open_source(write_csv(["path", "label"], ["1.png", "a"]), "label", "image-list"))
 
 
 def test_any_table_can_be_a_list(tmp_path: Path) -> None:

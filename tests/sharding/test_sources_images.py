@@ -1,5 +1,6 @@
 """Folders of images, on every store."""
 
+import os
 from collections.abc import Callable
 from io import BytesIO
 from typing import Any
@@ -124,20 +125,19 @@ def test_a_check_finds_the_positions_of_bad_images(tmp_path: Any, monkeypatch: p
         list(source.check(source.parts[0], fail_on_bad))
 
 
-def test_an_image_that_changes_while_it_is_read_is_named(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cat").mkdir()
-    (tmp_path / "cat" / "1.png").write_bytes(image(1))
-    source = open_source(str(tmp_path), None)
-    for change in (-1, 1):
-        monkeypatch.setattr(image_files, "_size", lambda path, by=change: len(image(1)) + by)
+def test_an_image_that_changes_while_it_is_read_is_named(store: Store) -> None:
+    store.write_bytes("cat/1.png", image(1))
+    source = open_source(store.url, None)
+    for changed in (image(1)[:-1], image(1) + b"x"):
+        store.write_bytes("cat/1.png", changed)
         with pytest.raises(SourceError, match=r"1\.png: the file changed while the source was read"):
             completed(source)
 
 
-def test_more_than_one_column_can_hold_is_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_one_column_can_hold_is_refused(tmp_path: Any) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.png").write_bytes(image(1))
-    monkeypatch.setattr(image_files, "_size", lambda path: 1 << 31)
+    os.truncate(tmp_path / "cat" / "1.png", 1 << 31)  # takes no room on the disk
     with pytest.raises(ConfigError, match="more than the 2 GiB that one column can hold; ask for more shards"):
         completed(open_source(str(tmp_path), None))
 
