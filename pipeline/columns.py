@@ -111,19 +111,20 @@ def take_from_segments(
     if len(segments) == 1:
         return take_columns(segments[0], rows)
     which = np.searchsorted(np.asarray(starts), rows, side="right") - 1
+    # Nearly all rows come from one segment: take them all from there, then put right those of the others.
     main = int(np.bincount(which).argmax()) if len(rows) else 0
+    from_main = rows - starts[main]
+    places = {k: np.flatnonzero(which == k) for k in range(len(segments)) if k != main}
+    others = {k: (at, rows[at] - starts[k]) for k, at in places.items() if len(at)}
     result: dict[str, Column] = {}
     for name, first in segments[main].items():
         if not isinstance(first, np.ndarray):
             parts = [_take_arrow(s[name], rows[which == k] - starts[k]) for k, s in enumerate(segments)]
             result[name] = _take_arrow(pa.concat_arrays(parts), _inverse(stable_order(which)))
             continue
-        # Nearly all rows come from one segment: take them all from there, then put right those of the others.
-        taken = first.take(rows - starts[main], axis=0, mode="clip")
-        for k, segment in enumerate(segments):
-            if k != main and len(places := np.flatnonzero(which == k)):
-                taken[places] = segment[name].take(rows[places] - starts[k], axis=0)
-        result[name] = taken
+        result[name] = taken = first.take(from_main, axis=0, mode="clip")
+        for k, (at, own) in others.items():
+            taken[at] = segments[k][name].take(own, axis=0)
     return result
 
 

@@ -29,7 +29,7 @@ CLASS_ID = "class_id"
 WEIGHT = "sample_weight"
 Int64 = npt.NDArray[np.int64]
 ClassNumbers = npt.NDArray[np.integer]
-_DRAWN_FIRST, _DRAWN_AHEAD = 2048, 8192  # samples: the first batch waits for the first; 64 KiB arrays stay in the heap
+_DRAWN_FIRST = 4096  # samples of a window: the first batch waits for them
 
 
 class _NaturalPicks:
@@ -43,30 +43,29 @@ class _NaturalPicks:
 
 
 class _BalancedPicks:
-    """Records of the wanted classes, drawn some thousands ahead: a window need not be planned whole before it serves.
+    """Records of the wanted classes: the first are drawn at once, the rest once no window waits to be planned.
 
     Args:
         wanted: the class of each position of the window.
         drawer: of the window's records.
         first: the first position that will be asked for.
+        planner: threads that draw.
     """
 
-    def __init__(self, wanted: ClassNumbers, drawer: RecordDrawer, first: int) -> None:
-        self._wanted = wanted
-        self._drawer = drawer
-        self._start = first  # of the rows that are drawn and not yet passed
+    def __init__(self, wanted: ClassNumbers, drawer: RecordDrawer, first: int, planner: Executor) -> None:
+        self._first = first
         if first:
             drawer.skip(wanted[:first])
         self._rows = drawer.draw(wanted[first : first + _DRAWN_FIRST])
+        rest = wanted[first + _DRAWN_FIRST :]
+        self._draw_rest = partial(drawer.draw, rest)
+        self._rest = planner.submit(self._draw_rest) if len(rest) else None
 
     def at(self, positions: Int64) -> Int64:
-        stop = self._start + len(self._rows)
-        if positions[-1] >= stop:
-            drawn = self._drawer.draw(self._wanted[stop : max(int(positions[-1]) + 1, stop + _DRAWN_AHEAD)])
-            self._rows = np.concatenate([self._rows, drawn])
-        passed = int(positions[0]) - self._start
-        self._rows, self._start = self._rows[passed:], self._start + passed
-        return self._rows[positions - self._start]
+        if self._rest is not None and positions[-1] >= self._first + len(self._rows):
+            rest = self._draw_rest() if self._rest.cancel() else self._rest.result()
+            self._rows, self._rest = np.concatenate([self._rows, rest]), None
+        return self._rows[positions - self._first]
 
 
 @dataclass(frozen=True)
@@ -305,7 +304,8 @@ class StreamReader:
         with self._counters.busy("plan"):
             first = max(self._first - window.start, 0)
             wanted = self._wanted(self._schedule, window)
-            picks = self._by_length(_BalancedPicks(wanted, drawer, first), window, segments, wanted)
+            drawn = _BalancedPicks(wanted, drawer, first, self._planner)
+            picks = self._by_length(drawn, window, segments, wanted)
             return _open(window, segments, picks)
 
     def _by_length(

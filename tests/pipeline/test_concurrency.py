@@ -190,10 +190,10 @@ def test_what_is_fetched_ahead_stays_within_its_bytes(make_dataset: Callable[...
     shard = open_dataset(url).shards[0]
     for fits in (0, 3, 8):
         limit = int((shard.bytes + shard.index_bytes) * (fits + 0.5))
-        loader = Loader(url, batch_size=10, streams=1, prefetch_bytes=limit)
+        loader = Loader(url, batch_size=5, streams=1, prefetch_bytes=limit)
         chunks = loader.chunks(0)
         steps, _ = next(chunks)
-        files = 2 * (math.ceil(steps * 10 / shard.records) + fits)  # of windows that were entered, and of those ahead
+        files = 2 * (math.ceil(steps * 5 / shard.records) + fits)  # of windows that were entered, and of those ahead
         deadline = time.monotonic() + 10
         while loader.stats()["fetch"].items < files and time.monotonic() < deadline:
             time.sleep(0.01)

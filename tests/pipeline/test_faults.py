@@ -174,7 +174,7 @@ class TestS3:
     ) -> None:
         copy = replace(s3, url=f"{s3.url}/copy")
         copy_dataset(make_dataset(1000, shards=7), copy)
-        chunks = Loader(replace(storage, url=copy.url), batch_size=20, streams=1, prefetch_bytes=0).chunks(0)
+        chunks = Loader(replace(storage, url=copy.url), batch_size=5, streams=1, prefetch_bytes=0).chunks(0)
         next(chunks)
         copy_dataset(make_dataset(1000, shards=7, fixed=False), copy)
         with pytest.raises(DatasetError, match="rewritten while it was read"):
