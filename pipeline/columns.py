@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..sharding.formats.parquet import read_parquet
+from ..sharding.formats.parquet import read_columns
 from ..sharding.grouping import stable_order
 from ..sharding.schema import Feature, Schema
 from .pool import BufferPool
@@ -55,7 +55,14 @@ def open_parquet(
         fill: for each feature, what stands for a missing value. Floats need none: it is NaN.
         groups: to read, by number; None for all row groups.
     """
-    return filled_columns(read_parquet(data, schema.names, groups), schema, fill)
+    lengths = {feature.name: feature.elements or 0 for feature in schema.features if feature.numeric}
+    vectors = {name: (schema[name].dtype, length) for name, length in lengths.items() if length > 1}
+    others = [name for name in schema.names if name not in vectors]
+    found, table = read_columns(data, vectors, others, groups)
+    rest = Schema(features=tuple(feature for feature in schema.features if feature.name not in found))
+    columns = {name: values.reshape(-1, *(schema[name].fixed_shape or ())) for name, values in found.items()}
+    columns |= filled_columns(table, rest, fill)
+    return {name: columns[name] for name in schema.names}
 
 
 def filled_columns(table: pa.Table, schema: Schema, fill: Mapping[str, Any]) -> Columns:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow.types import is_fixed_size_list, is_large_list, is_list
 
+from .pages import read_vectors
+
 __all__ = [
-    "RowGroup", "iterate_parquet", "open_writer", "read_parquet", "read_row_group", "read_row_groups",
+    "RowGroup", "iterate_parquet", "open_writer", "read_columns", "read_parquet", "read_row_group", "read_row_groups",
     "row_group_rows", "row_group_sizes", "rows_within", "scan_row_groups", "write_parquet",
 ]  # fmt: skip
 
@@ -90,6 +93,37 @@ def read_parquet(
     return _open(data).read_row_groups(list(groups), columns=names, use_threads=False)
 
 
+def read_columns(
+    data: pa.Buffer,
+    vectors: Mapping[str, tuple[npt.DTypeLike, int]],
+    others: Sequence[str],
+    groups: Sequence[int] | None,
+) -> tuple[dict[str, npt.NDArray[Any]], pa.Table]:
+    """Columns of a whole file that is known to be as it was written, the vectors as arrays where that is quicker.
+
+    Args:
+        data: of the file.
+        vectors: names of columns of lists, and the dtype and number of the values of each.
+        others: names of other columns.
+        groups: to read, by number; None for all row groups.
+
+    Returns:
+        Those of `vectors` that lie plainly, [rows, elements]; and a table of the rest.
+    """
+    file = _open(data)
+    metadata, schema = file.metadata, file.schema_arrow
+    chosen = range(metadata.num_row_groups) if groups is None else groups
+    found = {}
+    for leaf, name in enumerate(schema.names):  # one leaf a feature: none is nested deeper
+        dtype, elements = vectors.get(name, ("V1", 0))
+        if elements and _list_size(schema.field(leaf).type) == elements:
+            values = read_vectors(data, metadata, chosen, leaf, dtype, elements)
+            if values is not None:
+                found[name] = values
+    rest = [name for name in (*vectors, *others) if name not in found]
+    return found, file.read_row_groups(list(chosen), columns=rest, use_threads=False)
+
+
 def iterate_parquet(
     data: bytes | pa.Buffer, batch_rows: int, columns: Sequence[str] | None = None, batch_bytes: int | None = None
 ) -> Iterator[pa.RecordBatch]:
@@ -142,6 +176,12 @@ def _fixed_bytes(kind: pa.DataType) -> float:
         return float(kind.list_size) * _fixed_bytes(kind.value_type)
     fixed = pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind)
     return float(kind.bit_width) / 8 if fixed else 0.0
+
+
+def _list_size(kind: pa.DataType) -> int | None:
+    """How many values each list of a type has, or None if there are no lists, or of several lengths."""
+    kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    return kind.list_size if is_fixed_size_list(kind) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
