@@ -1,8 +1,9 @@
 """The order of samples: a pure function of (seed, epoch, step) that does not know the number of ranks.
 
 Each epoch the shards are put in a keyed random order; their records, end to end, are one tape. The tape is cut into
-C equal streams (cuts may fall inside a shard). A stream reads its part of the tape in windows of about W shards, and
-shuffles within a window. Without shuffling, the tape and the windows are in the order of the dataset. Global batch i is
+C equal parts, one a stream; from shard to shard, if a few records more or less allow it, and else inside a shard, which
+two streams then read. A stream reads its part of the tape in windows of about W shards, and shuffles within a window.
+Without shuffling, the tape and the windows are in the order of the dataset. Global batch i is
 P = G / C samples of each stream in turn, so position q of a stream belongs to step q div P; a rank takes a contiguous
 slice of each global batch.
 
@@ -29,6 +30,7 @@ __all__ = ["EpochOrder", "Geometry", "Remainder", "StreamSlice", "default_stream
 Remainder = Literal["drop", "pad", "wrap"]
 _REMAINDERS = ("drop", "pad", "wrap")
 _DEFAULT_STREAMS = 16
+_UNEVEN = 20  # one stream may have this fraction of its records more than another, so that it reads whole shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +44,8 @@ class Geometry:
         window_shards: shards' worth of records in a window, W; windows are made of whole segments of shards.
         remainder: ``drop`` the records that fill no global batch; or fill up the last one, by samples of weight 0
             (``pad``), or by what the streams began with (``wrap``).
-        samples: in an epoch, in whole batches; None: as many as records. The tape is cut to fewer, so that only what
-            they need is read, unless `spread`.
+        samples: in an epoch, in whole batches; None: as many as records. For fewer only the beginning of the tape is
+            read, unless `spread`.
         spread: over the whole tape: each window serves `samples` in proportion to its records.
         shuffle: whether shards and records come in random order, or in that of the dataset.
 
@@ -108,13 +110,6 @@ class Geometry:
     def wrapped(self) -> int:
         """Samples that an epoch adds, of records that it began with."""
         return self.steps * self.batch_size - self.records if self.remainder == "wrap" else 0
-
-    def stream_range(self, stream: int) -> tuple[int, int]:
-        """The part of the tape that a stream reads."""
-        if self.remainder == "drop" and not self.spread:
-            length = self.steps * self.piece
-            return stream * length, (stream + 1) * length
-        return stream * self.records // self.streams, (stream + 1) * self.records // self.streams
 
     def local_batch(self, world_size: int) -> int:
         """Samples of each rank in a step: its share of the global batch, and where that is smaller, one of weight 0."""
@@ -229,13 +224,48 @@ class EpochOrder:
     def _records(self) -> npt.NDArray[np.int64]:
         return np.asarray(self.shard_records, np.int64)
 
+    def stream_range(self, stream: int) -> tuple[int, int]:
+        """The part of the tape that a stream reads."""
+        geometry = self.geometry
+        if geometry.remainder == "drop" and not geometry.spread and (geometry.samples or not geometry.shuffle):
+            length = geometry.steps * geometry.piece
+            return stream * length, (stream + 1) * length
+        return self._cuts[stream], self._cuts[stream + 1]
+
+    @cached_property
+    def _cuts(self) -> list[int]:
+        """Where the parts of the tape begin, and the last ends.
+
+        At equal parts; or at an end of a shard near by, if all streams keep enough records, or few enough, for the
+        steps of the epoch.
+        """
+        geometry = self.geometry
+        records, streams = geometry.records, geometry.streams
+        cuts = np.arange(streams + 1) * records // streams
+        room = records // streams // _UNEVEN
+        if not geometry.spread:
+            length = geometry.steps * geometry.piece
+            room = min(room, max(records // streams - length, length - -(-records // streams)))
+        _, ends = self.tape()
+        after = np.searchsorted(ends[:-1], cuts)
+        near = np.stack([ends[np.maximum(after - 1, 0)], ends[after]])
+        away = np.abs(near - cuts)
+        nearest = near[away.argmin(axis=0), np.arange(streams + 1)]
+        moves = away.min(axis=0) <= room // 2
+        moves[[0, -1]] = False
+        result: list[int] = np.where(moves, nearest, cuts).tolist()
+        return result
+
     def windows(self, stream: int) -> StreamWindows:
         """The windows of a stream, in order."""
-        shards, firsts, lengths = self.segments(*self.geometry.stream_range(stream))
+        shards, firsts, lengths = self.segments(*self.stream_range(stream))
         mean = self.geometry.records / len(self.shard_records)
         enough = (self.geometry.window_shards - 0.5) * mean
-        samples = self.geometry.steps * self.geometry.piece if self.geometry.spread else None
-        return StreamWindows(stream, shards, firsts, lengths, enough=enough, sliver=mean / 2, samples=samples)
+        spread = self.geometry.spread
+        samples = self.geometry.steps * self.geometry.piece if spread or self.geometry.remainder == "drop" else None
+        return StreamWindows(
+            stream, shards, firsts, lengths, enough=enough, sliver=mean / 2, samples=samples, spread=spread
+        )
 
     def segments(self, start: int, stop: int) -> tuple[npt.NDArray[np.int64], ...]:
         """The part ``[start, stop)`` of the tape: shards, the first row in each, and rows; int64 [segments] each."""
@@ -247,10 +277,14 @@ class EpochOrder:
         return order[slots], firsts, np.minimum(ends[slots], stop) - begins - firsts
 
     def permutation(self, window: Window) -> npt.NDArray[np.int64]:
-        """Which of the window's records each of its positions serves, in natural order; int64 [records]."""
+        """Which of the window's records each of its positions serves, in natural order; int64 [samples]."""
+        return self.permuted(window)[: window.samples]
+
+    def permuted(self, window: Window) -> npt.NDArray[np.int64]:
+        """All records of a window: those that it serves, in natural order, and behind them those that are dropped."""
         if not self.geometry.shuffle:
-            return np.arange(window.samples)
-        return shuffled(self.key("window", window.stream, window.number), window.samples)
+            return np.arange(window.records)
+        return shuffled(self.key("window", window.stream, window.number), window.records)
 
 
 def coprime_stride(size: int) -> int:

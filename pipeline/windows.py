@@ -31,7 +31,8 @@ class Segment:
 class Window:
     """Segments that a stream has open together, and the positions ``[start, stop)`` of the stream it serves.
 
-    The records of a window are numbered through its segments, from 0 on; in natural order it serves each once.
+    The records of a window are numbered through its segments, from 0 on; in natural order it serves each once, but for
+    those that the epoch drops.
     """
 
     stream: int
@@ -44,6 +45,11 @@ class Window:
     def samples(self) -> int:
         """Samples that it serves."""
         return self.stop - self.start
+
+    @property
+    def records(self) -> int:
+        """Records that it holds."""
+        return sum(segment.stop - segment.start for segment in self.segments)
 
 
 class StreamWindows(Sequence[Window]):
@@ -59,7 +65,8 @@ class StreamWindows(Sequence[Window]):
         lengths: rows of each segment, int64 [segments].
         enough: records, above 0.
         sliver: records.
-        samples: that the stream serves, each window in proportion to its records; default: as many as records.
+        samples: that the stream serves; default: as many as records.
+        spread: whether each window serves of these in proportion to its records; else the last ones serve fewer.
 
     Attributes:
         shards: of the segments, in order.
@@ -82,6 +89,7 @@ class StreamWindows(Sequence[Window]):
         enough: float,
         sliver: float,
         samples: int | None = None,
+        spread: bool = False,
     ) -> None:
         self._stream = stream
         self._firsts = firsts
@@ -97,8 +105,10 @@ class StreamWindows(Sequence[Window]):
         self.shards = shards
         self.bounds = np.array([*bounds, count], np.int64)
         self.stops: Int64 = before[self.bounds[1:]]
-        if samples is not None:
+        if samples is not None and spread:
             self.stops = self.stops * samples // max(int(before[-1]), 1)
+        elif samples is not None:
+            self.stops = np.minimum(self.stops, samples)
 
     @property
     def samples(self) -> int:

@@ -18,8 +18,10 @@ from tests.pipeline import peak_memory
 SHARD_RECORDS, WIDTH = 4096, 64  # 1 MiB of float32
 SPLITS = {"two": 2, "eight": 8, "thirty_two": 32}  # times 4 MiB
 KIB = 1 << 10
-# mimalloc, Arrow's own, keeps some 40 MiB for its threads that nothing is in.
-LEAN_ALLOCATORS = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"}
+# mimalloc, Arrow's own, keeps some 40 MiB for its threads that nothing is in; glibc's heap, the holes between arrays.
+LEAN_ALLOCATORS = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(64 * KIB),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,25 @@
 """The order of samples, as pure arithmetic."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.pipeline.order import EpochOrder, Geometry, coprime_stride, default_streams
+from ringfeed.pipeline.order import EpochOrder, Geometry, Remainder, coprime_stride, default_streams
 from ringfeed.pipeline.windows import StreamWindows
 from ringfeed.sharding import ConfigError
+
+
+def served(order: EpochOrder) -> list[tuple[int, int]]:
+    """Shard and row of each record that an epoch serves."""
+    found = []
+    for stream in range(order.geometry.streams):
+        for window in order.windows(stream):
+            held = [(segment.shard, row) for segment in window.segments for row in range(segment.start, segment.stop)]
+            found += [held[place] for place in order.permutation(window)]
+    return found
 
 
 @st.composite
@@ -32,13 +44,7 @@ def orders(draw: st.DrawFn) -> EpochOrder:
 
 @given(orders())
 def test_windows_cover_each_record_at_most_once_and_all_but_the_remainder(order: EpochOrder) -> None:
-    seen = [
-        (segment.shard, row)
-        for stream in range(order.geometry.streams)
-        for window in order.windows(stream)
-        for segment in window.segments
-        for row in range(segment.start, segment.stop)
-    ]
+    seen = served(order)
     assert len(seen) == len(set(seen)) == order.geometry.records - order.geometry.dropped
     assert all(0 <= row < order.shard_records[shard] for shard, row in seen)
 
@@ -49,13 +55,17 @@ def test_windows_of_a_stream_follow_each_other_without_a_gap(order: EpochOrder) 
         windows = order.windows(stream)
         starts = [window.start for window in windows]
         assert starts == [0, *(window.stop for window in windows[:-1])]
-        start, stop = order.geometry.stream_range(stream)
-        assert windows[-1].stop == stop - start
+        start, stop = order.stream_range(stream)
+        dropped = order.geometry.dropped
+        served = order.geometry.steps * order.geometry.piece if dropped else stop - start
+        assert windows[-1].stop == served
+        assert sum(window.records for window in windows) == stop - start
+        assert dropped or all(window.samples == window.records for window in windows)
         for window in windows:
-            assert sum(s.stop - s.start for s in window.segments) == window.samples
             mean = order.geometry.records / len(order.shard_records)
-            assert window.samples < order.geometry.window_shards * mean + max(order.shard_records)
-            np.testing.assert_array_equal(np.sort(order.permutation(window)), np.arange(window.samples))
+            assert window.records < order.geometry.window_shards * mean + max(order.shard_records)
+            np.testing.assert_array_equal(np.sort(order.permuted(window)), np.arange(window.records))
+            np.testing.assert_array_equal(order.permutation(window), order.permuted(window)[: window.samples])
 
 
 def test_slivers_make_no_windows_of_their_own() -> None:
@@ -64,11 +74,38 @@ def test_slivers_make_no_windows_of_their_own() -> None:
     assert any(len(order.windows(stream)[0].segments) == 2 for stream in range(16))
 
 
+@given(
+    st.sampled_from(["drop", "pad", "wrap"]), st.integers(1, 16), st.integers(1, 5), st.integers(200, 400), st.data()
+)
+def test_streams_read_shards_of_their_own_where_a_few_records_more_or_less_allow_it(
+    remainder: Remainder, streams: int, each: int, size: int, data: st.DataObject
+) -> None:
+    """Shards as a build makes them: of one size, or one record more. Nearly as many are left over as fill a batch."""
+    longer = data.draw(st.integers(0, 4))
+    shards = [size + 1] * min(longer, streams * each) + [size] * (streams * each - longer)
+    piece = data.draw(st.integers(20, 60).filter(lambda p: 10 <= -(each * size) % p <= p - 10 and each * size > 2 * p))
+    geometry = Geometry(records=sum(shards), batch_size=streams * piece, streams=streams, remainder=remainder)
+    order = EpochOrder(geometry, shards, seed=data.draw(st.integers(0, 9)), epoch=data.draw(st.integers(0, 3)))
+    read = [order.windows(stream).shards.tolist() for stream in range(streams)]
+    assert sorted(shard for shards in read for shard in shards) == list(range(len(shards)))
+
+
+def test_each_record_is_dropped_as_often_as_any_other() -> None:
+    """The chance is 0.2; of 800 records and 100 epochs none is 6 deviations off."""
+    geometry = Geometry(records=800, batch_size=16 * 40, streams=16)
+    times = Counter(
+        record for epoch in range(100) for record in served(EpochOrder(geometry, [50] * 16, seed=1, epoch=epoch))
+    )
+    assert len(times) == 800
+    assert all(56 <= count <= 99 for count in times.values())
+
+
 @given(orders())
 def test_steps_serve_every_stream_position(order: EpochOrder) -> None:
     geometry = order.geometry
-    longest = max(stop - start for start, stop in map(geometry.stream_range, range(geometry.streams)))
-    assert longest <= geometry.steps * geometry.piece
+    served = [order.windows(stream).samples for stream in range(geometry.streams)]
+    assert max(served) <= geometry.steps * geometry.piece
+    assert geometry.remainder != "drop" or min(served) == max(served)
     if geometry.remainder == "drop":
         assert geometry.dropped < geometry.batch_size
     assert geometry.steps * geometry.batch_size == sum(
