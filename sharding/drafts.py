@@ -21,7 +21,7 @@ from .retry import IncompleteError, RetryPolicy, retry
 __all__ = ["Bytes", "Draft", "LocalDraft", "RemoteDraft", "SpooledDraft"]
 
 Bytes: TypeAlias = Any  # bytes, a memoryview or an array of single bytes, or an Arrow buffer
-_SEND_BYTES = 8 << 20
+_SEND_BYTES = 8 << 20  # a disk is kept busy with as much
 _PIECES_A_CALL = 1024  # IOV_MAX of Linux and macOS
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 

@@ -9,6 +9,7 @@ import uuid
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ringfeed.sharding import StorageError
@@ -221,6 +222,25 @@ class TestLocal:
         with pytest.raises(StorageError, match="the disk is full; free space or choose another folder"):
             Storage(str(tmp_path)).write("a", b"1")
         assert list(tmp_path.iterdir()) == []
+
+    def test_a_file_is_written_out_as_it_grows(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        sent: list[tuple[int, int]] = []
+        advise = os.posix_fadvise
+
+        def watched(file: int, offset: int, length: int, advice: int) -> None:
+            sent.append((offset, length))
+            advise(file, offset, length, advice)
+
+        monkeypatch.setattr(os, "posix_fadvise", watched)
+        pieces = [np.random.default_rng(i).bytes(5 << 20) for i in range(7)]
+        with Storage(str(tmp_path)).open_output("a") as file:
+            file.write(pieces[0])
+            file.writelines(pieces[1:4])
+            for piece in pieces[4:]:
+                file.write(piece)
+        assert (tmp_path / "a").read_bytes() == b"".join(pieces)
+        assert [offset for offset, _ in sent] == [0, *np.cumsum([length for _, length in sent])[:-1]]
+        assert sum(length for _, length in sent) >= 27 << 20
 
     def test_urls_and_paths_are_the_same_place(self, tmp_path: Path) -> None:
         assert Storage(f"file://{tmp_path}").local_path == Storage(str(tmp_path)).local_path == tmp_path
