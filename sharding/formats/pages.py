@@ -45,7 +45,10 @@ def read_vectors(
         [rows, elements]; or None, where Arrow has to read them.
     """
     rows = sum(metadata.row_group(group).num_rows for group in groups)
-    result = np.empty((rows, elements), dtype)
+    size = rows * elements * np.dtype(dtype).itemsize
+    result = np.frombuffer(pa.allocate_buffer(size), dtype).reshape(
+        rows, elements
+    )  # of the pool that pages go to
     flat, filled = result.reshape(-1), 0
     try:
         for group in groups:
