@@ -46,9 +46,7 @@ def read_vectors(
     """
     rows = sum(metadata.row_group(group).num_rows for group in groups)
     size = rows * elements * np.dtype(dtype).itemsize
-    result = np.frombuffer(pa.allocate_buffer(size), dtype).reshape(
-        rows, elements
-    )  # of the pool that pages go to
+    result = np.frombuffer(pa.allocate_buffer(size), dtype).reshape(rows, elements)  # of the pool that pages go to
     flat, filled = result.reshape(-1), 0
     try:
         for group in groups:
