@@ -313,7 +313,8 @@ class TestRepair:
         done = cli("shard-dataset", "repair", str(dataset), "--source", source, "--dry-run", "--json")
         document = json.loads(done.stdout)
         assert [r["action"] for r in document["remedies"]] == ["rebuild", "rebuild"]
-        assert (document["lost_records"], done.stderr) == (0, "")
+        assert document["lost_records"] == 0
+        assert {event["event"] for event in events_of(done)} == {"progress"}
         done = cli("shard-dataset", "repair", str(dataset), "--source", source, "--workers", "1")
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-2:] == [
@@ -395,7 +396,8 @@ class TestExport:
             "bytes": 0,
             "seconds": 0,
         }
-        assert said.err == ""
+        *_, last = map(json.loads, said.err.splitlines())
+        assert (last["event"], last["stage"], last["done"], last["total"]) == ("progress", "export", 4, 4)
 
     def test_what_cannot_be_done_is_one_line(self, cli: Cli, dataset: Path, tmp_path: Path) -> None:
         command = ["shard-dataset", "export", str(dataset), f"{tmp_path}/out", "--to", "hf"]
