@@ -5,6 +5,7 @@ What is held in memory is a block a file. Not here: what the bytes mean.
 
 from __future__ import annotations
 
+import mmap
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -79,11 +80,11 @@ def staged(storage: Storage, path: str, compression: str = "none") -> Iterator[p
         yield storage.map(path)
         return
     blocks: Iterator[bytes | memoryview] = iterate_blocks(storage, path)
-    with tempfile.NamedTemporaryFile(prefix="ringfeed-") as copy:
+    with tempfile.TemporaryFile() as copy:  # it has no name to be left behind by one who is killed
         for block in blocks if compression == "none" else _inflate(blocks):
             copy.write(block)
         copy.flush()
-        yield pa.memory_map(copy.name).read_buffer() if copy.tell() else pa.py_buffer(b"")
+        yield pa.py_buffer(mmap.mmap(copy.fileno(), 0, prot=mmap.PROT_READ) if copy.tell() else b"")
 
 
 def _inflate(blocks: Iterator[bytes | memoryview]) -> Iterator[bytes]:
