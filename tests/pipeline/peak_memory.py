@@ -8,7 +8,6 @@ from pathlib import Path
 from ringfeed.pipeline import Loader
 
 STREAMS, PREFETCH_BYTES = 2, 1 << 20
-CHUNK_BYTES = 64 * 64 * 300  # steps, samples, and at least what the bytes of each are
 AHEAD_BYTES = 3 << 20  # two shards of the test, one for each stream
 
 
