@@ -2,7 +2,7 @@
 download the same shards to the same disk and do nothing else; and an epoch from the warm cache, against local shards.
 
 The clients get eight objects at a time, each as its documentation says. The loader also checks, gathers, decodes and
-hands batches over.
+hands batches over. Once with the server on the same cores, and once over a link of 1 Gbit/s.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -22,6 +23,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import s3fs
+from link import GIGABIT, link
 from obstore.store import S3Store
 
 from ringfeed.pipeline import Loader
@@ -38,40 +40,64 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     from tests.servers.seaweedfs import seaweedfs
 
     local = _write(folder)
-    with seaweedfs(folder / "s3") as server:
+    with seaweedfs(folder / "s3") as server, link(server.endpoint_url, GIGABIT) as far:
         os.environ.update(server.env)
         server.make_bucket("bench")
-        fs = s3fs.S3FileSystem()
-        fs.put(f"{local}/", "bench/data/", recursive=True)
-        shards = sorted(path.name for path in Path(local).iterdir() if path.name.startswith("train-"))
-        clients = _clients(fs, server.endpoint_url, server.access_key, server.secret_key)
-        cold: list[float] = []
-        warm: list[float] = []
-        fill: list[float] = []
-        seconds: dict[str, list[float]] = {name: [] for name in (*clients, "fill", "cold", "warm", "local")}
-        for number in range(rounds + 1):
-            took = {name: _download(get, shards, folder / "download") for name, get in clients.items()}
-            took["fill"] = _open_all(_cold_loader(folder / "cache", number))
-            loader = _cold_loader(folder / "cache", number)
-            took["cold"] = _epoch(loader, 0)
-            plain = Loader(local, batch_size=BATCH, seed=number, fetch_threads=THREADS)
-            first, second, third, fourth = (_epoch(one, 1) for one in (loader, plain, plain, loader))
-            took["warm"], took["local"] = first + fourth, second + third
-            if number:
-                for name, each in took.items():
-                    seconds[name].append(each)
-                fastest = min(took[name] for name in clients)
-                fill.append(fastest / took["fill"])
-                cold.append(fastest / took["cold"])
-                warm.append(took["local"] / took["warm"])
-                print("  seconds: " + ", ".join(f"{name} {each:.2f}" for name, each in took.items()))
-    size = RECORDS * RECORD_BYTES / 1e6
-    print("  MB/s, medians: " + ", ".join(f"{n} {size / median(s):,.0f}" for n, s in seconds.items() if n in clients))
+        s3fs.S3FileSystem().put(f"{local}/", "bench/data/", recursive=True)
+        near = _Rounds(folder, local, server.endpoint_url, (server.access_key, server.secret_key))
+        distant = replace(near, endpoint=far)
+        fill, cold, warm = near.ratios(rounds)
+        far_fill, far_cold, _ = distant.ratios(rounds)
+    checked = "checked shards through the cache, against the fastest plain download of the round"
+    epoch = "a cold epoch from S3 through the cache, against the fastest plain download of the round"
     return [
-        ("checked shards through the cache, against the fastest plain download of the round", fill, 0.8),
-        ("a cold epoch from S3 through the cache, against the fastest plain download of the round", cold, 0.8),
+        (checked, fill, 0.8),
+        (epoch, cold, 0.8),
+        (f"{checked}, over a link of 1 Gbit/s", far_fill, 0.8),
+        (f"{epoch}, over a link of 1 Gbit/s", far_cold, 0.8),
         ("an epoch from the warm cache, against local shards", warm, 1.0),
     ]
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """Everybody in turn, at one endpoint, with an access key and its secret; the shards also lie in a local folder."""
+
+    folder: Path
+    local: str
+    endpoint: str
+    keys: tuple[str, str]
+
+    def ratios(self, rounds: int) -> tuple[list[float], list[float], list[float]]:
+        """Of the fastest plain download to the checked shards and to the cold epoch; of local shards to the cache."""
+        os.environ["AWS_ENDPOINT_URL_S3"] = self.endpoint
+        s3fs.S3FileSystem.clear_instance_cache()
+        clients = _clients(s3fs.S3FileSystem(), self.endpoint, *self.keys)
+        seconds: dict[str, list[float]] = {}
+        for number in range(rounds + 1):
+            took = self._round(clients, number)
+            if number:
+                for name, each in took.items():
+                    seconds.setdefault(name, []).append(each)
+                print("  seconds: " + ", ".join(f"{name} {each:.2f}" for name, each in took.items()))
+        size = RECORDS * RECORD_BYTES / 1e6
+        print("  MB/s, medians: " + ", ".join(f"{name} {size / median(seconds[name]):,.0f}" for name in clients))
+        fastest = [min(each) for each in zip(*(seconds[name] for name in clients), strict=True)]
+        return (
+            [plain / own for plain, own in zip(fastest, seconds["fill"], strict=True)],
+            [plain / own for plain, own in zip(fastest, seconds["cold"], strict=True)],
+            [plain / own for plain, own in zip(seconds["local"], seconds["warm"], strict=True)],
+        )
+
+    def _round(self, clients: dict[str, Download], number: int) -> dict[str, float]:
+        shards = sorted(path.name for path in Path(self.local).iterdir() if path.name.startswith("train-"))
+        took = {name: _download(get, shards, self.folder / "download") for name, get in clients.items()}
+        took["fill"] = _open_all(_cold_loader(self.folder / "cache", number))
+        loader = _cold_loader(self.folder / "cache", number)
+        took["cold"] = _epoch(loader, 0)
+        plain = Loader(self.local, batch_size=BATCH, seed=number, fetch_threads=THREADS)
+        first, second, third, fourth = (_epoch(one, 1) for one in (loader, plain, plain, loader))
+        return {**took, "warm": first + fourth, "local": second + third}
 
 
 def _write(folder: Path) -> str:

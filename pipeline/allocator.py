@@ -1,6 +1,6 @@
 """The C library's allocator, put back to keep memory between batches.
 
-The first `tf.data.Dataset.from_generator` of a process has glibc return whatever is free at the end of a heap beyond
+The first `tf.data` iterator over a Python generator has glibc return whatever is free at the end of a heap beyond
 128 KiB, and nothing adapts any more: each batch then takes its memory anew from the system, page fault by page fault,
 which costs more than all copies of it (TensorFlow 2.21).
 """

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,11 @@ from ..sharding.schema import Feature, Schema
 from .allocator import keep_freed_memory
 from .columns import Columns, copy_views, slice_columns
 from .frames import EXAMPLES, copy_messages, join_frames
+from .generated import generated_dataset
 from .streams import CLASS_ID, WEIGHT
 from .tracing import annotate
 
-__all__ = ["feature_spec", "parse_batch", "supervised", "to_dataset"]
+__all__ = ["dataset_maker", "feature_spec", "parse_batch", "supervised"]
 
 _LENGTHS = "\0lengths"
 Batch = dict[str, Any]
@@ -92,8 +92,8 @@ def _tf_dtype(feature: Feature) -> tf.DType:
     return tf.string if not feature.numeric else tf.as_dtype(feature.dtype)
 
 
-def to_dataset(
-    chunks: Callable[[], Iterator[tuple[int, Columns]]],
+def dataset_maker(
+    chunks: Callable[[int, int], Iterator[tuple[int, Columns]]],
     schema: Schema,
     fill: Mapping[str, Any],
     *,
@@ -103,12 +103,15 @@ def to_dataset(
     large: int,
     single: bool,
     prefetch: int,
-    steps: int,
-) -> tf.data.Dataset:
-    """A dataset of batches out of an iterator of chunks.
+) -> Callable[[int, int, int], tf.data.Dataset]:
+    """What makes datasets of batches out of iterators of chunks.
+
+    It is traced once, when it makes the first, which takes longer than reading a small epoch. TensorFlow never lets go
+    of `chunks`, nor of what that holds.
 
     Args:
-        chunks: starts the iterator; each item is a number of steps, and columns of ``steps * local_batch`` rows.
+        chunks: starts the iterator of an epoch, from a step on; each item is a number of steps, and columns of
+            ``steps * local_batch`` rows.
         schema: of the dataset.
         fill: what stands for missing values.
         local_batch: samples of this rank in a step.
@@ -118,7 +121,9 @@ def to_dataset(
             many steps cross together. Else 0.
         single: whether each chunk is one step: then it crosses as the batch that it is, and nothing cuts it up.
         prefetch: batches kept ready.
-        steps: batches there will be.
+
+    Returns:
+        A function of the epoch, the first step, and the number of batches there will be.
     """
     signature = _signature(schema, local_batch, undecoded=undecoded, added=added)
     ragged = [f for f in schema.features if f.elements is None and not undecoded]
@@ -129,9 +134,9 @@ def to_dataset(
     if single:
         signature = {name: tf.TensorSpec(spec.shape[1:], spec.dtype) for name, spec in signature.items()}
 
-    def encoded() -> Iterator[Batch]:
+    def encoded(epoch: int, start_step: int) -> Generator[Batch, None, None]:
         keep_freed_memory()
-        for steps, columns in chunks():
+        for steps, columns in chunks(epoch, start_step):
             if large:
                 yield from _encode_large(columns, steps, local_batch, large)
                 continue
@@ -140,25 +145,38 @@ def to_dataset(
             del columns  # whose memory is used again, once TensorFlow lets go of it
             yield {name: values[0] for name, values in chunk.items()} if single else chunk
 
-    dataset = _from_generator(encoded, signature)
-    if large and undecoded:
-        # Parsing copies once more: let it not keep this thread, which holds Python's lock, from copying the next batch.
-        dataset = (
-            dataset.unbatch().prefetch(1).map(lambda batch: parse_batch(batch.pop(EXAMPLES), schema, fill) | batch)
-        )
-    elif undecoded:
-        dataset = dataset.map(lambda chunk: _cut_examples(chunk, local_batch)).unbatch()
-        # One batch at a time: parse_example itself uses all threads, and deterministic runs forbid parallel maps here.
-        dataset = dataset.map(lambda batch: parse_batch(batch.pop(EXAMPLES), schema, fill) | batch)
-    elif ragged:  # chunks of one step
-        dataset = dataset.map(lambda chunk: _join_ragged(chunk, ragged))
-    elif not single:
-        dataset = dataset.unbatch()
+    generated = generated_dataset(encoded, signature)
+    number = tf.TensorSpec([], tf.int64)
+
+    @tf.function(input_signature=[number] * 3, autograph=False)  # type: ignore[untyped-decorator]
+    def batches(epoch: tf.Tensor, start_step: tf.Tensor, steps: tf.Tensor) -> tf.data.Dataset:
+        dataset = generated(epoch, start_step)
+        if large and undecoded:
+            # Parsing copies once more: let it not keep this thread, which holds Python's lock, from the next batch.
+            dataset = dataset.unbatch().prefetch(1).map(parse)
+        elif undecoded:
+            dataset = dataset.map(lambda chunk: _cut_examples(chunk, local_batch)).unbatch()
+            # One at a time: parse_example itself uses all threads, and deterministic runs forbid parallel maps here.
+            dataset = dataset.map(parse)
+        elif ragged:  # chunks of one step
+            dataset = dataset.map(lambda chunk: _join_ragged(chunk, ragged))
+        elif not single:
+            dataset = dataset.unbatch()
+        return dataset.prefetch(prefetch).apply(tf.data.experimental.assert_cardinality(steps))
+
+    def parse(batch: Batch) -> Batch:
+        return parse_batch(batch.pop(EXAMPLES), schema, fill) | batch
+
     options = tf.data.Options()
     # A loader gives a rank its share. Sharded once more, by a strategy of several workers, records would be lost.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     options.autotune.enabled = False  # nothing is left to tune, and its thread holds up the end of an epoch for 0.2 s
-    return dataset.prefetch(prefetch).with_options(options).apply(tf.data.experimental.assert_cardinality(steps))
+
+    def make(epoch: int, start_step: int, steps: int) -> tf.data.Dataset:
+        with tf.device("CPU:0"):
+            return batches(epoch, start_step, steps).with_options(options)
+
+    return make
 
 
 def supervised(dataset: tf.data.Dataset, schema: Schema) -> tf.data.Dataset:
@@ -176,25 +194,6 @@ def supervised(dataset: tf.data.Dataset, schema: Schema) -> tf.data.Dataset:
         return (features, batch[CLASS_ID], *([batch[WEIGHT]] if WEIGHT in batch else []))
 
     return dataset.map(pair)
-
-
-def _from_generator(generator: Callable[[], Iterator[Batch]], signature: dict[str, tf.TensorSpec]) -> tf.data.Dataset:
-    """`from_generator` by types and shapes, which takes NumPy arrays as they are.
-
-    By `output_signature`, as its deprecation notice wants it, it makes tensors in Python: three times as slow with
-    chunks of 4 MiB (2026-11-21, TensorFlow 2.21).
-    """
-    logger = tf.get_logger()
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        return tf.data.Dataset.from_generator(
-            generator,
-            output_types={name: spec.dtype for name, spec in signature.items()},
-            output_shapes={name: spec.shape for name, spec in signature.items()},
-        )
-    finally:
-        logger.setLevel(level)
 
 
 def _signature(

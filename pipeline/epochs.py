@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,6 +69,7 @@ class Epochs(ABC):
         self._rank, self._world_size = rank, world_size
         self._sample_keys = sample_keys
         self._counters = Counters()
+        self._make_dataset: Callable[[int, int, int], tf.data.Dataset] | None = None
 
     @property
     def schema(self) -> Schema:
@@ -128,11 +130,29 @@ class Epochs(ABC):
         Raises:
             ConfigError: there is no such step.
         """
-        from .delivery import supervised, to_dataset  # TensorFlow is needed from here on
+        from .delivery import supervised  # TensorFlow is needed from here on
 
         self._check_step(epoch, start_step)
-        dataset = to_dataset(
-            lambda: self._chunks(epoch, start_step, found=self.finds),
+        if self._make_dataset is None:
+            self._make_dataset = self._dataset_maker()
+        dataset = self._make_dataset(epoch, start_step, self.steps_per_epoch - start_step)
+        dataset._ringfeed_loader = self  # which its iterators need
+        if transform is not None:
+            dataset = apply_transform(dataset, transform, num_parallel_calls)
+        return supervised(dataset, self.schema) if as_supervised else dataset
+
+    def _dataset_maker(self) -> Callable[[int, int, int], tf.data.Dataset]:
+        from .delivery import dataset_maker
+
+        this = weakref.ref(self)  # TensorFlow never lets go of the function
+
+        def chunks(epoch: int, start_step: int) -> Iterator[tuple[int, Columns]]:
+            loader = this()
+            assert loader is not None
+            return loader._chunks(epoch, start_step, found=loader.finds)
+
+        return dataset_maker(
+            chunks,
             self.schema,
             self._fill,
             local_batch=self.local_batch_size,
@@ -141,11 +161,7 @@ class Epochs(ABC):
             large=self._large_steps(),
             single=self._chunk_steps() == 1,
             prefetch=_PREFETCH,
-            steps=self.steps_per_epoch - start_step,
         )
-        if transform is not None:
-            dataset = apply_transform(dataset, transform, num_parallel_calls)
-        return supervised(dataset, self.schema) if as_supervised else dataset
 
     def distributed_epoch(
         self, strategy: tf.distribute.Strategy, epoch: int, start_step: int = 0, *, as_supervised: bool = False

@@ -288,6 +288,7 @@ class Loader(Epochs):
         other = copy.copy(self)
         other._geometry = replace(self._geometry, batch_size=streams, streams=streams)
         other._slices = other._geometry.rank_slices(self._rank, self._world_size)
+        other._make_dataset = None
         return other
 
     @contextmanager

@@ -1,5 +1,6 @@
 """Every kind of feature comes out of the loader, and out of plain TensorFlow, with exactly the values that went in."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +139,15 @@ def test_a_compressed_tfrecord_loads_like_a_plain_one(tmp_path: Path) -> None:
         build(BuildOptions(source=source, destination=url, label="label", shards=2, compression=compression))
         batches[compression] = [batch["double"].numpy().tolist() for batch in Loader(url, batch_size=6).epoch(0)]
     assert batches["none"] == batches["gzip"]
+
+
+def test_a_dataset_is_iterated_several_times_and_at_once_also_when_its_loader_is_let_go_of(
+    make_dataset: Callable[..., str],
+) -> None:
+    dataset = Loader(make_dataset(), batch_size=10, seed=4).epoch(3, 90)
+    steps = [batch["id"].numpy().tolist() for batch in dataset]
+    assert len(steps) == dataset.cardinality() == 10
+    assert [batch["id"].numpy().tolist() for batch in dataset.repeat(2)] == 2 * steps
+    assert [(a["id"].numpy().tolist(), b["id"].numpy().tolist()) for a, b in zip(dataset, dataset, strict=True)] == [
+        (step, step) for step in steps
+    ]

@@ -5,6 +5,7 @@ import os
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,3 +85,13 @@ def test_nothing_is_left_of_an_epoch_that_a_damaged_shard_stopped(
     with pytest.raises(CorruptionError, match=victim.name):
         list(loader.chunks(0))
     assert left_behind(str(root), files) == []
+
+
+def test_tensorflow_keeps_no_loader_whose_epochs_nobody_holds(make_dataset: Callable[..., str]) -> None:
+    loader = Loader(make_dataset(1000), batch_size=10)
+    list(loader.epoch(0))
+    next(iter(loader.epoch(1)))
+    known = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert known() is None

@@ -1,0 +1,71 @@
+"""`tf.data` from a Python generator, with an iterator that is soon at work.
+
+`tf.data.Dataset.from_generator` makes the same operation, inside a function more: its iterators take 16 ms longer to
+give the first element; and from an `output_signature`, as its deprecation notice wants it, the elements become tensors
+in Python, which takes three times as long with chunks of 4 MiB (2026-11-21, TensorFlow 2.21).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+__all__ = ["generated_dataset"]
+
+Element = dict[str, Any]
+
+
+def generated_dataset(
+    generate: Callable[[int, int], Generator[Element, None, None]], signature: Mapping[str, tf.TensorSpec]
+) -> Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset]:
+    """What makes, of two numbers, a dataset of what a generator of them yields.
+
+    Args:
+        generate: starts a generator; each iterator of a dataset has its own, which is closed with it. TensorFlow never
+            lets go of this function, nor of what it holds.
+        signature: of the elements; `bytes` and arrays, of which TensorFlow takes over what is aligned.
+    """
+    number = tf.TensorSpec([], tf.int64)
+    running: dict[int, Generator[Element, None, None]] = {}
+    names = itertools.count()
+
+    def begin(first: np.int64, second: np.int64) -> np.int64:
+        name = next(names)
+        running[name] = generate(int(first), int(second))
+        return np.int64(name)
+
+    def proceed(name: np.int64) -> list[Any]:
+        chunk: list[Any] = tf.nest.flatten(next(running[int(name)]))  # TensorFlow takes StopIteration for the end
+        return chunk
+
+    def end(name: np.int64) -> np.int64:
+        running.pop(int(name)).close()
+        return name
+
+    def function(body: Callable[..., Any], result: Any, *inputs: tf.TensorSpec) -> Any:
+        call = tf.function(lambda *given: tf.numpy_function(body, given, result), list(inputs), autograph=False)
+        return call.get_concrete_function()
+
+    specs = tf.nest.flatten(signature)
+    functions = {
+        "init_func": function(begin, tf.int64, number, number),
+        "next_func": function(proceed, [spec.dtype for spec in specs], number),
+        "finalize_func": function(end, tf.int64, number),
+    }
+
+    def dataset(first: tf.Tensor, second: tf.Tensor) -> tf.data.Dataset:
+        variant = tf.raw_ops.GeneratorDataset(
+            init_func_other_args=[first, second],
+            next_func_other_args=[],
+            finalize_func_other_args=[],
+            output_types=[spec.dtype for spec in specs],
+            output_shapes=[spec.shape for spec in specs],
+            **functions,
+        )
+        return tf.data.experimental.from_variant(variant, dict(signature))
+
+    return dataset
