@@ -21,6 +21,8 @@ COLUMNS = {
     "few vectors": pa.FixedSizeListArray.from_arrays(pa.array(RNG.integers(0, 9, 2 * ROWS) / 10), 2),
     "few in lists": pa.array([[1, 2, 3][: i % 4] for i in range(ROWS)]),
     "all missing": pa.nulls(ROWS, pa.int64()),
+    "random bytes": pa.array([RNG.bytes(40) for _ in range(ROWS)]),
+    "random bytes behind equal ones": pa.array([b"x" * 400] * 4_000 + [RNG.bytes(400) for _ in range(ROWS - 4_000)]),
 }
 
 
@@ -30,6 +32,16 @@ def test_a_dictionary_is_written_where_values_recur(name: str) -> None:
     data = write_parquet(batch, "none", ROWS)
     leaf: Any = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0).column(0)
     assert leaf.has_dictionary_page == name.startswith(("few", "all"))
+    assert read_parquet(data).column(0).combine_chunks().equals(batch.column(0))
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_what_compression_does_not_shrink_is_stored_plainly(name: str) -> None:
+    batch = pa.record_batch({name: COLUMNS[name]})
+    data = write_parquet(batch, "snappy", ROWS)
+    leaf: Any = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0).column(0)
+    plain = name in ("random floats", "random vectors", "random bytes")
+    assert leaf.compression == ("UNCOMPRESSED" if plain else "SNAPPY")
     assert read_parquet(data).column(0).combine_chunks().equals(batch.column(0))
 
 
