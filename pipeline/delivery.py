@@ -146,9 +146,7 @@ def dataset_maker(
             yield {name: values[0] for name, values in chunk.items()} if single else chunk
 
     generated = generated_dataset(encoded, signature)
-    number = tf.TensorSpec([], tf.int64)
 
-    @tf.function(input_signature=[number] * 3, autograph=False)  # type: ignore[untyped-decorator]
     def batches(epoch: tf.Tensor, start_step: tf.Tensor, steps: tf.Tensor) -> tf.data.Dataset:
         dataset = generated(epoch, start_step)
         if large and undecoded:
@@ -172,9 +170,13 @@ def dataset_maker(
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     options.autotune.enabled = False  # nothing is left to tune, and its thread holds up the end of an epoch for 0.2 s
 
+    number = tf.TensorSpec([], tf.int64)
+    traced = tf.function(batches, [number] * 3, autograph=False).get_concrete_function()
+
     def make(epoch: int, start_step: int, steps: int) -> tf.data.Dataset:
         with tf.device("CPU:0"):
-            return batches(epoch, start_step, steps).with_options(options)
+            numbers = (tf.constant(value, tf.int64) for value in (epoch, start_step, steps))
+            return traced(*numbers).with_options(options)
 
     return make
 

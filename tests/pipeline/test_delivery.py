@@ -151,3 +151,15 @@ def test_a_dataset_is_iterated_several_times_and_at_once_also_when_its_loader_is
     assert [(a["id"].numpy().tolist(), b["id"].numpy().tolist()) for a, b in zip(dataset, dataset, strict=True)] == [
         (step, step) for step in steps
     ]
+
+
+def test_many_loaders_draw_no_warning_of_tensorflow(
+    make_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    tf.get_logger().addHandler(caplog.handler)
+    try:
+        for seed in range(12):
+            next(iter(Loader(make_dataset(), batch_size=10, seed=seed).epoch(0)))
+    finally:
+        tf.get_logger().removeHandler(caplog.handler)
+    assert not caplog.messages
