@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.fs as pafs
@@ -126,10 +127,13 @@ def _ratios(
     """Ratios of the rival's seconds to ours, in turn, after one round that is not counted."""
     ratios = []
     for number in range(rounds + 1):
-        seconds = [_seconds(write, source, folder / uuid.uuid4().hex) for write in (rival, ours)]
+        took = []
+        for write in (rival, ours):
+            psutil.cpu_percent()
+            took.append((_seconds(write, source, folder / uuid.uuid4().hex), psutil.cpu_percent()))
         if number:
-            ratios.append(seconds[0] / seconds[1])
-            print(f"  seconds: {seconds[0]:.2f} and {seconds[1]:.2f}")
+            ratios.append(took[0][0] / took[1][0])
+            print("  seconds: " + " and ".join(f"{seconds:.2f} (cores {busy:.0f} % busy)" for seconds, busy in took))
     return ratios
 
 
