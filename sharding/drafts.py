@@ -110,7 +110,11 @@ def _gather(descriptor: int, pieces: Sequence[Bytes]) -> None:
     views = list(pieces)
     start = 0
     while start < len(views):
-        count = os.writev(descriptor, views[start : start + _PIECES_A_CALL])
+        some = views[start : start + _PIECES_A_CALL]
+        count = os.writev(descriptor, some)
+        if count == sum(map(len, some)):
+            start += len(some)
+            continue
         while start < len(views) and count >= len(views[start]):
             count -= len(views[start])
             start += 1

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..errors import SourceError
 from ..manifest import MANIFEST_NAME
 from ..schema import Feature
-from .base import NO_FEATURES, Reject, Source, fail_on_bad, list_files, plain_name
+from .base import NO_FEATURES, Reject, Source, SourceFile, fail_on_bad, list_files, plain_name
 from .csv import SUFFIXES as CSV_SUFFIXES
 from .csv import CsvSource
 from .hdf5 import SUFFIXES as HDF5_SUFFIXES
@@ -79,20 +79,25 @@ def open_source(
         SourceError: nothing is there, it is of no known kind, or it cannot be read.
         ConfigError: types are given for columns that are not there.
     """
+    files = None
     if kind == "auto":
-        kind = _detect(url)
+        kind, files = _detect(url)
+    if kind == "images":
+        return ImageFolderSource.open(url, label, files)
     opener = _OPENERS[kind][1]
     return opener(url, label, features, reject) if kind in _INFERRING else opener(url, label)
 
 
-def _detect(url: str) -> str:
+def _detect(url: str) -> tuple[str, Sequence[SourceFile] | None]:
+    """The kind of a source; and its files, if they had to be listed for it, and all are of the source."""
     if find_dataset(url):  # its shards are files of other kinds
-        return "ringfeed"
+        return "ringfeed", None
     suffixes = [suffix for known, _ in _OPENERS.values() for suffix in known]
     first = expand_braces(split_selection(url)[0])[0]
-    found = _kinds_of(plain_name(file.url) for file in list_files(first, suffixes, facts=False))
+    files = list_files(first, suffixes)
+    found = _kinds_of(plain_name(file.url) for file in files)
     if len(found) == 1:
-        return found[0]
+        return found[0], files if first == url else None
     if found:
         raise SourceError(f"{url} holds files of several kinds ({', '.join(found)}); say which with --source-kind")
     known = ", ".join(suffixes[0] for suffixes, _ in _OPENERS.values() if suffixes)

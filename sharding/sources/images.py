@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import fsspec
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ..errors import SourceError
 from ..schema import Feature, Schema
-from .base import Part, Reject, fail_on_bad, fingerprint_files, list_files
+from .base import Part, Reject, SourceFile, fail_on_bad, fingerprint_files, list_files
 from .image_files import bad_images, read_images
 
 __all__ = ["SUFFIXES", "ImageFolderSource"]
@@ -39,13 +39,18 @@ class ImageFolderSource:
     fingerprint: str
 
     @classmethod
-    def open(cls, url: str, label: str | None) -> ImageFolderSource:
+    def open(cls, url: str, label: str | None, files: Sequence[SourceFile] | None = None) -> ImageFolderSource:
         """List the folder.
+
+        Args:
+            url: of it.
+            label: the column for the names of its folders; default: ``label``.
+            files: in it, where they were listed already.
 
         Raises:
             SourceError: there is no image, or one lies in no class folder.
         """
-        files = list_files(url, SUFFIXES)
+        files = list_files(url, SUFFIXES) if files is None else files
         if not files:
             raise SourceError(f"there is no image ({', '.join(SUFFIXES)}) at {url}")
         fs, path = fsspec.url_to_fs(url)
