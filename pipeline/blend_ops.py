@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from ..sharding.errors import ConfigError
 from .blend import SOFT_LABEL, CutMix, Mixup
+from .columns import CLASS_ID, WEIGHT
 from .keys import SAMPLE_KEY
-from .streams import CLASS_ID, WEIGHT
 
 __all__ = ["box_mask", "cut_mix", "mix_up"]
 

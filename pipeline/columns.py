@@ -21,7 +21,9 @@ from ..sharding.schema import Feature, Schema
 from .pool import BufferPool
 
 __all__ = [
+    "CLASS_ID",
     "VIEW",
+    "WEIGHT",
     "Column",
     "Columns",
     "concat_columns",
@@ -35,6 +37,8 @@ __all__ = [
     "view_bytes",
 ]
 
+CLASS_ID = "class_id"  # of the sample's label among `manifest.classes`
+WEIGHT = "sample_weight"
 VIEW = np.dtype([("length", "<i4"), ("prefix", "<u4"), ("buffer", "<i4"), ("offset", "<i4")])  # of Arrow's binary_view
 _VIEW_SPAN = 1 << 30
 _INLINE = 12  # bytes: shorter values stand in their view themselves

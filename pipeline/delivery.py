@@ -15,10 +15,9 @@ from ..sharding.errors import ConfigError
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.schema import Feature, Schema
 from .allocator import keep_freed_memory
-from .columns import Columns, copy_views, slice_columns
+from .columns import CLASS_ID, WEIGHT, Columns, copy_views, slice_columns
 from .frames import EXAMPLES, copy_messages, join_frames
 from .generated import generated_dataset
-from .streams import CLASS_ID, WEIGHT
 from .tracing import annotate
 
 __all__ = ["dataset_maker", "feature_spec", "parse_batch", "supervised"]

@@ -13,13 +13,12 @@ import numpy.typing as npt
 
 from ..sharding.errors import ConfigError
 from ..sharding.schema import Schema
-from .columns import Columns
+from .columns import WEIGHT, Columns
 from .counters import Counters
 from .frames import join_frames
 from .keys import SAMPLE_KEY, sample_keys
 from .numpy_batches import NumpyBatch, iterate_numpy
 from .order import Geometry
-from .streams import WEIGHT
 from .transform import Transform, apply_transform
 
 if TYPE_CHECKING:

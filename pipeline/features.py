@@ -11,9 +11,9 @@ from ..sharding.errors import ConfigError
 from ..sharding.manifest import Manifest, ShardInfo
 from ..sharding.prepare.columns import check_columns, check_distinct
 from ..sharding.schema import Schema
+from .columns import CLASS_ID, WEIGHT
 from .frames import EXAMPLES, FRAMES
 from .keys import SAMPLE_KEY
-from .streams import CLASS_ID, WEIGHT
 
 __all__ = ["delivered_schema", "record_bytes"]
 

@@ -24,7 +24,7 @@ from .balance import ClassSchedule
 from .buckets import Buckets
 from .cache import ShardCache, open_cache
 from .chunks import interleave
-from .columns import Columns
+from .columns import CLASS_ID, Columns
 from .counters import StageStats
 from .epochs import Epochs
 from .features import delivered_schema, record_bytes
@@ -36,7 +36,7 @@ from .quality import ShuffleQuality, shuffle_quality
 from .quarantine import OnBadShard, Quarantine
 from .selection import Selection
 from .shards import ShardFetcher
-from .streams import CLASS_ID, OpenStreams
+from .streams import OpenStreams
 from .targets import Balance, EpochLength, epoch_samples, parse_balance, target_weights
 from .values import has_plain_values
 

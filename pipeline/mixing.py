@@ -21,12 +21,12 @@ from ..sharding.errors import ConfigError
 from ..sharding.keyed import derive_key
 from .balance import ClassSchedule
 from .chunks import interleave
-from .columns import Column, Columns, concat_columns, take_columns
+from .columns import CLASS_ID, WEIGHT, Column, Columns, concat_columns, take_columns
 from .counters import StageStats
 from .epochs import Epochs
 from .mixture_sources import SOURCE_ID, common_fill, common_schema, open_loaders
 from .order import Geometry, StreamSlice
-from .streams import CLASS_ID, WEIGHT, OpenStreams, StreamReader
+from .streams import OpenStreams, StreamReader
 from .targets import Balance, parse_balance, target_weights
 
 __all__ = ["Mixture", "MixturePlan", "SourceMix"]

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from ..sharding.class_counts import count_matrix
 from ..sharding.manifest import ShardInfo
 from .balance import ClassSchedule
+from .opening import choose_donors
 from .order import EpochOrder
 from .remainder import RecordRange, dropped_ranges, wrapped_ranges
 from .selection import FilterPlan
-from .streams import choose_donors
 from .windows import StreamWindows, Window
 
 __all__ = ["ClassMix", "LoaderPlan", "MissingClass", "plan_epoch"]

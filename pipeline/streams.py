@@ -1,88 +1,34 @@
-"""One stream of an epoch at work: its windows are opened and planned in background threads, ahead of need; the samples
-asked for are gathered from them.
-"""
+"""One stream of an epoch at work: its windows are opened ahead of need, what is asked for is gathered from them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from .balance import ClassSchedule, RecordDrawer
-from .buckets import BucketedPicks, Buckets, Picks
-from .columns import Column, Columns, concat_columns, slice_columns, take_columns, take_from_segments
+from .balance import ClassSchedule
+from .buckets import Buckets
+from .columns import WEIGHT, Column, Columns, concat_columns, take_from_segments
 from .counters import Counters
 from .lookahead import Lookahead, Upcoming
+from .opening import OpenWindow, WindowOpener
 from .order import EpochOrder, StreamSlice
-from .planning import open_after
-from .quarantine import stand_ins
-from .shards import OpenShard, ShardFetcher
+from .shards import ShardFetcher
 from .windows import Window
 
-__all__ = ["CLASS_ID", "WEIGHT", "OpenStreams", "StreamReader", "choose_donors"]
+__all__ = ["OpenStreams", "StreamReader"]
 
-CLASS_ID = "class_id"
-WEIGHT = "sample_weight"
 Int64 = npt.NDArray[np.int64]
-ClassNumbers = npt.NDArray[np.integer]
-_DRAWN_FIRST = 4096  # samples of a window: the first batch waits for them
-
-
-class _NaturalPicks:
-    """Each record once, in random order."""
-
-    def __init__(self, order: Int64) -> None:
-        self._order = order
-
-    def at(self, positions: Int64) -> Int64:
-        return self._order[positions]
-
-
-class _BalancedPicks:
-    """Records of the wanted classes: the first are drawn at once, the rest once no window waits to be planned.
-
-    Args:
-        wanted: the class of each position of the window.
-        drawer: of the window's records.
-        first: the first position that will be asked for.
-        planner: threads that draw.
-    """
-
-    def __init__(self, wanted: ClassNumbers, drawer: RecordDrawer, first: int, planner: Executor) -> None:
-        self._first = first
-        if first:
-            drawer.skip(wanted[:first])
-        self._rows = drawer.draw(wanted[first : first + _DRAWN_FIRST])
-        rest = wanted[first + _DRAWN_FIRST :]
-        self._draw_rest = partial(drawer.draw, rest)
-        self._rest = planner.submit(self._draw_rest) if len(rest) else None
-
-    def at(self, positions: Int64) -> Int64:
-        if self._rest is not None and positions[-1] >= self._first + len(self._rows):
-            rest = self._draw_rest() if self._rest.cancel() else self._rest.result()
-            self._rows, self._rest = np.concatenate([self._rows, rest]), None
-        return self._rows[positions - self._first]
-
-
-@dataclass(frozen=True)
-class _OpenWindow:
-    """A window in memory: its records, numbered through its segments, and which of them each position serves."""
-
-    window: Window
-    segments: Sequence[Columns]
-    starts: Sequence[int]
-    picks: Picks
 
 
 @dataclass(frozen=True)
 class _Asked:
     """A window that was asked for, and the bytes that it counts for as one ahead of need."""
 
-    opened: Future[_OpenWindow]
+    opened: Future[OpenWindow]
     size: int
 
 
@@ -112,18 +58,11 @@ class OpenStreams:
 
     def reader(self, epoch: int, part: StreamSlice, start_step: int) -> StreamReader:
         """One stream of an epoch, from a step on; see `StreamReader`."""
-        return StreamReader(
-            self.order(epoch),
-            self.schedule(epoch),
-            self.class_counts,
-            self.fetcher,
-            self.planner,
-            self.counters,
-            self.ahead,
-            part,
-            start_step,
-            self.buckets,
+        order = self.order(epoch)
+        opener = WindowOpener(
+            order, self.schedule(epoch), self.class_counts, self.fetcher, self.planner, self.counters, self.buckets
         )
+        return StreamReader(order, opener, self.fetcher, self.counters, self.ahead, part, start_step, self.buckets)
 
     def close(self) -> None:
         """Begin nothing more, and let the threads end."""
@@ -136,11 +75,8 @@ class StreamReader:
 
     Args:
         order: of the epoch.
-        schedule: of classes, or None for the natural mix.
-        class_counts: gives the records of each class in each shard of the split, [shards, classes]; asked only where a
-            window lacks a class.
+        opener: of its windows.
         fetcher: of the split's shards.
-        planner: threads that plan windows; others than the fetcher's.
         counters: of the loader.
         ahead: what may be fetched ahead of need, shared by the streams.
         stream_slice: which stream, and which samples of each piece.
@@ -151,10 +87,8 @@ class StreamReader:
     def __init__(
         self,
         order: EpochOrder,
-        schedule: ClassSchedule | None,
-        class_counts: Callable[[], npt.NDArray[np.unsignedinteger]],
+        opener: WindowOpener,
         fetcher: ShardFetcher,
-        planner: Executor,
         counters: Counters,
         ahead: Lookahead,
         stream_slice: StreamSlice,
@@ -162,21 +96,18 @@ class StreamReader:
         buckets: Buckets | None = None,
     ) -> None:
         self._order = order
-        self._schedule = schedule
-        self._class_counts = class_counts
+        self._opener = opener
         self._fetcher = fetcher
-        self._planner = planner
         self._counters = counters
         self._slice = stream_slice
         self._windows = order.windows(stream_slice.stream)
         self._lookahead = ahead
         self._ahead: dict[int, _Asked] = {}
-        self._open: _OpenWindow | None = None
+        self._open: OpenWindow | None = None
         self._number = -1  # of the open window
         self._first = start_step * order.geometry.piece  # position; nothing before it is asked for
         wrapping = order.geometry.remainder == "wrap"
         self._last = (order.geometry.steps * order.geometry.piece if wrapping else self._windows.samples) - 1
-        self._buckets = buckets
         number = self._number_at(min(self._first, self._last))
         if buckets is not None:  # a span is drawn whole
             self._first -= self._first % (buckets.steps * order.geometry.piece)
@@ -242,7 +173,7 @@ class StreamReader:
             rows = self._open.picks.at(positions)
             return take_from_segments(self._open.segments, self._open.starts, rows)
 
-    def _enter(self, number: int) -> _OpenWindow:
+    def _enter(self, number: int) -> OpenWindow:
         """A window that is needed now; those that were asked for and passed over are let go."""
         if number not in self._ahead:
             self._ahead[number] = self._request(number, 0)
@@ -272,116 +203,10 @@ class StreamReader:
 
     def _request(self, number: int, size: int) -> _Asked:
         window = self._windows[number % len(self._windows)]
-        step = self._step(number, window)
-        shards = [self._fetcher.request(segment.shard, step) for segment in window.segments]
-        return _Asked(opened=open_after(shards, partial(self._open_window, window), self._planner), size=size)
+        return _Asked(opened=self._opener.begin(window, self._first, self._step(number, window)), size=size)
 
-    def _wait(self, future: Future[_OpenWindow]) -> _OpenWindow:
+    def _wait(self, future: Future[OpenWindow]) -> OpenWindow:
         if future.done():
             return future.result()
         with self._counters.waiting("gather"):
             return future.result()
-
-    def _open_window(self, window: Window, shards: Sequence[Future[OpenShard]]) -> _OpenWindow:
-        parts = list(zip(window.segments, shards, strict=True))
-        opened = [self._fetcher.wait_unless_bad(segment.shard, future) for segment, future in parts]
-        lent = self._stand_in(window, opened)
-        with self._counters.busy("plan", items=window.samples):
-            segments: list[Columns] = [
-                slice_columns(_with_classes(shard), segment.start, segment.stop)
-                for shard, segment in zip(opened, window.segments, strict=True)
-                if shard is not None
-            ]
-            segments += [_with_classes(shard) for shard in lent]
-            if self._schedule is None:
-                natural = _NaturalPicks(self._natural_rows(window, opened, lent))
-                return _open(window, segments, self._by_length(natural, window, segments, None))
-            drawer = self._drawer(self._schedule, window, segments)
-        lacking = np.flatnonzero((self._schedule.weights > 0) & (drawer.counts == 0))
-        if lacking.size:
-            segments += [self._borrow(window, int(class_id)) for class_id in lacking]
-            drawer = self._drawer(self._schedule, window, segments)
-        with self._counters.busy("plan"):
-            first = max(self._first - window.start, 0)
-            wanted = self._wanted(self._schedule, window)
-            drawn = _BalancedPicks(wanted, drawer, first, self._planner)
-            picks = self._by_length(drawn, window, segments, wanted)
-            return _open(window, segments, picks)
-
-    def _by_length(
-        self, picks: Picks, window: Window, segments: Sequence[Columns], wanted: ClassNumbers | None
-    ) -> Picks:
-        if self._buckets is None:
-            return picks
-        return BucketedPicks(picks, self._order, window, segments, self._buckets, wanted)
-
-    def _stand_in(self, window: Window, opened: Sequence[OpenShard | None]) -> list[OpenShard]:
-        """The shard that helps out where a window has fewer records left than it has lost; none where it has enough."""
-        lost = [
-            segment.stop - segment.start for segment, shard in zip(window.segments, opened, strict=True) if not shard
-        ]
-        if 2 * sum(lost) <= sum(segment.stop - segment.start for segment in window.segments):
-            return []
-        return [self._lent(window, np.asarray(self._order.shard_records, np.int64))]
-
-    def _natural_rows(self, window: Window, opened: Sequence[OpenShard | None], lent: Sequence[OpenShard]) -> Int64:
-        order = self._order.permutation(window)
-        if None not in opened:
-            return order
-        lengths = [segment.stop - segment.start for segment in window.segments]
-        key = self._order.key("stand-ins", window.stream, window.number)
-        return stand_ins(lengths, [shard is None for shard in opened], sum(len(s.class_ids) for s in lent), key)[order]
-
-    def _drawer(self, schedule: ClassSchedule, window: Window, segments: Sequence[Columns]) -> RecordDrawer:
-        class_ids = np.concatenate([segment[CLASS_ID] for segment in segments])
-        key = self._order.key("window", window.stream, window.number)
-        return RecordDrawer(class_ids, len(schedule.weights), key)
-
-    def _wanted(self, schedule: ClassSchedule, window: Window) -> ClassNumbers:
-        """The class of each of the window's positions."""
-        piece = self._order.geometry.piece
-        first = window.start // piece
-        steps = np.arange(first, -(-window.stop // piece), dtype=np.int64)
-        classes = schedule.classes_at(steps, range(window.stream * piece, (window.stream + 1) * piece)).reshape(-1)
-        return classes[window.start - first * piece :][: window.samples]
-
-    def _borrow(self, window: Window, class_id: int) -> Columns:
-        """The records of a class that the window lacks, from another shard."""
-        opened = self._lent(window, self._class_counts()[:, class_id])
-        return take_columns(_with_classes(opened), np.flatnonzero(opened.class_ids == class_id))
-
-    def _lent(self, window: Window, records: npt.NDArray[np.integer]) -> OpenShard:
-        """The next shard on the tape, behind the window, that has such records and can be read."""
-        last = np.array([window.segments[-1].shard])
-        while True:
-            left = records if self._fetcher.quarantine is None else self._fetcher.quarantine.left(records)
-            shard = int(choose_donors(self._order, last, left)[0])
-            opened = self._fetcher.wait_unless_bad(shard, self._fetcher.request(shard))
-            if opened is not None:
-                return opened
-
-
-def _with_classes(shard: OpenShard) -> Columns:
-    return {**shard.columns, CLASS_ID: shard.class_ids}
-
-
-def _open(window: Window, segments: Sequence[Columns], picks: Picks) -> _OpenWindow:
-    ends = np.cumsum([len(segment[CLASS_ID]) for segment in segments])
-    return _OpenWindow(window, segments, [0, *ends[:-1].tolist()], picks)
-
-
-def choose_donors(order: EpochOrder, last_shards: Int64, records: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """The shards that lend a class to windows without it: the next on the tape, around its end, that have records.
-
-    Args:
-        order: of the epoch.
-        last_shards: of each window that lacks the class, the shard of its last segment; [windows].
-        records: of the class in each shard of the split; not all are 0.
-
-    Returns:
-        int64 [windows].
-    """
-    tape, _ = order.tape()
-    lenders = np.flatnonzero(records[tape] > 0)
-    following = np.searchsorted(lenders, order.slots()[last_shards] + 1)
-    return tape[lenders[following % len(lenders)]]

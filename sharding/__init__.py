@@ -1,7 +1,7 @@
 """Datasets in, balanced shards and a manifest out. Needs no TensorFlow."""
 
 from .append import AppendOptions, append, plan_append
-from .build import build, plan_build
+from .build import build
 from .build_plan import BuildPlan
 from .cleaning import clean
 from .damage import Damage, Note
@@ -21,6 +21,7 @@ from .export import Export, ExportOptions, export
 from .image_statistics import ImageStatistics
 from .manifest import FileInfo, Generation, LostRecords, Manifest, ShardInfo, SplitInfo
 from .plan import BuildOptions
+from .planning import plan_build
 from .progress import Progress
 from .rebuild import Original
 from .remedies import Remedy, RepairPlan, plan_repair

@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from .build import about_build, open_build_source, plan_source, write_dataset
+from .build import about_build, write_dataset
 from .build_plan import BuildPlan
 from .dataset import Dataset, open_dataset
 from .destination import draft_dataset
@@ -20,6 +20,7 @@ from .errors import ConfigError, DestinationError, SourceError
 from .lease import Holder
 from .manifest import Manifest
 from .plan import BuildOptions
+from .planning import open_build_source, plan_source
 from .prepare import PrepareOptions, Select, restore_options
 from .progress import Report, ignore
 from .schema import Feature, Schema

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import IO, Any, Protocol, TypeAlias
 
 import fsspec
 
@@ -23,6 +23,7 @@ __all__ = ["Bytes", "Draft", "LocalDraft", "RemoteDraft", "SpooledDraft"]
 Bytes: TypeAlias = Any  # bytes, a memoryview or an array of single bytes, or an Arrow buffer
 _SEND_BYTES = 8 << 20  # a disk is kept busy with as much
 _PIECES_A_CALL = 1024  # IOV_MAX of Linux and macOS
+_DESCRIPTORS = "/proc/self/fd"  # each is opened by the name of its number
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
@@ -167,11 +168,16 @@ class RemoteDraft:
 
 
 class SpooledDraft:
-    """A temporary local file, put into the store whole, for stores where one PUT is atomic."""
+    """A temporary local file, put into the store whole, for stores where one PUT is atomic.
+
+    Where the system can open it without (Linux), it has no name to be left behind by one who is killed.
+    """
 
     def __init__(self, fs: fsspec.AbstractFileSystem, target: str, policy: RetryPolicy) -> None:
         self._fs, self._target, self._policy = fs, target, policy
-        self._file = tempfile.NamedTemporaryFile(prefix="ringfeed-")  # noqa: SIM115
+        nameless = os.path.isdir(_DESCRIPTORS)
+        self._file: IO[bytes] = (tempfile.TemporaryFile if nameless else tempfile.NamedTemporaryFile)()
+        self._path = f"{_DESCRIPTORS}/{self._file.fileno()}" if nameless else self._file.name
 
     def write(self, *pieces: Bytes) -> None:
         self._file.writelines(pieces)
@@ -186,7 +192,7 @@ class SpooledDraft:
             self._file.close()
 
     def _put(self, exclusive: bool) -> None:
-        self._fs.put_file(self._file.name, self._target, mode="create" if exclusive else "overwrite")
-        size, expected = self._fs.info(self._target)["size"], os.path.getsize(self._file.name)
+        self._fs.put_file(self._path, self._target, mode="create" if exclusive else "overwrite")
+        size, expected = self._fs.info(self._target)["size"], os.path.getsize(self._path)
         if size != expected:
             raise IncompleteError(f"{size} bytes were stored of {expected}")

@@ -17,14 +17,15 @@ from typing import Any
 import pyarrow as pa
 
 from .append import open_like
-from .build import assemble, open_build_source, open_plan, partition, plan_source
 from .build_plan import BuildPlan
 from .engine import open_engine
 from .errors import ConfigError, SourceError
 from .journal import ShardResult
 from .manifest import Manifest, ShardInfo, SplitInfo
 from .plan import BuildOptions
+from .planning import open_build_source, open_plan, plan_source
 from .progress import Progress, Report
+from .rounds import assemble, partition
 from .schema import Schema
 from .spill import open_spill, remove_spill, scratch_root
 from .storage import Storage, public_url

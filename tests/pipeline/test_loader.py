@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ringfeed.pipeline import Loader, streams
+from ringfeed.pipeline import Loader, opening
 from ringfeed.pipeline import loader as loader_module
 from ringfeed.sharding import ConfigError, CorruptionError, DatasetError, open_dataset
 
@@ -80,7 +80,7 @@ def test_draws_in_small_blocks_are_the_same_draws(
     step = data.draw(st.integers(0, loader.steps_per_epoch - 1))
     whole = read(loader)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streams, "_DRAWN_FIRST", 3)
+        patch.setattr(opening, "_DRAWN_FIRST", 3)
         patch.setattr(loader_module, "_CHUNK_STEPS", 1)
         for name, values in read(loader, 0, step).items():
             np.testing.assert_array_equal(values, whole[name][step:])

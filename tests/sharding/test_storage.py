@@ -4,6 +4,8 @@ import errno
 import multiprocessing
 import os
 import socket
+import sys
+import tempfile
 import time
 import uuid
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -246,6 +248,18 @@ class TestLocal:
         assert Storage(f"file://{tmp_path}").local_path == Storage(str(tmp_path)).local_path == tmp_path
         assert Storage("s3://b/x").local_path is None
         assert Storage("s3://b/x/").locate("y") == "s3://b/x/y"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system opens a file by its descriptor")
+def test_what_waits_for_an_object_store_has_no_name_to_be_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    storage = Storage(f"memory://{uuid.uuid4().hex}/x")
+    with storage.open_output("a") as file:
+        file.write(b"abc")
+        assert list(tmp_path.iterdir()) == []
+    assert storage.read("a") == b"abc"
 
 
 def test_a_name_node_that_is_down_is_told_at_once() -> None:

@@ -1,0 +1,221 @@
+"""A window opened: its shards' records in memory, and which of them serves each of its positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from .balance import ClassSchedule, RecordDrawer
+from .buckets import BucketedPicks, Buckets, Picks
+from .columns import CLASS_ID, Columns, slice_columns, take_columns
+from .counters import Counters
+from .order import EpochOrder
+from .planning import open_after
+from .quarantine import stand_ins
+from .shards import OpenShard, ShardFetcher
+from .windows import Window
+
+__all__ = ["OpenWindow", "WindowOpener", "choose_donors"]
+
+Int64 = npt.NDArray[np.int64]
+ClassNumbers = npt.NDArray[np.integer]
+_DRAWN_FIRST = 4096  # samples of a window: the first batch waits for them
+
+
+class _NaturalPicks:
+    """Each record once, in random order."""
+
+    def __init__(self, order: Int64) -> None:
+        self._order = order
+
+    def at(self, positions: Int64) -> Int64:
+        return self._order[positions]
+
+
+class _BalancedPicks:
+    """Records of the wanted classes: the first are drawn at once, the rest once no window waits to be planned.
+
+    Args:
+        wanted: the class of each position of the window.
+        drawer: of the window's records.
+        first: the first position that will be asked for.
+        planner: threads that draw.
+    """
+
+    def __init__(self, wanted: ClassNumbers, drawer: RecordDrawer, first: int, planner: Executor) -> None:
+        self._first = first
+        if first:
+            drawer.skip(wanted[:first])
+        self._rows = drawer.draw(wanted[first : first + _DRAWN_FIRST])
+        rest = wanted[first + _DRAWN_FIRST :]
+        self._draw_rest = partial(drawer.draw, rest)
+        self._rest = planner.submit(self._draw_rest) if len(rest) else None
+
+    def at(self, positions: Int64) -> Int64:
+        if self._rest is not None and positions[-1] >= self._first + len(self._rows):
+            rest = self._draw_rest() if self._rest.cancel() else self._rest.result()
+            self._rows, self._rest = np.concatenate([self._rows, rest]), None
+        return self._rows[positions - self._first]
+
+
+@dataclass(frozen=True)
+class OpenWindow:
+    """A window in memory: its records, numbered through its segments, and which of them each position serves."""
+
+    window: Window
+    segments: Sequence[Columns]
+    starts: Sequence[int]
+    picks: Picks
+
+
+class WindowOpener:
+    """Opens the windows of an epoch. Any thread may ask.
+
+    Args:
+        order: of the epoch.
+        schedule: of classes, or None for the natural mix.
+        class_counts: gives the records of each class in each shard of the split, [shards, classes]; asked only where a
+            window lacks a class.
+        fetcher: of the split's shards.
+        planner: threads that plan windows; others than the fetcher's.
+        counters: of the loader.
+        buckets: how records are put together by length, or None.
+    """
+
+    def __init__(
+        self,
+        order: EpochOrder,
+        schedule: ClassSchedule | None,
+        class_counts: Callable[[], npt.NDArray[np.unsignedinteger]],
+        fetcher: ShardFetcher,
+        planner: Executor,
+        counters: Counters,
+        buckets: Buckets | None,
+    ) -> None:
+        self._order = order
+        self._schedule = schedule
+        self._class_counts = class_counts
+        self._fetcher = fetcher
+        self._planner = planner
+        self._counters = counters
+        self._buckets = buckets
+
+    def begin(self, window: Window, first_position: int, step: int) -> Future[OpenWindow]:
+        """Begin to open a window, in background threads.
+
+        Args:
+            window: of a stream.
+            first_position: of the stream; nothing before it will be asked for.
+            step: that needs it.
+        """
+        shards = [self._fetcher.request(segment.shard, step) for segment in window.segments]
+        return open_after(shards, partial(self._open, window, first_position), self._planner)
+
+    def _open(self, window: Window, first_position: int, shards: Sequence[Future[OpenShard]]) -> OpenWindow:
+        parts = list(zip(window.segments, shards, strict=True))
+        opened = [self._fetcher.wait_unless_bad(segment.shard, future) for segment, future in parts]
+        lent = self._stand_in(window, opened)
+        with self._counters.busy("plan", items=window.samples):
+            segments: list[Columns] = [
+                slice_columns(_with_classes(shard), segment.start, segment.stop)
+                for shard, segment in zip(opened, window.segments, strict=True)
+                if shard is not None
+            ]
+            segments += [_with_classes(shard) for shard in lent]
+            if self._schedule is None:
+                natural = _NaturalPicks(self._natural_rows(window, opened, lent))
+                return _numbered(window, segments, self._by_length(natural, window, segments, None))
+            drawer = self._drawer(self._schedule, window, segments)
+        lacking = np.flatnonzero((self._schedule.weights > 0) & (drawer.counts == 0))
+        if lacking.size:
+            segments += [self._borrow(window, int(class_id)) for class_id in lacking]
+            drawer = self._drawer(self._schedule, window, segments)
+        with self._counters.busy("plan"):
+            first = max(first_position - window.start, 0)
+            wanted = self._wanted(self._schedule, window)
+            drawn = _BalancedPicks(wanted, drawer, first, self._planner)
+            picks = self._by_length(drawn, window, segments, wanted)
+            return _numbered(window, segments, picks)
+
+    def _by_length(
+        self, picks: Picks, window: Window, segments: Sequence[Columns], wanted: ClassNumbers | None
+    ) -> Picks:
+        if self._buckets is None:
+            return picks
+        return BucketedPicks(picks, self._order, window, segments, self._buckets, wanted)
+
+    def _stand_in(self, window: Window, opened: Sequence[OpenShard | None]) -> list[OpenShard]:
+        """The shard that helps out where a window has fewer records left than it has lost; none where it has enough."""
+        lost = [
+            segment.stop - segment.start for segment, shard in zip(window.segments, opened, strict=True) if not shard
+        ]
+        if 2 * sum(lost) <= sum(segment.stop - segment.start for segment in window.segments):
+            return []
+        return [self._lent(window, np.asarray(self._order.shard_records, np.int64))]
+
+    def _natural_rows(self, window: Window, opened: Sequence[OpenShard | None], lent: Sequence[OpenShard]) -> Int64:
+        order = self._order.permutation(window)
+        if None not in opened:
+            return order
+        lengths = [segment.stop - segment.start for segment in window.segments]
+        key = self._order.key("stand-ins", window.stream, window.number)
+        return stand_ins(lengths, [shard is None for shard in opened], sum(len(s.class_ids) for s in lent), key)[order]
+
+    def _drawer(self, schedule: ClassSchedule, window: Window, segments: Sequence[Columns]) -> RecordDrawer:
+        class_ids = np.concatenate([segment[CLASS_ID] for segment in segments])
+        key = self._order.key("window", window.stream, window.number)
+        return RecordDrawer(class_ids, len(schedule.weights), key)
+
+    def _wanted(self, schedule: ClassSchedule, window: Window) -> ClassNumbers:
+        """The class of each of the window's positions."""
+        piece = self._order.geometry.piece
+        first = window.start // piece
+        steps = np.arange(first, -(-window.stop // piece), dtype=np.int64)
+        classes = schedule.classes_at(steps, range(window.stream * piece, (window.stream + 1) * piece)).reshape(-1)
+        return classes[window.start - first * piece :][: window.samples]
+
+    def _borrow(self, window: Window, class_id: int) -> Columns:
+        """The records of a class that the window lacks, from another shard."""
+        opened = self._lent(window, self._class_counts()[:, class_id])
+        return take_columns(_with_classes(opened), np.flatnonzero(opened.class_ids == class_id))
+
+    def _lent(self, window: Window, records: npt.NDArray[np.integer]) -> OpenShard:
+        """The next shard on the tape, behind the window, that has such records and can be read."""
+        last = np.array([window.segments[-1].shard])
+        while True:
+            left = records if self._fetcher.quarantine is None else self._fetcher.quarantine.left(records)
+            shard = int(choose_donors(self._order, last, left)[0])
+            opened = self._fetcher.wait_unless_bad(shard, self._fetcher.request(shard))
+            if opened is not None:
+                return opened
+
+
+def _with_classes(shard: OpenShard) -> Columns:
+    return {**shard.columns, CLASS_ID: shard.class_ids}
+
+
+def _numbered(window: Window, segments: Sequence[Columns], picks: Picks) -> OpenWindow:
+    ends = np.cumsum([len(segment[CLASS_ID]) for segment in segments])
+    return OpenWindow(window, segments, [0, *ends[:-1].tolist()], picks)
+
+
+def choose_donors(order: EpochOrder, last_shards: Int64, records: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    """The shards that lend a class to windows without it: the next on the tape, around its end, that have records.
+
+    Args:
+        order: of the epoch.
+        last_shards: of each window that lacks the class, the shard of its last segment; [windows].
+        records: of the class in each shard of the split; not all are 0.
+
+    Returns:
+        int64 [windows].
+    """
+    tape, _ = order.tape()
+    lenders = np.flatnonzero(records[tape] > 0)
+    following = np.searchsorted(lenders, order.slots()[last_shards] + 1)
+    return tape[lenders[following % len(lenders)]]

@@ -1,0 +1,246 @@
+"""The first round of a build: labels are counted, and from their counts all is decided. Nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager, nullcontext
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .build_plan import BuildPlan
+from .capacity import at_once, build_engine
+from .census import Census, take_census
+from .counting import LabelCounts, StratumCounts, Tally, class_array
+from .dedup import drop_duplicates, records_there
+from .destination import check_apart
+from .division import Division, divide, open_census
+from .dropping import DroppingSource
+from .execute import Job, stream_tasks
+from .formats import encode_shard
+from .groups_there import read_groups
+from .manifest import Manifest
+from .memory import RecordBytes
+from .plan import BuildOptions, check_label, plan_assignment, share_out, sort_classes
+from .prepare import open_carrying
+from .progress import Report, Teller, ignore, tell_stage
+from .schema import Feature, Schema
+from .sized import deal_records
+from .sources import Source, light
+from .sources.base import NO_FEATURES, BadRecord
+from .spill import side_folder, spill_root
+from .storage import Storage
+from .tasks import count_classes
+from .tolerance import open_policy, without_bad_records
+
+__all__ = ["make_plan", "open_build_source", "open_plan", "plan_build", "plan_source"]
+
+_SAMPLE_RECORDS = 256
+
+
+def plan_build(options: BuildOptions, *, executor: Executor | None = None, report: Report = ignore) -> BuildPlan:
+    """Read the labels and decide everything; writes nothing.
+
+    Raises:
+        SourceError: the source cannot be read, or its classes cannot be balanced and split as asked.
+        ConfigError: the options do not fit the data.
+    """
+    return plan_source(open_build_source(options), options, executor=executor, report=report)
+
+
+def plan_source(
+    source: Source,
+    options: BuildOptions,
+    base: Manifest | None = None,
+    *,
+    executor: Executor | None = None,
+    report: Report = ignore,
+) -> BuildPlan:
+    """`plan_build` of a source that was opened, or of an append to a dataset."""
+    with open_plan(source, options, base, executor=executor, report=report) as plan:
+        return plan
+
+
+@contextmanager
+def open_plan(
+    source: Source,
+    options: BuildOptions,
+    base: Manifest | None = None,
+    *,
+    executor: Executor | None = None,
+    report: Report = ignore,
+) -> Iterator[BuildPlan]:
+    """`plan_source`, with the files of its census until the body ends."""
+    root = spill_root(options.spill, options.destination)
+    with (
+        build_engine(options) if executor is None else nullcontext(executor) as pool,
+        side_folder(root) if options.needs_census else nullcontext() as scratch,
+    ):
+        yield make_plan(source, options, base, root, scratch, pool, report)
+
+
+def open_build_source(options: BuildOptions, types: Mapping[str, Feature] = NO_FEATURES) -> Source:
+    """The source that the options name, prepared.
+
+    Args:
+        options: of the build.
+        types: that the columns are to have in the end; see `open_prepared`.
+
+    Raises:
+        SourceError: it cannot be read, or its label makes no classes.
+        ConfigError: the options do not fit it.
+        DestinationError: source and destination lie in each other.
+    """
+    check_apart(options.source, options.destination)
+    reject = open_policy(options.bad_records)
+    source = open_carrying(
+        options.source, options.label, options.source_kind, options.prepare, options.divided_by, reject, types
+    )
+    check_apart(source.url, options.destination)  # the folder alone, where the options name a split in it
+    check_label(source.schema)
+    return source
+
+
+def make_plan(
+    source: Source,
+    options: BuildOptions,
+    base: Manifest | None,
+    root: Storage,
+    scratch: Storage | None,
+    pool: Executor,
+    report: Report,
+) -> BuildPlan:
+    """`plan_source` on an executor that is there.
+
+    Args:
+        source: opened.
+        options: of the build.
+        base: the dataset that is appended to, or None.
+        root: of the spill.
+        scratch: the folder for the census, if one is needed; it has to stay as long as the plan.
+        pool: where to run tasks.
+        report: called after every task.
+    """
+    rejected: list[BadRecord] = []
+    if options.bad_records is not None:
+        source, rejected = without_bad_records(source, options.bad_records, pool, at_once(pool, options))
+    if options.prepare.dedup is not None:
+        source = drop_duplicates(
+            source,
+            options.prepare.dedup,
+            pool,
+            root,
+            tell_stage(report, "dedup"),
+            None if base is None else records_there(options.destination, base),
+            [] if base is None else [generation.source["fingerprint"] for generation in base.all_generations],
+        )
+    census = None if scratch is None else open_census(source, options, scratch)
+    counted = _count_parts(source, census, options, pool, report)
+    values = _classes(counted.totals, source.schema, options, base)
+    classes = (None,) if source.schema.label is None else tuple(values.to_pylist())
+    record = _sample_record_bytes(source, options)
+    division: Division | None = None
+    per_split: Mapping[str, Sequence[int]]
+    strata: tuple[StratumCounts, ...]
+    if census is None or census.by is None:
+        strata = counted.by_part(values)
+        per_split = share_out(
+            classes,
+            _in_all(strata, len(values)),
+            options.splits,
+            there={} if base is None else {name: split.records for name, split in base.splits.items()},
+            known_classes=0 if base is None else len(base.classes),
+        )
+    else:
+        there = None
+        if base is not None and options.group_by is not None:
+            there = read_groups(options.destination, base, options.group_by, list(options.splits), pool)
+        division = divide(census, len(source.parts), values, options, there)
+        strata, per_split = division.counts, division.class_counts
+    generation = 0 if base is None else len(base.all_generations)
+    assignment = plan_assignment(options, per_split, record.stored, divided=division is not None, generation=generation)
+    dealt = None
+    if census is not None and census.sizes:
+        dealt = deal_records(census, values, assignment, strata)
+    return BuildPlan(
+        source=source,
+        classes=classes,
+        counts=strata,
+        assignment=assignment,
+        record=record,
+        census=census,
+        groups=division.values if division is not None and options.group_by is not None else {},
+        dealt=dealt,
+        digest=("" if division is None else division.digest) + _dropped_there(source),
+        rejected=tuple(rejected),
+        base=base,
+    )
+
+
+def _count_parts(
+    source: Source, census: Census | None, options: BuildOptions, pool: Executor, report: Report
+) -> LabelCounts:
+    """Records of each class in each part, and the notes of the census, if one is taken."""
+    tell = Teller(report, "count", len(source.parts))
+    counted = LabelCounts(source.schema, len(source.parts))
+    jobs: Iterator[Job[Tally]] = (
+        (count_classes, (light(source, n), part))
+        if census is None
+        else (take_census, (light(source, n), part, n, census))
+        for n, part in enumerate(source.parts)
+    )
+    for number, tally in stream_tasks(pool, jobs, at_once(pool, options)):
+        counted.add(number, tally)
+        tell(1, tally.records)
+    return counted
+
+
+def _classes(found: Tally, schema: Schema, options: BuildOptions, base: Manifest | None) -> pa.Array:
+    """All classes: those of the dataset that is appended to, then the others, sorted."""
+    known = class_array(schema, () if base is None else base.classes)
+    fresh = pc.is_null(pc.index_in(found.values, value_set=known)).to_numpy(zero_copy_only=False)
+    if found.records and not fresh.any():
+        return known
+    new = Tally(values=found.values.filter(pa.array(fresh)), counts=found.counts[fresh])
+    return pa.concat_arrays(
+        [known, sort_classes(new, options.prepare.described(options.source), options.min_class_records)]
+    )
+
+
+def _dropped_there(source: Source) -> str:
+    """A digest of the records that are passed over since the dataset has them already; empty if none are."""
+    return source.dropped_digest if isinstance(source, DroppingSource) and source.known_as else ""
+
+
+def _in_all(parts: Sequence[StratumCounts], strata: int) -> list[int]:
+    """Records of each stratum in all parts."""
+    totals = np.zeros(strata, np.int64)
+    for part in parts:
+        totals[part.strata] += part.counts
+    return totals.tolist()
+
+
+def _sample_record_bytes(source: Source, options: BuildOptions) -> RecordBytes:
+    """Mean sizes of the first records of a few parts spread over the source."""
+    stored = draft = whole = records = 0
+    for part in list(source.parts)[:: max(1, len(source.parts) // 4)]:
+        batch = source.sample(part, _SAMPLE_RECORDS)
+        if not batch.num_rows:
+            continue
+        complete = source.complete(batch)
+        data, _ = encode_shard(
+            complete,
+            source.schema,
+            np.zeros(batch.num_rows, np.int32),
+            shard_format=options.shard_format,
+            compression=options.codec,
+            layout=None,
+        )
+        stored += data.size
+        draft += batch.nbytes
+        whole += complete.nbytes
+        records += batch.num_rows
+    records = max(records, 1)
+    return RecordBytes(stored=stored / records, draft=draft / records, whole=whole / records)
