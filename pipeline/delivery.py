@@ -168,6 +168,8 @@ def dataset_maker(
     # A loader gives a rank its share. Sharded once more, by a strategy of several workers, records would be lost.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     options.autotune.enabled = False  # nothing is left to tune, and its thread holds up the end of an epoch for 0.2 s
+    # They are of graphs, which a generator has none of; TensorFlow would warn of it.
+    options.experimental_optimization.apply_default_optimizations = False
 
     number = tf.TensorSpec([], tf.int64)
     traced = tf.function(batches, [number] * 3, autograph=False).get_concrete_function()
