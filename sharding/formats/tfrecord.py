@@ -84,7 +84,7 @@ def mask_crcs(crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
 def record_headers(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     """Length and masked CRC of the length: uint8 [records, 12]."""
     unique, inverse = np.unique(lengths, return_inverse=True)
-    crcs = _masked_crcs((int(n).to_bytes(8, "little") for n in unique), len(unique))
+    crcs = _masked_crcs(chain.from_iterable(struct.iter_unpack("8s", unique.astype("<u8").data)), len(unique))
     return np.hstack([lengths.astype("<u8").reshape(-1, 1).view(np.uint8), crcs[inverse]])
 
 

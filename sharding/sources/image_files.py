@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import sub
 from statistics import median
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,9 @@ from .base import BATCH_BYTES, BadRecord, Reject, fail_on_bad, read_files, stat_
 __all__ = ["ImageFiles", "bad_images", "file_sizes", "read_images"]
 
 _THREADS = 4
-_RUN_FILES = 64  # looked at together for whether they have to be waited for,
-_FEW_FILES = 4  # and so many at a time
-_WAITED_SECONDS = 200e-6  # for most of a run: what the page cache holds is there in 30 us
+_FEW_FILES = 4  # a run
+_LOOKED_AT = 16  # runs, together, for whether they have to be waited for:
+_WAITED_SECONDS = 200e-6  # a file, of most of them; what the page cache holds is there in 30 us
 _REMOTE_FILES = 256  # fetched or looked over at once
 _COLUMN_BYTES = (1 << 31) - 1
 T = TypeVar("T")
@@ -79,9 +79,9 @@ def file_sizes(urls: Sequence[str]) -> npt.NDArray[np.int64]:
         SourceError: one is missing.
         StorageError: the store refuses.
     """
-    paths = [_local_path(url) for url in urls]
-    if all(paths):
-        sizes = _each(_size, paths)
+    paths = [path for url in urls if (path := _local_path(url))]
+    if len(paths) == len(urls):
+        sizes = _sizes(paths)
     else:
         blocks = (urls[start : start + _REMOTE_FILES] for start in range(0, len(urls), _REMOTE_FILES))
         sizes = [size for block in blocks for size in stat_files(block)]
@@ -119,12 +119,21 @@ def _local_path(url: str) -> str | None:
 
 
 def _read_local(paths: Sequence[str], sizes: npt.NDArray[np.int64] | None) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
-    offsets = _offsets(_each(_size, paths) if sizes is None else sizes)
+    offsets = _offsets(_sizes(paths) if sizes is None else sizes)
     buffer = pa.allocate_buffer(int(offsets[-1]))  # of Arrow's pool: its pages were used before, and need no clearing
     view, bounds = memoryview(buffer).cast("B"), offsets.tolist()
 
-    _each(lambda i: _read_into(paths[i], view[bounds[i] : bounds[i + 1]]), range(len(paths)))
+    def read(start: int, stop: int) -> list[None]:
+        for path, begin, end in zip(paths[start:stop], bounds[start:stop], bounds[start + 1 : stop + 1], strict=True):
+            _read_into(path, view[begin:end])
+        return []
+
+    _in_runs(read, len(paths))
     return buffer, offsets
+
+
+def _sizes(paths: Sequence[str]) -> list[int]:
+    return _in_runs(lambda start, stop: list(map(_size, paths[start:stop])), len(paths))
 
 
 def _size(path: str) -> int:
@@ -135,17 +144,18 @@ def _size(path: str) -> int:
 
 
 def _read_into(path: str, target: memoryview) -> None:
-    done, beyond = 0, bytearray(1)
+    size, beyond = len(target), bytearray(1)
     try:
         file = os.open(path, os.O_RDONLY)
-        try:
-            while (count := os.readv(file, [target[done:], beyond])) and (done := done + count) < len(target):
-                pass  # a read that stops at the end, though there was room for a byte beyond, has met it
+        try:  # a read that stops at the end, though there was room for a byte beyond, has met it
+            done = count = os.readv(file, [target, beyond])
+            while count and done < size:
+                done += (count := os.readv(file, [target[done:], beyond]))
         finally:
             os.close(file)
     except OSError as error:
         raise _translated(path, error) from error
-    if done != len(target):
+    if done != size:
         raise _changed(path)
 
 
@@ -182,24 +192,24 @@ def _offsets(sizes: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int
     return offsets
 
 
-def _each(function: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
-    """Call a function with each item; side by side from where the disk has to be waited for.
+def _in_runs(work: Callable[[int, int], list[T]], count: int) -> list[T]:
+    """What a function gives for half-open runs of `count` files; side by side from where the disk has to be waited for.
 
     Until then by this thread alone: others would have nothing to do but to take the interpreter from each other, at
     a third more CPU time (20,000 files in the page cache, 2 busy cores, 2026-11-21).
     """
     results: list[T] = []
-    while len(results) < len(items):
+    runs = [(start, min(start + _FEW_FILES, count)) for start in range(0, count, _FEW_FILES)]
+    for first in range(0, len(runs), _LOOKED_AT):
         moments = [perf_counter()]
-        for start in range(len(results), min(len(results) + _RUN_FILES, len(items)), _FEW_FILES):
-            results += map(function, items[start : start + _FEW_FILES])
+        for start, stop in runs[first : first + _LOOKED_AT]:
+            results += work(start, stop)
             moments.append(perf_counter())
         if median(map(sub, moments[1:], moments)) > _WAITED_SECONDS * _FEW_FILES:
+            with ThreadPoolExecutor(_THREADS) as threads:
+                for more in threads.map(lambda run: work(*run), runs[first + _LOOKED_AT :]):
+                    results += more
             break
-    rest = items[len(results) :]
-    if rest:
-        with ThreadPoolExecutor(_THREADS) as threads:
-            results += threads.map(function, rest)
     return results
 
 
@@ -222,7 +232,7 @@ def _look_over(files: Sequence[str | BadRecord]) -> list[BadRecord | None]:
     """What is wrong with each file."""
     urls = [file for file in files if isinstance(file, str)]
     if all(map(_local_path, urls)):
-        return _each(_look_at, files)
+        return _in_runs(lambda start, stop: list(map(_look_at, files[start:stop])), len(files))
     try:
         contents = dict(zip(urls, read_files(urls), strict=True))
     except SourceError:  # one is missing: which
