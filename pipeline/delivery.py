@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from ..sharding.schema import Feature, Schema
 from .allocator import keep_freed_memory
 from .columns import CLASS_ID, WEIGHT, Columns, copy_views, slice_columns
 from .frames import EXAMPLES, copy_messages, join_frames
-from .generated import generated_dataset
+from .generated import generated_dataset, is_op_determinism_enabled, rewritable
 from .tracing import annotate
 
 __all__ = ["dataset_maker", "feature_spec", "parse_batch", "supervised"]
@@ -146,8 +147,7 @@ def dataset_maker(
 
     generated = generated_dataset(encoded, signature)
 
-    def batches(epoch: tf.Tensor, start_step: tf.Tensor, steps: tf.Tensor) -> tf.data.Dataset:
-        dataset = generated(epoch, start_step)
+    def batches(dataset: tf.data.Dataset, steps: tf.Tensor) -> tf.data.Dataset:
         if large and undecoded:
             # Parsing copies once more: let it not keep this thread, which holds Python's lock, from the next batch.
             dataset = dataset.unbatch().prefetch(1).map(parse)
@@ -172,12 +172,20 @@ def dataset_maker(
     options.experimental_optimization.apply_default_optimizations = False
 
     number = tf.TensorSpec([], tf.int64)
-    traced = tf.function(batches, [number] * 3, autograph=False).get_concrete_function()
+
+    @functools.cache
+    def traced(*, deterministic: bool) -> Any:
+        maker = rewritable(generated) if deterministic else generated
+
+        def trace(epoch: tf.Tensor, start_step: tf.Tensor, steps: tf.Tensor) -> tf.data.Dataset:
+            return batches(maker(epoch, start_step), steps)
+
+        return tf.function(trace, [number] * 3, autograph=False).get_concrete_function()
 
     def make(epoch: int, start_step: int, steps: int) -> tf.data.Dataset:
         with tf.device("CPU:0"):
             numbers = (tf.constant(value, tf.int64) for value in (epoch, start_step, steps))
-            return traced(*numbers).with_options(options)
+            return traced(deterministic=is_op_determinism_enabled())(*numbers).with_options(options)
 
     return make
 

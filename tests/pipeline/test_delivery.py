@@ -1,5 +1,7 @@
 """Every kind of feature comes out of the loader, and out of plain TensorFlow, with exactly the values that went in."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,3 +165,15 @@ def test_many_loaders_draw_no_warning_of_tensorflow(
     finally:
         tf.get_logger().removeHandler(caplog.handler)
     assert not caplog.messages
+
+
+def test_under_op_determinism_tensorflow_sees_a_graph_to_rewrite(make_dataset: Callable[..., str]) -> None:
+    program = f"""
+import tensorflow as tf
+from ringfeed.pipeline import Loader
+tf.config.experimental.enable_op_determinism()
+print(len(list(Loader({make_dataset()!r}, batch_size=10).epoch(0))))
+"""  # in a process of its own: it cannot be switched off again
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "100\n"
+    assert "will not be optimized" not in done.stderr
