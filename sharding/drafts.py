@@ -176,7 +176,9 @@ class SpooledDraft:
     def __init__(self, fs: fsspec.AbstractFileSystem, target: str, policy: RetryPolicy) -> None:
         self._fs, self._target, self._policy = fs, target, policy
         nameless = os.path.isdir(_DESCRIPTORS)
-        self._file: IO[bytes] = (tempfile.TemporaryFile if nameless else tempfile.NamedTemporaryFile)()
+        self._file: IO[bytes] = (tempfile.TemporaryFile if nameless else tempfile.NamedTemporaryFile)(
+            prefix="ringfeed-"
+        )
         self._path = f"{_DESCRIPTORS}/{self._file.fileno()}" if nameless else self._file.name
 
     def write(self, *pieces: Bytes) -> None:
