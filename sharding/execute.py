@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
+import multiprocessing.connection
+import os
 import pickle
 import signal
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
@@ -42,8 +46,27 @@ def local_executor(workers: int) -> Iterator[Executor]:
             yield threads
         return
     spawn = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks, held as they may be
-    with ProcessPoolExecutor(workers, mp_context=spawn) as pool:
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_begin_worker) as pool:
+        with _interrupts_held():
+            for _ in range(workers):
+                pool.submit(int)  # all of them begin now, side by side, and not when the first tasks wait for them
         yield pool
+
+
+def _begin_worker() -> None:
+    """Let this process end as soon as it may: without Python's own end, which takes long, and when its parent is gone.
+
+    Whoever takes over from a parent that was killed must have no worker of it beside itself that goes on writing.
+    """
+    atexit.register(os._exit, 0)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)
 
 
 @contextmanager
@@ -102,7 +125,7 @@ def stream_tasks(pool: Executor, jobs: Iterable[Job[T]], at_once: int | Callable
     try:
         while True:
             room = (at_once if isinstance(at_once, int) else at_once()) - len(running)
-            with _interrupts_held():  # it is here that a pool starts its processes
+            with _interrupts_held():  # a pool may start processes here
                 for number, (function, arguments) in islice(numbered, max(0, room)):
                     running[submit(function, *arguments)] = number
             if not running:

@@ -1,9 +1,14 @@
 """Running tasks: order, reports, and what an error waits for."""
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
 
+import psutil
 import pytest
 
 from ringfeed.sharding.execute import local_executor, run_tasks
@@ -50,3 +55,33 @@ def test_an_error_is_raised_when_nothing_runs_any_more_and_what_waits_is_cancell
 def test_one_worker_is_this_process() -> None:
     with local_executor(1) as pool:
         assert pool.submit(os.getpid).result() == os.getpid()
+
+
+PROGRAM = """
+import os, time
+from ringfeed.sharding.execute import local_executor
+
+
+def pid() -> int:
+    time.sleep(0.3)  # so that the other one is asked, too
+    return os.getpid()
+
+
+if __name__ == "__main__":
+    with local_executor(2) as pool:
+        pids = [pool.submit(pid) for _ in range(2)]
+        print(*(future.result() for future in pids), flush=True)
+        pool.submit(time.sleep, 60).result()
+"""
+
+
+def test_workers_are_gone_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    with subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout
+        workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+        assert len(workers) == 2
+        parent.send_signal(signal.SIGKILL)
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert alive == []
