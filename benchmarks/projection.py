@@ -1,14 +1,21 @@
-"""One column of ten, and a tenth of the records, read with no TensorFlow: against reading all of them."""
+"""One column of ten, and a tenth of the records, read with no TensorFlow: against reading all of them.
+
+Of a local disk, and one column of Parquet on S3 over a link of 1 Gbit/s, too, where bytes that are not fetched count.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from link import GIGABIT, link
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, build
@@ -21,6 +28,10 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     """Ratios of the time of all to the time of some, page cache warm; a round is an epoch of each, in turn."""
     source = folder / "projection.parquet"
     _write(source)
+    return _local(source, folder, rounds) + _far(source, folder, rounds)
+
+
+def _local(source: Path, folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     lines = []
     for shard_format in ("tfrecord", "parquet"):
         url = str(folder / f"projection-{shard_format}")
@@ -39,6 +50,24 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
                     ratios[name].append(ratio)
         lines += [(f"{shard_format}: {name}, against all", values, 1.0) for name, values in ratios.items()]
     return lines
+
+
+def _far(source: Path, folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.servers.seaweedfs import seaweedfs
+
+    with seaweedfs(folder / "s3") as server, link(server.endpoint_url, GIGABIT) as far:
+        os.environ.update(server.env)
+        server.make_bucket("bench")
+        options = BuildOptions(source=str(source), destination="s3://bench/wide", label="label", shards=16)
+        build(replace(options, shard_format="parquet"))
+        os.environ["AWS_ENDPOINT_URL_S3"] = far
+        ratios = []
+        for epoch in range(rounds + 1):
+            whole, part = (_seconds("s3://bench/wide", epoch, some) for some in ({}, {"columns": ["f0"]}))
+            if epoch:  # the first warms up
+                ratios.append(whole / part)
+    return [("parquet on S3 over 1 Gbit/s: one column of ten, against all", ratios, 1.0)]
 
 
 def _seconds(url: str, epoch: int, options: dict[str, Any]) -> float:

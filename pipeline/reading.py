@@ -6,8 +6,10 @@ are wrong again, the error says where in the shard, or that the dataset is no lo
 
 from __future__ import annotations
 
+import mmap
 import shlex
 import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +18,7 @@ import pyarrow as pa
 from ..sharding.damage import Damage
 from ..sharding.dataset import Dataset, open_dataset
 from ..sharding.errors import CorruptionError, DatasetError, RingfeedError, StorageError
+from ..sharding.formats.blocks import BLOCK_BYTES, are_whole
 from ..sharding.indexes import Index, read_index
 from ..sharding.locate import locate_in_index, locate_in_shard
 from ..sharding.manifest import ShardInfo, checksum
@@ -23,10 +26,12 @@ from ..sharding.staging import Measure, iterate_blocks
 from ..sharding.storage import Storage
 from .counters import Counters
 from .hedging import Hedging, Latencies
+from .partial import read_blocks
 
 __all__ = ["SourceReader"]
 
 _ATTEMPTS = 2  # the store's own are within each
+_GAP_BYTES = 1 << 20  # a request of a remote store takes as long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +43,7 @@ class _Wrong:
 
 
 class SourceReader:
-    """Reads whole files of a dataset's shards. Any thread may ask.
+    """Reads the files of a dataset's shards, whole or in parts. Any thread may ask.
 
     Args:
         dataset: opened.
@@ -53,7 +58,7 @@ class SourceReader:
         self._counters = counters
         self._mapped = mapped
         self._remote = None if self._storage.local_path is not None else Hedging(counters, second=hedging)
-        self._of_data, self._of_indexes = Latencies(), Latencies()
+        self._of_data, self._of_parts, self._of_indexes = Latencies(), Latencies(), Latencies()
 
     def close(self) -> None:
         """Wait for no store any more."""
@@ -72,6 +77,47 @@ class SourceReader:
         if isinstance(found, pa.Buffer):
             return found
         raise self._explained(shard, found, in_index=False)
+
+    def columns(self, shard: ShardInfo, sums: bytes, columns: Collection[str]) -> tuple[pa.Buffer, int] | None:
+        """A Parquet shard's data file, of which the footer and some columns are there, as they were written.
+
+        What else is in the buffer is to be left alone: it is empty, or nobody has checked it.
+
+        Args:
+            shard: of the dataset.
+            sums: of the blocks of its file.
+            columns: names of them.
+
+        Returns:
+            A buffer of the file's size, and how many bytes of it were read; None where they are not to be had as they
+            were written: `data` will say why, or bring them.
+
+        Raises:
+            NotWorthwhile: they are most of the file.
+        """
+        try:
+            memory = None if self._remote is None else mmap.mmap(-1, shard.bytes)  # takes what is written to
+            data = self._storage.map(shard.path) if memory is None else pa.py_buffer(memory)
+            if data.size != shard.bytes:
+                return None
+
+            def read(start: int, stop: int) -> pa.Buffer | None:
+                for _ in range(_ATTEMPTS):
+                    with self._counters.busy("fetch", size=stop - start):
+                        if memory is not None:
+                            memory[start:stop] = self._fetch_part(shard.path, start, stop)
+                        part = data.slice(start, stop - start)
+                    with self._counters.busy("verify", size=stop - start):
+                        if are_whole(part, start // BLOCK_BYTES, sums):
+                            return part
+                return None
+
+            found = read_blocks(read, shard.bytes, columns, 0 if memory is None else _GAP_BYTES)
+        except (FileNotFoundError, StorageError):
+            return None
+        self._counters.add("fetch", items=1)
+        self._counters.add("verify", items=1)
+        return None if found is None else (data, found)
 
     def index(self, shard: ShardInfo) -> pa.Buffer:
         """The bytes of a shard's index, likewise."""
@@ -101,6 +147,11 @@ class SourceReader:
             return self._remote.call(read, kind, size, self._storage.locate(path))
         copied = self._storage.local_path is not None and not self._mapped
         return pa.py_buffer(self._storage.read(path)) if copied else self._storage.map(path)
+
+    def _fetch_part(self, path: str, start: int, stop: int) -> bytes:
+        assert self._remote is not None
+        read = partial(self._storage.read_range, path, start, stop)
+        return self._remote.call(read, self._of_parts, stop - start, self._storage.locate(path))
 
     def _explained(self, shard: ShardInfo, wrong: _Wrong, *, in_index: bool) -> RingfeedError:
         written = next(known for known in self._dataset.shards if known.path == shard.path)  # a filter changes numbers

@@ -112,6 +112,11 @@ class Selection:
         """Whether the label alone decides: then no shard is read beforehand."""
         return self._classes is not None
 
+    @property
+    def columns(self) -> frozenset[str]:
+        """Names of the columns that are looked at in a shard that is opened."""
+        return frozenset() if self.by_label else frozenset(self._filter.columns)
+
     def written_records(self, shard: ShardInfo) -> int:
         """All records of a shard."""
         return self._written[shard.path].records

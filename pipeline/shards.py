@@ -1,4 +1,6 @@
-"""Shards brought into memory: fetched whole, checked, opened; ahead of need, and shared by the streams of a process.
+"""Shards brought into memory: fetched, checked, opened; ahead of need, and shared by the streams of a process.
+
+They are fetched whole, unless a few columns of Parquet are wanted, and there is no cache that would keep the rest, too.
 
 A shard that nobody holds any more is let go at once, so memory is bounded by the windows that are open or ahead.
 """
@@ -19,6 +21,7 @@ import pyarrow as pa
 
 from ..sharding.dataset import Dataset, read_checked
 from ..sharding.errors import CorruptionError
+from ..sharding.formats.encode import sums_in_index
 from ..sharding.formats.tfrecord import decompress
 from ..sharding.manifest import ShardInfo
 from ..sharding.schema import Schema
@@ -30,6 +33,7 @@ from .concurrency import Climber
 from .counters import Counters
 from .fetch_pool import FetchPool
 from .frames import open_features, open_tfrecord
+from .partial import NotWorthwhile
 from .quarantine import Quarantine
 from .reading import SourceReader
 from .selection import Selection
@@ -95,6 +99,8 @@ class ShardFetcher:
         self._selection = selection
         self.quarantine = quarantine
         self._found = found
+        self._columns = None if cache is not None else self._few_columns()
+        self._share = 1.0  # of a shard's file that is read
         self._reader = SourceReader(dataset, counters, mapped=cache is None, hedging=hedging)
         least, most = threads or _THREADS, threads or _MOST_THREADS
         most = least if dataset.storage.local_path is not None else most
@@ -123,8 +129,9 @@ class ShardFetcher:
             return future
 
     def bytes_of(self, shards: Sequence[int]) -> int:
-        """Of their files."""
-        return sum(self._shards[shard].bytes + self._shards[shard].index_bytes for shard in shards)
+        """Of their files, as far as they are read."""
+        data = sum(self._shards[shard].bytes for shard in shards)
+        return int(data * self._share) + sum(self._shards[shard].index_bytes for shard in shards)
 
     def wait(self, future: Future[OpenShard]) -> OpenShard:
         """The shard, once it is open.
@@ -161,7 +168,7 @@ class ShardFetcher:
         """The class of each record, from the index alone."""
         info = self._shards[shard]
         buffer = read_checked(self._dataset.storage, info.index_path, info.index_bytes, info.index_checksum)
-        class_ids: npt.NDArray[np.int32] = _read_index(buffer).column("class_id").to_numpy()
+        class_ids: npt.NDArray[np.int32] = _decode_index(buffer).column("class_id").to_numpy()
         return class_ids if self._selection is None else self._selection.class_ids(info, class_ids)
 
     def _fetch(self, shard: int) -> OpenShard:
@@ -171,10 +178,14 @@ class ShardFetcher:
             self._counters.add("fetch", queue=-1)
 
     def _open_shard(self, info: ShardInfo) -> OpenShard:
-        data = self._read(info.path, info.bytes, info.checksum, partial(self._reader.data, info))
-        read_index = partial(self._reader.index, info)
-        index = _read_index(self._read(info.index_path, info.index_bytes, info.index_checksum, read_index))
-        with self._counters.busy("open", items=1, size=data.size):
+        few = self._columns
+        if few is None:
+            data = self._read_data(info)
+            index, size = self._read_index(info), data.size
+        else:
+            index = self._read_index(info)
+            data, size = self._read_columns(info, index, few)
+        with self._counters.busy("open", items=1, size=size):
             records = info.records if self._selection is None else self._selection.written_records(info)
             if index.num_rows != records:
                 raise CorruptionError(f"{info.index_path} has {index.num_rows} rows for {records} records")
@@ -186,6 +197,35 @@ class ShardFetcher:
                 columns = take_columns(self._decode(data, index, picked.groups), picked.rows_read)
                 class_ids = class_ids[picked.rows]
         return OpenShard(columns=columns, class_ids=class_ids)
+
+    def _few_columns(self) -> frozenset[str] | None:
+        """Names of the columns that are read of Parquet, if there are others."""
+        manifest = self._dataset.manifest
+        columns = frozenset(self._schema.names) | (self._selection.columns if self._selection else frozenset())
+        few = manifest.shard_format == "parquet" and columns < frozenset(manifest.schema.names)
+        return columns if few else None
+
+    def _read_data(self, info: ShardInfo) -> pa.Buffer:
+        return self._read(info.path, info.bytes, info.checksum, partial(self._reader.data, info))
+
+    def _read_index(self, info: ShardInfo) -> pa.RecordBatch:
+        read = partial(self._reader.index, info)
+        return _decode_index(self._read(info.index_path, info.index_bytes, info.index_checksum, read))
+
+    def _read_columns(self, info: ShardInfo, index: pa.RecordBatch, columns: frozenset[str]) -> tuple[pa.Buffer, int]:
+        """The file of a shard, with these columns at least, and how many bytes of it were read."""
+        sums = sums_in_index(index)
+        part = None
+        if sums is not None:
+            try:
+                part = self._reader.columns(info, sums, columns)
+            except NotWorthwhile:
+                self._columns = None  # nor will it be of the next
+        if part is not None:
+            self._share = part[1] / info.bytes
+            return part
+        data = self._read_data(info)
+        return data, data.size
 
     def _read(self, path: str, size: int, expected: str, fetch: Callable[[], pa.Buffer]) -> pa.Buffer:
         if self._cache is None:
@@ -207,5 +247,5 @@ class ShardFetcher:
         return open_features(columns, self._schema, manifest.layout.select(self._schema.names))
 
 
-def _read_index(data: pa.Buffer) -> pa.RecordBatch:
+def _decode_index(data: pa.Buffer) -> pa.RecordBatch:
     return pa.ipc.open_file(pa.BufferReader(data)).read_all().combine_chunks().to_batches()[0]

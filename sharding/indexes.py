@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .formats.blocks import block_sums
 from .formats.decode import decode_example
 from .formats.encode import encode_index
 from .formats.parquet import read_parquet
@@ -87,12 +88,13 @@ def frame_bounds(manifest: Manifest, shard: ShardInfo, index: Index | None) -> l
     return list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
 
 
-def rebuild_index(data: pa.Buffer, manifest: Manifest) -> tuple[Index, pa.Buffer]:
+def rebuild_index(data: pa.Buffer, manifest: Manifest, written_bytes: int) -> tuple[Index, pa.Buffer]:
     """The index of an intact shard, and its bytes.
 
     Args:
         data: of the shard, decompressed.
         manifest: of the dataset.
+        written_bytes: size of the index as it was written: it tells of older versions, which left something out.
 
     Raises:
         ValueError: the shard is damaged, or holds a label that the dataset does not know.
@@ -103,19 +105,20 @@ def rebuild_index(data: pa.Buffer, manifest: Manifest) -> tuple[Index, pa.Buffer
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"the shard cannot be read: {' '.join(str(error).split())[:200]}") from error
         index = Index(class_ids=classes_of_table(table, manifest), offsets=None)
-    else:
-        view = memoryview(data)
-        offsets = [0]
+        older = encode_index(index.class_ids)
+        return index, older if older.size == written_bytes else encode_index(index.class_ids, sums=block_sums(data))
+    view = memoryview(data)
+    offsets = [0]
 
-        def messages() -> Iterator[bytes]:
-            for frame in scan_frames(view, None):
-                if frame.problem:
-                    raise ValueError(f"record {frame.record} of the shard {frame.problem}")
-                offsets.append(frame.stop)
-                yield bytes(view[frame.payload])
+    def messages() -> Iterator[bytes]:
+        for frame in scan_frames(view, None):
+            if frame.problem:
+                raise ValueError(f"record {frame.record} of the shard {frame.problem}")
+            offsets.append(frame.stop)
+            yield bytes(view[frame.payload])
 
-        class_ids = classes_of_messages(messages(), manifest)
-        index = Index(class_ids=class_ids, offsets=np.array(offsets, np.int64))
+    class_ids = classes_of_messages(messages(), manifest)
+    index = Index(class_ids=class_ids, offsets=np.array(offsets, np.int64))
     return index, encode_index(index.class_ids, index.offsets)
 
 

@@ -203,7 +203,7 @@ def locate_in_index(
         original: Index | None = None
         if shard_intact:
             with staged(storage, shard.path, manifest.file_compression) as data:
-                original, encoded = rebuild_index(data, manifest)
+                original, encoded = rebuild_index(data, manifest, shard.index_bytes)
             offset = first_difference(memoryview(stored), memoryview(encoded))
             damage = replace(damage, offset=offset)
     if index is None:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from .formats.blocks import block_sums
 from .formats.encode import encode_index
 from .formats.parquet import read_row_groups, row_group_rows, scan_row_groups, write_parquet
 from .formats.scan import mend_frames, scan_frames
@@ -151,8 +152,9 @@ def _rebuilt_index(files: ShardFiles, mended: Mended) -> tuple[Index, pa.Buffer]
     if mended.data is None:
         assert files.data_at is not None
         with staged(files.storage, files.data_at, files.manifest.file_compression) as data:
-            return rebuild_index(data, files.manifest)
-    return rebuild_index(pa.py_buffer(decompress(mended.data, files.manifest.file_compression)), files.manifest)
+            return rebuild_index(data, files.manifest, files.shard.index_bytes)
+    data = pa.py_buffer(decompress(mended.data, files.manifest.file_compression))
+    return rebuild_index(data, files.manifest, files.shard.index_bytes)
 
 
 # --- the intact records ----------------------------------------------------------------------------------------
@@ -229,9 +231,10 @@ def _salvage_rows(data: pa.Buffer, index: Index | None, files: ShardFiles) -> Sa
         return None
     (whole,) = pa.Table.from_batches(tables).combine_chunks().to_batches()
     ids = np.concatenate(class_ids)
+    written = write_parquet(whole, manifest.compression, row_group_rows(data))
     return Salvaged(
-        data=write_parquet(whole, manifest.compression, row_group_rows(data)),
-        index=encode_index(ids),
+        data=written,
+        index=encode_index(ids, sums=block_sums(written)),
         records=len(ids),
         class_counts=_count(ids, manifest),
     )

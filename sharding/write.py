@@ -15,6 +15,7 @@ import xxhash
 from .class_counts import ClassCounts
 from .drafts import Bytes
 from .formats import RecordLayout, encode_shard, open_encoder
+from .formats.blocks import BlockSums
 from .interop import dali
 from .manifest import FileInfo, ShardInfo, checksum, describe
 from .schema import Schema
@@ -79,11 +80,11 @@ def write_shard(
         storage.write_all({path: data, index_path: index, **extra})
         data_bytes, data_checksum = data.size, checksum(data)
     else:
-        with _hashed(storage, path) as sink:
+        with _hashed(storage, path, blocks=shard_format == "parquet") as sink:
             encoder = open_encoder(sink, schema, **how)
             for batch, class_ids in chain((first,), () if second is None else (second,), each):
                 encoder.write(batch, class_ids)
-            index = encoder.finish()
+            index = encoder.finish(sink.sums)
         data_bytes, data_checksum = sink.bytes, sink.checksum
         extra = _dali_file(path, index) if dali_index else {}
         storage.write_all({index_path: index, **extra})
@@ -106,22 +107,28 @@ def _dali_file(path: str, index: pa.Buffer) -> dict[str, bytes]:
 
 
 class _HashingSink:
-    """A file that knows the size and the checksum of what was written to it."""
+    """A file that knows the size and the checksum of what was written to it, and of its blocks if that is asked for."""
 
     closed = False
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], *, blocks: bool) -> None:
         self._file = file
         self._digest = xxhash.xxh3_128()
+        self._blocks = BlockSums() if blocks else None
         self.bytes = 0
 
     @property
     def checksum(self) -> str:
         return f"xxh3-128:{self._digest.hexdigest()}"
 
+    def sums(self) -> bytes:
+        return b"" if self._blocks is None else self._blocks.finish()
+
     def write(self, data: Any) -> int:
         view = memoryview(data)
         self._digest.update(view)
+        if self._blocks is not None:
+            self._blocks.update(view)
         self._file.write(view)
         self.bytes += view.nbytes
         return view.nbytes
@@ -130,6 +137,8 @@ class _HashingSink:
         pieces = list(lines)
         for piece in pieces:
             self._digest.update(piece)
+            if self._blocks is not None:
+                self._blocks.update(piece)
         self._file.writelines(pieces)
         self.bytes += sum(map(len, pieces))
 
@@ -141,6 +150,6 @@ class _HashingSink:
 
 
 @contextmanager
-def _hashed(storage: Storage, path: str) -> Iterator[Any]:
+def _hashed(storage: Storage, path: str, *, blocks: bool) -> Iterator[Any]:
     with storage.open_output(path) as file:
-        yield _HashingSink(file)
+        yield _HashingSink(file, blocks=blocks)

@@ -1,13 +1,15 @@
 """One shard's rows to the bytes of its file and of its index, block by block, for every format.
 
 The index is an Arrow IPC file with one row a record: `offset` and `length` in bytes in the (decompressed) TFRecord
-file, frame included, and `class_id`. A Parquet shard has only the last: Parquet has its own index.
+file, frame included, and `class_id`. A Parquet shard has only the last: Parquet has its own index. What that lacks, the
+index's metadata have: checksums of the file's blocks, so that a few columns can be read, and checked, without the rest.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable
 from typing import IO, Any, Protocol
 
 import numpy as np
@@ -16,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..schema import Schema
+from .blocks import block_sums
 from .example import RecordLayout, encode_matrix, encode_pieces
 from .framing import Frames, frame_pieces
 from .parquet import open_writer
@@ -29,12 +32,14 @@ __all__ = [
     "encode_index",
     "encode_shard",
     "open_encoder",
+    "sums_in_index",
 ]
 
 SUFFIXES = {"tfrecord": "tfrecord", "parquet": "parquet"}
 COMPRESSIONS = {"tfrecord": ("none", "gzip", "zlib"), "parquet": ("none", "snappy", "zstd", "lz4", "gzip")}
 
 ClassIds = npt.NDArray[np.int32]
+_SUMS = b"xxh3_64_of_64KiB_blocks"  # key of an index's metadata; the value is base64
 
 
 class ShardEncoder(Protocol):
@@ -43,8 +48,12 @@ class ShardEncoder(Protocol):
     def write(self, batch: pa.RecordBatch, class_ids: ClassIds) -> None:
         """Write the next rows: of the schema's Arrow types, and their classes, int32 [rows]."""
 
-    def finish(self) -> pa.Buffer:
-        """Write what is left, and return the index."""
+    def finish(self, sums: Callable[[], bytes]) -> pa.Buffer:
+        """Write what is left, and return the index.
+
+        Args:
+            sums: gives those of the file's blocks, once all is written.
+        """
 
 
 def default_compression(shard_format: str) -> str:
@@ -83,7 +92,7 @@ def encode_shard(
     sink = pa.BufferOutputStream()
     encoder = open_encoder(sink, schema, shard_format=shard_format, compression=compression, layout=layout)
     encoder.write(batch, class_ids)
-    index = encoder.finish()
+    index = encoder.finish(lambda: block_sums(sink.getvalue()))
     return sink.getvalue(), index
 
 
@@ -108,7 +117,7 @@ class _TFRecordEncoder:
         self._lengths.append(frames.lengths)
         self._class_ids.append(class_ids)
 
-    def finish(self) -> pa.Buffer:
+    def finish(self, sums: Callable[[], bytes]) -> pa.Buffer:
         if self._compressor is not None:
             self._sink.write(self._compressor.flush())
         lengths = np.concatenate([np.zeros(1, np.int64), *self._lengths])
@@ -129,25 +138,36 @@ class _ParquetEncoder:
         self._writer.write_batch(batch, row_group_size=max(batch.num_rows, 1))
         self._class_ids.append(class_ids)
 
-    def finish(self) -> pa.Buffer:
+    def finish(self, sums: Callable[[], bytes]) -> pa.Buffer:
         if self._writer is not None:
             self._writer.close()
-        return encode_index(np.concatenate(self._class_ids))
+        return encode_index(np.concatenate(self._class_ids), sums=sums())
 
 
-def encode_index(class_ids: ClassIds, offsets: npt.NDArray[np.int64] | None = None) -> pa.Buffer:
+def encode_index(
+    class_ids: ClassIds, offsets: npt.NDArray[np.int64] | None = None, sums: bytes | None = None
+) -> pa.Buffer:
     """The bytes of a shard's index.
 
     Args:
         class_ids: of its records, int32 [records].
         offsets: of its frames and of the end of the last, int64 [records + 1]; None for Parquet.
+        sums: of the blocks of a Parquet file; None as older versions wrote it.
     """
     columns: dict[str, npt.NDArray[np.integer]] = {}
     if offsets is not None:
         columns = {"offset": offsets[:-1], "length": np.diff(offsets).astype(np.int32)}
     columns["class_id"] = class_ids
     batch = pa.record_batch({name: pa.array(values) for name, values in columns.items()})
+    if sums is not None:
+        batch = batch.replace_schema_metadata({_SUMS: b64encode(sums)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return sink.getvalue()
+
+
+def sums_in_index(index: pa.RecordBatch) -> bytes | None:
+    """The sums of the blocks of a shard's file that its index holds; None where it has none."""
+    value = (index.schema.metadata or {}).get(_SUMS)
+    return None if value is None else b64decode(value)

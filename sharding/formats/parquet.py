@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -18,8 +18,9 @@ from pyarrow.types import is_binary, is_fixed_size_list, is_large_list, is_list,
 from .pages import read_vectors
 
 __all__ = [
-    "RowGroup", "iterate_parquet", "open_writer", "read_columns", "read_parquet", "read_row_group", "read_row_groups",
-    "row_group_rows", "row_group_sizes", "rows_within", "scan_row_groups", "write_parquet",
+    "RowGroup", "column_spans", "footer_bytes", "iterate_parquet", "open_writer", "read_columns", "read_parquet",
+    "read_row_group", "read_row_groups", "row_group_rows", "row_group_sizes", "rows_within", "scan_row_groups",
+    "write_parquet",
 ]  # fmt: skip
 
 _SAMPLE_VALUES = 1 << 13
@@ -154,6 +155,26 @@ def read_columns(
     return found, file.read_row_groups(list(chosen), columns=rest, use_threads=False)
 
 
+def footer_bytes(tail: pa.Buffer) -> int:
+    """Size of a file's footer, with all that comes behind it, by the last 8 bytes or more of the file."""
+    return int.from_bytes(tail[-8:-4].to_pybytes(), "little") + 8
+
+
+def column_spans(tail: pa.Buffer, columns: Collection[str]) -> list[tuple[int, int]]:
+    """The bytes ``[start, stop)`` of a file that some columns take, a span for each chunk.
+
+    Args:
+        tail: of the file, with all of the footer, known to be as it was written.
+        columns: names of them.
+    """
+    footer = tail[tail.size - footer_bytes(tail) :]
+    metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer.to_pybytes()))
+    names = metadata.schema.to_arrow_schema().names
+    leaves = [leaf for leaf, name in enumerate(names) if name in columns]  # one a feature: none is nested deeper
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    return [_extent(group.column(leaf)) for group in groups for leaf in leaves]
+
+
 def iterate_parquet(
     data: bytes | pa.Buffer, batch_rows: int, columns: Sequence[str] | None = None, batch_bytes: int | None = None
 ) -> Iterator[pa.RecordBatch]:
@@ -267,8 +288,7 @@ def _try_columns(data: pa.Buffer) -> None:
     Raises:
         ValueError: it does.
     """
-    footer = int.from_bytes(data[-8:-4].to_pybytes(), "little") + 8
-    file = b"PAR1" + data[-footer:].to_pybytes()
+    file = b"PAR1" + data[-footer_bytes(data) :].to_pybytes()
     if subprocess.run([sys.executable, "-c", _TRY_COLUMNS], input=file, capture_output=True, check=False).returncode:
         raise ValueError("what it says of the columns cannot be read")
 

@@ -1,0 +1,70 @@
+"""Checksums of the blocks of a file, by which a part of it can be read and checked without the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import xxhash
+
+__all__ = ["BLOCK_BYTES", "BlockSums", "are_whole", "block_sums"]
+
+BLOCK_BYTES = 64 << 10
+_SUM_BYTES = 8
+
+
+class BlockSums:
+    """XXH3-64 of each block of a file that is written piece by piece; the last may be shorter."""
+
+    def __init__(self) -> None:
+        self._sums: list[bytes] = []
+        self._block = xxhash.xxh3_64()
+        self._room = BLOCK_BYTES
+
+    def update(self, data: Any) -> None:
+        """Take in the next bytes: a buffer."""
+        rest = memoryview(data).cast("B")
+        while len(rest):
+            piece, rest = rest[: self._room], rest[self._room :]
+            self._block.update(piece)
+            self._room -= len(piece)
+            if not self._room:
+                self._end_block()
+
+    def finish(self) -> bytes:
+        """The sums of all blocks, 8 bytes each."""
+        if self._room < BLOCK_BYTES:
+            self._end_block()
+        return b"".join(self._sums)
+
+    def _end_block(self) -> None:
+        self._sums.append(self._block.digest())
+        self._block = xxhash.xxh3_64()
+        self._room = BLOCK_BYTES
+
+
+def block_sums(data: Any) -> bytes:
+    """The sums of the blocks of a whole file, or of blocks that follow each other in it.
+
+    >>> len(block_sums(bytes(BLOCK_BYTES + 1)))
+    16
+    """
+    sums = BlockSums()
+    sums.update(data)
+    return sums.finish()
+
+
+def are_whole(data: Any, first: int, sums: bytes) -> bool:
+    """Whether the blocks from a number on are as they were written.
+
+    Args:
+        data: of them; its end is that of a block, or of the file.
+        first: number of the first.
+        sums: of all blocks of the file.
+
+    >>> file = bytes(range(256)) * 512
+    >>> sums = block_sums(file)
+    >>> are_whole(file[BLOCK_BYTES:], 1, sums), are_whole(file[BLOCK_BYTES:-1], 1, sums)
+    (True, False)
+    """
+    found = block_sums(data)
+    return found == sums[first * _SUM_BYTES : first * _SUM_BYTES + len(found)]
