@@ -45,7 +45,7 @@ from .console import align, human_bytes, human_seconds, one_line, print_event, p
 from .inspection import inspection_json, inspection_text
 from .prepare_args import prepare_options
 from .repairing import repair_json, repair_text
-from .shard_dataset_args import build_parser, cores
+from .shard_dataset_args import build_parser, cores, workers_for
 from .shares import shares_json, shares_text
 
 __all__ = ["main", "run"]
@@ -80,7 +80,7 @@ def _build(args: argparse.Namespace) -> int:
         group_by=args.group_by,
         balance=args.balance,
         seed=args.seed,
-        workers=args.workers,
+        workers=args.workers or workers_for(args.src or ""),  # none with --source
         memory_bytes=args.memory,
         spill=args.spill,
         engine=args.engine,
@@ -106,7 +106,7 @@ def _append(args: argparse.Namespace) -> int:
         shard_bytes=args.shard_size,
         splits=args.split,
         seed=args.seed,
-        workers=args.workers,
+        workers=args.workers or workers_for(args.src),
         memory_bytes=args.memory,
         spill=args.spill,
         engine=args.engine,
@@ -320,7 +320,7 @@ def _printable(value: Any) -> Any:
 
 def _export(args: argparse.Namespace) -> int:
     options = ExportOptions(
-        url=args.url, destination=args.dst, to=args.to, splits=tuple(args.split or ()), workers=args.workers
+        url=args.url, destination=args.dst, to=args.to, splits=tuple(args.split or ()), workers=args.workers or cores()
     )
     started = perf_counter()
     with stage_progress(_STAGES, events=args.json) as show, _tidy_on_sigterm():

@@ -14,7 +14,7 @@ from ..sharding.sources import KINDS
 from .arguments import CommandParser, parse_bytes, parse_splits
 from .prepare_args import PREPARE_EPILOG, add_prepare_flags
 
-__all__ = ["build_parser", "cores"]
+__all__ = ["build_parser", "cores", "workers_for"]
 
 _EXIT_CODES = """\
 exit status:
@@ -167,6 +167,7 @@ examples:
   shard-dataset export s3://bucket/photos s3://bucket/photos-hf --to hf --split train,test
 
 {_EXIT_CODES}"""
+_SMALL_BYTES = 8 << 20  # written before another process has imported what it needs
 T = TypeVar("T")
 
 
@@ -419,8 +420,9 @@ def _add_json(command: argparse.ArgumentParser) -> None:
 
 def _add_workers(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--workers", type=_checked(_at_least(1)), default=cores(), metavar="N",
-        help="processes; the result does not depend on it (default: the cores, here %(default)s)",
+        "--workers", type=_checked(_at_least(1)), metavar="N",
+        help="processes; the result does not depend on it (default: the cores, "
+        f"here {cores()}; 1 for a small local file, which would wait for others to start)",
     )  # fmt: skip
 
 
@@ -466,3 +468,9 @@ def _at_least(least: int) -> Callable[[str], int]:
 def cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def workers_for(source: str) -> int:
+    """Processes to read a source with, unless the user says how many."""
+    small = os.path.isfile(source) and os.path.getsize(source) < _SMALL_BYTES
+    return 1 if small else cores()

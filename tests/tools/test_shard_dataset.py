@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from ringfeed.tools.shard_dataset import main
-from ringfeed.tools.shard_dataset_args import build_parser
+from ringfeed.tools.shard_dataset_args import build_parser, cores, workers_for
 from tests.conftest import Cli
 from tests.servers.hdfs import HdfsServer
 from tests.servers.seaweedfs import S3Server
@@ -629,6 +629,14 @@ class TestUsage:
             "split": {"train": Fraction(9, 10), "test": Fraction(1, 10)}, "seed": 0, "compression": None,
             "overwrite": False, "dry_run": False, "json": False, "source_kind": "auto", "min_class_records": 2,
         }  # fmt: skip
+
+    def test_a_small_local_file_waits_for_no_other_process(self, tmp_path: Path) -> None:
+        small, large = tmp_path / "small.csv", tmp_path / "large.csv"
+        small.write_text("x")
+        large.touch()
+        os.truncate(large, 1 << 30)
+        sources = map(str, (small, large, tmp_path, tmp_path / "missing", "s3://bucket/small.csv", ""))
+        assert [workers_for(source) for source in sources] == [1, *[cores()] * 5]
 
     def test_debug_shows_where(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="there is nothing at"):
