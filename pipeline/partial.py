@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 import pyarrow as pa
 
 from ..sharding.formats.blocks import BLOCK_BYTES
-from ..sharding.formats.parquet import column_spans, footer_bytes
+from ..sharding.formats.parquet import LENGTH_BYTES, column_spans, footer_bytes
 
 __all__ = ["NotWorthwhile", "ReadBlocks", "read_blocks"]
 
@@ -35,7 +35,7 @@ def read_blocks(read: ReadBlocks, size: int, columns: Collection[str], gap_bytes
     Raises:
         NotWorthwhile: the columns are most of the file; of them nothing was read.
     """
-    end = _block_start(size - 1)
+    end = _block_start(size - LENGTH_BYTES)
     tail = read(end, size)
     if tail is not None and footer_bytes(tail) > tail.size:
         end = _block_start(size - footer_bytes(tail))

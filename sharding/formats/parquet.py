@@ -18,11 +18,12 @@ from pyarrow.types import is_binary, is_fixed_size_list, is_large_list, is_list,
 from .pages import read_vectors
 
 __all__ = [
-    "RowGroup", "column_spans", "footer_bytes", "iterate_parquet", "open_writer", "read_columns", "read_parquet",
-    "read_row_group", "read_row_groups", "row_group_rows", "row_group_sizes", "rows_within", "scan_row_groups",
-    "write_parquet",
+    "LENGTH_BYTES", "RowGroup", "column_spans", "footer_bytes", "iterate_parquet", "open_writer", "read_columns",
+    "read_parquet", "read_row_group", "read_row_groups", "row_group_rows", "row_group_sizes", "rows_within",
+    "scan_row_groups", "write_parquet",
 ]  # fmt: skip
 
+LENGTH_BYTES = 8  # at the end of a file: the length of its footer, and PAR1
 _SAMPLE_VALUES = 1 << 13
 _SAMPLE_BYTES = 1 << 15
 _WORTHWHILE = 0.95  # of what is stored plainly
@@ -156,8 +157,8 @@ def read_columns(
 
 
 def footer_bytes(tail: pa.Buffer) -> int:
-    """Size of a file's footer, with all that comes behind it, by the last 8 bytes or more of the file."""
-    return int.from_bytes(tail[-8:-4].to_pybytes(), "little") + 8
+    """Size of a file's footer, with all that comes behind it, by the last `LENGTH_BYTES` or more of the file."""
+    return int.from_bytes(tail[-LENGTH_BYTES:-4].to_pybytes(), "little") + LENGTH_BYTES
 
 
 def column_spans(tail: pa.Buffer, columns: Collection[str]) -> list[tuple[int, int]]:

@@ -177,6 +177,36 @@ def test_wrong_bytes_stop_the_loader_with_their_place(s3_server: S3Server, far: 
             epoch(storage, columns=["c07"])
 
 
+def padded(table: pa.Table, size: int) -> pa.Buffer:
+    """A table as a Parquet file of a size."""
+
+    def written(pad: int) -> pa.Buffer:
+        sink = pa.BufferOutputStream()
+        with pq.ParquetWriter(sink, table.schema, compression="none", use_dictionary=False) as writer:
+            writer.write_table(table)
+            writer.add_key_value_metadata({"pad": "x" * pad})
+        return sink.getvalue()
+
+    return written(size - written(size // 2).size + size // 2)
+
+
+@pytest.mark.parametrize("beyond", [-1, 0, 1, 3, 7, 8, 9, 70_000])
+def test_a_file_may_end_just_behind_a_block(beyond: int) -> None:
+    table = pa.table({"one": np.arange(50_000), "other": np.arange(50_000)})
+    data = padded(table, 14 * BLOCK_BYTES + beyond)
+    assert data.size == 14 * BLOCK_BYTES + beyond
+    there = bytearray(data.size)
+
+    def read(start: int, stop: int) -> pa.Buffer:
+        there[start:stop] = data.slice(start, stop - start).to_pybytes()
+        return data.slice(start, stop - start)
+
+    found = read_blocks(read, data.size, {"one"}, 0)
+    assert found is not None
+    assert found < 0.7 * data.size
+    assert pq.read_table(pa.BufferReader(bytes(there)), columns=["one"]) == table.select(["one"])
+
+
 @given(column=st.sampled_from([*NAMES, "label"]), lost=st.integers(0, 5), gap=st.integers(0, 1 << 17))
 def test_blocks_are_whole_lie_apart_and_hold_the_columns(wide: str, column: str, lost: int, gap: int) -> None:
     data = pa.py_buffer((Path(wide) / "train-00000-of-00004.parquet").read_bytes())
