@@ -80,7 +80,7 @@ def _build(args: argparse.Namespace) -> int:
         group_by=args.group_by,
         balance=args.balance,
         seed=args.seed,
-        workers=args.workers or workers_for(args.src or ""),  # none with --source
+        workers=args.workers or (workers_for(args.src) if args.source is None else cores()),
         memory_bytes=args.memory,
         spill=args.spill,
         engine=args.engine,

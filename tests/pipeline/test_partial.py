@@ -65,7 +65,7 @@ def grouped(source: Path) -> str:
 
 def epoch(url: str | Storage, **options: Any) -> tuple[dict[str, list[Any]], int]:
     """All values of an epoch, and the bytes of data files and indexes that it took."""
-    loader = Loader(url, batch_size=100, seed=2, **options)
+    loader = Loader(url, batch_size=100, seed=2, streams=1, **options)  # of more, which share shards, one may read anew
     batches = list(loader.numpy_epoch(0))
     values = {name: [value for batch in batches for value in np.asarray(batch[name]).tolist()] for name in batches[0]}
     return values, loader.stats()["fetch"].bytes
