@@ -65,9 +65,13 @@ class _BalancedPicks:
 
 @dataclass(frozen=True)
 class OpenWindow:
-    """A window in memory: its records, numbered through its segments, and which of them each position serves."""
+    """A window in memory: its records, numbered through its segments, and which of them each position serves.
+
+    It holds the shards that it was asked for, so that another stream that needs one of them finds it there.
+    """
 
     window: Window
+    shards: Sequence[Future[OpenShard]]
     segments: Sequence[Columns]
     starts: Sequence[int]
     picks: Picks
@@ -129,7 +133,7 @@ class WindowOpener:
             segments += [_with_classes(shard) for shard in lent]
             if self._schedule is None:
                 natural = _NaturalPicks(self._natural_rows(window, opened, lent))
-                return _numbered(window, segments, self._by_length(natural, window, segments, None))
+                return _numbered(window, shards, segments, self._by_length(natural, window, segments, None))
             drawer = self._drawer(self._schedule, window, segments)
         lacking = np.flatnonzero((self._schedule.weights > 0) & (drawer.counts == 0))
         if lacking.size:
@@ -140,7 +144,7 @@ class WindowOpener:
             wanted = self._wanted(self._schedule, window)
             drawn = _BalancedPicks(wanted, drawer, first, self._planner)
             picks = self._by_length(drawn, window, segments, wanted)
-            return _numbered(window, segments, picks)
+            return _numbered(window, shards, segments, picks)
 
     def _by_length(
         self, picks: Picks, window: Window, segments: Sequence[Columns], wanted: ClassNumbers | None
@@ -199,9 +203,11 @@ def _with_classes(shard: OpenShard) -> Columns:
     return {**shard.columns, CLASS_ID: shard.class_ids}
 
 
-def _numbered(window: Window, segments: Sequence[Columns], picks: Picks) -> OpenWindow:
+def _numbered(
+    window: Window, shards: Sequence[Future[OpenShard]], segments: Sequence[Columns], picks: Picks
+) -> OpenWindow:
     ends = np.cumsum([len(segment[CLASS_ID]) for segment in segments])
-    return OpenWindow(window, segments, [0, *ends[:-1].tolist()], picks)
+    return OpenWindow(window, shards, segments, [0, *ends[:-1].tolist()], picks)
 
 
 def choose_donors(order: EpochOrder, last_shards: Int64, records: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:

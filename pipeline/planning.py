@@ -17,17 +17,24 @@ def open_after(parts: Sequence[Future[S]], work: Callable[[Sequence[Future[S]]],
     """The result of `work` on parts, begun when all of them are done, whether they failed or not.
 
     So an executor of few threads is not held up by what comes last, where something else is ready sooner. The parts are
-    let go of when the work is done.
+    let go of when the work is done, but for those that its result holds.
     """
-    opening = _Opening(list(parts), work, executor)
+    result: Future[T] = Future()
+    opening = _Opening(list(parts), work, executor, result)
     for part in parts:
         part.add_done_callback(opening.part_done)
-    return opening.result
+    return result
 
 
 class _Opening(Generic[S, T]):
-    def __init__(self, parts: list[Future[S]], work: Callable[[Sequence[Future[S]]], T], executor: Executor) -> None:
-        self.result: Future[T] = Future()
+    def __init__(
+        self,
+        parts: list[Future[S]],
+        work: Callable[[Sequence[Future[S]]], T],
+        executor: Executor,
+        result: Future[T],
+    ) -> None:
+        self._result: Future[T] | None = result
         self._parts = parts
         self._work: Callable[[Sequence[Future[S]]], T] | None = work
         self._executor = executor
@@ -42,19 +49,22 @@ class _Opening(Generic[S, T]):
         try:
             self._executor.submit(self._run)
         except RuntimeError:  # it was shut down: nobody waits any more
-            self.result.cancel()
+            assert self._result is not None
+            self._result.cancel()
             self._let_go()
 
     def _run(self) -> None:
         assert self._work is not None
+        assert self._result is not None
         try:
-            self.result.set_result(self._work(self._parts))
+            self._result.set_result(self._work(self._parts))
         except BaseException as error:
-            self.result.set_exception(error)
+            self._result.set_exception(error)
         finally:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Parts hold this by their callbacks, and must not be held by it for ever."""
+        """Parts hold this by their callbacks, and must not be held by it for ever, nor by the result through it."""
+        self._result = None
         self._parts = []
         self._work = None

@@ -1,6 +1,7 @@
 """The loader's promises, as properties over its configurations."""
 
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from ringfeed.pipeline import Loader, opening
 from ringfeed.pipeline import loader as loader_module
+from ringfeed.pipeline.shards import ShardFetcher
 from ringfeed.sharding import ConfigError, CorruptionError, DatasetError, open_dataset
 
 Make = Callable[..., str]
@@ -236,6 +238,23 @@ def test_ranks_that_divide_the_streams_read_each_byte_once(make_dataset: Make, b
             for _ in loader.numpy_epoch(0):
                 pass
         assert sum(loader.stats()["fetch"].bytes for loader in loaders) <= 1.05 * total
+
+
+def test_streams_that_share_a_shard_read_it_once_however_late_one_asks(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = make_dataset(RECORDS, shards=2)
+    total = sum(shard.bytes + shard.index_bytes for shard in open_dataset(url).shards)
+    request = ShardFetcher.request
+
+    def late(*asked: Any) -> Any:
+        time.sleep(0.05)  # by then the windows of the streams before are open
+        return request(*asked)
+
+    monkeypatch.setattr(ShardFetcher, "request", late)
+    loader = Loader(url, batch_size=60, streams=4)
+    assert list(loader.numpy_epoch(0))
+    assert loader.stats()["fetch"].bytes == total
 
 
 def test_sums_over_classes_are_kept_in_the_announced_mix(make_dataset: Make) -> None:
