@@ -105,6 +105,7 @@ def write_dataset(
                 result, table = seal(manifest, infos)
                 draft.commit(result, table)
         except BaseException as error:
+            draft.recount()
             if not (draft.finished and draft.may_resume(error)):
                 remove_spill(root)
             elif isinstance(error, (RingfeedError, KeyboardInterrupt)):

@@ -13,7 +13,7 @@ from .errors import CorruptionError, DatasetError, DestinationError, RingfeedErr
 from .footprint import OURS, STAGING, files_of, folders_of, remove_empty, remove_files
 from .generations import GENERATION_FILES, TABLE_NAMES, folder_of, table_name
 from .interop.tfds import all_tfds_names
-from .journal import JOURNAL_FOLDER, ShardResult, read_journal
+from .journal import JOURNAL_FOLDER, ShardResult, count_recorded, read_journal
 from .lease import LEASE_NAME, Lease, hold, is_lease_draft
 from .manifest import MANIFEST_NAME, Manifest
 from .recovery import identify
@@ -43,6 +43,7 @@ class Draft:
         self.lease = lease
         self.base = base
         self.finished = 0
+        self._fingerprint = ""
         self.total = 0
         self._begun = False
         self._committing = False
@@ -94,6 +95,7 @@ class Draft:
             Results by the number of the shard.
         """
         self._begun = True
+        self._fingerprint = fingerprint
         self.lease.tell_plan(fingerprint)
         sizes = self.storage.sizes()
         finished = read_journal(self.storage, fingerprint, sizes)
@@ -103,6 +105,12 @@ class Draft:
         self._remove_own(sizes.keys() - keep)
         self.finished = len(finished)
         return finished
+
+    def recount(self) -> None:
+        """Count the shards again that are finished: tasks may have noted some while an error was on its way."""
+        if self._fingerprint:
+            with suppress(RingfeedError):  # the store is gone, and what was reported must do
+                self.finished = max(self.finished, count_recorded(self.storage, self._fingerprint))
 
     def commit(self, manifest: Manifest, shards: bytes) -> None:
         """Make a dataset of it, at once: nothing before the last write opens as one.

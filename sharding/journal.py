@@ -7,6 +7,7 @@ those of another plan count for nothing. They are no part of the dataset, and go
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +20,7 @@ from .manifest import FileInfo, ShardInfo, checksum
 from .statistics import FeatureStatistics
 from .storage import Storage
 
-__all__ = ["JOURNAL_FOLDER", "ShardResult", "read_journal", "record_shards"]
+__all__ = ["JOURNAL_FOLDER", "ShardResult", "count_recorded", "read_journal", "record_shards"]
 
 JOURNAL_FOLDER = "_building"
 _READERS = 16
@@ -81,6 +82,13 @@ def read_journal(storage: Storage, fingerprint: str, sizes: Mapping[str, int]) -
         entries = [entry for found in pool.map(lambda name: _read(storage, name), names) for entry in found]
         whole = pool.map(lambda entry: _is_whole(storage, entry, sizes), entries)
         return {entry.number: entry for entry, good in zip(entries, whole, strict=True) if good}
+
+
+def count_recorded(storage: Storage, fingerprint: str) -> int:
+    """How many shards of a plan are noted, by the names of the entries alone."""
+    entry = re.compile(rf"{JOURNAL_FOLDER}/{fingerprint}/(\d+)-(\d+)\.json")
+    runs = [map(int, found.groups()) for name in storage.list() if (found := entry.fullmatch(name))]
+    return len({number for first, last in runs for number in range(first, last + 1)})  # an entry may pass over old ones
 
 
 def _read(storage: Storage, name: str) -> list[ShardResult]:
