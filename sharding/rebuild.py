@@ -1,14 +1,15 @@
-"""Make shards of a dataset again from the source that it was built from.
+"""Make shards of a dataset again from the sources of its generations.
 
-The source is opened as the build opened it. Whether it is the same one is for the checksums of the shards to say: a
-copy elsewhere, whose files have other times, does as well. Nothing here writes to the dataset.
+A source is opened as the build, or the append, opened it. Whether it is the same one is for the checksums of the shards
+to say: a copy elsewhere, whose files have other times, does as well. Nothing here writes to the dataset.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ import pyarrow as pa
 from .append import open_like
 from .build_plan import BuildPlan
 from .engine import open_engine
-from .errors import ConfigError, SourceError
+from .errors import ConfigError, CorruptionError, SourceError
 from .journal import ShardResult
 from .manifest import Manifest, ShardInfo, SplitInfo
 from .plan import BuildOptions
@@ -27,77 +28,122 @@ from .planning import open_build_source, open_plan, plan_source
 from .progress import Progress, Report
 from .rounds import assemble, partition
 from .schema import Schema
-from .spill import open_spill, remove_spill, scratch_root
+from .spill import open_spill, remove_spill
 from .storage import Storage, public_url
 from .tasks import Bucketing, ShardTarget, shard_names
 
-__all__ = ["Original", "Rebuild", "check_made", "made_again", "plan_rebuild"]
+__all__ = ["Original", "Rebuild", "check_made", "made_again", "plan_rebuilds"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Original:
-    """The source of a dataset, as it can be had now.
+    """The source of a generation, as it can be had now.
 
     Attributes:
         url: of the source, or of a copy of it.
         kind: see `sources.open_source`; None: as the build opened it.
         workers: processes that read it.
-        spill: URL of a folder for what is made of it; None: this machine's folder for temporary files.
         folder: where the modules of functions that prepared the records are looked for first.
     """
 
     url: str
     kind: str | None = None
     workers: int = 1
-    spill: str | None = None
     folder: str = field(default_factory=os.getcwd)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuild:
-    """A build that would write the shards of a dataset again, as far as counts and columns tell.
+    """A build that would write shards of a generation again, as far as counts and columns tell.
 
     Attributes:
         manifest: of the dataset.
+        generation: that the source is of.
         options: of the build.
         plan: of the build.
-        root: folder for what is made.
-        numbers: of the shards, by the names of data file and index.
-        generation: that the source is of.
+        numbers: of the shards to make, by the names of data file and index; at first all of the generation.
     """
 
     manifest: Manifest
+    generation: int
     options: BuildOptions
     plan: BuildPlan
-    root: Storage
     numbers: Mapping[tuple[str, str], int]
-    generation: int = 0
 
 
-def plan_rebuild(
-    storage: Storage, manifest: Manifest, original: Original, report: Report, wanted: Collection[int] = (0,)
-) -> Rebuild:
-    """Open the source and count its records.
+def plan_rebuilds(
+    storage: Storage, manifest: Manifest, originals: Sequence[Original], report: Report, wanted: Sequence[int]
+) -> tuple[Rebuild, ...]:
+    """Open the sources, find the generation that each is of, and count its records.
+
+    Of the generations that a source fits, it is taken to be that of the one whose URL ends most like its own, and each
+    for another. Generations that came from one and the same source have it together.
 
     Args:
         storage: of the dataset.
         manifest: of the dataset.
-        original: its source, or that of one of its generations.
+        originals: the sources.
         report: see `build`.
-        wanted: the generations that the source may be of.
+        wanted: the generations to make again; if nothing else decides, the first is tried first.
+
+    Returns:
+        A build for each wanted generation that there is a source of, in their order. A source of another generation is
+        passed over, so that a repair which was killed can be run again as it was.
 
     Raises:
-        SourceError: it cannot be read, or is another than the dataset was built from.
+        SourceError: one cannot be read, or no generation was built from it, or none has a source that is wanted.
         ConfigError: the dataset was built with options that this version does not know.
+        CorruptionError: what a generation holds follows from records before it, and those are damaged.
     """
-    url = public_url(original.url)
-    errors: list[SourceError | ConfigError] = []
-    for number in sorted(wanted, key=lambda number: (manifest.all_generations[number].source["url"] != url, number)):
+
+    def order(pair: tuple[int, tuple[int, ...]]) -> tuple[bool, int]:
+        place, group = pair
+        url = public_url(originals[place].url)
+        alike = max(_common_parts(url, manifest.all_generations[number].source["url"]) for number in group)
+        return set(group).isdisjoint(wanted), -alike
+
+    rebuilds: list[Rebuild] = []
+    matched: dict[int, tuple[int, ...]] = {}
+    errors: dict[int, SourceError | ConfigError] = {}
+    for place, group in sorted(itertools.product(range(len(originals)), _by_source(manifest, wanted)), key=order):
+        needed = [number for number in group if number in wanted]
+        if place in matched or group in matched.values() or not (needed or rebuilds):
+            continue
         try:
-            return _plan_generation(storage, manifest, number, original, report)
+            planned = [
+                _plan_generation(storage, manifest, number, originals[place], report) for number in needed or group[:1]
+            ]
         except (SourceError, ConfigError) as error:
-            errors.append(error)
-    raise errors[0]
+            errors.setdefault(place, error)
+            continue
+        matched[place] = group
+        rebuilds += planned if needed else ()
+    for place, original in enumerate(originals):
+        if place not in matched:
+            raise errors.get(place) or SourceError(
+                f"{public_url(original.url)} is a source too many: each generation of {storage.locate()} has another "
+                "one; nothing was changed; leave it out"
+            )
+    return tuple(sorted(rebuilds, key=lambda rebuild: rebuild.generation))
+
+
+def _by_source(manifest: Manifest, wanted: Sequence[int]) -> list[tuple[int, ...]]:
+    """All generations, those together that came from the same source; first the wanted ones."""
+    groups: dict[str, tuple[int, ...]] = {}
+    for number in dict.fromkeys((*wanted, *range(len(manifest.all_generations)))):
+        fingerprint = manifest.all_generations[number].source["fingerprint"]
+        groups[fingerprint] = (*groups.get(fingerprint, ()), number)
+    return list(groups.values())
+
+
+def _common_parts(url: str, other: str) -> int:
+    """How many parts of their paths, from the end, two URLs share.
+
+    >>> _common_parts("s3://new/2026/05.csv", "s3://old/2026/05.csv")
+    2
+    """
+    pairs = zip(reversed(url.split("/")), reversed(other.split("/")), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _plan_generation(storage: Storage, manifest: Manifest, number: int, original: Original, report: Report) -> Rebuild:
@@ -113,7 +159,15 @@ def _plan_generation(storage: Storage, manifest: Manifest, number: int, original
     )
     base = _before(manifest, number)
     source = open_build_source(options) if base is None else open_like(manifest.schema, options)
-    plan = plan_source(source, options, base, report=report)
+    try:
+        plan = plan_source(source, options, base, report=report)
+    except CorruptionError as error:
+        if base is None or (options.group_by is None and options.prepare.dedup is None):
+            raise  # it is the source that is damaged
+        raise CorruptionError(
+            f"{error}; what generation {number} holds follows from the records before it (--group-by, --dedup): repair "
+            "those first, with their --source alone; nothing was changed"
+        ) from error
     difference = _difference(plan, manifest, number)
     if difference:
         what = f"generation {number} of {where}" if manifest.generations else where
@@ -124,11 +178,10 @@ def _plan_generation(storage: Storage, manifest: Manifest, number: int, original
     names = (shard_names(plan.assignment, number, manifest.shard_format) for number in range(plan.assignment.shards))
     return Rebuild(
         manifest=manifest,
+        generation=number,
         options=options,
         plan=plan,
-        root=scratch_root(original.spill, storage),
         numbers={pair: shard for shard, pair in enumerate(names)},
-        generation=number,
     )
 
 
@@ -150,25 +203,29 @@ def _before(manifest: Manifest, number: int) -> Manifest | None:
 
 
 @contextmanager
-def made_again(rebuild: Rebuild, wanted: Collection[int], report: Report) -> Iterator[tuple[Storage, list[ShardInfo]]]:
-    """Some of the shards, written to a folder that is there until the body ends.
+def made_again(rebuilds: Sequence[Rebuild], root: Storage, report: Report) -> Iterator[tuple[Storage, list[ShardInfo]]]:
+    """Shards of some generations, written to a folder that is there until the body ends.
 
     Args:
-        rebuild: of the dataset.
-        wanted: numbers of the shards.
+        rebuilds: of a dataset, each of another generation.
+        root: folder for what is made; see `scratch_root`.
         report: called after every task.
 
     Yields:
-        The folder, and what was written there, in the order of the numbers.
+        The folder, and what was written there, in the order of the rebuilds and of their numbers.
     """
-    remove_spill(rebuild.root)
+    remove_spill(root)
     try:
-        made = Storage(rebuild.root.locate("made"), rebuild.root.options)
-        with _planned(rebuild, report) as plan, open_engine("local", rebuild.options.workers) as pool:
-            results = _make(rebuild, plan, wanted, made, pool, report)
-        yield made, [result.info for result in sorted(results, key=lambda result: result.number)]
+        made = Storage(root.locate("made"), root.options)
+        spills = Storage(root.locate("spill"), root.options)
+        shards: list[ShardInfo] = []
+        for rebuild in rebuilds:
+            with _planned(rebuild, report) as plan, open_engine("local", rebuild.options.workers) as pool:
+                results = _make(rebuild, plan, made, spills, pool, report)
+            shards += [result.info for result in sorted(results, key=lambda result: result.number)]
+        yield made, shards
     finally:
-        remove_spill(rebuild.root)
+        remove_spill(root)
 
 
 def _planned(rebuild: Rebuild, report: Report) -> AbstractContextManager[BuildPlan]:
@@ -179,12 +236,12 @@ def _planned(rebuild: Rebuild, report: Report) -> AbstractContextManager[BuildPl
 
 
 def _make(
-    rebuild: Rebuild, plan: BuildPlan, wanted: Collection[int], storage: Storage, pool: Executor, report: Report
+    rebuild: Rebuild, plan: BuildPlan, storage: Storage, spills: Storage, pool: Executor, report: Report
 ) -> list[ShardResult]:
     options, manifest = rebuild.options, rebuild.manifest
     bucketing = Bucketing(assignment=plan.assignment, shards_per_bucket=1)  # no record of another shard is spilled
-    others = set(range(plan.assignment.shards)) - set(wanted)
-    spill = open_spill(rebuild.root, "records")
+    others = set(range(plan.assignment.shards)) - set(rebuild.numbers.values())
+    spill = open_spill(spills, f"generation-{rebuild.generation}")  # removes what that of another left
     target = ShardTarget(
         storage=storage,
         plan=manifest.all_generations[rebuild.generation].plan,
@@ -198,7 +255,7 @@ def _make(
     for made in assemble(plan, options, target, bucketing, others, parts, spill, pool, lambda _: None):
         results += made
         records = sum(result.info.records for result in results)
-        report(Progress(stage="write", done=len(results), total=len(wanted), records=records))
+        report(Progress(stage="write", done=len(results), total=len(rebuild.numbers), records=records))
     return results
 
 

@@ -1,7 +1,7 @@
 """What can be done for a damaged dataset: decided file by file, before a byte is written.
 
 A file is brought back as it was if its bytes lie elsewhere in the folder, or can be made again and proven by their
-checksum: from what is left of the dataset, else from its source, if that is given. Of a shard that cannot, the intact
+checksum: from what is left of the dataset, else from the sources that are given. Of a shard that cannot, the intact
 records are kept, as a shard of another name.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,9 +25,10 @@ from .interop import dali
 from .interop.tfds import all_tfds_names, is_tfds, obstacle
 from .manifest import MANIFEST_NAME, LostRecords, Manifest, ShardInfo, checksum
 from .progress import Report as BuildReport
-from .rebuild import Original, Rebuild, check_made, made_again, plan_rebuild
+from .rebuild import Original, Rebuild, check_made, made_again, plan_rebuilds
 from .recovery import Identity, identify, prove
 from .salvage import Mended, Salvaged, ShardFiles, mend_shard, salvage_shard
+from .spill import scratch_root
 from .staging import Measure, measure
 from .storage import Storage, public_url
 from .verify import Report, Verification, default_workers, examine
@@ -46,7 +47,7 @@ class Remedy:
     Attributes:
         path: of the file.
         action: ``rewrite``: its bytes are made again; ``move``, ``copy``: they lie in the file `origin`;
-            ``rebuild``: they are made again from the source; ``salvage``: its intact records go to a new file;
+            ``rebuild``: they are made again from a source; ``salvage``: its intact records go to a new file;
             ``remove``: nothing of it is left, or needed; ``leave``: it stays as it is, for another source to mend.
         how: in words.
         origin: the file that holds its bytes.
@@ -91,16 +92,16 @@ class RepairPlan:
         verification: what is wrong with it.
         remedies: for each file that is damaged or left over, in the order in which they are applied.
         losses: shards that cannot be had as they were.
-        rebuild: the build that makes shards again from the source; None if no source was given, or none is needed.
-        rebuilt: the numbers of those shards.
+        rebuilds: the builds that make shards again from sources, each of another generation.
+        spill: see `repair`.
     """
 
     known: Identity
     verification: Verification
     remedies: tuple[Remedy, ...]
     losses: tuple[Loss, ...]
-    rebuild: Rebuild | None = None
-    rebuilt: tuple[int, ...] = ()
+    rebuilds: tuple[Rebuild, ...] = ()
+    spill: str | None = None
 
 
 def _ignore(_: Any) -> None:
@@ -112,15 +113,17 @@ def plan_repair(
     report: Report = _ignore,
     *,
     workers: int | None = None,
-    original: Original | None = None,
+    originals: Sequence[Original] = (),
+    spill: str | None = None,
     rebuilding: BuildReport = _ignore,
 ) -> RepairPlan:
     """Find out what is damaged and what can be done for each file; writes nothing to the dataset. See `repair`."""
     storage = location if isinstance(location, Storage) else Storage(location)
     threads = default_workers(storage) if workers is None else workers
     known = identify(storage, threads)
+    rebuilds: tuple[Rebuild, ...] = ()
     if not known.proven:
-        known = _prove(known, original, rebuilding)
+        known, rebuilds = _prove(known, originals, spill, rebuilding)
     found = examine(known, report, workers=threads)
     damaged = {damage.path: damage for damage in found.damages}
     meta = [_rewrite(path, "made again from the other files of the dataset") for path in known.restored]
@@ -135,87 +138,110 @@ def plan_repair(
         verification=found,
         remedies=(*meta, *moves.values(), *remedies),
         losses=losses,
+        spill=spill,
     )
-    if losses and original is not None:
-        wanted = {generation_of(loss.shard.path) for loss in losses}
-        plan = _with_source(plan, plan_rebuild(storage, known.manifest, original, rebuilding, wanted))
+    if losses and originals:
+        wanted = sorted({generation_of(loss.shard.path) for loss in losses})
+        plan = _with_sources(plan, rebuilds or plan_rebuilds(storage, known.manifest, originals, rebuilding, wanted))
     if len(plan.losses) == len(known.shards) and all(loss.replacement is None for loss in plan.losses):
         raise CorruptionError(
-            f"no record of {storage.locate()} is intact; if its source is still there, repair it with --source "
-            f"{_source(known.manifest)}"
+            f"no record of {storage.locate()} is intact; if its source is still there, repair it with "
+            f"{_sources(known.manifest, range(len(known.manifest.all_generations)))}"
         )
     others = (*_plan_companions(known, set(damaged), plan.losses), *_leftovers(known, moves))
     return replace(plan, remedies=(*plan.remedies, *others))
 
 
-def _source(manifest: Manifest) -> str:
-    return shlex.quote(manifest.source["url"])
+def _sources(manifest: Manifest, generations: Iterable[int]) -> str:
+    """The flags that name the sources of some generations."""
+    urls = dict.fromkeys(manifest.all_generations[number].source["url"] for number in generations)
+    return " ".join(f"--source {shlex.quote(url)}" for url in urls)
 
 
-def _prove(known: Identity, original: Original | None, report: BuildReport) -> Identity:
-    """A dataset whose table was lost together with shards of a generation: all of its shards are made again.
+def _prove(
+    known: Identity, originals: Sequence[Original], spill: str | None, report: BuildReport
+) -> tuple[Identity, tuple[Rebuild, ...]]:
+    """A dataset whose table was lost together with shards: all shards of their generations are made again.
 
     With the rows of the other generations, which their files tell, theirs tell what the table held.
     """
-    manifest = known.manifest
-    table = known.storage.locate(manifest.shards_path)
-    if original is None or manifest.lost:
-        of_which = ", or that of the generation whose shards are damaged" if manifest.generations else ""
-        raise CorruptionError(
-            f"{table} is damaged, and so are shards: what was lost cannot be told without the table; "
-            + ("build the dataset again" if manifest.lost else f"repair it with --source {_source(manifest)}{of_which}")
+    manifest, storage = known.manifest, known.storage
+    table = storage.locate(manifest.shards_path)
+    lost = sorted({generation_of(damage.path) for damage in known.damages if damage.path != manifest.shards_path})
+    if not originals or manifest.lost:
+        others = ", and that of each other generation whose shards are damaged" if manifest.generations else ""
+        remedy = (
+            "build the dataset again" if manifest.lost else f"repair it with {_sources(manifest, lost or [0])}{others}"
         )
-    rebuild = plan_rebuild(known.storage, manifest, original, report, range(len(manifest.all_generations)))
-    with made_again(rebuild, range(rebuild.plan.assignment.shards), report) as (_, shards):
-        rows = _with_generation(known, rebuild.generation, shards)
+        raise CorruptionError(
+            f"{table} is damaged, and so are shards: what was lost cannot be told without the table; {remedy}"
+        )
+    wanted = sorted(range(len(manifest.all_generations)), key=lambda number: number not in lost)
+    rebuilds = plan_rebuilds(storage, manifest, originals, report, wanted)
+    rows = known.shards
+    for rebuild in rebuilds:
+        with made_again([rebuild], scratch_root(spill, storage), report) as (_, shards):
+            rows = _with_generation(rows, rebuild, shards)
     proven = prove(known, rows)
     if proven is None and manifest.generations:
+        named = ", ".join(f"generation {r.generation} ({public_url(r.options.source)})" for r in rebuilds)
         raise CorruptionError(
-            f"{table} is damaged, and so are shards of more than generation {rebuild.generation}, which "
-            f"{public_url(original.url)} is the source of, or it is another source; nothing was changed; what was lost "
-            "cannot be told: build the dataset again"
+            f"{table} is damaged, and the shards of {named}, made again, do not tell what it held: shards of another "
+            "generation are damaged, too, or a source is not the one of then; nothing was changed; name a --source for "
+            "each generation whose shards are damaged"
         )
     if proven is None:
-        check_made(rebuild, table, "", manifest.shards_checksum)
+        check_made(rebuilds[0], table, "", manifest.shards_checksum)
         raise AssertionError("unreachable: the table differs")
-    return proven
+    return proven, rebuilds
 
 
-def _with_generation(known: Identity, generation: int, made: Sequence[ShardInfo]) -> tuple[ShardInfo, ...]:
+def _with_generation(rows: Sequence[ShardInfo], rebuild: Rebuild, made: Sequence[ShardInfo]) -> tuple[ShardInfo, ...]:
     """The rows of a table, those of one generation as they were made again."""
-    classes = len(known.manifest.classes)
+    classes = len(rebuild.manifest.classes)
     own = [replace(s, class_counts=(*s.class_counts, *(0,) * (classes - len(s.class_counts)))) for s in made]
-    others = [shard for shard in known.shards if generation_of(shard.path) != generation]
+    others = [shard for shard in rows if generation_of(shard.path) != rebuild.generation]
     return tuple(sorted((*others, *own), key=lambda shard: generation_of(shard.path)))  # stable: in the table's order
 
 
-def _with_source(plan: RepairPlan, rebuild: Rebuild) -> RepairPlan:
-    """The plan with those losses made good that the source can."""
-    made = [loss for loss in plan.losses if (loss.shard.path, loss.shard.index_path) in rebuild.numbers]
-    left = [loss for loss in plan.losses if generation_of(loss.shard.path) != rebuild.generation]
-    files = {path for loss in made for path in (loss.shard.path, loss.shard.index_path)}
-    files_left = {path for loss in left for path in (loss.shard.path, loss.shard.index_path)}
+def _with_sources(plan: RepairPlan, rebuilds: Sequence[Rebuild]) -> RepairPlan:
+    """The plan with those losses made good that the sources can."""
+    urls = {pair: public_url(rebuild.options.source) for rebuild in rebuilds for pair in rebuild.numbers}
+    generations = {rebuild.generation for rebuild in rebuilds}
+    made = {pair for loss in plan.losses if (pair := _pair(loss)) in urls}
+    left = {_pair(loss) for loss in plan.losses if generation_of(loss.shard.path) not in generations}
+    origins = {path: urls[pair] for pair in made for path in pair}
+    files_left = {path for pair in left for path in pair}
     damaged = {damage.path for damage in plan.verification.damages}
-    how = f"made again from {public_url(rebuild.options.source)}"
     remedies = []
     for remedy in plan.remedies:
-        if remedy.path in files_left and remedy.action in ("salvage", "remove"):
-            remedies.append(_leave(remedy.path, rebuild.manifest))
-        elif remedy.path not in files or remedy.action not in ("salvage", "remove"):
+        if remedy.action not in ("salvage", "remove") or remedy.path not in origins.keys() | files_left:
             remedies.append(remedy)
-        elif remedy.path in damaged:  # else it is the index of records that are not left out now
+        elif remedy.path not in damaged:  # it is the index of records that are not left out now
+            continue
+        elif remedy.path in files_left:
+            remedies.append(_leave(remedy.path, plan.known.manifest))
+        else:
+            how = f"made again from {origins[remedy.path]}"
             remedies.append(Remedy(path=remedy.path, action="rebuild", how=how))
+    needed = (
+        replace(rebuild, numbers={pair: number for pair, number in rebuild.numbers.items() if pair in made})
+        for rebuild in rebuilds
+    )
     return replace(
         plan,
         remedies=tuple(remedies),
-        losses=tuple(loss for loss in plan.losses if loss not in made and loss not in left),
-        rebuild=rebuild if made else None,
-        rebuilt=tuple(rebuild.numbers[loss.shard.path, loss.shard.index_path] for loss in made),
+        losses=tuple(loss for loss in plan.losses if _pair(loss) not in made | left),
+        rebuilds=tuple(rebuild for rebuild in needed if rebuild.numbers),
     )
 
 
+def _pair(loss: Loss) -> tuple[str, str]:
+    return loss.shard.path, loss.shard.index_path
+
+
 def _leave(path: str, manifest: Manifest) -> Remedy:
-    """What is done for a file of another generation than the source is of: records may yet come from theirs."""
+    """What is done for a file of a generation that no source is of: its records may yet come from that."""
     url = manifest.all_generations[generation_of(path)].source["url"]
     return Remedy(path=path, action="leave", how=f"its records came from {url}: repair again with that as --source")
 

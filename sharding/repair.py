@@ -23,10 +23,11 @@ from .interop import dali
 from .lease import Lease, hold, is_mark
 from .manifest import MANIFEST_NAME, FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo, checksum, describe
 from .progress import Report as BuildReport
-from .rebuild import Original, Rebuild, check_made, made_again
+from .rebuild import Original, check_made, made_again
 from .recovery import Identity
 from .remedies import MISPLACED, Loss, Remedy, RepairPlan, files_of, free_name, plan_repair, shards_left
 from .salvage import mend_shard, salvage_shard
+from .spill import scratch_root
 from .staging import staged
 from .storage import Storage
 from .table import seal
@@ -44,14 +45,14 @@ class RepairReport:
         remedies: for each file that was damaged or left over.
         lost: records that could not be had, by shard; without those of earlier repairs.
         lost_by_class: the same by split and class value.
-        source: what the dataset, or the generation of the first of them, was built from, to bring them back with.
+        sources: what the generations of those shards were built from, to bring them back with.
     """
 
     damages: tuple[Damage, ...]
     remedies: tuple[Remedy, ...]
     lost: tuple[LostRecords, ...]
     lost_by_class: Mapping[str, Mapping[Any, int]]
-    source: str
+    sources: tuple[str, ...]
 
 
 def _ignore(_: Any) -> None:
@@ -64,10 +65,11 @@ def repair(
     *,
     workers: int | None = None,
     dry_run: bool = False,
-    original: Original | None = None,
+    originals: Sequence[Original] = (),
+    spill: str | None = None,
     rebuilding: BuildReport = _ignore,
 ) -> RepairReport:
-    """Repair a dataset from itself and, if it is given, from its source, as far as it goes.
+    """Repair a dataset from itself and from the sources that are given, as far as it goes.
 
     Files that can be had as they were written are; of the other shards, the intact records are written as new shards,
     and a new `dataset.json` takes them in and names what was lost. The damaged files are then removed.
@@ -77,17 +79,18 @@ def repair(
         report: of the check that comes first; see `check_dataset`.
         workers: files to read side by side; by default see `default_workers`.
         dry_run: only tell what would be done.
-        original: the source, to make shards again from that would else lose records.
+        originals: the sources of generations, to make shards again from that would else lose records.
+        spill: URL of a folder for what is made of them; None: this machine's folder for temporary files.
         rebuilding: called after every task of that; see `build`.
 
     Raises:
         DatasetError: there is no dataset, or a newer version wrote it.
         CorruptionError: it is beyond this kind of repair.
-        SourceError: the source is another than the dataset was built from. Nothing is changed.
+        SourceError: a source is another than the dataset was built from. Nothing is changed.
         DestinationError: a build, or another repair, is at work there.
         StorageError: the store refuses.
     """
-    plan = plan_repair(location, report, workers=workers, original=original, rebuilding=rebuilding)
+    plan = plan_repair(location, report, workers=workers, originals=originals, spill=spill, rebuilding=rebuilding)
     if not dry_run:
         apply_repair(plan, rebuilding)
     lost = tuple(loss.lost for loss in plan.losses if loss.lost.records)
@@ -96,12 +99,13 @@ def repair(
         remedies=plan.remedies,
         lost=lost,
         lost_by_class=_by_class(lost, plan.known.manifest),
-        source=_source_of(lost, plan.known.manifest),
+        sources=_sources_of(lost, plan.known.manifest),
     )
 
 
-def _source_of(lost: Sequence[LostRecords], manifest: Manifest) -> str:
-    return manifest.all_generations[generation_of(lost[0].path) if lost else 0].source["url"]
+def _sources_of(lost: Iterable[LostRecords], manifest: Manifest) -> tuple[str, ...]:
+    generations = sorted({generation_of(entry.path) for entry in lost})
+    return tuple(dict.fromkeys(manifest.all_generations[number].source["url"] for number in generations))
 
 
 def _by_class(lost: Iterable[LostRecords], manifest: Manifest) -> dict[str, dict[Any, int]]:
@@ -117,7 +121,7 @@ def apply_repair(plan: RepairPlan, rebuilding: BuildReport = _ignore) -> Manifes
 
     Args:
         plan: what to do.
-        rebuilding: called after every task that makes shards again from the source; see `build`.
+        rebuilding: called after every task that makes shards again from a source; see `build`.
 
     Raises:
         CorruptionError: a file changed since the plan was made.
@@ -128,10 +132,11 @@ def apply_repair(plan: RepairPlan, rebuilding: BuildReport = _ignore) -> Manifes
     if not plan.remedies:
         return plan.known.manifest
     with _held(plan) as lease:
-        if plan.rebuild is None:
-            return _apply(plan, lease, {}, plan.known.storage)
-        with made_again(plan.rebuild, plan.rebuilt, rebuilding) as (scratch, made):
-            rebuilt = _checked(plan, plan.rebuild, made)
+        storage = plan.known.storage
+        if not plan.rebuilds:
+            return _apply(plan, lease, {}, storage)
+        with made_again(plan.rebuilds, scratch_root(plan.spill, storage), rebuilding) as (scratch, made):
+            rebuilt = _checked(plan, made)
             lease.check()
             return _apply(plan, lease, rebuilt, scratch)
 
@@ -170,7 +175,7 @@ def _without_marks(names: set[str]) -> set[str]:
     return {name for name in names if not is_mark(name)}
 
 
-def _checked(plan: RepairPlan, rebuild: Rebuild, made: Sequence[ShardInfo]) -> dict[str, str]:
+def _checked(plan: RepairPlan, made: Sequence[ShardInfo]) -> dict[str, str]:
     """The files to put back, and their checksums; what is made again beside them need not be as it was."""
     wanted = {remedy.path for remedy in plan.remedies if remedy.action == "rebuild"}
     written = {
@@ -179,10 +184,11 @@ def _checked(plan: RepairPlan, rebuild: Rebuild, made: Sequence[ShardInfo]) -> d
         for path, expected in ((shard.path, shard.checksum), (shard.index_path, shard.index_checksum))
         if path in wanted
     }
+    rebuilds = {rebuild.generation: rebuild for rebuild in plan.rebuilds}
     for shard in made:
         for path, found in ((shard.path, shard.checksum), (shard.index_path, shard.index_checksum)):
             if path in wanted:
-                check_made(rebuild, path, found, written[path])
+                check_made(rebuilds[generation_of(path)], path, found, written[path])
     return written
 
 

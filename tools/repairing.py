@@ -62,7 +62,9 @@ def repair_text(done: RepairReport, dry_run: bool) -> str:
     outcome = f"{lost:,} records are lost" if lost else "no record is lost"
     if dry_run:
         outcome = outcome.replace("are lost", "would be lost").replace("is lost", "would be lost")
-        outcome += f", and none with --source {one_line(done.source)} if it is still there" if lost else ""
+        flags = " ".join(f"--source {one_line(url)}" for url in done.sources)
+        still = "it is" if len(done.sources) == 1 else "they are"
+        outcome += f", and none with {flags} if {still} still there" if lost else ""
         return "\n".join([*lines, f"{damaged} files are damaged; {outcome}; nothing was written (--dry-run)"])
     left = sum(remedy.action == "leave" for remedy in done.remedies)
     outcome += f"; {left} are left for another source" if left else ""

@@ -283,17 +283,14 @@ def _repair(args: argparse.Namespace) -> int:
             report,
             workers=args.workers,
             dry_run=args.dry_run,
-            original=_original(args),
+            originals=[
+                Original(url=url, kind=args.source_kind, workers=args.workers or cores()) for url in args.source or ()
+            ],
+            spill=args.spill,
             rebuilding=rebuilding,
         )
     print(json.dumps(repair_json(done, args.dry_run), indent=2) if args.json else repair_text(done, args.dry_run))
     return _OK
-
-
-def _original(args: argparse.Namespace) -> Original | None:
-    if args.source is None:
-        return None
-    return Original(url=args.source, kind=args.source_kind, workers=args.workers or cores(), spill=args.spill)
 
 
 def _cat(args: argparse.Namespace) -> int:

@@ -121,8 +121,9 @@ or in which single bits flipped. Each is proven by the checksum that it was writ
 With --source, the shards that cannot be brought back so are made again from the source that the dataset was built from,
 or a copy of it: with the options of then, which stand in dataset.json, and by the names, sizes and times of no file. If
 one byte of them is not as it was written, it is another source, and nothing is changed. Records that functions prepared
-(--map) need the modules of then in this folder. Of a dataset that was appended to, SRC is what one generation came from
-(see inspect): its shards are made again, and lost ones of other generations are left for a repair with their source.
+(--map) need the modules of then in this folder. Of a dataset that was appended to, each generation came from its own
+source (see inspect): give --source once for each generation that lost shards; those of others are left for a repair
+with their source. If the table was lost as well, all of them are needed at once.
 
 Else, of each shard that cannot be brought back, the intact records are written as a new shard beside it, and a new
 dataset.json takes it in and names what was lost (see inspect). Only then the damaged files are removed. Readers see the
@@ -138,6 +139,9 @@ examples:
 
   # every record, of which the source is still there
   shard-dataset repair s3://bucket/flights --source flights.csv
+
+  # of a dataset that was appended to
+  shard-dataset repair s3://bucket/flights --source flights.csv --source flights-2026-12.csv
 
   # records lost by split and class, for a script
   shard-dataset repair shards/ --json | jq .lost_by_class
@@ -255,7 +259,10 @@ examples:
             help=f"files to read side by side (default: the cores, here {cores()}; at least 8 of another machine)"
             + ("; processes that read SRC" if command is repair_ else ""),
         )  # fmt: skip
-    repair_.add_argument("--source", metavar="SRC", help="what the dataset was built from, to make lost shards again")
+    repair_.add_argument(
+        "--source", metavar="SRC", action="append",
+        help="what the dataset was built from, to make lost shards again; once for each generation that lost some",
+    )  # fmt: skip
     repair_.add_argument(
         "--source-kind", choices=("auto", *KINDS), help="what SRC is (default: as it was when the dataset was built)"
     )

@@ -218,7 +218,7 @@ def test_a_damaged_generation_of_groups_is_made_again(tmp_path: Path, files_of: 
     before = files_of(out)
     shard = next(s for s in dataset.shards if generation_of(s.path) == 1)
     (out / shard.path).write_bytes(b"nothing")
-    repair(str(out), original=Original(url=str(tmp_path / "new.parquet")))
+    repair(str(out), originals=[Original(url=str(tmp_path / "new.parquet"))])
     assert files_of(out) == before
 
 
@@ -337,8 +337,8 @@ def test_lost_shards_are_made_again_from_the_source_of_their_generation(
     spoil(out / shards[0].path)
     (out / shards[-1].path).unlink()
     with pytest.raises(SourceError, match=f"is not what generation {number} of .* was built from"):
-        repair(str(out), original=Original(url=integers(7, 50, out.parent / "other.parquet")))
-    assert repair(str(out), original=Original(url=sources[number])).lost == ()
+        repair(str(out), originals=[Original(url=integers(7, 50, out.parent / "other.parquet"))])
+    assert repair(str(out), originals=[Original(url=sources[number])]).lost == ()
     assert files_of(out) == before
 
 
@@ -386,7 +386,7 @@ def test_what_is_there_already_is_not_appended(
     assert files_of(tmp_path / "out") == before
     shard = next(s for s in dataset.shards if generation_of(s.path) == 1)
     (tmp_path / "out" / shard.path).write_bytes(b"nothing")
-    repair(str(tmp_path / "out"), original=Original(url=str(tmp_path / "more.parquet")))
+    repair(str(tmp_path / "out"), originals=[Original(url=str(tmp_path / "more.parquet"))])
     assert files_of(tmp_path / "out") == before
 
 
@@ -407,9 +407,9 @@ def test_a_table_lost_with_shards_of_a_generation_is_made_again_from_its_source(
     damaged = [shard for shard in dataset.shards if generation_of(shard.path) == generation]
     (out / damaged[0].path).unlink()
     (out / damaged[1].index_path).write_bytes(b"nothing")
-    with pytest.raises(CorruptionError, match="or that of the generation whose shards are damaged"):
+    with pytest.raises(CorruptionError, match="and that of each other generation whose shards are damaged"):
         repair(str(out))
-    with pytest.raises(CorruptionError, match=r"shards of more than generation|is not what"):
-        repair(str(out), original=Original(url=[newer, parquet][generation]))
-    repair(str(out), original=Original(url=[parquet, newer][generation]))
+    with pytest.raises(CorruptionError, match=r"do not tell what it held|is not what"):
+        repair(str(out), originals=[Original(url=[newer, parquet][generation])])
+    repair(str(out), originals=[Original(url=[parquet, newer][generation])])
     assert files_of(out) == before

@@ -105,7 +105,7 @@ class TestEveryByte:
                     continue
             if {"dataset.json", "shards.parquet"} <= {path for w in wounds for path in w.paths}:
                 continue  # nothing tells any more what the dataset was
-            report = repair(str(root), original=Original(url=str(tmp_path / "x.parquet")))
+            report = repair(str(root), originals=[Original(url=str(tmp_path / "x.parquet"))])
             assert files_of(root) == whole, wounds
             assert report.lost == ()
             assert verify(str(root)) == []
@@ -122,7 +122,7 @@ class TestEveryByte:
         store.write_bytes(c.path, whole[c.path][:1000])
         store.delete("dataset.json")
         seen: list[Progress] = []
-        repair(store.url, original=original, rebuilding=seen.append)
+        repair(store.url, originals=[original], rebuilding=seen.append)
         assert {name: store.read_bytes(name) for name in store.list()} == whole
         assert verify(store.url) == []
         assert [(p.done, p.total) for p in seen if p.stage == "write"] == [(1, 3), (2, 3), (3, 3)]
@@ -141,7 +141,7 @@ class TestEveryByte:
             write(storage, path, data, **how)
 
         monkeypatch.setattr(Storage, "write", writing)
-        actions = {r.path: r.action for r in repair(str(root), original=original).remedies}
+        actions = {r.path: r.action for r in repair(str(root), originals=[original]).remedies}
         assert actions == {pristine.shards[1].path: "rebuild", pristine.shards[2].index_path: "rewrite"}
         assert written == expected
 
@@ -153,7 +153,7 @@ class TestEveryByte:
         (root / pristine.shards[4].index_path).unlink()
         with pytest.raises(CorruptionError, match=r"repair it with --source .*x\.parquet"):
             repair(str(root))
-        repair(str(root), original=original)
+        repair(str(root), originals=[original])
         assert files_of(root) == files_of(Path(pristine.storage.locate()))
 
     def test_a_dataset_of_which_no_record_is_left_comes_back(
@@ -164,7 +164,7 @@ class TestEveryByte:
             (root / shard.index_path).unlink()
         with pytest.raises(CorruptionError, match=r"no record of .* --source .*x\.parquet"):
             repair(str(root))
-        repair(str(root), original=original)
+        repair(str(root), originals=[original])
         assert files_of(root) == files_of(Path(pristine.storage.locate()))
 
     def test_of_a_dataset_that_lost_records_before_the_other_shards_come_back(
@@ -176,7 +176,7 @@ class TestEveryByte:
         before = open_dataset(str(root))
         blank(root / b.path)
         (root / f".{b.path}.0123abcd.part").write_bytes(b"of a write that was killed")
-        assert repair(str(root), original=original).lost == ()
+        assert repair(str(root), originals=[original]).lost == ()
         assert open_dataset(str(root)).shards == before.shards
         assert open_dataset(str(root)).manifest == before.manifest
         assert check_dataset(str(root)) == Verification(damages=(), notes=(), files=8, bytes=ANY)
@@ -190,7 +190,7 @@ class TestEverySource:
         for path in [next(out.glob("*-00001-of-*.tfrecord")), next(out.glob("*-00000-of-*.index.arrow"))]:
             path.unlink()
         next(out.glob("*-00000-of-*.tfrecord")).write_bytes(b"")
-        repair(str(out), original=original)
+        repair(str(out), originals=[original])
         assert files_of(out) == whole
 
     def test_prepared_and_without_doubles(
@@ -297,7 +297,7 @@ class TestAnotherSource:
         (root / "dataset.json").unlink()
         before = files_of(root)
         with pytest.raises(SourceError) as raised:
-            repair(str(root), original=Original(url=str(tmp_path / "y.parquet")))
+            repair(str(root), originals=[Original(url=str(tmp_path / "y.parquet"))])
         assert told in str(raised.value)
         assert "nothing was changed" in str(raised.value)
         assert files_of(root) == before
@@ -313,16 +313,16 @@ class TestAnotherSource:
         os.utime(tmp_path / "x.parquet", ns=(stat.st_atime_ns, stat.st_mtime_ns))
         (tmp_path / "out" / dataset.shards[0].path).unlink()
         with pytest.raises(SourceError, match="it looks as it did then"):
-            repair(str(tmp_path / "out"), original=Original(url=str(tmp_path / "x.parquet")))
+            repair(str(tmp_path / "out"), originals=[Original(url=str(tmp_path / "x.parquet"))])
 
     def test_that_is_not_there_is_said_before_anything_is_done(self, root: Path, pristine: Dataset) -> None:
         (root / pristine.shards[0].path).unlink()
         with pytest.raises(SourceError, match="there is nothing at"):
-            repair(str(root), original=Original(url=str(root.parent / "nowhere.parquet")))
+            repair(str(root), originals=[Original(url=str(root.parent / "nowhere.parquet"))])
 
     def test_is_not_read_if_nothing_needs_it(self, root: Path, pristine: Dataset, files_of: Files) -> None:
         (root / pristine.shards[0].index_path).unlink()
-        repair(str(root), original=Original(url="/nowhere"))
+        repair(str(root), originals=[Original(url="/nowhere")])
         assert files_of(root) == files_of(Path(pristine.storage.locate()))
 
 
@@ -357,12 +357,12 @@ class TestInterrupted:
             with monkeypatch.context() as patch:
                 patch.setattr(Storage, "write", writing)
                 try:
-                    repair(str(root), original=original)
+                    repair(str(root), originals=[original])
                 except Killed:
                     done = False
                 else:
                     done = True
-            repair(str(root), original=original)
+            repair(str(root), originals=[original])
             assert files_of(root) == whole
             if done:
                 break
@@ -408,7 +408,7 @@ class TestOneWriter:
         before = files_of(root)
         with hold(Storage(str(root)), {}) as lease:
             with pytest.raises(DestinationError, match="another build is writing to"):
-                repair(str(root), original=original)
+                repair(str(root), originals=[original])
             lease.release(keep=False)
         assert files_of(root) == before
         options = BuildOptions(source=original.url, destination=str(root), label="label", overwrite=True)
@@ -422,7 +422,7 @@ class TestOneWriter:
                 with pytest.raises(DestinationError, match="a repair is writing to"):
                     clean(Storage(str(root)))
 
-        repair(str(root), original=original, rebuilding=rebuilding)
+        repair(str(root), originals=[original], rebuilding=rebuilding)
         assert len(refused) == 1
         assert verify(str(root)) == []
 
@@ -438,7 +438,7 @@ class TestOneWriter:
                 raise error
 
         with pytest.raises(error):
-            repair(str(root), original=original, rebuilding=fail)
+            repair(str(root), originals=[original], rebuilding=fail)
         assert files_of(root) == before
 
     def test_what_was_changed_since_it_was_looked_through_is_left_alone(
@@ -450,7 +450,7 @@ class TestOneWriter:
             (root / "more.txt").write_text("changed")
 
         with pytest.raises(DestinationError, match="changed while it was looked through; run the repair again"):
-            repair(str(root), original=original, rebuilding=overwrite)
+            repair(str(root), originals=[original], rebuilding=overwrite)
 
     def test_what_a_killed_repair_marked_is_still_a_dataset(
         self, root: Path, pristine: Dataset, files_of: Files
@@ -482,9 +482,9 @@ class TestOneWriter:
 def test_a_dry_run_tells_what_it_would_do(root: Path, pristine: Dataset, original: Original, files_of: Files) -> None:
     blank(root / pristine.shards[0].path)
     before = files_of(root)
-    told = repair(str(root), original=original, dry_run=True)
+    told = repair(str(root), originals=[original], dry_run=True)
     assert files_of(root) == before
     assert [(remedy.path, remedy.action) for remedy in told.remedies] == [(pristine.shards[0].path, "rebuild")]
     assert told.lost == ()
-    assert repair(str(root), original=original) == told
+    assert repair(str(root), originals=[original]) == told
     assert plan_repair(str(root)).remedies == ()
