@@ -40,6 +40,7 @@ __all__ = [
 ]  # fmt: skip
 
 Int64 = npt.NDArray[np.int64]
+Truth = npt.NDArray[np.bool_]
 Hashes = npt.NDArray[np.uint64]  # [records, 2]: of each record, high half and low half
 
 _PREFIXES = 256  # of a hash: its first byte
@@ -53,11 +54,11 @@ class Doubles:
 
     Attributes:
         among: of those that another before them in the source is equal to.
-        all: and of those that were there before.
+        there: of those that one is equal to which was there before.
     """
 
     among: Sequence[Int64]
-    all: Sequence[Int64]
+    there: Sequence[Int64]
 
 
 def records_there(destination: str, base: Manifest) -> Source:
@@ -86,24 +87,39 @@ def drop_duplicates(
     Its fingerprint does not depend on what is there, so that records which were appended are known again.
 
     Args:
-        source: of all records. Images are compared as they are before they are resized and encoded.
+        source: of all records. Images are compared with each other as they are before they are resized or encoded, and
+            as they are after it with those that are there.
         columns: that are compared; none: all.
         pool: where to run the tasks; None is this process.
         root: folder to spill to, that every task reaches.
         report: called with tasks done, tasks in all, and records hashed.
-        there: records that come before them, which have the columns of the source. Images that are resized or encoded
-            anew are not compared with them.
+        there: records that come before them, which have the columns of the source.
         known: fingerprints of what was appended before; if this is one of them, records may be there already.
     """
-    before_images = source.inner if isinstance(source, ImageSource) else source
-    if isinstance(source, ImageSource) and not set(source.columns).isdisjoint(columns or source.schema.names):
-        there = None
+    before, images = _before_images(source)
+    anew = not images.isdisjoint(columns or source.schema.names)
     with side_folder(root) as folder:
-        found = find_doubles(before_images, columns, pool, folder, report, there)
+        found = find_doubles(before, columns, pool, folder, report, None if anew else there)
     alone = DroppingSource.over(source, found.among)
-    if alone.fingerprint in known or all(a.size == b.size for a, b in zip(found.among, found.all, strict=True)):
+    if there is None or alone.fingerprint in known:
         return alone
-    return DroppingSource.over(source, found.all, known_as=alone.fingerprint)
+    if anew:
+        with side_folder(root) as folder:
+            found = replace(found, there=find_doubles(source, columns, pool, folder, report, there, stored=True).there)
+    if not any(map(len, found.there)):
+        return alone
+    dropped = [np.union1d(among, there) for among, there in zip(found.among, found.there, strict=True)]
+    return DroppingSource.over(source, dropped, known_as=alone.fingerprint)
+
+
+def _before_images(source: Any) -> tuple[Any, frozenset[str]]:
+    """The source with images as they are before they are resized or encoded; and the columns of those that are."""
+    if isinstance(source, ImageSource):
+        return source.inner, frozenset(source.columns)
+    if not hasattr(source, "inner"):
+        return source, frozenset()
+    inner, images = _before_images(source.inner)
+    return replace(source, inner=inner), images
 
 
 def find_duplicates(
@@ -124,6 +140,8 @@ def find_doubles(
     folder: Storage,
     report: Callable[[int, int, int], None],
     there: Source | None = None,
+    *,
+    stored: bool = False,
 ) -> Doubles:
     """Find the records that come again.
 
@@ -134,6 +152,7 @@ def find_doubles(
         folder: for the files of hashes, seen by every task.
         report: called with tasks done, tasks in all, and records hashed.
         there: records that come before them.
+        stored: whether records are compared as they will be stored, with images resized and encoded.
 
     Raises:
         ConfigError: there is no such column, or no record can come again.
@@ -146,29 +165,31 @@ def find_doubles(
             f"compare, such as --dedup {sorted(lazy)[0] if 'image' not in lazy else 'image'}"
         )
     compared = tuple(columns) or source.schema.names
-    complete = not lazy.isdisjoint(compared)
-    before = 0 if there is None else len(there.parts)
-    jobs = [] if there is None else [_hash_job(there, n, n, compared, False, folder) for n in range(before)]
-    jobs += [_hash_job(source, n, before + n, compared, complete, folder) for n in range(len(source.parts))]
+    complete = stored or not lazy.isdisjoint(compared)
+    reader = source if stored else narrowed(source, compared)
+    jobs = [] if there is None else _hash_jobs(narrowed(there, compared), 0, compared, False, folder)
+    before = len(jobs)
+    jobs += _hash_jobs(reader, before, compared, complete, folder)
     hashed = run_tasks(pool, jobs, lambda done, _: report(done, len(jobs) + 1, 0))
     records = sum(hashed)
     count = min(_PREFIXES, -(-records // _BUCKET_RECORDS))
     bounds = [_PREFIXES * i // max(1, count) for i in range(count + 1)]
     buckets = [(find_in_bucket, (folder, len(jobs), first, stop, before)) for first, stop in pairwise(bounds)]
     found = run_tasks(pool, buckets, lambda done, _: report(len(jobs) + (done == count), len(jobs) + 1, records))
-    parts = np.concatenate([np.empty(0, np.int64), *(part for part, _, _ in found)])
-    positions = np.concatenate([np.empty(0, np.int64), *(position for _, position, _ in found)])
-    among = np.concatenate([np.empty(0, np.bool_), *(own for _, _, own in found)])
+    none = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_), np.empty(0, np.bool_))
+    part, position, among, of_there = (np.concatenate(arrays) for arrays in zip(none, *found, strict=True))
     return Doubles(
-        among=_by_part(parts[among], positions[among], len(source.parts)),
-        all=_by_part(parts, positions, len(source.parts)),
+        among=_by_part(part[among], position[among], len(source.parts)),
+        there=_by_part(part[of_there], position[of_there], len(source.parts)),
     )
 
 
-def _hash_job(
-    source: Source, part: int, number: int, columns: Sequence[str], complete: bool, folder: Storage
-) -> Job[int]:
-    return hash_part, (light(source, part), source.parts[part], number, columns, complete, folder)
+def _hash_jobs(source: Source, first: int, columns: Sequence[str], complete: bool, folder: Storage) -> list[Job[int]]:
+    """A task for each part; their numbers are counted from `first`."""
+    return [
+        (hash_part, (light(source, n), part, first + n, columns, complete, folder))
+        for n, part in enumerate(source.parts)
+    ]
 
 
 def _by_part(parts: Int64, positions: Int64, count: int) -> list[Int64]:
@@ -185,7 +206,7 @@ def hash_part(source: Source, part: Part, number: int, columns: Sequence[str], c
     where in the first the prefixes of run r begin, and where the last ends.
 
     Args:
-        source: of the records.
+        source: of the records, which may have other columns beside those that are hashed.
         part: of the source.
         number: of the part.
         columns: that are hashed.
@@ -197,9 +218,8 @@ def hash_part(source: Source, part: Part, number: int, columns: Sequence[str], c
     """
     runs: list[Int64] = []
     written = 0
-    reader = narrowed(source, columns)
     with folder.open_output(_hashes_name(number), durable=False) as file:
-        for rows in _in_runs(_hashes(reader, part, columns, complete)):
+        for rows in _in_runs(_hashes(source, part, columns, complete)):
             by_prefix = group((rows[:, 0] >> np.uint64(56)).astype(np.int64))
             file.write(rows[by_prefix.order].data.cast("B"))
             counts = np.zeros(_PREFIXES, np.int64)
@@ -244,7 +264,7 @@ def _in_runs(batches: Iterator[Hashes]) -> Iterator[npt.NDArray[np.uint64]]:
 
 def find_in_bucket(
     folder: Storage, files: int, first: int, stop: int, there: int = 0
-) -> tuple[Int64, Int64, npt.NDArray[np.bool_]]:
+) -> tuple[Int64, Int64, Truth, Truth]:
     """The records that come again, of those whose hash has a prefix in ``[first, stop)``.
 
     Args:
@@ -255,8 +275,8 @@ def find_in_bucket(
         there: so many parts, the first, are of records that were there before, and are not told of.
 
     Returns:
-        Part, from the first that was not there, and position of each; and whether another that was not there comes
-        before it.
+        Part, from the first that was not there, and position of each; whether another that was not there comes before
+        it; and whether one that was there does.
     """
     rows, parts = [np.empty((0, 3), np.uint64)], [np.empty(0, np.int64)]
     for number in range(files):
@@ -269,17 +289,16 @@ def find_in_bucket(
         parts.append(np.full(sum(map(len, found)), number, np.int64))
     bucket, part = np.concatenate(rows), np.concatenate(parts)
     order = np.lexsort((bucket[:, 1], bucket[:, 0]))  # stable: equal ones stay in the order of the source
-    again = _again(bucket, order)
-    again = again[part[again] >= there]
-    among = np.isin(again, _again(bucket, order[part[order] >= there])) if there else np.ones(len(again), np.bool_)
-    return part[again] - there, bucket[again, 2].astype(np.int64), among
-
-
-def _again(bucket: npt.NDArray[np.uint64], order: Int64) -> Int64:
-    """The rows whose hash is that of the row before them in an order."""
-    ordered = bucket[order, :2]
-    rows: Int64 = order[1:][(ordered[1:] == ordered[:-1]).all(axis=1)]
-    return rows
+    hashes, part = bucket[order, :2], part[order]
+    new = np.ones(len(order), np.bool_)  # its hash is another than that of the row before it
+    new[1:] = (hashes[1:] != hashes[:-1]).any(axis=1)
+    firsts = np.flatnonzero(new)[np.cumsum(new) - 1]  # of the rows with the hash of each
+    own = part >= there
+    of_there = ~own[firsts]
+    among = own & ~new
+    among[1:] &= own[:-1]  # the row before it has its hash, and was not there
+    again = own & (among | of_there)
+    return part[again] - there, bucket[order[again], 2].astype(np.int64), among[again], of_there[again]
 
 
 def _read_rows(file: IO[bytes], start: int, stop: int) -> npt.NDArray[np.uint64]:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from ringfeed.sharding import (
     AppendOptions,
@@ -31,7 +32,7 @@ from ringfeed.sharding import (
 )
 from ringfeed.sharding.generations import generation_of
 from ringfeed.sharding.interop.tfds import TFDS_NAMES, obstacle
-from ringfeed.sharding.prepare import Drop, PrepareOptions
+from ringfeed.sharding.prepare import Drop, Encoding, ImageOptions, PrepareOptions, Size
 from ringfeed.sharding.storage import Storage
 from tests.sharding.conftest import built, make_table
 
@@ -388,6 +389,32 @@ def test_what_is_there_already_is_not_appended(
     (tmp_path / "out" / shard.path).write_bytes(b"nothing")
     repair(str(tmp_path / "out"), originals=[Original(url=str(tmp_path / "more.parquet"))])
     assert files_of(tmp_path / "out") == before
+
+
+def write_photos(folder: Path, colours: range) -> str:
+    """An image of each colour, and of the last one two."""
+    for number, colour in enumerate([*colours, colours[-1]]):
+        path = folder / "ab"[number % 2] / f"{number}-{colour}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 6), (20 * colour, 0, 0)).save(path)
+    return str(folder)
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip:1"])
+@pytest.mark.parametrize(
+    "images", [None, ImageOptions(size=Size(width=3)), ImageOptions(encoding=Encoding(form="jpeg"))]
+)
+def test_images_are_held_against_those_that_are_stored(
+    tmp_path: Path, images: ImageOptions | None, policy: str
+) -> None:
+    old, new = write_photos(tmp_path / "old", range(6)), write_photos(tmp_path / "new", range(4, 10))
+    prepare = PrepareOptions(dedup=("image",), images=images)
+    built(old, tmp_path / "out", shards=1, prepare=prepare)
+    dataset = appended(new, tmp_path / "out", shards=1, prepare=prepare, on_bad_record=policy)
+    rows = rows_of(dataset, "train")
+    assert sorted(row["path"].partition("-")[2] for row in rows) == [f"{colour}.png" for colour in range(10)]
+    with pytest.raises(SourceError, match=r"holds no records"):
+        appended(write_photos(tmp_path / "all", range(2, 8)), tmp_path / "out", prepare=prepare, on_bad_record=policy)
 
 
 # --- the table lost together with shards -------------------------------------------------------------------------

@@ -248,6 +248,18 @@ def test_images_are_compared_by_their_files(photos: str, tmp_path: Path) -> None
     assert len(pa.Table.from_batches(list(_drafts(without_doubles(without_path))))) == 4
 
 
+@pytest.mark.parametrize("policy", ["fail", "skip:1"])
+def test_images_that_are_only_encoded_alike_are_kept(tmp_path: Path, policy: str) -> None:
+    for level in (0, 9, 9):
+        path = tmp_path / "photos" / "a" / f"{len(list(tmp_path.rglob('*.png')))}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 6)).save(path, compress_level=level)
+    prepare = PrepareOptions(dedup=("image",), images=ImageOptions(size=Size(width=3)))
+    how: dict[str, Any] = {"prepare": prepare, "on_bad_record": policy, "min_class_records": 1, "shards": 1}
+    build(BuildOptions(source=str(tmp_path / "photos"), destination=str(tmp_path / "out"), **how))
+    assert open_dataset(str(tmp_path / "out")).manifest.records == 2
+
+
 def _drafts(source: Source) -> Iterator[pa.RecordBatch]:
     for part in source.parts:
         yield from source.drafts(part)
