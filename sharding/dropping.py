@@ -15,7 +15,7 @@ import xxhash
 from .keyed import derive_key
 from .prepare.source import narrowed
 from .schema import Schema
-from .sources.base import Part, Reject, Source, fail_on_bad, late_bytes
+from .sources.base import Part, Reject, Source, late_bytes
 
 __all__ = ["DroppingSource"]
 
@@ -79,13 +79,13 @@ class DroppingSource:
         """A hash of the inner source's fingerprint and of all that is dropped."""
         return f"{derive_key(self.inner.fingerprint, *(xxhash.xxh3_64_intdigest(p) for p in self.dropped)):016x}"
 
-    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
-        """The labels of the records that stay."""
-        return _without(self.inner.labels(part, reject), self._dropped(part))
+    def labels(self, part: Part, *reject: Reject) -> Iterator[pa.Array]:
+        """The labels of the records that stay; without a policy, by that of the inner source."""
+        return _without(self.inner.labels(part, *reject), self._dropped(part))
 
-    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """The records that stay."""
-        return _without(self.inner.drafts(part, reject), self._dropped(part))
+    def drafts(self, part: Part, *reject: Reject) -> Iterator[pa.RecordBatch]:
+        """The records that stay; without a policy, by that of the inner source."""
+        return _without(self.inner.drafts(part, *reject), self._dropped(part))
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """Those of the inner source's sample that stay, for a sample is the head of the drafts."""
