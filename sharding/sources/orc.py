@@ -45,6 +45,15 @@ class OrcSource(TableSource):
         """As the part says."""
         return int(part.pieces[2])
 
+    def blocks(self, part: Part) -> Iterator[tuple[Part, int]]:
+        """The stripes."""
+        first, (start, stop, _) = part.first_record, part.pieces
+        with _open(part.path) as reader:
+            rows, _ = _stripes(reader.reader.serialized_file_tail())
+        for stripe, records in enumerate(rows[start:stop], start):
+            yield Part(path=part.path, pieces=(stripe, stripe + 1, records), first_record=first), records
+            first += records
+
     def read(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """A batch a stripe: Arrow reads no less of it."""
         first, end, _ = part.pieces

@@ -46,6 +46,15 @@ class ParquetSource(TableSource):
         with _open(part.path) as parquet:
             return sum(parquet.metadata.row_group(group).num_rows for group in part.pieces)
 
+    def blocks(self, part: Part) -> Iterator[tuple[Part, int]]:
+        """The row groups."""
+        first = part.first_record
+        with _open(part.path) as parquet:
+            rows = [parquet.metadata.row_group(group).num_rows for group in part.pieces]
+        for group, records in zip(part.pieces, rows, strict=True):
+            yield Part(path=part.path, pieces=(group,), first_record=first), records
+            first += records
+
     def read(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Batches of about `BATCH_BYTES`."""
         with _open(part.path) as parquet:

@@ -17,6 +17,7 @@ from ..storage import Storage
 from .base import (
     BATCH_BYTES,
     BATCH_ROWS,
+    BadRecord,
     Part,
     Reject,
     SourceFile,
@@ -34,6 +35,10 @@ PART_BYTES = 64 << 20  # about so much data makes a part, if its rows do not fir
 Self = TypeVar("Self", bound="TableSource")
 
 
+class _DamagedError(SourceError):
+    """What a file holds makes no sense."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSource(ABC):
     """A source of files that hold tables of one schema, and perhaps more columns in the names of their folders.
@@ -42,6 +47,7 @@ class TableSource(ABC):
         kind: of the files, for messages.
         suffixes: of their names.
         partitions: the columns that the folders name; the last of the schema.
+        narrowed_from: the columns in the files, where the schema has fewer by now: damage in any of them costs records.
     """
 
     kind: ClassVar[str]
@@ -52,6 +58,7 @@ class TableSource(ABC):
     parts: tuple[Part, ...]
     fingerprint: str
     partitions: Partitions
+    narrowed_from: tuple[str, ...] = ()
 
     @classmethod
     @abstractmethod
@@ -65,6 +72,10 @@ class TableSource(ABC):
     @abstractmethod
     def read(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The columns of a part, in any order, in batches of any size."""
+
+    def blocks(self, part: Part) -> Iterator[tuple[Part, int]]:
+        """What damage makes unreadable together, as parts, and the records in each: by default the whole part."""
+        yield part, self.count(part)
 
     def head(self, part: Part, columns: Sequence[str], records: int) -> Iterator[pa.RecordBatch]:
         """As `read`, by a reader that wants no more than the first so many records."""
@@ -100,7 +111,10 @@ class TableSource(ABC):
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
         """The label column alone; none is read where there is no label, or a folder names it."""
         label = self.schema.label
-        if label is None:
+        if reject is not fail_on_bad:
+            for batch in self.drafts(part, reject):
+                yield pa.nulls(len(batch)) if label is None else batch.column(label)
+        elif label is None:
             yield pa.nulls(self.count(part))
         elif label in self.partitions.names:
             rows = self.count(part)
@@ -111,25 +125,49 @@ class TableSource(ABC):
                 yield self.schema[label].conform(batch.column(label))
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """The records; they are complete."""
-        names = [name for name in self.schema.names if name not in self.partitions.names]
-        for batch in self._bounded(part, names):
-            yield self._conformed(part, batch)
+        """The records; they are complete. Where some may be bad, each block is read once more before, as a whole."""
+        for block in [part] if reject is fail_on_bad else self._readable(part, reject):
+            for batch in self._bounded(block, self._in_files):
+                yield self._conformed(block, batch)
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """The first batch, cut short."""
-        names = [name for name in self.schema.names if name not in self.partitions.names]
-        return self._conformed(part, next(self.head(part, names, records), None)).slice(0, records)
+        """The first batch of the first block that can be read, cut short; whoever reads all tells what is wrong."""
+        try:
+            batch = next(self.head(part, self._in_files, records), None)
+        except _DamagedError:
+            block = next(self._readable(part, lambda _: None), None)
+            if block is None:
+                raise
+            batch = next(self.head(block, self._in_files, records), None)
+        return self._conformed(part, batch).slice(0, records)
 
     def narrow(self: Self, columns: Collection[str]) -> Self:
         """The same records with these columns alone; no others are read."""
         kept = tuple(feature for feature in self.schema.features if feature.name in columns)
         label = self.schema.label if self.schema.label in columns else None
-        return replace(self, schema=Schema(features=kept, label=label))
+        names = self.narrowed_from or tuple(self._in_files)
+        return replace(self, schema=Schema(features=kept, label=label), narrowed_from=names)
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Nothing is left to do."""
         return drafts
+
+    @property
+    def _in_files(self) -> list[str]:
+        return [name for name in self.schema.names if name not in self.partitions.names]
+
+    def _readable(self, part: Part, reject: Reject) -> Iterator[Part]:
+        """The blocks of a part that can be read; the records of the others are bad."""
+        for block, records in self.blocks(part):
+            try:
+                for _ in self.read(block, self.narrowed_from or self._in_files):
+                    pass
+            except _DamagedError as error:
+                reason = f"it lies in a damaged block of {records} ({str(error.__cause__).splitlines()[0][:200]})"
+                for number in range(block.first_record, block.first_record + records):
+                    reject(BadRecord(path=part.path, place=f"record {number}", reason=reason, remedy="write it again"))
+            else:
+                yield block
 
     def _conformed(self, part: Part, batch: pa.RecordBatch | None) -> pa.RecordBatch:
         if batch is None:
@@ -248,4 +286,4 @@ def open_table(path: str, kind: str, *, mapped: bool = False, read_ahead: bool =
             remedy = f"the file is damaged or no {kind}; write it again"
             if "Exceeded size limit" in str(error):
                 remedy = f"{remedy}, or its footer is larger than Arrow reads: write fewer columns, or fewer row groups"
-            raise translate_errors(path, error, remedy) from error
+            raise _DamagedError(str(translate_errors(path, error, remedy))) from error

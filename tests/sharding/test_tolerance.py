@@ -12,9 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from pyarrow import feather, orc
 
 from ringfeed.sharding import ConfigError, SourceError, read_records, verify
-from ringfeed.sharding.tolerance import parse_budget
+from ringfeed.sharding.prepare import Filter, PrepareOptions
+from ringfeed.sharding.sources import open_source
+from ringfeed.sharding.tolerance import LenientSource, parse_budget
 from tests.sharding.conftest import built
 
 
@@ -73,6 +76,14 @@ def test_lines_that_do_not_parse_are_named(tmp_path: Path, write_csv: Callable[.
     assert [entry["position"] for entry in rejected(tmp_path / "out")] == ["line 12"]
 
 
+def test_doubles_are_dropped_beside_lines_that_do_not_parse(tmp_path: Path, write_csv: Callable[..., str]) -> None:
+    rows: list[list[Any]] = [[i % 50, "ab"[i % 2]] for i in range(60)]
+    rows[10] = [10, "a", "too many"]
+    how: dict[str, Any] = {"label": "y", "shards": 3, "on_bad_record": "skip:1", "prepare": PrepareOptions(dedup=())}
+    dataset = built(write_csv(["id", "y"], *rows), tmp_path / "out", **how)
+    assert sorted(row["id"] for row in read_records(dataset, "train", 100)) == [i for i in range(50) if i != 10]
+
+
 def test_a_missing_label_is_named_by_its_record(tmp_path: Path) -> None:
     table = pa.table({"id": range(50), "y": [None if i in (7, 31) else "ab"[i % 2] for i in range(50)]})
     pq.write_table(table, tmp_path / "x.parquet", row_group_size=20)
@@ -99,3 +110,55 @@ def test_parse_budget() -> None:
 def test_what_is_no_policy_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"must be fail, skip:N or skip:P%, got"):
         parse_budget(text)
+
+
+# --- blocks of tables --------------------------------------------------------------------------------------------
+
+
+def write_tables(folder: Path, kind: str) -> tuple[int, range]:
+    """Tables, one block of which cannot be read, though its labels can; how many records, and which are lost."""
+    lost = {"parquet": range(60, 80), "orc": range(18_000), "arrow": range(20, 100)}[kind]
+    rows = 20_000 if kind == "orc" else 100
+    table = pa.table({"id": range(rows), "text": [f"text {i} {i}" for i in range(rows)], "y": ["a", "b"] * (rows // 2)})
+    path = folder / f"x.{kind}"
+    folder.mkdir()
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=20)
+        damaged = pq.read_metadata(path).row_group(3).column(1).dictionary_page_offset
+    elif kind == "orc":
+        orc.write_table(table, path, stripe_size=1 << 16, compression="zlib", batch_size=1000)
+        damaged = 5000
+    else:
+        feather.write_feather(table.slice(0, 20), folder / "w.arrow", compression="uncompressed")
+        feather.write_feather(table.slice(20), path, compression="uncompressed")
+        damaged = path.read_bytes().find(b"text 20 20")
+    data = bytearray(path.read_bytes())
+    data[damaged : damaged + 8] = b"\xff" * 8
+    path.write_bytes(data)
+    return rows, lost
+
+
+@pytest.mark.parametrize("prepare", [PrepareOptions(), PrepareOptions(steps=(Filter("y != 'c'"),), dedup=("id",))])
+@pytest.mark.parametrize("kind", ["parquet", "orc", "arrow"])
+def test_a_block_of_a_table_that_cannot_be_read_is_left_out(tmp_path: Path, kind: str, prepare: PrepareOptions) -> None:
+    rows, lost = write_tables(tmp_path / "x", kind)
+    how: dict[str, Any] = {"label": "y", "shards": 2, "prepare": prepare}
+    dataset = built(str(tmp_path / "x"), tmp_path / "out", on_bad_record=f"skip:{len(lost)}", **how)
+    kept = sorted(row["id"] for row in read_records(dataset, "train", rows))
+    assert kept == [i for i in range(rows) if i not in lost]
+    first = 0 if kind == "arrow" else lost.start
+    entries = rejected(tmp_path / "out")
+    assert [entry["position"] for entry in entries] == [f"record {first + i}" for i in range(len(lost))]
+    assert {Path(entry["source"]).name for entry in entries} == {f"x.{kind}"}
+    assert entries[0]["reason"].startswith(f"it lies in a damaged block of {len(lost)} (")
+    for policy in (f"skip:{len(lost) - 1}", "skip:19%", "fail"):
+        with pytest.raises(SourceError, match=rf"x\.{kind}: "):
+            built(str(tmp_path / "x"), tmp_path / "less", on_bad_record=policy, **how)
+
+
+def test_a_table_that_is_gone_is_not_passed_over(tmp_path: Path) -> None:
+    write_tables(tmp_path / "x", "parquet")
+    source = LenientSource(inner=open_source(str(tmp_path / "x"), "y"))
+    (tmp_path / "x" / "x.parquet").unlink()
+    with pytest.raises(FileNotFoundError, match=r"x\.parquet"):
+        list(source.labels(source.parts[0]))
