@@ -24,7 +24,17 @@ from ..errors import RingfeedError, SourceError
 from ..schema import Feature, Schema
 from ..storage import Storage
 from .arrays import Leaf, batch_rows, choose, fixed_feature, leaves_of, part_bounds, text_column, to_arrow
-from .base import BATCH_BYTES, Part, Reject, fail_on_bad, fingerprint_files, list_files, open_file, translate_errors
+from .base import (
+    BATCH_BYTES,
+    BadRecord,
+    Part,
+    Reject,
+    fail_on_bad,
+    fingerprint_files,
+    list_files,
+    open_file,
+    translate_errors,
+)
 from .selection import split_selection
 
 __all__ = ["SUFFIXES", "Hdf5Source"]
@@ -98,16 +108,20 @@ class Hdf5Source:
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
         """The label's dataset alone."""
-        if self.schema.label is None:
+        if reject is not fail_on_bad:
+            for batch in self.drafts(part, reject):
+                yield pa.nulls(len(batch)) if self.schema.label is None else batch.column(self.schema.label)
+        elif self.schema.label is None:
             yield pa.nulls(part.pieces[1] - part.pieces[0])
-            return
-        for (column,) in _read(part, [self.columns[self.schema.names.index(self.schema.label)]]):
-            yield column
+        else:
+            for (column,) in _read(part, [self.columns[self.schema.names.index(self.schema.label)]]):
+                yield column
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """The records; they are complete."""
-        for columns in _read(part, self.columns):
-            yield pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow)
+        """The records; they are complete. Where some may be bad, all rows are read once more before."""
+        for rows in [part] if reject is fail_on_bad else _readable(part, self.columns, reject):
+            for columns in _read(rows, self.columns):
+                yield pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow)
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """The first rows."""
@@ -264,6 +278,36 @@ def _read(part: Part, columns: Sequence[_Column]) -> Iterator[list[pa.Array]]:
                 row_bytes = max(1.0, sum(array.nbytes for array in arrays) / (end - start))
             yield arrays
             start = end
+
+
+def _readable(part: Part, columns: Sequence[_Column], reject: Reject) -> Iterator[Part]:
+    """The runs of rows of a part that can be read; those of a chunk that cannot be are bad, whatever the column."""
+    good: list[tuple[int, int]] = []
+    with _open(part.path) as root:
+        datasets = [_dataset(root, name) for name in dict.fromkeys(column.dataset for column in columns)]
+        align, (first, stop) = _align(root, columns), part.pieces
+        step = max(align, batch_rows(sum(map(_estimate, datasets))) // align * align)
+        todo = [(start, min(stop, start + step)) for start in range(first, stop, step)][::-1]
+        while todo:
+            start, end = todo.pop()
+            try:
+                for dataset in datasets:
+                    dataset[start:end]
+            except (OSError, RuntimeError) as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise
+                chunks = -(-(end - start) // align)
+                if chunks > 1:
+                    middle = start + chunks // 2 * align
+                    todo += [(middle, end), (start, middle)]
+                    continue
+                reason = f"it lies in a damaged chunk ({' '.join(str(error).split())[:200]})"
+                for row in range(start, end):
+                    reject(BadRecord(path=part.path, place=f"record {row}", reason=reason, remedy="write it again"))
+            else:
+                good.append((good.pop()[0] if good and good[-1][1] == start else start, end))
+    for start, end in good:
+        yield Part(path=part.path, pieces=(start, end), first_record=start)
 
 
 def _estimate(dataset: Any) -> float:
