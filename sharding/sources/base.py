@@ -31,8 +31,8 @@ from ..schema import Feature, Schema
 from ..storage import Storage
 
 __all__ = [
-    "BATCH_BYTES", "BATCH_ROWS", "NO_FEATURES", "BadRecord", "Checked", "Part", "Reject", "Sized", "Source",
-    "SourceFile", "compression_of", "fail_on_bad", "fingerprint_files", "has_pattern", "late_bytes", "light",
+    "BATCH_BYTES", "BATCH_ROWS", "NO_FEATURES", "PASS_OVER", "BadRecord", "Checked", "Part", "Reject", "Sized",
+    "Source", "SourceFile", "compression_of", "fail_on_bad", "fingerprint_files", "has_pattern", "late_bytes", "light",
     "list_files", "open_file", "plain_name", "read_files", "size_if_seekable", "stat_files", "translate_errors",
 ]  # fmt: skip
 
@@ -87,6 +87,7 @@ class BadRecord:
 
 
 Reject = Callable[[BadRecord], None]
+PASS_OVER = "such records with --on-bad-record skip:N"  # a remedy
 
 
 def fail_on_bad(record: BadRecord) -> None:
@@ -95,7 +96,7 @@ def fail_on_bad(record: BadRecord) -> None:
     Raises:
         SourceError: always.
     """
-    raise SourceError(f"{record}, or pass over such records with --on-bad-record skip:N")
+    raise SourceError(f"{record}, or pass over {PASS_OVER}")
 
 
 class Source(Protocol):

@@ -26,6 +26,7 @@ from ..storage import Storage
 from .arrays import Leaf, batch_rows, choose, fixed_feature, leaves_of, part_bounds, text_column, to_arrow
 from .base import (
     BATCH_BYTES,
+    PASS_OVER,
     BadRecord,
     Part,
     Reject,
@@ -168,7 +169,7 @@ class _Raw(io.RawIOBase):
 
 
 @contextmanager
-def _open(path: str) -> Iterator[Any]:
+def _open(path: str, remedy: str = "write it again with gzip") -> Iterator[Any]:
     """The root group of a file.
 
     Raises:
@@ -186,7 +187,7 @@ def _open(path: str) -> Iterator[Any]:
         except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            remedy = "the file is damaged, no HDF5, or compressed in a way that h5py lacks; write it again with gzip"
+            remedy = f"the file is damaged, no HDF5, or compressed in a way that h5py lacks; {remedy}"
             raise translate_errors(path, error, remedy) from error
 
 
@@ -262,7 +263,7 @@ def _align(root: Any, columns: Sequence[_Column]) -> int:
 
 def _read(part: Part, columns: Sequence[_Column]) -> Iterator[list[pa.Array]]:
     """The columns of a part, some rows at a time: whole chunks where they are small enough."""
-    with _open(part.path) as root:
+    with _open(part.path, f"write it again with gzip, or pass over {PASS_OVER}") as root:
         datasets = {name: _dataset(root, name) for name in dict.fromkeys(column.dataset for column in columns)}
         align = _align(root, columns)
         row_bytes: float = sum(_estimate(dataset) for dataset in datasets.values())

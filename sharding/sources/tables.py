@@ -17,6 +17,7 @@ from ..storage import Storage
 from .base import (
     BATCH_BYTES,
     BATCH_ROWS,
+    PASS_OVER,
     BadRecord,
     Part,
     Reject,
@@ -37,6 +38,14 @@ Self = TypeVar("Self", bound="TableSource")
 
 class _DamagedError(SourceError):
     """What a file holds makes no sense."""
+
+
+@contextmanager
+def _telling_to_pass_over() -> Iterator[None]:
+    try:
+        yield
+    except _DamagedError as error:
+        raise _DamagedError(f"{error}, or pass over {PASS_OVER}") from error.__cause__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,13 +141,14 @@ class TableSource(ABC):
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """The first batch of the first block that can be read, cut short; whoever reads all tells what is wrong."""
-        try:
-            batch = next(self.head(part, self._in_files, records), None)
-        except _DamagedError:
-            block = next(self._readable(part, lambda _: None), None)
-            if block is None:
-                raise
-            batch = next(self.head(block, self._in_files, records), None)
+        with _telling_to_pass_over():
+            try:
+                batch = next(self.head(part, self._in_files, records), None)
+            except _DamagedError:
+                block = next(self._readable(part, lambda _: None), None)
+                if block is None:
+                    raise
+                batch = next(self.head(block, self._in_files, records), None)
         return self._conformed(part, batch).slice(0, records)
 
     def narrow(self: Self, columns: Collection[str]) -> Self:
@@ -175,8 +185,9 @@ class TableSource(ABC):
         return self.schema.conform(self.partitions.append(batch, part.path))
 
     def _bounded(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        for batch in self.read(part, columns):
-            yield from bounded(batch)
+        with _telling_to_pass_over():
+            for batch in self.read(part, columns):
+                yield from bounded(batch)
 
 
 def _check_alike(schema: pa.Schema, first: pa.Schema, path: str, first_path: str) -> None:
