@@ -78,7 +78,8 @@ def _restore(values: Any, feature: Feature) -> Any:
         if feature.elements is None:
             return tf.ragged.map_flat_values(tf.identity, _ragged_raw(values, dtype))
         decoded = tf.io.decode_raw(values, dtype, fixed_length=None)
-        return tf.reshape(decoded, [-1, *(feature.fixed_shape or ())])
+        batch = -1 if values.shape[0] is None else values.shape[0]
+        return tf.reshape(decoded, [batch, *(feature.fixed_shape or ())])
     return values if values.dtype == dtype else tf.cast(values, dtype)
 
 
@@ -219,7 +220,7 @@ def _signature(
     for feature in schema.features:
         if feature.elements is None:
             specs[feature.name] = tf.TensorSpec([None], _tf_dtype(feature))
-            specs[feature.name + _LENGTHS] = tf.TensorSpec([None], tf.int64)
+            specs[feature.name + _LENGTHS] = tf.TensorSpec([local_batch], tf.int64)  # chunks of one step
         else:
             shape = [None, local_batch, *(feature.fixed_shape or ())]
             specs[feature.name] = tf.TensorSpec(shape, _tf_dtype(feature))

@@ -75,6 +75,7 @@ def test_all_kinds_of_features_keep_their_values_and_dtypes(tmp_path: Path, shar
     table = make_variable_table() if variable else make_table()
     loader, records = load(table, tmp_path, shard_format)
     assert (loader.manifest.layout is not None) == (shard_format == "tfrecord" and not variable)
+    assert {spec.shape[0] for spec in loader.epoch(0).element_spec.values()} == {12}
     assert sorted(records) == list(range(RECORDS))
     for key, record in records.items():
         for feature in loader.schema.features:
