@@ -152,9 +152,15 @@ class Loader(Epochs):
         self._split = split
         self._shards = self._dataset.split_shards(split)
         info = self.manifest.split(split)
-        self._selection = (
-            None if where is None else Selection(self._dataset, split, where, fetch_threads or _COUNT_THREADS)
-        )
+        self._selection = None
+        if where is not None:
+            self._selection = Selection(
+                self._dataset,
+                split,
+                where,
+                fetch_threads or _COUNT_THREADS,
+                quarantine=on_bad_shard == "quarantine" or bool(quarantined),
+            )
         if self._selection is not None:
             self._shards, info = self._selection.shards, self._selection.split
         self._info = info
@@ -201,9 +207,7 @@ class Loader(Epochs):
         self._buckets = None if bucket_by is None else Buckets.of(self.schema, bucket_by, bucket_steps)
         self._hedging = hedging
         self._prefetch_bytes = self._default_prefetch() if prefetch_bytes is None else prefetch_bytes
-        self._quarantine = Quarantine(
-            self._dataset, split, self._shards, on_bad_shard, quarantined, self._counters, self._selection
-        )
+        self._quarantine = Quarantine(self._dataset, split, self._shards, on_bad_shard, quarantined, self._counters)
         self._quarantine.planned(weights)  # that nothing is left is told now
         self._access = RandomAccess(self._shards, self.schema, self._layout, self._fill)
 

@@ -21,7 +21,6 @@ from ..sharding.errors import ConfigError, CorruptionError
 from ..sharding.keyed import shuffled
 from ..sharding.manifest import ShardInfo
 from .counters import Counters
-from .selection import Selection
 
 __all__ = ["OnBadShard", "Quarantine", "stand_ins"]
 
@@ -41,10 +40,9 @@ class Quarantine:
         on_bad_shard: whether a shard that is found to be bad joins them; else it stops the loader.
         paths: of those that are known to be bad.
         counters: of the loader.
-        selection: of the records that a filter lets through; None for all.
 
     Raises:
-        ConfigError: there is no such choice, or no such shard; or shards are read before they can be in quarantine.
+        ConfigError: there is no such choice, or no such shard.
     """
 
     def __init__(
@@ -55,15 +53,9 @@ class Quarantine:
         on_bad_shard: OnBadShard,
         paths: Sequence[str],
         counters: Counters,
-        selection: Selection | None = None,
     ) -> None:
         if on_bad_shard not in _CHOICES:
             raise ConfigError(f"on_bad_shard must be 'raise' or 'quarantine', got {on_bad_shard!r}")
-        if (on_bad_shard == "quarantine" or paths) and selection is not None and not selection.by_label:
-            raise ConfigError(
-                "on_bad_shard='quarantine' needs a `where` on the label alone, or none: what another lets through of a "
-                "shard that cannot be read, nobody knows"
-            )
         unknown = set(paths) - {shard.path for shard in dataset.split_shards(split)} if paths else set()
         if unknown:
             raise ConfigError(

@@ -7,7 +7,6 @@ are wrong again, the error says where in the shard, or that the dataset is no lo
 from __future__ import annotations
 
 import mmap
-import shlex
 import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from functools import partial
 import pyarrow as pa
 
 from ..sharding.damage import Damage
-from ..sharding.dataset import Dataset, open_dataset
+from ..sharding.dataset import Dataset, open_dataset, remedy
 from ..sharding.errors import CorruptionError, DatasetError, RingfeedError, StorageError
 from ..sharding.formats.blocks import BLOCK_BYTES, are_whole
 from ..sharding.indexes import Index, read_index
@@ -158,11 +157,10 @@ class SourceReader:
         where = self._storage.locate(written.index_path if in_index else written.path)
         error = self._rewritten(written, where)
         if error is None and wrong.data is None:
-            error = CorruptionError(f"{where} is missing; see: shard-dataset verify")
+            error = CorruptionError(f"{where} is missing; {remedy(self._storage)}")
         elif error is None:
             error = CorruptionError(
-                f"{where} is damaged: {self._damage(written, wrong.data, in_index=in_index)}; mend it with: "
-                f"shard-dataset repair {shlex.quote(self._storage.locate())}"
+                f"{where} is damaged: {self._damage(written, wrong.data, in_index=in_index)}; {remedy(self._storage)}"
             )
         error.__cause__ = wrong.cause
         return error

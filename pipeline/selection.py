@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..sharding.class_counts import ClassCounts, count_matrix
-from ..sharding.dataset import Dataset, read_checked
+from ..sharding.dataset import Dataset, read_checked, remedy
 from ..sharding.errors import ConfigError, CorruptionError, RingfeedError
 from ..sharding.manifest import ShardInfo
 from ..sharding.sources.shards import decode_tfrecord, read_index_rows
@@ -69,6 +69,7 @@ class Selection:
         split: of it.
         where: see `Loader`.
         threads: that count.
+        quarantine: whether shards may be unreadable; what is let through of these only a filter on the label tells.
 
     Attributes:
         shards: those with records that are let through; their `records` and `class_counts` are of these alone.
@@ -76,17 +77,25 @@ class Selection:
         plan: for `LoaderPlan`.
 
     Raises:
-        ConfigError: the expression is none, does not fit the columns, or lets nothing through.
+        ConfigError: the expression is none, does not fit the columns, or lets nothing through; or it needs shards that
+            may be unreadable.
         CorruptionError: a shard is damaged.
         StorageError: the store refuses.
     """
 
-    def __init__(self, dataset: Dataset, split: str, where: str | pc.Expression, threads: int) -> None:
+    def __init__(
+        self, dataset: Dataset, split: str, where: str | pc.Expression, threads: int, *, quarantine: bool = False
+    ) -> None:
         shards = dataset.split_shards(split)
         self._dataset = dataset
         self._filter = open_filter(where, dataset.manifest.schema)
         self._written = {shard.path: shard for shard in shards}
         self._classes = self._classes_kept()
+        if quarantine and not self.by_label:
+            raise ConfigError(
+                "on_bad_shard='quarantine' needs a `where` on the label alone, or none: what another lets through of a "
+                "shard that cannot be read, nobody knows"
+            )
         with ThreadPoolExecutor(threads, thread_name_prefix="ringfeed-filter") as pool:
             counted = list(pool.map(self._count, shards))
         self.shards = tuple(shard for shard, _ in counted if shard.records)
@@ -207,7 +216,7 @@ class Selection:
             with storage.open_input(shard.path, read_ahead=False) as file:
                 yield file
         except FileNotFoundError as error:
-            raise CorruptionError(f"{where} is missing; see: shard-dataset verify") from error
+            raise CorruptionError(f"{where} is missing; {remedy(storage)}") from error
         except RingfeedError:
             raise
         except (OSError, pa.ArrowInvalid) as error:

@@ -19,7 +19,7 @@ from .schema import Schema
 from .storage import Storage
 from .table import decode_shards
 
-__all__ = ["Dataset", "open_dataset", "read_checked", "read_records"]
+__all__ = ["Dataset", "open_dataset", "read_checked", "read_records", "remedy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ def open_dataset(location: str | Storage) -> Dataset:
     try:
         manifest = _decoded(storage, data)
     except CorruptionError as error:
-        raise CorruptionError(f"{error}; mend it with: shard-dataset repair {shlex.quote(storage.locate())}") from error
+        raise CorruptionError(f"{error}; {remedy(storage)}") from error
     table = read_checked(storage, manifest.shards_path, manifest.shards_bytes, manifest.shards_checksum)
     return Dataset(storage=storage, manifest=manifest, shards=decode_shards(table))
 
@@ -86,12 +86,19 @@ def read_checked(storage: Storage, path: str, expected_bytes: int, expected_chec
         if storage.local_path is None and checksum(data) != expected_checksum:
             data = storage.map(path)  # it may have been damaged on its way
     except FileNotFoundError as error:
-        raise CorruptionError(f"{storage.locate(path)} is missing; see: shard-dataset verify") from error
+        raise CorruptionError(f"{storage.locate(path)} is missing; {remedy(storage)}") from error
     if data.size != expected_bytes:
-        raise CorruptionError(f"{storage.locate(path)} has {data.size} bytes, {expected_bytes} were written")
-    if checksum(data) != expected_checksum:
-        raise CorruptionError(f"{storage.locate(path)} is damaged: its checksum does not match")
-    return data
+        reason = f"it has {data.size} bytes, {expected_bytes} were written"
+    elif checksum(data) != expected_checksum:
+        reason = "its checksum does not match"
+    else:
+        return data
+    raise CorruptionError(f"{storage.locate(path)} is damaged: {reason}; {remedy(storage)}")
+
+
+def remedy(storage: Storage) -> str:
+    """What mends a damaged dataset, for the end of an error."""
+    return f"mend it with: shard-dataset repair {shlex.quote(storage.locate())}"
 
 
 def read_records(dataset: Dataset, split: str, limit: int) -> Iterator[dict[str, Any]]:

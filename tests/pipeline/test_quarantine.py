@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from ringfeed.pipeline import Loader, Mixture
 from ringfeed.pipeline.quarantine import stand_ins
+from ringfeed.pipeline.selection import Selection
 from ringfeed.sharding import BuildOptions, ConfigError, CorruptionError, DatasetError, build, open_dataset
 
 Make = Callable[..., str]
@@ -221,7 +223,10 @@ class TestQuarantine:
             Loader(url, batch_size=10, quarantined=["x"])
         with pytest.raises(ConfigError, match="on_bad_shard must be 'raise' or 'quarantine', got 'skip'"):
             Loader(url, batch_size=10, on_bad_shard="skip")  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match="needs a `where` on the label alone"):
+        with (
+            pytest.raises(ConfigError, match="needs a `where` on the label alone"),
+            mock.patch.object(Selection, "_count", side_effect=AssertionError),  # before a shard is read
+        ):
             Loader(url, batch_size=10, on_bad_shard="quarantine", where="id > 5")
         Loader(url, batch_size=10, on_bad_shard="quarantine", where="label == 1")
 

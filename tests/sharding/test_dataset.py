@@ -99,7 +99,14 @@ def test_records_come_from_checked_shards_up_to_the_limit(pristine: Path, tmp_pa
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
-    with pytest.raises(CorruptionError, match="is damaged: its checksum does not match"):
+    mend = f"; mend it with: shard-dataset repair {tmp_path / 'x'}$"
+    with pytest.raises(CorruptionError, match=f"is damaged: its checksum does not match{mend}"):
+        list(read_records(open_dataset(str(tmp_path / "x")), "train", 1))
+    shard.write_bytes(data[:-1])
+    with pytest.raises(CorruptionError, match=rf"is damaged: it has \d+ bytes, \d+ were written{mend}"):
+        list(read_records(open_dataset(str(tmp_path / "x")), "train", 1))
+    shard.unlink()
+    with pytest.raises(CorruptionError, match=f"is missing{mend}"):
         list(read_records(open_dataset(str(tmp_path / "x")), "train", 1))
 
 
