@@ -254,9 +254,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--balance",
         default="natural",
         metavar="HOW",
-        help="natural, uniform, power:A, or JSON shares by class (default: natural)",
+        help="natural, uniform, power:A, X->Y:EPOCHS, or JSON shares by class (default: natural)",
     )
-    parser.add_argument("--steps", type=int, metavar="N", help="batches to read (default: one epoch)")
+    parser.add_argument("--steps", type=int, metavar="N", help="batches to read, at least 2 (default: one epoch)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the order (default: 0)")
     parser.add_argument(
         "--fill", action="append", default=[], metavar="FEATURE=VALUE", help="what stands for missing values"

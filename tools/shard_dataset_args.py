@@ -21,7 +21,7 @@ exit status:
   0  all is well
   1  an error, told in one line on standard error, or damage found by verify
   2  wrong usage
-  130  interrupted; a build can be gone on with by the same command
+  130  interrupted, by SIGTERM 143; a build can be gone on with by the same command
 """
 _EPILOG = f"""\
 examples:

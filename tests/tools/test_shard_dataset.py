@@ -618,7 +618,7 @@ class TestUsage:
         out = capsys.readouterr().out
         assert stop.value.code == 0
         assert "examples:\n" in out
-        assert "130  interrupted" in out
+        assert "130  interrupted, by SIGTERM 143" in out
         assert f"shard-dataset {command[0] if command else 'build'} " in out
 
     def test_the_flags_are_those_of_the_issue(self) -> None:
