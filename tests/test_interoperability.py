@@ -2,12 +2,12 @@
 
 import gc
 import re
+import shlex
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,11 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
-from ringfeed.sharding import ExportOptions, export, open_dataset, read_records
-from tests.sharding.conftest import built
+from ringfeed.sharding import open_dataset, read_records
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "interoperability.md").read_text()
 SNIPPETS = dict(re.findall(r"^### ([^\n]+)\n+```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
-SPLITS = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
+COMMANDS = re.findall(r"^shard-dataset (.*)", PAGE, re.MULTILINE)
 ROWS = 64
 
 Rows = dict[int, tuple[float, str]]  # hours and status by id
@@ -35,11 +34,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "status": ["late" if i % 4 == 0 else "on time" for i in range(ROWS)],
     }
     pyarrow.csv.write_csv(pa.table(rows), root / "flights.csv")
-    options: dict[str, Any] = {"label": "status", "splits": SPLITS, "shards": 2}
-    built(str(root / "flights.csv"), root / "shards", dali_index=True, **options)
-    built(str(root / "flights.csv"), root / "tables", shard_format="parquet", **options)
-    for to, name in [("webdataset", "tars"), ("hf", "hf")]:
-        export(ExportOptions(url=str(root / "shards"), destination=str(root / name), to=to))
+    for command in COMMANDS:
+        program = [sys.executable, "-m", "ringfeed.tools.shard_dataset", *shlex.split(command)]
+        subprocess.run(program, cwd=root, check=True, capture_output=True)
     return root
 
 
