@@ -28,9 +28,9 @@ def check_columns(flag: str, wanted: Iterable[str], names: Collection[str]) -> N
     for name in wanted:
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
+            hint = f"did you mean {close[0]!r}? The" if close else "the"
             listed = ", ".join(list(names)[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
-            raise ConfigError(f"{flag}: there is no column {name!r}; {hint}The columns here are: {listed}")
+            raise ConfigError(f"{flag}: there is no column {name!r}; {hint} columns here are: {listed}")
 
 
 def check_distinct(flag: str, names: Iterable[str]) -> None:

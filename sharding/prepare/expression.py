@@ -220,7 +220,7 @@ class _Walk:
         """Whether a column's value is one of a list; unknown where it is missing."""
         column = self.value(left)
         if not isinstance(column, pa.Array) or not isinstance(right, (ast.Tuple, ast.List, ast.Set)):
-            raise self._fault("in takes a column and a list, such as: carrier in ('AA', 'UA')")
+            raise self._fault("in takes a column and a list, such as: carrier in ('AA', 'UA'); of one value: ('AA',)")
         equal = [pc.equal(*self._alike(column, self._listed(node))) for node in right.elts]
         return reduce(pc.or_kleene, equal) if equal else pc.and_kleene(pc.is_null(column), pa.scalar(None, pa.bool_()))
 

@@ -271,7 +271,7 @@ def test_types_that_a_source_would_infer_are_given_to_it(tmp_path: Path) -> None
     [
         (Select(("prise",)), r"--select: there is no column 'prise'; did you mean 'price'\?"),
         (Select(("id", "id")), "named once"),
-        (Drop(("ID",)), "--drop-columns: there is no column 'ID'"),
+        (Drop(("ID",)), "--drop-columns: there is no column 'ID'; the columns here are: id, "),
         (Drop(("id", "vector", "small", "price", "flag", "label")), "no column is left"),
         (Rename((("idd", "x"),)), "did you mean 'id'"),
         (Rename((("id", "price"),)), "'price' twice"),

@@ -98,6 +98,7 @@ def test_it_means_what_it_says(text: str, expected: list[bool | None]) -> None:
         ("1 < 2 and b", "a column on at least one side"),
         ("true", "names no column"),
         ("x in s", "in takes a column and a list"),
+        ("s in ('a')", "of one value: ('AA',)"),
         ("x in (s,)", "numbers and texts"),
         ("'a' in s", "in takes a column and a list"),
         (f"x + {10**30} > 1", "too large"),
