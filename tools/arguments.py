@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 from fractions import Fraction
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
-__all__ = ["CommandParser", "parse_bytes", "parse_splits"]
+__all__ = ["CommandParser", "at_least", "checked_text", "checked_type", "parse_bytes", "parse_splits"]
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
     _UNITS |= {_letter: 1024**_power, f"{_letter}IB": 1024**_power, f"{_letter}B": 1000**_power}
+
+
+T = TypeVar("T")
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -20,6 +24,39 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the command with exit code 2."""
         self.exit(2, f"{self.prog}: error: {message}; see: {self.prog} --help\n")
+
+
+def checked_type(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """A parser of words as a type for argparse, which shows the text of no other error."""
+
+    def checked(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return checked
+
+
+def checked_text(parse: Callable[[str], object]) -> Callable[[str], str]:
+    """As `checked_type`, of words that stay what they are."""
+
+    def checked(text: str) -> str:
+        checked_type(parse)(text)
+        return text
+
+    return checked
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """A parser of whole numbers."""
+
+    def parse(text: str) -> int:
+        if not text.strip().isdecimal() or int(text) < least:
+            raise ValueError(f"must be a whole number of at least {least}, got {text!r}")
+        return int(text)
+
+    return parse
 
 
 def parse_bytes(text: str) -> int:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 from ..sharding.prepare import (
     ImageOptions,
@@ -17,6 +15,7 @@ from ..sharding.prepare import (
     read_features,
     split_columns,
 )
+from .arguments import checked_type
 
 __all__ = ["PREPARE_EPILOG", "add_prepare_flags", "prepare_options"]
 
@@ -28,7 +27,6 @@ quotes, as in CSV. An expression of --filter is made of comparisons, and, or, no
 + - * /, numbers, 'text', true, false, and the names of columns (col('a name') for any name); a record for which it is
 unknown, since a value is missing, goes.
 """
-T = TypeVar("T")
 
 
 def add_prepare_flags(command: argparse.ArgumentParser) -> None:
@@ -43,7 +41,7 @@ def add_prepare_flags(command: argparse.ArgumentParser) -> None:
         """All steps end in one list, so that their order is that of the command line."""
         parse = partial(parse_step, flag, folder=os.getcwd())
         group.add_argument(
-            flag, dest="steps", action="append", metavar=metavar, type=_checked(parse), help=text,
+            flag, dest="steps", action="append", metavar=metavar, type=checked_type(parse), help=text,
             nargs=None if const is None else "?", const=const if const is None else parse(const),
         )  # fmt: skip
 
@@ -59,15 +57,18 @@ def add_prepare_flags(command: argparse.ArgumentParser) -> None:
     step("--drop-nulls", "COL,...",
          "leave out records that lack a value in these columns (default: any; '*' before SRC)", "*")  # fmt: skip
     group.add_argument(
-        "--dedup", metavar="COL,...", nargs="?", const=(), type=_checked(split_columns),
+        "--dedup", metavar="COL,...", nargs="?", const=(), type=checked_type(split_columns),
         help="leave out records whose values in these columns (default: all; '*' before SRC) came before",
     )  # fmt: skip
     group.add_argument(
-        "--resize", metavar="SIZE", type=_checked(parse_size),
+        "--resize", metavar="SIZE", type=checked_type(parse_size),
         help="images to this shorter side, as in 256, or to exactly WIDTHxHEIGHT",
     )  # fmt: skip
     group.add_argument(
-        "--encode", metavar="FORMAT", type=_checked(parse_encoding), help="images as jpeg:QUALITY, webp:QUALITY or png"
+        "--encode",
+        metavar="FORMAT",
+        type=checked_type(parse_encoding),
+        help="images as jpeg:QUALITY, webp:QUALITY or png",
     )
 
 
@@ -86,15 +87,3 @@ def prepare_options(args: argparse.Namespace) -> PrepareOptions:
         dedup=args.dedup,
         images=images,
     )
-
-
-def _checked(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """For argparse, which shows the text of no other error."""
-
-    def checked(text: str) -> T:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return checked

@@ -45,8 +45,9 @@ from .console import align, human_bytes, human_seconds, one_line, print_event, p
 from .inspection import inspection_json, inspection_text
 from .prepare_args import prepare_options
 from .repairing import repair_json, repair_text
-from .shard_dataset_args import build_parser, cores, workers_for
+from .shard_dataset_args import build_parser
 from .shares import shares_json, shares_text
+from .subcommands import cores, workers_for
 
 __all__ = ["main", "run"]
 

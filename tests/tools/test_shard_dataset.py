@@ -18,7 +18,8 @@ import pytest
 from PIL import Image
 
 from ringfeed.tools.shard_dataset import main
-from ringfeed.tools.shard_dataset_args import build_parser, cores, workers_for
+from ringfeed.tools.shard_dataset_args import build_parser
+from ringfeed.tools.subcommands import cores, workers_for
 from tests.conftest import Cli
 from tests.servers.hdfs import HdfsServer
 from tests.servers.seaweedfs import S3Server

@@ -1,0 +1,70 @@
+"""What the commands of `shard-dataset` have in common: how they are told of, and flags that most of them have."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+
+from ..sharding.sources.selection import split_selection
+from .arguments import at_least, checked_type
+
+__all__ = ["EXIT_CODES", "add_command", "add_json", "add_workers", "cores", "parser_with", "workers_for"]
+
+EXIT_CODES = """\
+exit status:
+  0  all is well
+  1  an error, told in one line on standard error, or damage found by verify
+  2  wrong usage
+  130  interrupted, by SIGTERM 143; a build can be gone on with by the same command
+"""
+_SMALL_BYTES = 8 << 20  # written before another process has imported what it needs
+
+
+def add_command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    summary: str,
+    epilog: str,
+) -> argparse.ArgumentParser:
+    """A command, with its exit codes at the end of its help."""
+    description = summary[0].upper() + summary[1:] + "."
+    tail = "" if EXIT_CODES in epilog else "\n" + EXIT_CODES
+    command = parser_with(commands.add_parser, name, help=summary, description=description, epilog=epilog + tail)
+    command.add_argument("--debug", action="store_true", help="show where in the program an error arose")
+    return command
+
+
+def parser_with(make: Callable[..., argparse.ArgumentParser], *names: str, **words: str) -> argparse.ArgumentParser:
+    """argparse reads ``%`` in help texts, and knows no common type for its two ways to make a parser."""
+    return make(*names, formatter_class=argparse.RawDescriptionHelpFormatter, **words)
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    """Add `--json`."""
+    command.add_argument(
+        "--json", action="store_true",
+        help="one JSON document on standard output; on standard error a JSON object a line: an event (progress with "
+        "stage, done, total, records, seconds; resumed; error and interrupted with message, status)",
+    )  # fmt: skip
+
+
+def add_workers(command: argparse.ArgumentParser) -> None:
+    """Add `--workers` of a command that reads a source."""
+    command.add_argument(
+        "--workers", type=checked_type(at_least(1)), metavar="N",
+        help="processes; the result does not depend on it (default: the cores, "
+        f"here {cores()}; 1 for a small local file, which would wait for others to start)",
+    )  # fmt: skip
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def workers_for(source: str) -> int:
+    """Processes to read a source with, unless the user says how many."""
+    path, _ = split_selection(source)
+    small = os.path.isfile(path) and os.path.getsize(path) < _SMALL_BYTES
+    return 1 if small else cores()
