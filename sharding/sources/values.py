@@ -164,6 +164,8 @@ def column_of_values(values: Sequence[Any], field: pa.Field) -> pa.Array:
     if not pa.types.is_list(kind) and not pa.types.is_fixed_size_list(kind):
         if kind == pa.float64() and any(type(value) is int for value in values):
             values = [float(value) if type(value) is int else value for value in values]  # Arrow takes none above 2**53
+        elif kind == pa.date32():  # Arrow takes no NumPy scalars of days
+            values = [value.item() if isinstance(value, np.datetime64) else value for value in values]
         return pa.array(values, kind)
     absent = np.array([value is None for value in values], bool)
     flats = [_flat(value)[1] for value in values if value is not None]
@@ -196,6 +198,8 @@ def _flat(value: Any) -> tuple[tuple[int, ...], Any]:
         TypeError: lists within it are of several lengths.
     """
     if isinstance(value, np.ndarray):
+        if np.ma.isMaskedArray(value):
+            raise TypeError("has masked arrays; fill them, or leave such elements out")
         flat = value.reshape(-1)
         return value.shape, flat.tolist() if flat.dtype.kind in "SUO" else flat
     shape: tuple[int, ...] = (len(value),)
@@ -227,12 +231,16 @@ def _of_python(kind: type, values: Sequence[Any]) -> pa.DataType:
     """Dates, times and the like, as Arrow takes them."""
     if kind is type(None):
         raise TypeError("has lists with None in them; leave such elements out, or use another value")
+    if kind.__name__ == "NaTType":  # of pandas; Arrow takes it for a timestamp, and then cannot read it
+        raise TypeError("has NaT; give None where there is no value")
     try:
         found = pa.infer_type(values)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise TypeError(f"has a value of type {kind.__name__}, which no column has") from error
     if not pa.types.is_temporal(found):
         raise TypeError(f"has a value of type {kind.__name__}, which no column has")
+    if any(getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0) for value in values):  # of pandas
+        raise TypeError(f"has a {kind.__name__} with nanoseconds, which Arrow cuts off; give its to_numpy()")
     return found
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -246,6 +248,14 @@ def test_the_type_that_is_found_holds_every_value(values: list[Any]) -> None:
     assert column_of_values(values, field).to_pylist() == values
 
 
+@pytest.mark.parametrize("unit", ["D", "s", "ms", "us", "ns"])
+def test_numpy_times_keep_their_unit(unit: str) -> None:
+    array = np.array(["2020-01-02", "NaT"], f"datetime64[{unit}]")
+    column = ColumnType()
+    column.add([*array, None], 0)
+    assert column_of_values([*array, None], column.field("x")).equals(pa.array([*pa.array(array), None]))
+
+
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5), st.sampled_from(["i2", "f4", "bool", "u8"]))
 def test_arrays_of_several_lengths_make_lists(lengths: list[int], dtype: str) -> None:
     arrays = [np.arange(length).astype(dtype) for length in lengths]
@@ -255,6 +265,20 @@ def test_arrays_of_several_lengths_make_lists(lengths: list[int], dtype: str) ->
     found = column_of_values([*arrays, None], field).to_pylist()
     assert found == [*(array.tolist() for array in arrays), None]
     assert field.type.value_type == column_of_values(arrays, field).flatten().type
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (pd.Timestamp("2020-01-01T00:00:00.000000001"), "has a Timestamp with nanoseconds.*; give its to_numpy()"),
+        (pd.Timedelta("1ns"), "has a Timedelta with nanoseconds"),
+        (pd.NaT, "has NaT; give None"),
+        (np.ma.array([1, 2], mask=[False, True]), "has masked arrays"),
+    ],
+)
+def test_values_that_would_lose_something_are_refused(value: Any, reason: str) -> None:
+    with pytest.raises(TypeError, match=reason):
+        ColumnType().add([value], 0)
 
 
 @pytest.mark.parametrize(
