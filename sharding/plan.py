@@ -253,8 +253,14 @@ def check_label(schema: Schema) -> None:
         )
 
 
-def sort_classes(found: Tally, source: str, min_records: int) -> pa.Array:
+def sort_classes(found: Tally, source: str, min_records: int, *, labelled: bool = True) -> pa.Array:
     """The classes in order of their values; their positions are the class ids.
+
+    Args:
+        found: records of each class.
+        source: what they are of, for errors.
+        min_records: that a class must have.
+        labelled: whether there is a label; else the one class has no name.
 
     Raises:
         SourceError: there are no records, or a class has too few.
@@ -267,6 +273,8 @@ def sort_classes(found: Tally, source: str, min_records: int) -> pa.Array:
     if rare.size:
         count = int(counts[rare[0]])
         number = f"{count} record" + "s" * (count != 1)
+        if not labelled:
+            raise SourceError(f"{source} has {number}, fewer than {min_records}; pass --min-class-records {count}")
         more = f" (and {rare.size - 1} more classes)" if rare.size > 1 else ""
         raise SourceError(
             f"class {values[rare[0]].as_py()!r} has {number}, fewer than {min_records}{more}: it can be neither "
@@ -299,10 +307,11 @@ def share_out(
     for name, counts in per_split.items():
         if 0 in counts[known_classes:]:
             i = counts.index(0, known_classes)
-            raise SourceError(
-                f"class {classes[i]!r} has {class_counts[i]} record{'s' * (class_counts[i] != 1)}, too few for one in "
-                f"each of {len(per_split)} splits ({name!r} gets none); drop it, or merge it with another"
-            )
+            number = f"{class_counts[i]} record{'s' * (class_counts[i] != 1)}"
+            few = f"too few for one in each of {len(per_split)} splits ({name!r} gets none)"
+            if classes[i] is None:
+                raise SourceError(f"the source has {number}, {few}; give more, or ask for fewer splits")
+            raise SourceError(f"class {classes[i]!r} has {number}, {few}; drop it, or merge it with another")
     return per_split
 
 

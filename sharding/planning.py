@@ -204,9 +204,8 @@ def _classes(found: Tally, schema: Schema, options: BuildOptions, base: Manifest
     if found.records and not fresh.any():
         return known
     new = Tally(values=found.values.filter(pa.array(fresh)), counts=found.counts[fresh])
-    return pa.concat_arrays(
-        [known, sort_classes(new, options.prepare.described(options.source), options.min_class_records)]
-    )
+    name, labelled = options.prepare.described(options.source), schema.label is not None
+    return pa.concat_arrays([known, sort_classes(new, name, options.min_class_records, labelled=labelled)])
 
 
 def _dropped_there(source: Source) -> str:

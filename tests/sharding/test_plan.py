@@ -65,6 +65,13 @@ def test_a_class_with_too_few_records_is_refused_by_name() -> None:
     assert sort_classes(tally({"a": 5, "b": 1}), "x", 1).to_pylist() == ["a", "b"]
 
 
+def test_without_a_label_too_few_records_are_not_told_of_a_class() -> None:
+    with pytest.raises(SourceError, match=r"^x has 1 record, fewer than 2; pass --min-class-records 1$"):
+        sort_classes(tally({False: 1}), "x", 2, labelled=False)
+    with pytest.raises(SourceError, match=r"^the source has 1 record, too few for one in each of 2 splits"):
+        share_out([None], [1], {"a": Fraction(1, 2), "b": Fraction(1, 2)})
+
+
 @pytest.mark.parametrize("counts", [{}, {"a": 0}])
 def test_no_records_are_refused(counts: dict[str, int]) -> None:
     with pytest.raises(SourceError, match="x holds no records"):
