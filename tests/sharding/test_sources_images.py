@@ -150,3 +150,16 @@ def test_links_to_images_are_followed(tmp_path: Any) -> None:
     (tmp_path / "data" / "cat" / "loop").symlink_to(tmp_path / "data")
     (row,) = completed(open_source(str(tmp_path / "data"), None))
     assert row["image"] == image(1)
+
+
+def test_links_to_class_folders_are_followed_but_in_no_circle(tmp_path: Any) -> None:
+    (tmp_path / "store" / "n01" / "old").mkdir(parents=True)
+    (tmp_path / "store" / "n01" / "1.png").write_bytes(image(1))
+    (tmp_path / "store" / "n01" / "old" / "self").symlink_to(tmp_path / "store" / "n01")
+    (tmp_path / "store" / "n01" / "up").symlink_to(tmp_path / "store")
+    (tmp_path / "data" / "dog").mkdir(parents=True)
+    (tmp_path / "data" / "dog" / "2.png").write_bytes(image(2))
+    (tmp_path / "data" / "cat").symlink_to(tmp_path / "store" / "n01")
+    (tmp_path / "data" / "latest").symlink_to("dog")
+    rows = completed(open_source(str(tmp_path / "data"), None))
+    assert [(row["label"], row["path"]) for row in rows] == [("cat", "cat/1.png"), ("dog", "dog/2.png")]
