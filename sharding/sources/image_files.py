@@ -165,7 +165,7 @@ def _changed(path: str) -> SourceError:
 
 def _translated(path: str, error: OSError) -> Exception:
     if isinstance(error, FileNotFoundError):
-        return SourceError(f"a file went missing while the source was read: {path}; build again")
+        return SourceError(f"a file was never there, or went missing while the source was read: {path}; check its name")
     return StorageError(
         f"cannot read {path}: {error.strerror}; check the rights of the file and the health of the disk"
     )

@@ -140,3 +140,9 @@ def test_a_dataset_is_built_of_a_list(tmp_path: Path, write_csv: Write) -> None:
     dataset = built(url, tmp_path / "out", label="label", source_kind="image-list", shards=2)
     assert dataset.manifest.classes == ("a", "b")
     assert [shard.class_counts for shard in dataset.shards] == [(3, 3), (3, 3)]
+
+
+def test_an_image_that_is_not_there_is_not_said_to_have_gone(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("path,y\nnope.png,1\n")
+    with pytest.raises(SourceError, match=r"was never there, or went missing .*/nope\.png; check its name"):
+        completed(open_source(str(tmp_path / "list.csv"), "y", "image-list"))
