@@ -213,6 +213,25 @@ def test_labels_read_no_column_that_they_do_not_need(parquet: str, monkeypatch: 
         monkeypatch.undo()
 
 
+@pytest.mark.parametrize(
+    ("values", "dtype", "lost"),
+    [
+        (pa.array([1.0, np.inf, np.nan, None, 1e300]), "float32", "1e[+]300"),
+        (pa.array([70000.0], pa.float32()), "float16", "70000.0"),
+        (pa.array([[1.0], None, [2e9]]), "float16", "2000000000.0"),
+        (pa.array([2048, 2049]), "float16", "2049"),
+        (pa.array(["-inf", "+Infinity", "1e400"]), "float64", "'1e400'"),
+        (pa.array([0, 1, None, 3], pa.int8()), "bool", "3"),
+        (pa.array([0.0, 1.0, np.nan]), "bool", "nan"),
+    ],
+)
+def test_a_value_that_a_type_cannot_hold_is_refused(values: pa.Array, dtype: str, lost: str) -> None:
+    batch, step = pa.record_batch({"x": values}), Cast((("x", dtype),))
+    assert step.apply(batch[:-1])["x"].null_count == values.null_count
+    with pytest.raises(SourceError, match=f"--cast x={dtype}: value {lost} has no place in it; choose a type"):
+        step.apply(batch)
+
+
 def test_lists_are_cast_and_lists_with_holes_are_dropped(tmp_path: Path) -> None:
     table = pa.table(
         {
