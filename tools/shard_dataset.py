@@ -264,7 +264,7 @@ def _verify(args: argparse.Namespace) -> int:
         print(*(f"note: {note.path}: {one_line(note.remark)}\n" for note in found.notes), sep="", end="")
     if damaged:
         hint = "; see what can be saved with: shard-dataset repair --dry-run"
-        return _failed(args, f"{damaged} of {found.files} files are damaged or missing{hint}")
+        return _failed(args, f"{damaged} file{'s are' if damaged != 1 else ' is'} damaged or missing{hint}")
     if not args.json:
         print(f"all {found.files:,} files of {args.url} are as they were written")
     return _OK

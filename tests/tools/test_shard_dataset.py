@@ -255,7 +255,7 @@ class TestVerify:
             "test-00000-of-00001.index.arrow",
         ]
         assert done.stderr.splitlines()[-1] == (
-            "shard-dataset: error: 2 of 10 files are damaged or missing; "
+            "shard-dataset: error: 2 files are damaged or missing; "
             "see what can be saved with: shard-dataset repair --dry-run"
         )
         done = cli("shard-dataset", "verify", str(dataset), "--json")
@@ -263,6 +263,15 @@ class TestVerify:
         document = json.loads(done.stdout)
         assert (document["ok"], document["files"], len(document["damages"])) == (False, 10, 2)
         assert [event["event"] for event in events_of(done)][-2:] == ["progress", "error"]
+
+    def test_the_table_counts_among_the_damaged_files(self, cli: Cli, dataset: Path) -> None:
+        for path in [*dataset.glob("*.tfrecord"), *dataset.glob("*.arrow"), dataset / "shards.parquet"]:
+            path.write_bytes(b"")
+        done = cli("shard-dataset", "verify", str(dataset))
+        assert done.returncode == 1
+        named = {line.partition(":")[0] for line in done.stdout.splitlines()} - {"note"}
+        assert "shards.parquet" in named
+        assert f"error: {len(named)} files are damaged or missing; " in done.stderr
 
     def test_a_damaged_manifest_is_named(self, cli: Cli, dataset: Path) -> None:
         manifest = dataset / "dataset.json"
