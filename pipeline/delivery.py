@@ -45,9 +45,11 @@ def _feature_spec(feature: Feature, fill: Any) -> Any:
     kind = feature.example_kind
     dtype = {"int64": tf.int64, "float": tf.float32}.get(kind, tf.string)
     if kind == "raw":
+        if feature.elements is None:
+            return tf.io.FixedLenFeature([], tf.string, b"")
         if fill is None and feature.dtype == "float64":
             fill = float("nan")
-        default = None if fill is None else np.full(feature.elements or 1, fill, feature.dtype).tobytes()
+        default = None if fill is None else np.full(feature.elements, fill, feature.dtype).tobytes()
         return tf.io.FixedLenFeature([], tf.string, default)
     if feature.fixed_shape is None:
         return tf.io.RaggedFeature(dtype)

@@ -113,6 +113,8 @@ def test_missing_values_are_nan_or_what_fill_says(tmp_path: Path, shard_format: 
             "vector": pa.array(holed([[i / 3, 1.0] for i in n]), pa.list_(pa.float32(), 2)),
             "count": pa.array(holed(list(n)), pa.int32()),
             "word": pa.array(holed([str(i) for i in n])),
+            "doubles": pa.array(holed([[i / 3] * (i % 3) for i in n]), pa.list_(pa.float64())),
+            "bytes": pa.array(holed([[i] * (i % 3) for i in n]), pa.list_(pa.uint8())),
             "label": pa.array([i % 2 for i in n]),
         }
     )
@@ -124,8 +126,11 @@ def test_missing_values_are_nan_or_what_fill_says(tmp_path: Path, shard_format: 
             assert record["word"] == str(key).encode()
             assert record["number"] == key / 3
             np.testing.assert_array_equal(record["vector"], np.array([key / 3, 1.0], np.float32))
+            np.testing.assert_array_equal(record["doubles"], [key / 3] * (key % 3))
+            np.testing.assert_array_equal(record["bytes"], [key] * (key % 3))
         else:
             assert record["count"] == -1
+            assert len(record["doubles"]) == len(record["bytes"]) == 0
             assert record["word"] == b"?"
             assert np.isnan(record["number"])
             assert np.isnan(record["vector"]).all()
