@@ -6,16 +6,50 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ..sharding.errors import ConfigError
 from ..sharding.manifest import Manifest, ShardInfo
 from ..sharding.prepare.columns import check_columns, check_distinct
-from ..sharding.schema import Schema
+from ..sharding.schema import Feature, Schema
 from .columns import CLASS_ID, WEIGHT
 from .frames import EXAMPLES, FRAMES
 from .keys import SAMPLE_KEY
 
-__all__ = ["delivered_schema", "record_bytes"]
+__all__ = ["checked_fill", "delivered_schema", "record_bytes"]
+
+
+def checked_fill(schema: Schema, fill: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands for missing values, by feature, as a value of the feature's dtype.
+
+    Args:
+        schema: of the dataset.
+        fill: as the user gave it.
+
+    Raises:
+        ConfigError: a name is no feature's, or a value not of its dtype.
+    """
+    for name in fill:
+        if name not in schema.names:
+            raise ConfigError(f"fill names {name!r}, which is no feature; they are: {', '.join(schema.names)}")
+        if schema[name].elements is None:
+            raise ConfigError(f"fill names {name!r}, which is of variable length: one that is missing is empty")
+    return {name: _checked(schema[name], value) for name, value in fill.items()}
+
+
+def _checked(feature: Feature, value: Any) -> Any:
+    try:
+        checked = pa.scalar(value, feature.primitive).as_py()
+    except (pa.ArrowException, OverflowError) as error:
+        raise _unfit(feature, value) from error
+    whole = feature.numeric and not feature.dtype.startswith("float")
+    if checked is None or (whole and checked != value):
+        raise _unfit(feature, value)
+    return checked
+
+
+def _unfit(feature: Feature, value: Any) -> ConfigError:
+    return ConfigError(f"fill of feature {feature.name!r} must be one {feature.dtype} value, got {value!r}")
 
 
 def delivered_schema(manifest: Manifest, split: str, columns: Sequence[str] | None, fill: Mapping[str, Any]) -> Schema:
@@ -30,9 +64,6 @@ def delivered_schema(manifest: Manifest, split: str, columns: Sequence[str] | No
     Raises:
         ConfigError: says which column, and what to do.
     """
-    for name in fill:
-        if name not in manifest.schema.names:
-            raise ConfigError(f"fill names {name!r}, which is no feature; they are: {', '.join(manifest.schema.names)}")
     schema = _select(manifest.schema, columns)
     for name in (CLASS_ID, WEIGHT, SAMPLE_KEY, EXAMPLES, FRAMES):
         if name in schema.names:

@@ -27,7 +27,7 @@ from .chunks import interleave
 from .columns import CLASS_ID, Columns
 from .counters import StageStats
 from .epochs import Epochs
-from .features import delivered_schema, record_bytes
+from .features import checked_fill, delivered_schema, record_bytes
 from .lookahead import Lookahead
 from .order import EpochOrder, Geometry, Remainder, default_streams
 from .plan import LoaderPlan, plan_epoch
@@ -83,7 +83,7 @@ class Loader(Epochs):
             hold `sample_weight`, 0 for padding; or ``wrap``: the last batch is filled up with records that the epoch
             began with.
         shuffle: False for the order of the dataset.
-        fill: what stands for missing values, by feature. Floats need none: NaN.
+        fill: what stands for missing values, by feature: one value of its dtype. Floats need none: NaN.
         streams: canonical streams, a divisor of `batch_size`; default: the largest up to 16, or 1 without `shuffle`:
             with more, each stream has a part of the dataset, in its order.
         window_shards: shards' worth of records that a stream shuffles, and holds in memory, together.
@@ -188,7 +188,7 @@ class Loader(Epochs):
             raise ConfigError(
                 "bucket_by needs remainder='drop' or 'pad': which records wrap around would hang on their lengths"
             )
-        fill = dict(fill or {})
+        fill = checked_fill(self.manifest.schema, fill or {})
         super().__init__(
             geometry,
             delivered_schema(self.manifest, split, columns, fill),

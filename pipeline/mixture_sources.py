@@ -10,6 +10,7 @@ from typing import Any
 from ..sharding.errors import ConfigError
 from ..sharding.keyed import derive_key
 from ..sharding.schema import Feature, Schema
+from .features import checked_fill
 from .loader import Loader
 from .order import default_streams
 
@@ -78,7 +79,10 @@ def common_fill(sources: Mapping[str, Mapping[str, Any]], loaders: Sequence[Load
     Raises:
         ConfigError: the datasets do not agree.
     """
-    fills = [dict(given.get("fill") or {}) for given in sources.values()]
+    fills = [
+        checked_fill(loader.manifest.schema, given.get("fill") or {})
+        for given, loader in zip(sources.values(), loaders, strict=True)
+    ]
     if loaders[0].undecoded and any(fill != fills[0] for fill in fills):
         raise ConfigError("the records of these datasets are parsed together; give all of them the same `fill`")
     return fills[0]

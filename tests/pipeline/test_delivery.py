@@ -136,6 +136,8 @@ def test_missing_values_are_nan_or_what_fill_says(tmp_path: Path, shard_format: 
             assert np.isnan(record["vector"]).all()
     with pytest.raises(ConfigError, match="feature 'count' has 9 missing values in split 'train'; say what stands"):
         Loader(str(tmp_path / "shards"), batch_size=12)
+    with pytest.raises(ConfigError, match="fill names 'doubles', which is of variable length: one that is missing is"):
+        Loader(str(tmp_path / "shards"), batch_size=12, fill={"doubles": 0.0})
 
 
 def test_a_compressed_tfrecord_loads_like_a_plain_one(tmp_path: Path) -> None:

@@ -273,6 +273,10 @@ def test_sums_over_classes_are_kept_in_the_announced_mix(make_dataset: Make) -> 
         ({"balance": "uniform", "shuffle": False}, "shuffle=False needs balance='natural'"),
         ({"fetch_threads": 0}, "fetch_threads must be at least 1, got 0"),
         ({"fill": {"nowhere": 0}}, "fill names 'nowhere', which is no feature; they are: id, vector, label"),
+        ({"fill": {"id": 2**63}}, "fill of feature 'id' must be one int64 value, got 9223372036854775808"),
+        ({"fill": {"id": 1.5}}, "must be one int64 value, got 1.5"),
+        ({"fill": {"id": None}}, "must be one int64 value, got None"),
+        ({"fill": {"vector": [1, 2, 3]}}, r"must be one float32 value, got \[1, 2, 3\]"),
     ],
 )
 def test_impossible_arguments_are_refused(make_dataset: Make, options: dict[str, Any], message: str) -> None:
