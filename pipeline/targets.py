@@ -139,7 +139,7 @@ def _shares(balance: Shares, classes: Sequence[Any], counts: npt.NDArray[Any]) -
     if unknown:
         raise ConfigError(f"there is no class {unknown[0]!r}; the classes are: {', '.join(map(repr, classes[:20]))}")
     weights = np.array([float(balance.get(value, 0.0)) for value in classes])
-    if weights.min() < 0 or abs(weights.sum() - 1) > 1e-6:
+    if not (weights.min() >= 0 and abs(weights.sum() - 1) <= 1e-6):  # nor NaN
         raise ConfigError(f"the shares of balance must be positive and add up to 1, got {dict(balance)}")
     for value, weight, count in zip(classes, weights, counts, strict=True):
         if weight and not count:

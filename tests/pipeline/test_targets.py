@@ -64,6 +64,7 @@ def test_a_function_of_the_epoch_says_what_holds_in_it() -> None:
         ({"d": 1.0}, "there is no class 'd'; the classes are: 'a', 'b'"),
         ({"a": 0.5}, "must be positive and add up to 1"),
         ({"a": 1.5, "b": -0.5}, "must be positive and add up to 1"),
+        ({"a": float("nan"), "b": 1.0}, "must be positive and add up to 1"),
         ({"a": 0.5, "b": 0.5}, "asks for class 'b', which has no record"),
     ],
 )
