@@ -16,6 +16,7 @@ from ..sharding.schema import Schema
 from .columns import WEIGHT, Columns
 from .counters import Counters
 from .frames import join_frames
+from .integers import integer
 from .keys import SAMPLE_KEY, sample_keys
 from .numpy_batches import NumpyBatch, iterate_numpy
 from .order import Geometry
@@ -60,12 +61,12 @@ class Epochs(ABC):
         sample_keys: bool,
     ) -> None:
         self._geometry = geometry
-        self._slices = geometry.rank_slices(rank, world_size)
+        self._rank, self._world_size = integer("rank", rank), integer("world_size", world_size)
+        self._slices = geometry.rank_slices(self._rank, self._world_size)
         self._schema = schema
         self._stored = stored
         self._fill = fill
-        self._seed = seed
-        self._rank, self._world_size = rank, world_size
+        self._seed = integer("seed", seed)
         self._sample_keys = sample_keys
         self._counters = Counters()
         self._make_dataset: Callable[[int, int, int], tf.data.Dataset] | None = None
@@ -131,7 +132,7 @@ class Epochs(ABC):
         """
         from .delivery import supervised  # TensorFlow is needed from here on
 
-        self._check_step(epoch, start_step)
+        epoch, start_step = self._checked(epoch, start_step)
         if self._make_dataset is None:
             self._make_dataset = self._dataset_maker()
         dataset = self._make_dataset(epoch, start_step, self.steps_per_epoch - start_step)
@@ -201,8 +202,7 @@ class Epochs(ABC):
         Raises:
             ConfigError: there is no such step.
         """
-        self._check_step(epoch, start_step)
-
+        epoch, start_step = self._checked(epoch, start_step)
         return iterate_numpy(
             self.chunks(epoch, start_step),
             self._stored,
@@ -223,7 +223,7 @@ class Epochs(ABC):
 
     def _chunks(self, epoch: int, start_step: int, *, found: bool) -> Iterator[tuple[int, Columns]]:
         """`chunks`, with undecoded examples where they lie in their shards, or what is `found` in them."""
-        self._check_step(epoch, start_step)
+        epoch, start_step = self._checked(epoch, start_step)
         step = start_step
         for steps, columns in self._gathered(epoch, start_step, found=found):
             if self._sample_keys:
@@ -251,8 +251,10 @@ class Epochs(ABC):
             added[SAMPLE_KEY] = np.dtype((np.int64, (2,)))
         return added
 
-    def _check_step(self, epoch: int, start_step: int) -> None:
+    def _checked(self, epoch: int, start_step: int = 0) -> tuple[int, int]:
+        epoch, start_step = integer("epoch", epoch), integer("start_step", start_step)
         if epoch < 0 or not 0 <= start_step <= self.steps_per_epoch:
             raise ConfigError(
                 f"an epoch has steps 0 to {self.steps_per_epoch}, got epoch {epoch}, start_step {start_step}"
             )
+        return epoch, start_step

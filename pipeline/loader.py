@@ -28,6 +28,7 @@ from .columns import CLASS_ID, Columns
 from .counters import StageStats
 from .epochs import Epochs
 from .features import checked_fill, delivered_schema, record_bytes
+from .integers import integer
 from .lookahead import Lookahead
 from .order import EpochOrder, Geometry, Remainder, default_streams
 from .plan import LoaderPlan, plan_epoch
@@ -146,8 +147,9 @@ class Loader(Epochs):
         prefetch_bytes: int | None = None,
     ) -> None:
         for name, number, least in (("fetch_threads", fetch_threads, 1), ("prefetch_bytes", prefetch_bytes, 0)):
-            if number is not None and number < least:
+            if number is not None and integer(name, number) < least:
                 raise ConfigError(f"{name} must be at least {least}, got {number}")
+        batch_size, window_shards = integer("batch_size", batch_size), integer("window_shards", window_shards)
         self._dataset = open_dataset(url)
         self._split = split
         self._shards = self._dataset.split_shards(split)
@@ -171,7 +173,9 @@ class Loader(Epochs):
         geometry = Geometry(
             records=info.records,
             batch_size=batch_size,
-            streams=default_streams(batch_size, info.records, shuffle=shuffle) if streams is None else streams,
+            streams=default_streams(batch_size, info.records, shuffle=shuffle)
+            if streams is None
+            else integer("streams", streams),
             window_shards=window_shards,
             remainder=remainder,
             samples=samples,
@@ -228,6 +232,7 @@ class Loader(Epochs):
 
     def plan(self, epoch: int = 0) -> LoaderPlan:
         """Steps, remainder, class mix, bytes per rank and missing classes of an epoch; no shard is opened."""
+        epoch, _ = self._checked(epoch)
         fetcher = self._fetcher()
         try:
             plan = plan_epoch(
@@ -263,7 +268,7 @@ class Loader(Epochs):
 
         With class balance the windows are the same, and within one the classes decide.
         """
-        order = self._order(epoch)
+        order = self._order(self._checked(epoch)[0])
         return shuffle_quality(replace(order, geometry=replace(self._geometry, samples=None, spread=False)))
 
     def stats(self) -> dict[str, StageStats]:

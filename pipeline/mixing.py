@@ -24,6 +24,7 @@ from .chunks import interleave
 from .columns import CLASS_ID, WEIGHT, Column, Columns, concat_columns, take_columns
 from .counters import StageStats
 from .epochs import Epochs
+from .integers import integer
 from .mixture_sources import SOURCE_ID, common_fill, common_schema, open_loaders
 from .order import Geometry, StreamSlice
 from .streams import OpenStreams, StreamReader
@@ -118,13 +119,16 @@ class Mixture(Epochs):
     ) -> None:
         if not sources:
             raise ConfigError("a mixture needs at least one dataset")
+        batch_size, seed = integer("batch_size", batch_size), integer("seed", seed)
         if batch_size < 1:
             raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
         self._names = tuple(sources)
         self._weights = parse_balance(weights)
         self._loaders = open_loaders(sources, batch_size, seed, streams)
         self._records = [loader.records for loader in self._loaders]
-        steps = sum(self._records) // batch_size if steps_per_epoch is None else steps_per_epoch
+        steps = (
+            sum(self._records) // batch_size if steps_per_epoch is None else integer("steps_per_epoch", steps_per_epoch)
+        )
         if steps < 1:
             raise ConfigError(
                 f"an epoch must have at least one global batch of {batch_size} samples: the datasets have "
@@ -162,6 +166,7 @@ class Mixture(Epochs):
 
     def plan(self, epoch: int = 0) -> MixturePlan:
         """Steps, and how much of each dataset is in an epoch; no shard is opened."""
+        epoch, _ = self._checked(epoch)
         samples, fewest, most = self._schedule(epoch).seats_of_epoch()
         return MixturePlan(
             epoch=epoch,

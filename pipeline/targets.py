@@ -111,10 +111,10 @@ def epoch_samples(
     """
     if epoch_length is None:
         return None, False
-    if isinstance(epoch_length, int):
-        return epoch_length, balance != "natural" and epoch_length > sum(class_counts)
+    if isinstance(epoch_length, int | np.integer):
+        return int(epoch_length), balance != "natural" and epoch_length > sum(class_counts)
     if epoch_length not in ("oversample", "undersample"):
-        raise ConfigError(f"epoch_length must be a number, 'oversample' or 'undersample', got {epoch_length!r}")
+        raise ConfigError(f"epoch_length must be a whole number, 'oversample' or 'undersample', got {epoch_length!r}")
     if callable(balance) or isinstance(balance, Ramp):
         raise ConfigError(f"epoch_length={epoch_length!r} needs one balance for all epochs; give a number instead")
     weights = target_weights(balance, classes, class_counts)

@@ -271,6 +271,10 @@ def test_sums_over_classes_are_kept_in_the_announced_mix(make_dataset: Make) -> 
         ({"balance": "uniform", "remainder": "pad"}, "needs balance='natural': a balanced epoch has no rest to pad"),
         ({"balance": "uniform", "remainder": "wrap"}, "has no rest to wrap"),
         ({"balance": "uniform", "shuffle": False}, "shuffle=False needs balance='natural'"),
+        ({"batch_size": 6e1}, "batch_size must be a whole number, got 60.0"),
+        ({"seed": None}, "seed must be a whole number, got None"),
+        ({"rank": "0"}, "rank must be a whole number, got '0'"),
+        ({"window_shards": 1.5}, "window_shards must be a whole number, got 1.5"),
         ({"fetch_threads": 0}, "fetch_threads must be at least 1, got 0"),
         ({"fill": {"nowhere": 0}}, "fill names 'nowhere', which is no feature; they are: id, vector, label"),
         ({"fill": {"id": 2**63}}, "fill of feature 'id' must be one int64 value, got 9223372036854775808"),
@@ -289,6 +293,19 @@ def test_a_missing_split_and_a_missing_dataset_are_named(make_dataset: Make, tmp
         Loader(make_dataset(RECORDS), split="val", batch_size=60)
     with pytest.raises(DatasetError, match="no dataset at"):
         Loader(str(tmp_path), batch_size=60)
+
+
+def test_numbers_of_numpy_mean_the_same_as_those_of_python(make_dataset: Make) -> None:
+    plain = Loader(make_dataset(RECORDS), batch_size=60, seed=3, sample_keys=True, balance="uniform")
+    options: Any = {"batch_size": np.int64(60), "seed": np.int64(3), "sample_keys": True, "balance": "uniform"}
+    loader = Loader(make_dataset(RECORDS), **options)
+    for mine, other in zip(loader.numpy_epoch(np.int64(2), np.int32(10)), plain.numpy_epoch(2, 10), strict=True):
+        np.testing.assert_array_equal(mine["id"], other["id"])
+        np.testing.assert_array_equal(mine["sample_key"], other["sample_key"])
+    assert loader.plan(np.int64(2)) == plain.plan(2)
+    assert loader.shuffle_quality(np.int64(2)) == plain.shuffle_quality(2)
+    with pytest.raises(ConfigError, match=r"epoch must be a whole number, got 2\.0"):
+        plain.plan(2.0)  # type: ignore[arg-type]
 
 
 def test_a_step_beyond_the_epoch_is_refused(make_dataset: Make) -> None:

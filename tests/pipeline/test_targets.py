@@ -87,10 +87,11 @@ def test_the_length_of_an_epoch_follows_from_the_largest_or_the_scarcest_class()
     assert epoch_samples(500, "uniform", CLASSES, counts, 7) == (500, False)
     assert epoch_samples(5000, "uniform", CLASSES, counts, 7) == (5000, True)
     assert epoch_samples(500, "natural", CLASSES, counts, 7) == (500, False)
+    assert epoch_samples(np.int64(500), "natural", CLASSES, counts, 7) == (500, False)  # type: ignore[arg-type]
     for length, balance, message in (
         ("oversample", "natural", "needs a balance"),
         ("undersample", Ramp(start="uniform", end="natural", epochs=2), "one balance for all epochs"),
-        ("resample", "uniform", "must be a number, 'oversample' or 'undersample', got 'resample'"),
+        ("resample", "uniform", "must be a whole number, 'oversample' or 'undersample', got 'resample'"),
     ):
         with pytest.raises(ConfigError, match=message):
             epoch_samples(length, balance, CLASSES, counts, 7)  # type: ignore[arg-type]

@@ -1,0 +1,26 @@
+"""Whole numbers as the user gives them, of Python or NumPy: equal ones must mean the same, in keys too."""
+
+from __future__ import annotations
+
+import operator
+from typing import SupportsIndex
+
+from ..sharding.errors import ConfigError
+
+__all__ = ["integer"]
+
+
+def integer(name: str, value: SupportsIndex) -> int:
+    """The value as an `int`.
+
+    >>> import numpy as np
+    >>> integer("seed", np.int64(3))
+    3
+
+    Raises:
+        ConfigError: it is no whole number.
+    """
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise ConfigError(f"{name} must be a whole number, got {value!r}") from error
