@@ -128,10 +128,14 @@ class Epochs(ABC):
                 `keras.Model.fit` takes them. The features are those but for the label: a dict, or the one there is.
 
         Raises:
-            ConfigError: there is no such step.
+            ConfigError: there is no such step, or no TensorFlow.
         """
-        from .delivery import supervised  # TensorFlow is needed from here on
-
+        try:
+            from .delivery import supervised  # TensorFlow is needed from here on
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                "epoch needs TensorFlow; install it with: pip install 'ringfeed[cpu]', or use numpy_epoch"
+            ) from error
         epoch, start_step = self._checked(epoch, start_step)
         if self._make_dataset is None:
             self._make_dataset = self._dataset_maker()

@@ -71,6 +71,16 @@ def test_every_kind_of_record_reads_the_same_with_no_tensorflow_installed(datase
     assert json.loads(done.stdout) == expected
 
 
+def test_who_asks_for_tensors_with_no_tensorflow_is_told_what_to_do(
+    datasets: dict[Any, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    monkeypatch.delitem(sys.modules, "ringfeed.pipeline.delivery", raising=False)
+    loader = Loader(next(iter(datasets.values())), batch_size=12)
+    with pytest.raises(ConfigError, match=r"pip install 'ringfeed\[cpu\]', or use numpy_epoch"):
+        loader.epoch(0)
+
+
 @pytest.mark.parametrize(("shard_format", "variable"), KINDS)
 def test_a_projection_gives_the_same_values_of_fewer_columns(
     datasets: dict[Any, str], shard_format: str, variable: bool
