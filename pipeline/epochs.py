@@ -128,8 +128,13 @@ class Epochs(ABC):
                 `keras.Model.fit` takes them. The features are those but for the label: a dict, or the one there is.
 
         Raises:
-            ConfigError: there is no such step, or no TensorFlow.
+            ConfigError: there is no such step, no TensorFlow, or no label for `as_supervised`.
         """
+        if as_supervised and self._stored.label is None:
+            raise ConfigError(
+                "as_supervised pairs features with the class of their label, and the dataset has no label; pair them "
+                "by a transform, such as lambda batch: (batch['x'], batch['y'])"
+            )
         try:
             from .delivery import supervised  # TensorFlow is needed from here on
         except ModuleNotFoundError as error:

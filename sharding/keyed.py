@@ -22,15 +22,18 @@ _TABLES_SIZE = 1 << 20  # entries of tables that are made at a time
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def derive_key(*parts: int | str) -> int:
+def derive_key(*parts: int | np.integer | str) -> int:
     """Hash a path of names and numbers, such as ``(seed, "epoch", 3)``, to a 64-bit key.
 
     >>> derive_key(7, "epoch", 3) != derive_key(7, "epoch", 4)
     True
     >>> derive_key("a", "b") != derive_key("ab")
     True
+    >>> derive_key(np.int64(7)) == derive_key(7) != derive_key("7")
+    True
     """
-    return xxhash.xxh3_64_intdigest("\x1f".join(f"{type(p).__name__}:{p}" for p in parts).encode())
+    named = ("int" if isinstance(part, np.integer) else type(part).__name__ for part in parts)
+    return xxhash.xxh3_64_intdigest("\x1f".join(f"{name}:{p}" for name, p in zip(named, parts, strict=True)).encode())
 
 
 def mix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -152,7 +152,8 @@ class Feature:
         if dtype is None or (None in shape and len(shape) > 1) or 0 in shape:
             raise SourceError(
                 f"column {field.name!r} has type {field.type}, which no feature can hold; "
-                "leave it out, or convert it to numbers, strings, bytes or lists of them first"
+                "leave it out by the first --drop-columns or --select, or convert it to numbers, strings, bytes or "
+                "lists of them before"
             )
         return cls(name=field.name, dtype=dtype, shape=shape, encoding=metadata.get("encoding", ""), logical=logical)
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from ..errors import ConfigError, SourceError
 from ..schema import Feature
 from ..sources import Source, open_source
 from ..sources.base import NO_FEATURES, Reject, fail_on_bad
+from ..sources.tables import TableSource
 from .casts import Cast, SetTypes
 from .image_source import ImageSource
 from .mapping import MapBatches
 from .options import PrepareOptions
 from .source import PreparedSource, draft_columns
-from .steps import Rename, Step
+from .steps import Drop, Rename, Select, Step
 
 __all__ = ["open_prepared", "prepare"]
 
@@ -44,29 +46,52 @@ def open_prepared(
         ConfigError: a step does not fit the columns.
     """
     name = None if label is None else _before(options.steps, label)
+    opened = partial(open_source, url, kind=kind, reject=reject, wanted=partial(_is_wanted, options.steps))
     if not any(isinstance(step, MapBatches) for step in options.steps):
-        expected = _types_before(options.steps, types)
-        return prepare(_open_expected(url, name, kind, options.features, expected, reject), options, label)
-    source = open_source(
-        url, None, kind, options.features, reject
-    )  # the label may be a column that a function is yet to make
-    if source.schema.label not in (None, name) and name is not None:  # images: the label is there, by any name
-        source = open_source(url, name, kind, options.features, reject)
-    return prepare(source, options, label)
+        source = _open_expected(opened, name, options.features, _types_before(options.steps, types))
+    else:
+        source = opened(None, features=options.features)  # the label may be a column that a function is yet to make
+        if source.schema.label not in (None, name) and name is not None:  # images: the label is there, by any name
+            source = opened(name, features=options.features)
+    left_out = source.left_out if isinstance(source, TableSource) else ()
+    return prepare(source, replace(options, steps=_without(options.steps, left_out)), label)
+
+
+def _is_wanted(steps: Sequence[Step], name: str) -> bool:
+    """Whether a column is there yet when a step comes that does more than leave columns out."""
+    for step in steps:
+        if isinstance(step, Drop):
+            if name in step.columns:
+                return False
+        elif not isinstance(step, Select):
+            return True
+        elif name not in step.columns:
+            return False
+    return True
+
+
+def _without(steps: Sequence[Step], left_out: Collection[str]) -> tuple[Step, ...]:
+    """The steps, where some of the columns that they leave out are not there in the first place."""
+    kept: list[Step] = []
+    for step in steps:
+        if isinstance(step, Drop) and not set(left_out).isdisjoint(step.columns):
+            names = tuple(name for name in step.columns if name not in left_out)
+            kept += [Drop(names)] if names else []
+        else:
+            kept.append(step)
+    return tuple(kept)
 
 
 def _open_expected(
-    url: str,
+    opened: Callable[..., Source],
     label: str | None,
-    kind: str,
     given: Mapping[str, Feature],
     expected: Mapping[str, Feature],
-    reject: Reject,
 ) -> Source:
     if expected:
         with suppress(SourceError, ConfigError):  # a column is not there, or no type of text: infer what there is
-            return open_source(url, label, kind, {**expected, **given}, reject)
-    return open_source(url, label, kind, given, reject)
+            return opened(label, features={**expected, **given})
+    return opened(label, features=given)
 
 
 def prepare(source: Source, options: PrepareOptions, label: str | None = None) -> Source:

@@ -54,6 +54,7 @@ _OPENERS: dict[str, tuple[tuple[str, ...], Callable[..., Source]]] = {
     "python": ((), IterableSource.open),
 }
 _INFERRING = {"csv", "jsonl", "tfrecord"}  # kinds whose files do not say the types: they can be given
+_TABLES = {"parquet", "ipc", "orc"}
 KINDS = tuple(_OPENERS)
 
 
@@ -63,6 +64,7 @@ def open_source(
     kind: str = "auto",
     features: Mapping[str, Feature] = NO_FEATURES,
     reject: Reject = fail_on_bad,
+    wanted: Callable[[str], bool] = lambda _: True,
 ) -> Source:
     """Open a dataset to be sharded.
 
@@ -74,6 +76,7 @@ def open_source(
         features: types of columns, by name, for kinds whose types would else be inferred. Others pass over them.
         reject: called with each record that cannot be read while types are inferred. What is passed over then must
             be passed over by `Source.labels` and `Source.drafts` too, which meet it again.
+        wanted: whether a column is, by its name: of tables, others may have types that no feature can hold.
 
     Raises:
         SourceError: nothing is there, it is of no known kind, or it cannot be read.
@@ -85,6 +88,8 @@ def open_source(
     if kind == "images":
         return ImageFolderSource.open(url, label, files)
     opener = _OPENERS[kind][1]
+    if kind in _TABLES:
+        return opener(url, label, wanted)
     return opener(url, label, features, reject) if kind in _INFERRING else opener(url, label)
 
 

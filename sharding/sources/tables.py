@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -57,6 +57,7 @@ class TableSource(ABC):
         suffixes: of their names.
         partitions: the columns that the folders name; the last of the schema.
         narrowed_from: the columns in the files, where the schema has fewer by now: damage in any of them costs records.
+        left_out: columns that no feature can hold, and that were not wanted.
     """
 
     kind: ClassVar[str]
@@ -68,6 +69,7 @@ class TableSource(ABC):
     fingerprint: str
     partitions: Partitions
     narrowed_from: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @classmethod
     @abstractmethod
@@ -91,11 +93,17 @@ class TableSource(ABC):
         return self.read(part, columns)
 
     @classmethod
-    def open(cls: type[Self], url: str, label: str | None) -> Self:
+    def open(cls: type[Self], url: str, label: str | None, wanted: Callable[[str], bool] = lambda _: True) -> Self:
         """Read the heads or footers of all files.
 
+        Args:
+            url: of a file, a folder or a glob.
+            label: the column of the classes, or None.
+            wanted: whether a column is, by its name; others may have any type.
+
         Raises:
-            SourceError: there is no file, one is damaged, or their schemas or partition keys differ.
+            SourceError: there is no file, one is damaged, their schemas or partition keys differ, or no feature can
+                hold a column.
         """
         files = list_files(url, cls.suffixes)
         if not files:
@@ -109,12 +117,15 @@ class TableSource(ABC):
             parts += found
         assert first is not None
         partitions = find_partitions(url, [file.url for file in files]).without(first.names)
+        left_out = tuple(field.name for field in first if not (wanted(field.name) or _has_feature(field)))
+        fields = [field for field in first if field.name not in left_out]
         return cls(
             url=url,
-            schema=Schema.from_arrow(pa.schema([*first, *partitions.fields]), label),
+            schema=Schema.from_arrow(pa.schema([*fields, *partitions.fields]), label),
             parts=tuple(parts),
             fingerprint=fingerprint_files(files),
             partitions=partitions,
+            left_out=left_out,
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
@@ -211,6 +222,14 @@ def _check_alike(schema: pa.Schema, first: pa.Schema, path: str, first_path: str
 
 def _feature(field: pa.Field) -> Feature:
     return Feature.from_arrow(field.remove_metadata())
+
+
+def _has_feature(field: pa.Field) -> bool:
+    try:
+        _feature(field)
+    except SourceError:
+        return False
+    return True
 
 
 def bounded(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

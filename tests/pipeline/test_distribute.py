@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -14,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from ringfeed.pipeline import Loader
-from ringfeed.sharding import ConfigError
+from ringfeed.sharding import BuildOptions, ConfigError, build
 from tests.pipeline import distributed_worker
 from tests.servers.process import free_ports
 
@@ -62,6 +63,13 @@ def test_supervised_elements_are_features_class_and_weight(make_dataset: Make) -
         np.testing.assert_array_equal(weight, batch["sample_weight"])
     with pytest.raises(ConfigError, match="as_supervised needs a feature beside the label"):
         Loader(url, batch_size=60, columns=["label"]).epoch(0, as_supervised=True)
+
+
+def test_without_a_label_there_is_no_target(make_dataset: Make, tmp_path: Path) -> None:
+    source = str(Path(make_dataset()).parent / "source.parquet")
+    build(BuildOptions(source=source, destination=str(tmp_path / "out"), shards=2))
+    with pytest.raises(ConfigError, match="the dataset has no label; pair them by a transform"):
+        Loader(str(tmp_path / "out"), batch_size=60).epoch(0, as_supervised=True)
 
 
 def test_the_replicas_of_a_mirrored_strategy_share_each_batch(make_dataset: Make) -> None:

@@ -30,6 +30,7 @@ from ringfeed.sharding.prepare import (
 )
 from ringfeed.sharding.prepare import source as source_module
 from ringfeed.sharding.sources import Source, open_source
+from tests.sharding.conftest import built
 
 FUNCTIONS = """
 import pyarrow as pa
@@ -491,3 +492,44 @@ def test_workers_import_the_function_themselves_and_change_no_byte(
             )
         )
     assert files_of(tmp_path / "1") == files_of(tmp_path / "2")
+
+
+# --- columns that no feature can hold ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> str:
+    """A table with columns that no feature can hold."""
+    price = pa.array([None, *range(1, 40)]).cast(pa.decimal128(30, 2))
+    tags = pa.array([[("a", i)] for i in range(40)], pa.map_(pa.string(), pa.int64()))
+    table = pa.table({"id": range(40), "price": price, "tags": tags, "label": ["x", "y"] * 20})
+    pq.write_table(table, tmp_path / "odd.parquet")
+    return str(tmp_path / "odd.parquet")
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        (Drop(("price", "tags")),),
+        (Drop(("tags",)), Drop(("price",)), Filter("id >= 0")),
+        (Select(("label", "id")),),
+        (Drop(("price",)), Select(("id", "label")), Rename((("id", "number"),))),
+        (Drop(("id", "tags", "price")),),
+    ],
+)
+def test_columns_of_any_type_can_be_left_out_first(odd: str, tmp_path: Path, steps: tuple[Step, ...]) -> None:
+    dataset = built(odd, tmp_path / "out", label="label", shards=2, prepare=PrepareOptions(steps=steps))
+    assert dataset.manifest.records == 40
+    assert not {"price", "tags"} & set(dataset.manifest.schema.names)
+
+
+@pytest.mark.parametrize("steps", [(), (Drop(("tags",)),), (Filter("id >= 0"), Drop(("price", "tags")))])
+def test_columns_of_any_type_cannot_go_into_a_step(odd: str, tmp_path: Path, steps: tuple[Step, ...]) -> None:
+    with pytest.raises(SourceError, match=r"'price' has type decimal128.*leave it out by the first --drop-columns"):
+        built(odd, tmp_path / "out", label="label", shards=2, prepare=PrepareOptions(steps=steps))
+
+
+def test_a_column_to_leave_out_has_to_be_there(odd: str, tmp_path: Path) -> None:
+    prepare = PrepareOptions(steps=(Drop(("prise", "tags", "price")),))
+    with pytest.raises(ConfigError, match="--drop-columns: there is no column 'prise'"):
+        built(odd, tmp_path / "out", label="label", shards=2, prepare=prepare)
