@@ -18,7 +18,7 @@ from ..sharding.class_counts import count_matrix
 from ..sharding.dataset import open_dataset
 from ..sharding.errors import ConfigError
 from ..sharding.manifest import Manifest
-from ..sharding.storage import Storage
+from ..sharding.storage import Place
 from .access import RandomAccess
 from .balance import ClassSchedule
 from .buckets import Buckets
@@ -65,7 +65,7 @@ class Loader(Epochs):
     `rank` and `world_size`.
 
     Args:
-        url: of the dataset, or its `Storage`.
+        url: of the dataset, or its path, or its `Storage`.
         split: of the dataset.
         batch_size: of the GLOBAL batch. Where `world_size` does not divide it, the ranks' shares differ by one; the
             smaller ones hold one more sample, and all ranks a `sample_weight`, which is 0 for that.
@@ -120,7 +120,7 @@ class Loader(Epochs):
 
     def __init__(
         self,
-        url: str | Storage,
+        url: Place,
         *,
         split: str = "train",
         batch_size: int,

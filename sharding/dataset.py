@@ -16,7 +16,7 @@ from .formats.parquet import iterate_parquet
 from .formats.tfrecord import decompress, iterate_records
 from .manifest import MANIFEST_NAME, Manifest, ShardInfo, checksum
 from .schema import Schema
-from .storage import Storage
+from .storage import Place, Storage, storage_of
 from .table import decode_shards
 
 __all__ = ["Dataset", "open_dataset", "read_checked", "read_records", "remedy"]
@@ -40,7 +40,7 @@ class Dataset:
         return tuple(shard for shard in self.shards if shard.split == split)
 
 
-def open_dataset(location: str | Storage) -> Dataset:
+def open_dataset(location: Place) -> Dataset:
     """Open a dataset by the URL of its folder; reads `dataset.json` and `shards.parquet`.
 
     Raises:
@@ -48,7 +48,7 @@ def open_dataset(location: str | Storage) -> Dataset:
         CorruptionError: one of the two files is damaged.
         StorageError: the store refuses.
     """
-    storage = location if isinstance(location, Storage) else Storage(location)
+    storage = storage_of(location)
     storage.check_reachable()
     try:
         data = storage.read(MANIFEST_NAME)

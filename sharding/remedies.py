@@ -30,7 +30,7 @@ from .recovery import Identity, identify, prove
 from .salvage import Mended, Salvaged, ShardFiles, mend_shard, salvage_shard
 from .spill import scratch_root
 from .staging import Measure, measure
-from .storage import Storage, public_url
+from .storage import Place, Storage, public_url, storage_of
 from .verify import Report, Verification, default_workers, examine
 
 __all__ = ["MISPLACED", "Loss", "Remedy", "RepairPlan", "files_of", "free_name", "plan_repair", "shards_left"]
@@ -109,7 +109,7 @@ def _ignore(_: Any) -> None:
 
 
 def plan_repair(
-    location: str | Storage,
+    location: Place,
     report: Report = _ignore,
     *,
     workers: int | None = None,
@@ -118,7 +118,7 @@ def plan_repair(
     rebuilding: BuildReport = _ignore,
 ) -> RepairPlan:
     """Find out what is damaged and what can be done for each file; writes nothing to the dataset. See `repair`."""
-    storage = location if isinstance(location, Storage) else Storage(location)
+    storage = storage_of(location)
     threads = default_workers(storage) if workers is None else workers
     known = identify(storage, threads)
     rebuilds: tuple[Rebuild, ...] = ()

@@ -29,7 +29,7 @@ from .remedies import MISPLACED, Loss, Remedy, RepairPlan, files_of, free_name, 
 from .salvage import mend_shard, salvage_shard
 from .spill import scratch_root
 from .staging import staged
-from .storage import Storage
+from .storage import Place, Storage
 from .table import seal
 from .verify import Report
 
@@ -60,7 +60,7 @@ def _ignore(_: Any) -> None:
 
 
 def repair(
-    location: str | Storage,
+    location: Place,
     report: Report = _ignore,
     *,
     workers: int | None = None,

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any, cast
+from typing import IO, Any, TypeAlias, cast
 
 import pyarrow as pa
 
@@ -26,7 +26,7 @@ from .retry import IncompleteError
 from .s3 import SINGLE_BYTES, S3Draft, create_object, put_object
 from .streams import RangeReader, Sink
 
-__all__ = ["Storage", "public_url"]
+__all__ = ["Place", "Storage", "public_url", "storage_of"]
 
 _READ_AHEAD_BYTES = 4 << 20
 
@@ -315,3 +315,11 @@ class Storage(Location):
         except BaseException:
             draft.discard()
             raise
+
+
+Place: TypeAlias = str | os.PathLike[str] | Storage  # a folder, by its URL or path; with options of its file system
+
+
+def storage_of(place: Place) -> Storage:
+    """The storage of a folder, however it is named."""
+    return place if isinstance(place, Storage) else Storage(os.fspath(place))

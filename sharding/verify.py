@@ -25,7 +25,7 @@ from .locate import locate_in_index, locate_in_shard
 from .manifest import MANIFEST_NAME, Manifest, ShardInfo
 from .recovery import Identity, identify
 from .staging import Measure, measure, staged
-from .storage import Storage
+from .storage import Place, Storage, storage_of
 
 __all__ = ["Verification", "VerifyProgress", "check_dataset", "default_workers", "examine", "verify"]
 
@@ -83,14 +83,14 @@ def default_workers(storage: Storage) -> int:
 
 
 def verify(
-    location: str | Storage, report: Report = _ignore, *, workers: int | None = None, deep: bool = False
+    location: Place, report: Report = _ignore, *, workers: int | None = None, deep: bool = False
 ) -> list[Damage]:
     """The damages that `check_dataset` finds; empty if all is well."""
     return list(check_dataset(location, report, workers=workers, deep=deep).damages)
 
 
 def check_dataset(
-    location: str | Storage, report: Report = _ignore, *, workers: int | None = None, deep: bool = False
+    location: Place, report: Report = _ignore, *, workers: int | None = None, deep: bool = False
 ) -> Verification:
     """Read every byte of a dataset against its checksum, and find out where it is damaged.
 
@@ -105,7 +105,7 @@ def check_dataset(
         CorruptionError: `dataset.json` is damaged, and so is the copy of it in the table.
         StorageError: the store refuses.
     """
-    storage = location if isinstance(location, Storage) else Storage(location)
+    storage = storage_of(location)
     threads = default_workers(storage) if workers is None else workers
     return examine(identify(storage, threads), report, workers=threads, deep=deep)
 

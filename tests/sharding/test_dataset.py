@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfeed.sharding import CorruptionError, DatasetError, RingfeedError, open_dataset, read_records, verify
+from ringfeed.sharding.storage import Storage
 from tests.sharding.conftest import built, make_table
 
 
@@ -80,6 +81,13 @@ def test_swapped_files_are_found(pristine: Path, tmp_path: Path) -> None:
     b.rename(a)
     (root / "t").rename(b)
     assert found_damage(root) == {a.name, b.name}
+
+
+def test_a_dataset_is_opened_by_its_url_path_or_storage(pristine: Path) -> None:
+    url = f"file://{pristine}"
+    found = [open_dataset(place).manifest for place in (url, str(pristine), pristine, Storage(url))]
+    assert found == [found[0]] * 4
+    assert verify(pristine) == []
 
 
 def test_all_is_well_with_a_dataset_that_was_moved(pristine: Path, tmp_path: Path) -> None:
