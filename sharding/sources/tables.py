@@ -184,7 +184,7 @@ class TableSource(ABC):
                 for _ in self.read(block, self.narrowed_from or self._in_files):
                     pass
             except _DamagedError as error:
-                reason = f"it lies in a damaged block of {records} ({str(error.__cause__).splitlines()[0][:200]})"
+                reason = f"it lies in a damaged block of {records} ({' '.join(str(error.__cause__).split())[:200]})"
                 for number in range(block.first_record, block.first_record + records):
                     reject(BadRecord(path=part.path, place=f"record {number}", reason=reason, remedy="write it again"))
             else:
