@@ -401,6 +401,7 @@ class TestFullDisk:
             file.write(BIG)
         assert list(small_disk.iterdir()) == []
 
+    @pytest.mark.usefixtures("spill_folder")  # it is left to be gone on with
     def test_a_build_says_so_and_is_no_dataset(self, cli: Cli, small_disk: Path, source: str, tmp_path: Path) -> None:
         (small_disk / "ballast").write_bytes(bytes(700_000))
         out = small_disk / "out"
