@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from ringfeed.sharding import BuildOptions, Dataset, build, open_dataset
+from ringfeed.sharding.storage import Storage
 
 settings.register_profile("ringfeed", deadline=None, max_examples=60)  # the cores are shared: times mean nothing
 settings.load_profile("ringfeed")
@@ -97,3 +98,27 @@ def nothing_left(tmp_path: Path) -> Iterator[Path]:
     destination = tmp_path / "new" / "dataset"
     yield destination
     assert not destination.parent.exists()
+
+
+class Killed(BaseException):
+    """Nothing that is done after it has an effect on the store."""
+
+
+def ends_in_writes(work: Callable[[], object], root: Path, writes: int) -> bool:
+    """Whether some work on a dataset ends with so many writes to it; it is killed at the next one."""
+    write, steps = Storage.write, 0
+
+    def writing(storage: Storage, path: str, data: Any, **how: Any) -> None:
+        nonlocal steps
+        steps += storage.locate() == str(root)
+        if steps > writes:
+            raise Killed
+        write(storage, path, data, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Storage, "write", writing)
+        try:
+            work()
+        except Killed:
+            return False
+    return True

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -41,7 +42,7 @@ from ringfeed.sharding.lease import LEASE_NAME, hold
 from ringfeed.sharding.prepare import Encoding, Filter, ImageOptions, MapBatches, PrepareOptions, Size
 from ringfeed.sharding.storage import Storage
 from tests.servers.store import Store
-from tests.sharding.conftest import built, make_table
+from tests.sharding.conftest import built, ends_in_writes, make_table
 from tests.sharding.damages import wound
 
 Files = Callable[[Path], dict[str, bytes]]
@@ -334,34 +335,15 @@ def relabelled(table: pa.Table) -> pa.Table:
 
 class TestInterrupted:
     def test_killed_at_any_write_it_is_run_again(
-        self, pristine: Dataset, original: Original, tmp_path: Path, files_of: Files, monkeypatch: pytest.MonkeyPatch
+        self, pristine: Dataset, original: Original, tmp_path: Path, files_of: Files
     ) -> None:
-        class Killed(BaseException):
-            pass
-
         whole = files_of(Path(pristine.storage.locate()))
         for last in range(20):
             root = Path(shutil.copytree(pristine.storage.locate(), tmp_path / f"{last}"))
             for shard in pristine.shards[1:4]:
                 blank(root / shard.path)
             (root / "dataset.json").unlink()
-            write, steps = Storage.write, 0
-
-            def writing(storage: Storage, path: str, data: Any, root: Path = root, **how: Any) -> None:
-                nonlocal steps
-                steps += storage.locate() == str(root)
-                if steps > last:  # noqa: B023
-                    raise Killed
-                write(storage, path, data, **how)  # noqa: B023
-
-            with monkeypatch.context() as patch:
-                patch.setattr(Storage, "write", writing)
-                try:
-                    repair(str(root), originals=[original])
-                except Killed:
-                    done = False
-                else:
-                    done = True
+            done = ends_in_writes(partial(repair, str(root), originals=[original]), root, last)
             repair(str(root), originals=[original])
             assert files_of(root) == whole
             if done:

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from ringfeed.sharding.manifest import ShardInfo
 from ringfeed.sharding.prepare import PrepareOptions
 from ringfeed.sharding.storage import Storage
 from ringfeed.tools.shard_dataset import main
-from tests.sharding.conftest import built
+from tests.sharding.conftest import built, ends_in_writes
 
 Files = Callable[[Path], dict[str, bytes]]
 Generations = tuple[Path, list[str]]
@@ -291,34 +292,13 @@ def test_a_source_is_named_once(three: Generations, files_of: Files) -> None:
 
 
 @pytest.mark.parametrize("table", [False, True])
-def test_killed_at_any_write_it_is_run_again(
-    three: Generations, tmp_path: Path, files_of: Files, table: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Killed(BaseException):
-        pass
-
+def test_killed_at_any_write_it_is_run_again(three: Generations, tmp_path: Path, files_of: Files, table: bool) -> None:
     out, sources = three
     before = files_of(out)
     damage(out, 0, 2, table=table)
     for last in itertools.count():
         root = Path(shutil.copytree(out, tmp_path / "copies" / f"{last}"))
-        write, steps = Storage.write, 0
-
-        def writing(storage: Storage, path: str, data: Any, root: Path = root, **how: Any) -> None:
-            nonlocal steps
-            steps += storage.locate() == str(root)
-            if steps > last:  # noqa: B023
-                raise Killed
-            write(storage, path, data, **how)  # noqa: B023
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Storage, "write", writing)
-            try:
-                repaired(root, sources[2], sources[0])
-            except Killed:
-                done = False
-            else:
-                done = True
+        done = ends_in_writes(partial(repaired, root, sources[2], sources[0]), root, last)
         repaired(root, sources[2], sources[0])
         assert files_of(root) == before, last
         if done:
