@@ -151,7 +151,7 @@ def _open_all(loader: Loader) -> float:
     """What of a cold epoch is not the work on samples."""
     fetcher = loader._fetcher()
     start = time.perf_counter()
-    for opened in [fetcher.request(shard) for shard in range(SHARDS)]:
+    for opened in [fetcher.request(fetcher.whole(shard)) for shard in range(SHARDS)]:
         fetcher.wait(opened)
     seconds = time.perf_counter() - start
     fetcher.close()

@@ -81,7 +81,7 @@ class RandomAccess:
             if shard is None:
                 fetcher = make_fetcher()
                 try:
-                    shard = self._kept[number] = fetcher.wait(fetcher.request(number))
+                    shard = self._kept[number] = fetcher.wait(fetcher.request(fetcher.whole(number)))
                 finally:
                     fetcher.close()
             self._kept.move_to_end(number)

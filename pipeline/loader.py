@@ -243,6 +243,7 @@ class Loader(Epochs):
                 self._info.class_counts,
                 self._world_size,
                 fetcher.class_ids,
+                in_parts=fetcher.in_parts and self.manifest.shard_format == "tfrecord",
             )
             row_filter = None if self._selection is None else self._selection.plan
             return replace(plan, row_filter=row_filter, quarantined=self.quarantined)

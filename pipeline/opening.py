@@ -117,7 +117,7 @@ class WindowOpener:
             first_position: of the stream; nothing before it will be asked for.
             step: that needs it.
         """
-        shards = [self._fetcher.request(segment.shard, step) for segment in window.segments]
+        shards = [self._fetcher.request(segment, step) for segment in window.segments]
         return open_after(shards, partial(self._open, window, first_position), self._planner)
 
     def _open(self, window: Window, first_position: int, shards: Sequence[Future[OpenShard]]) -> OpenWindow:
@@ -126,7 +126,7 @@ class WindowOpener:
         lent = self._stand_in(window, opened)
         with self._counters.busy("plan", items=window.samples):
             segments: list[Columns] = [
-                slice_columns(_with_classes(shard), segment.start, segment.stop)
+                slice_columns(_with_classes(shard), segment.start - shard.first, segment.stop - shard.first)
                 for shard, segment in zip(opened, window.segments, strict=True)
                 if shard is not None
             ]
@@ -194,7 +194,7 @@ class WindowOpener:
         while True:
             left = records if self._fetcher.quarantine is None else self._fetcher.quarantine.left(records)
             shard = int(choose_donors(self._order, last, left)[0])
-            opened = self._fetcher.wait_unless_bad(shard, self._fetcher.request(shard))
+            opened = self._fetcher.wait_unless_bad(shard, self._fetcher.request(self._fetcher.whole(shard)))
             if opened is not None:
                 return opened
 

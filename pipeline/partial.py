@@ -1,4 +1,4 @@
-"""Parquet shards of which a few columns are wanted: the blocks of the file that hold them, checked, and no others."""
+"""Parquet shards of which a few columns or rows are wanted: the blocks of the file that hold them, checked, alone."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ _WORTHWHILE = 0.7  # of a file: what holds more is better read whole
 
 
 class NotWorthwhile(Exception):
-    """The columns are most of the file."""
+    """What is wanted is most of the file."""
 
 
-def read_blocks(read: ReadBlocks, size: int, columns: Collection[str], gap_bytes: int) -> int | None:
-    """Read the footer of a file, and the chunks of some columns.
+def read_blocks(
+    read: ReadBlocks, size: int, columns: Collection[str], gap_bytes: int, rows: tuple[int, int] | None = None
+) -> int | None:
+    """Read the footer of a file, and the chunks of some columns, and of the row groups that hold some rows.
 
     Args:
         read: brings the bytes ``[start, stop)``, which are whole blocks, to where they belong, and returns them; None
@@ -28,12 +30,13 @@ def read_blocks(read: ReadBlocks, size: int, columns: Collection[str], gap_bytes
         size: of the file.
         columns: names of them.
         gap_bytes: that are read, if so few lie between, rather than asked around.
+        rows: ``[start, stop)``; None for all.
 
     Returns:
         How many bytes were read, or None if some are not to be had.
 
     Raises:
-        NotWorthwhile: the columns are most of the file; of them nothing was read.
+        NotWorthwhile: they are most of the file; of them nothing was read.
     """
     end = _block_start(size - LENGTH_BYTES)
     tail = read(end, size)
@@ -42,7 +45,7 @@ def read_blocks(read: ReadBlocks, size: int, columns: Collection[str], gap_bytes
         tail = read(end, size)
     if tail is None:
         return None
-    spans = list(_in_blocks(column_spans(tail, columns), end, gap_bytes))
+    spans = list(_in_blocks(column_spans(tail, columns, rows), end, gap_bytes))
     wanted = sum(stop - start for start, stop in spans) + tail.size
     if wanted > _WORTHWHILE * size:
         raise NotWorthwhile

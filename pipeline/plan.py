@@ -64,7 +64,8 @@ class LoaderPlan:
         dropped: records that no batch of the epoch holds.
         padded: samples of weight 0 in the global batches.
         class_mix: by class value.
-        bytes_per_rank: of the shards each rank reads in the epoch.
+        bytes_per_rank: of the files each rank reads in the epoch, each once. Of a TFRecord shard that a cut divides,
+            the part that is read counts, as if all records were of one size; of others the whole.
         missing: classes that windows lack.
         wrapped: samples that fill up the last batch, of records that the epoch began with.
         filled: samples of weight 0 beside the global batches, on ranks whose share is smaller than that of others.
@@ -99,6 +100,8 @@ def plan_epoch(
     class_totals: Sequence[int],
     world_size: int,
     class_ids: Callable[[int], npt.NDArray[np.int32]],
+    *,
+    in_parts: bool = False,
 ) -> LoaderPlan:
     """Plan one epoch.
 
@@ -111,6 +114,7 @@ def plan_epoch(
         world_size: ranks.
         class_ids: reads a shard's index; called only for shards that a stream's cut divides, and only where the
             manifest cannot tell whether a class lies in the piece.
+        in_parts: whether of a shard that a cut divides only a part is read.
     """
     geometry = order.geometry
     missing, donors = _find_missing(order, schedule, shards, classes, class_ids)
@@ -123,7 +127,7 @@ def plan_epoch(
         dropped=geometry.dropped,
         padded=geometry.padded,
         class_mix=_mix(order, schedule, classes, np.asarray(class_totals, np.int64)),
-        bytes_per_rank=_bytes_per_rank(order, shards, world_size, donors),
+        bytes_per_rank=_bytes_per_rank(order, shards, world_size, donors, in_parts=in_parts),
         missing=tuple(missing),
         wrapped=geometry.wrapped,
         filled=geometry.steps * (geometry.local_batch(world_size) * world_size - geometry.batch_size),
@@ -157,19 +161,29 @@ def _mix(
 
 
 def _bytes_per_rank(
-    order: EpochOrder, shards: Sequence[ShardInfo], world_size: int, donors: Sequence[tuple[int, int]]
+    order: EpochOrder,
+    shards: Sequence[ShardInfo],
+    world_size: int,
+    donors: Sequence[tuple[int, int]],
+    *,
+    in_parts: bool,
 ) -> tuple[int, ...]:
     geometry = order.geometry
-    lent = {stream: [shard for own, shard in donors if own == stream] for stream, _ in donors}
-    of_stream = [
-        np.concatenate([windows.shards, np.array(lent.get(stream, []), np.int64)])
-        for stream, windows in enumerate(map(order.windows, range(geometry.streams)))
-    ]
-    sizes = np.array([shard.bytes + shard.index_bytes for shard in shards])
+    windows = list(map(order.windows, range(geometry.streams)))
+    data, index, records = (
+        np.array([getattr(shard, name) for shard in shards]) for name in ("bytes", "index_bytes", "records")
+    )
     totals = []
     for rank in range(world_size):
-        needed = np.concatenate([of_stream[part.stream] for part in geometry.rank_slices(rank, world_size)])
-        totals.append(int(sizes[np.unique(needed)].sum()))
+        streams = [part.stream for part in geometry.rank_slices(rank, world_size)]
+        read = np.zeros(len(shards), np.int64)  # records of each shard
+        for stream in streams:
+            np.add.at(read, windows[stream].shards, windows[stream].lengths)
+        needed = read > 0
+        read = np.minimum(read, records) if in_parts else records * needed
+        lent = np.unique([shard for stream, shard in donors if stream in streams]).astype(np.int64)
+        read[lent], needed[lent] = records[lent], True
+        totals.append(int((data * (read / np.maximum(records, 1)) + index * needed).sum()))
     return tuple(totals)
 
 

@@ -41,6 +41,9 @@ class Quarantine:
         paths: of those that are known to be bad.
         counters: of the loader.
 
+    Attributes:
+        takes: whether a shard that is found to be bad joins them.
+
     Raises:
         ConfigError: there is no such choice, or no such shard.
     """
@@ -63,7 +66,7 @@ class Quarantine:
             )
         self._root = dataset.storage.locate()
         self._shards = shards
-        self._takes = on_bad_shard == "quarantine"
+        self.takes = on_bad_shard == "quarantine"
         self._paths = set(paths)
         self._positions = (
             {number for number, shard in enumerate(shards) if shard.path in self._paths} if paths else set()
@@ -90,7 +93,7 @@ class Quarantine:
         with self._lock:
             if shard in self._positions:
                 return True
-            if not self._takes:
+            if not self.takes:
                 return False
             info = self._shards[shard]
             self._paths.add(info.path)

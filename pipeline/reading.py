@@ -12,12 +12,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ..sharding.damage import Damage
 from ..sharding.dataset import Dataset, open_dataset, remedy
 from ..sharding.errors import CorruptionError, DatasetError, RingfeedError, StorageError
 from ..sharding.formats.blocks import BLOCK_BYTES, are_whole
+from ..sharding.formats.tfrecord import frames_are_whole
 from ..sharding.indexes import Index, read_index
 from ..sharding.locate import locate_in_index, locate_in_shard
 from ..sharding.manifest import ShardInfo, checksum
@@ -77,8 +80,36 @@ class SourceReader:
             return found
         raise self._explained(shard, found, in_index=False)
 
-    def columns(self, shard: ShardInfo, sums: bytes, columns: Collection[str]) -> tuple[pa.Buffer, int] | None:
-        """A Parquet shard's data file, of which the footer and some columns are there, as they were written.
+    def frames(self, shard: ShardInfo, start: int, lengths: npt.NDArray[np.integer]) -> pa.Buffer | None:
+        """Some records of a TFRecord shard that is not compressed, with their frames, as they were written.
+
+        Args:
+            shard: of the dataset.
+            start: of the first one's frame in the file.
+            lengths: of the frames.
+
+        Returns:
+            Their bytes; None where they are not to be had as they were written: `data` will say why, or bring them.
+        """
+        stop = start + int(lengths.sum())
+        for _ in range(_ATTEMPTS):
+            try:
+                with self._counters.busy("fetch", items=1, size=stop - start):
+                    if self._remote is not None:
+                        data = pa.py_buffer(self._fetch_part(shard.path, start, stop))
+                    else:
+                        data = self._storage.map(shard.path)[start:stop]
+            except (FileNotFoundError, StorageError):
+                return None
+            with self._counters.busy("verify", items=1, size=stop - start):
+                if frames_are_whole(data, lengths):
+                    return data
+        return None
+
+    def columns(
+        self, shard: ShardInfo, sums: bytes, columns: Collection[str], rows: tuple[int, int] | None
+    ) -> tuple[pa.Buffer, int] | None:
+        """A Parquet shard's data file, of which the footer and some columns and rows are there, as they were written.
 
         What else is in the buffer is to be left alone: it is empty, or nobody has checked it.
 
@@ -86,6 +117,7 @@ class SourceReader:
             shard: of the dataset.
             sums: of the blocks of its file.
             columns: names of them.
+            rows: ``[start, stop)``, of which the whole row groups are read; None for all.
 
         Returns:
             A buffer of the file's size, and how many bytes of it were read; None where they are not to be had as they
@@ -111,7 +143,7 @@ class SourceReader:
                             return part
                 return None
 
-            found = read_blocks(read, shard.bytes, columns, 0 if memory is None else _GAP_BYTES)
+            found = read_blocks(read, shard.bytes, columns, 0 if memory is None else _GAP_BYTES, rows)
         except (FileNotFoundError, StorageError):
             return None
         self._counters.add("fetch", items=1)

@@ -1,6 +1,7 @@
 """Shards brought into memory: fetched, checked, opened; ahead of need, and shared by the streams of a process.
 
-They are fetched whole, unless a few columns of Parquet are wanted, and there is no cache that would keep the rest, too.
+They are fetched whole, unless a few columns of Parquet are wanted, or only a part of the records, as where the cut
+between two streams divides a shard; and there is no cache that would keep the rest, too.
 
 A shard that nobody holds any more is let go at once, so memory is bounded by the windows that are open or ahead.
 """
@@ -9,19 +10,22 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..sharding.dataset import Dataset, read_checked
 from ..sharding.errors import CorruptionError
 from ..sharding.formats.encode import sums_in_index
+from ..sharding.formats.parquet import groups_of_rows
 from ..sharding.formats.tfrecord import decompress
 from ..sharding.manifest import ShardInfo
 from ..sharding.schema import Schema
@@ -38,20 +42,48 @@ from .quarantine import Quarantine
 from .reading import SourceReader
 from .selection import Selection
 from .values import open_values
+from .windows import Segment
 
 __all__ = ["OpenShard", "ShardFetcher"]
 
+T = TypeVar("T")
 _THREADS = 4  # of a local disk, and of a remote store at first
 _MOST_THREADS = 24  # of a remote store; its client keeps 32 connections, some for second requests
 _NOW = -1  # sooner than any step
+_SMALL_RECORD = 1024  # bytes: checking such records one by one costs more than reading a whole shard from a local disk
 
 
 @dataclass(frozen=True)
 class OpenShard:
-    """A shard in memory: its columns, and the class of each record, int32 [records]."""
+    """A shard in memory, or a part of it.
+
+    Attributes:
+        columns: of its records.
+        class_ids: of each record, int32 [records].
+        first: number of the first record in the shard.
+        index: is held here for others that open parts of the same shard.
+    """
 
     columns: Columns
     class_ids: npt.NDArray[np.int32]
+    first: int = 0
+    index: pa.RecordBatch | None = None
+
+
+class _Shared(Generic[T]):
+    """What one brings in, and those that ask while somebody holds it share."""
+
+    def __init__(self) -> None:
+        self._held: Callable[[], T | None] = lambda: None
+        self._lock = threading.Lock()
+
+    def get(self, bring: Callable[[], T]) -> T:
+        with self._lock:
+            value = self._held()
+            if value is None:
+                value = bring()
+                self._held = weakref.ref(value)
+            return value
 
 
 class ShardFetcher:
@@ -72,6 +104,7 @@ class ShardFetcher:
 
     Attributes:
         quarantine: the same.
+        in_parts: whether of a shard that is needed in part no more is read, where its format allows it.
     """
 
     def __init__(
@@ -100,38 +133,49 @@ class ShardFetcher:
         self.quarantine = quarantine
         self._found = found
         self._columns = None if cache is not None else self._few_columns()
-        self._share = 1.0  # of a shard's file that is read
+        self._share = 1.0  # of a shard's file that is read for its columns
+        self.in_parts = self._reads_parts()
         self._reader = SourceReader(dataset, counters, mapped=cache is None, hedging=hedging)
         least, most = threads or _THREADS, threads or _MOST_THREADS
         most = least if dataset.storage.local_path is not None else most
         self._pool: FetchPool[OpenShard] = FetchPool(Climber(least, most), most)
-        self._open: weakref.WeakValueDictionary[int, Future[OpenShard]] = weakref.WeakValueDictionary()
+        self._open: weakref.WeakValueDictionary[Segment, Future[OpenShard]] = weakref.WeakValueDictionary()
+        self._indexes: defaultdict[int, _Shared[pa.RecordBatch]] = defaultdict(_Shared)  # of shards opened in parts
+        self._wholes: defaultdict[int, _Shared[OpenShard]] = defaultdict(_Shared)  # of those that it turned out cannot
         self._lock = threading.Lock()
 
-    def request(self, shard: int, step: int = _NOW) -> Future[OpenShard]:
-        """Begin to open a shard, unless somebody holds it; keep the future as long as the shard is needed.
+    def request(self, segment: Segment, step: int = _NOW) -> Future[OpenShard]:
+        """Begin to open a segment of a shard, unless somebody holds it; keep the future as long as it is needed.
 
         Args:
-            shard: its position.
+            segment: of the records that are needed; there may be more in what is opened.
             step: that needs it; what is needed sooner goes first. Default: now.
         """
+        shard = segment.shard
+        whole = self.whole(shard)
+        segment = segment if self.in_parts else whole
         with self._lock:
-            future = self._open.get(shard)
+            future = self._open.get(whole) or self._open.get(segment)
             if future is None and self.quarantine is not None and shard in self.quarantine:
                 future = Future()
                 future.set_exception(self.quarantine.error(shard))
             elif future is None:
                 self._counters.add("fetch", queue=1)
-                future = self._pool.submit(step, partial(self._fetch, shard), self.bytes_of([shard]))
-                self._open[shard] = future
+                future = self._pool.submit(step, partial(self._fetch, segment), self.bytes_of([segment]))
+                self._open[segment] = future
             else:
                 self._pool.hasten(future, step)
             return future
 
-    def bytes_of(self, shards: Sequence[int]) -> int:
-        """Of their files, as far as they are read."""
-        data = sum(self._shards[shard].bytes for shard in shards)
-        return int(data * self._share) + sum(self._shards[shard].index_bytes for shard in shards)
+    def whole(self, shard: int) -> Segment:
+        """All records of a shard, by its position."""
+        return Segment(shard=shard, start=0, stop=self._shards[shard].records)
+
+    def bytes_of(self, segments: Sequence[Segment]) -> int:
+        """Of the files of their shards, about as much as is read for them."""
+        infos = [(self._shards[segment.shard], segment.rows) for segment in segments]
+        data = sum(info.bytes * (rows / info.records if self.in_parts else 1.0) for info, rows in infos)
+        return int(data * self._share) + sum(info.index_bytes for info, _ in infos)
 
     def wait(self, future: Future[OpenShard]) -> OpenShard:
         """The shard, once it is open.
@@ -171,11 +215,71 @@ class ShardFetcher:
         class_ids: npt.NDArray[np.int32] = _decode_index(buffer).column("class_id").to_numpy()
         return class_ids if self._selection is None else self._selection.class_ids(info, class_ids)
 
-    def _fetch(self, shard: int) -> OpenShard:
+    def _fetch(self, segment: Segment) -> OpenShard:
+        info = self._shards[segment.shard]
         try:
-            return self._open_shard(self._shards[shard])
+            if segment.rows == info.records:
+                return self._open_shard(info)
+            part = self._open_part(segment)
+            if part is not None:
+                return part
+            with self._lock:
+                shared = self._wholes[segment.shard]
+            return shared.get(partial(self._open_shard, info))
         finally:
             self._counters.add("fetch", queue=-1)
+
+    def _reads_parts(self) -> bool:
+        """Whether of a shard that is needed in part only this part is read.
+
+        What is in quarantine, and what a filter lets through, is told of whole shards.
+        """
+        manifest, storage = self._dataset.manifest, self._dataset.storage
+        if self._cache is not None or self._selection is not None or (self.quarantine and self.quarantine.takes):
+            return False
+        if manifest.shard_format == "parquet":
+            return True
+        records = sum(shard.records for shard in self._shards)
+        small = sum(shard.bytes for shard in self._shards) < _SMALL_RECORD * records
+        return manifest.compression == "none" and not (small and storage.local_path is not None)
+
+    def _open_part(self, segment: Segment) -> OpenShard | None:
+        """A segment of a shard; None if it is not to be had alone."""
+        info = self._shards[segment.shard]
+        with self._lock:
+            shared = self._indexes[segment.shard]
+        index = shared.get(partial(self._read_index, info))
+        if index.num_rows != info.records:
+            return None
+        read = self._open_rows if self._dataset.manifest.shard_format == "parquet" else self._open_frames
+        return read(info, index, segment)
+
+    def _open_frames(self, info: ShardInfo, index: pa.RecordBatch, segment: Segment) -> OpenShard | None:
+        own = index.slice(segment.start, segment.rows)
+        start = own.column("offset")[0].as_py()
+        data = self._reader.frames(info, start, own.column("length").to_numpy())
+        if data is None:
+            return None
+        with self._counters.busy("open", items=1, size=data.size):
+            own = own.set_column(0, "offset", pc.subtract(own.column("offset"), start))  # as if the file had no others
+            ids = own.column("class_id").to_numpy()
+            return OpenShard(columns=self._decode(data, own), class_ids=ids, first=segment.start, index=index)
+
+    def _open_rows(self, info: ShardInfo, index: pa.RecordBatch, segment: Segment) -> OpenShard | None:
+        rows, sums = (segment.start, segment.stop), sums_in_index(index)
+        names = self._columns or frozenset(self._dataset.manifest.schema.names)
+        try:
+            part = None if sums is None else self._reader.columns(info, sums, names, rows)
+        except NotWorthwhile:
+            part = None
+        if part is None:
+            return None
+        data, size = part
+        with self._counters.busy("open", items=1, size=size):
+            groups, there = groups_of_rows(data, rows)
+            ids = index.column("class_id").to_numpy()[there.start : there.stop]
+            columns = self._decode(data, index, groups)
+            return OpenShard(columns=columns, class_ids=ids, first=there.start, index=index)
 
     def _open_shard(self, info: ShardInfo) -> OpenShard:
         few = self._columns
@@ -218,7 +322,7 @@ class ShardFetcher:
         part = None
         if sums is not None:
             try:
-                part = self._reader.columns(info, sums, columns)
+                part = self._reader.columns(info, sums, columns, None)
             except NotWorthwhile:
                 self._columns = None  # nor will it be of the next
         if part is not None:

@@ -193,7 +193,7 @@ class StreamReader:
         while (number := number + 1) <= last:
             window = self._windows[number % len(self._windows)]
             if window.samples:
-                size = self._fetcher.bytes_of([segment.shard for segment in window.segments])
+                size = self._fetcher.bytes_of(window.segments)
                 return number, Upcoming(step=self._step(number, window), size=size)
         return None
 

@@ -26,6 +26,11 @@ class Segment:
     start: int
     stop: int
 
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return self.stop - self.start
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:

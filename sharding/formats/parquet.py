@@ -18,9 +18,9 @@ from pyarrow.types import is_binary, is_fixed_size_list, is_large_list, is_list,
 from .pages import read_vectors
 
 __all__ = [
-    "LENGTH_BYTES", "RowGroup", "column_spans", "footer_bytes", "iterate_parquet", "open_writer", "read_columns",
-    "read_parquet", "read_row_group", "read_row_groups", "row_group_rows", "row_group_sizes", "rows_within",
-    "scan_row_groups", "write_parquet",
+    "LENGTH_BYTES", "RowGroup", "column_spans", "footer_bytes", "groups_of_rows", "iterate_parquet", "open_writer",
+    "read_columns", "read_parquet", "read_row_group", "read_row_groups", "row_group_rows", "row_group_sizes",
+    "rows_within", "scan_row_groups", "write_parquet",
 ]  # fmt: skip
 
 LENGTH_BYTES = 8  # at the end of a file: the length of its footer, and PAR1
@@ -161,19 +161,40 @@ def footer_bytes(tail: pa.Buffer) -> int:
     return int.from_bytes(tail[-LENGTH_BYTES:-4].to_pybytes(), "little") + LENGTH_BYTES
 
 
-def column_spans(tail: pa.Buffer, columns: Collection[str]) -> list[tuple[int, int]]:
+def column_spans(
+    tail: pa.Buffer, columns: Collection[str], rows: tuple[int, int] | None = None
+) -> list[tuple[int, int]]:
     """The bytes ``[start, stop)`` of a file that some columns take, a span for each chunk.
 
     Args:
         tail: of the file, with all of the footer, known to be as it was written.
         columns: names of them.
+        rows: ``[start, stop)``; row groups without any of them are left out. Default: all.
     """
-    footer = tail[tail.size - footer_bytes(tail) :]
-    metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + footer.to_pybytes()))
+    metadata = _metadata_of(tail)
     names = metadata.schema.to_arrow_schema().names
     leaves = [leaf for leaf, name in enumerate(names) if name in columns]  # one a feature: none is nested deeper
-    groups = map(metadata.row_group, range(metadata.num_row_groups))
-    return [_extent(group.column(leaf)) for group in groups for leaf in leaves]
+    numbers = range(metadata.num_row_groups) if rows is None else groups_of_rows(tail, rows)[0]
+    return [_extent(group.column(leaf)) for group in map(metadata.row_group, numbers) for leaf in leaves]
+
+
+def groups_of_rows(tail: pa.Buffer, rows: tuple[int, int]) -> tuple[range, range]:
+    """The row groups of a file that hold the rows ``[start, stop)``, of which there are some, and all their rows.
+
+    Args:
+        tail: as for `column_spans`.
+        rows: numbers of them.
+    """
+    metadata = _metadata_of(tail)
+    sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    firsts = np.concatenate([[0], np.cumsum(sizes)])
+    first, last = (int(group) - 1 for group in np.searchsorted(firsts, [rows[0], rows[1] - 1], side="right"))
+    return range(first, last + 1), range(int(firsts[first]), int(firsts[last + 1]))
+
+
+def _metadata_of(tail: pa.Buffer) -> pq.FileMetaData:
+    footer = tail[tail.size - footer_bytes(tail) :]
+    return pq.read_metadata(pa.BufferReader(b"PAR1" + footer.to_pybytes()))
 
 
 def iterate_parquet(

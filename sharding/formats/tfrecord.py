@@ -23,8 +23,8 @@ from .example import join_binary
 
 __all__ = [
     "FOOTER_BYTES", "HEADER_BYTES", "FrameBlock", "FrameDamage", "binary_rows", "compress", "compressor",
-    "decompress", "frame_matrix", "frame_records", "has_header", "iterate_frames", "iterate_records", "mask_crcs",
-    "record_headers",
+    "decompress", "frame_matrix", "frame_records", "frames_are_whole", "has_header", "iterate_frames",
+    "iterate_records", "mask_crcs", "record_headers",
 ]  # fmt: skip
 
 HEADER_BYTES = 12
@@ -62,12 +62,40 @@ def frame_matrix(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
     Returns:
         As `frame_records`.
     """
-    length = matrix.shape[1] - HEADER_BYTES - FOOTER_BYTES
-    cells = struct.iter_unpack(f"{HEADER_BYTES}x{length}s{FOOTER_BYTES}x", matrix.reshape(-1).data)
-    footers = _masked_crcs(chain.from_iterable(cells), len(matrix))
-    matrix[:, :HEADER_BYTES] = record_headers(np.array([length]))
+    footers = _matrix_footers(matrix)
+    matrix[:, :HEADER_BYTES] = record_headers(np.array([matrix.shape[1] - HEADER_BYTES - FOOTER_BYTES]))
     matrix[:, -FOOTER_BYTES:] = footers
     return binary_rows(matrix)
+
+
+def frames_are_whole(data: pa.Buffer, lengths: npt.NDArray[np.integer]) -> bool:
+    """Whether bytes are frames of these lengths, each with the checksums of its length and of its payload.
+
+    Args:
+        data: one frame after the other.
+        lengths: of the frames, one at least.
+    """
+    content = np.frombuffer(data, np.uint8)
+    ends = np.cumsum(lengths, dtype=np.int64)
+    if len(content) != ends[-1] or lengths.min() < HEADER_BYTES + FOOTER_BYTES:
+        return False
+    if lengths.min() == lengths.max():
+        matrix = content.reshape(len(lengths), -1)
+        headers, footers, found = matrix[:, :HEADER_BYTES], matrix[:, -FOOTER_BYTES:], _matrix_footers(matrix)
+    else:
+        starts = ends - lengths
+        headers = content[starts[:, None] + np.arange(HEADER_BYTES)]
+        footers = content[ends[:, None] - np.arange(FOOTER_BYTES, 0, -1)]
+        bounds = zip((starts + HEADER_BYTES).tolist(), (ends - FOOTER_BYTES).tolist(), strict=True)
+        found = _masked_crcs((data[start:end] for start, end in bounds), len(lengths))
+    payloads = lengths.astype(np.int64) - (HEADER_BYTES + FOOTER_BYTES)
+    return np.array_equal(headers, record_headers(payloads)) and np.array_equal(footers, found)
+
+
+def _matrix_footers(matrix: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    length = matrix.shape[1] - HEADER_BYTES - FOOTER_BYTES
+    cells = struct.iter_unpack(f"{HEADER_BYTES}x{length}s{FOOTER_BYTES}x", matrix.reshape(-1).data)
+    return _masked_crcs(chain.from_iterable(cells), len(matrix))
 
 
 def _masked_crcs(payloads: Iterable[bytes], count: int) -> npt.NDArray[np.uint8]:
