@@ -15,7 +15,7 @@ from ..sharding.formats.decode import decode_examples, locate_examples
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.manifest import Manifest
 from ..sharding.schema import Feature, Schema
-from .columns import Column, Columns, filled_columns, view_bytes
+from .columns import Columns, filled_columns, view_bytes
 
 __all__ = ["has_plain_values", "open_values"]
 
@@ -50,14 +50,14 @@ def open_values(data: pa.Buffer, index: pa.RecordBatch, stored: Schema, schema: 
     ends = starts + index.column("length").to_numpy() - (HEADER_BYTES + FOOTER_BYTES)
     found = [feature.name for feature in schema.features if _is_found(feature)]
     numbers = [feature.name for feature in schema.features if not _is_found(feature)]
-    places = locate_examples(content, starts, ends, stored, found) if found else {}
-    decoded = numbers if places is not None else schema.names
-    columns: dict[str, Column] = {}
-    if decoded:
-        table = pa.Table.from_batches([decode_examples(content, starts, ends, stored, decoded)])
-        columns |= filled_columns(table, schema.select(decoded), {})
-    for name in found:
-        columns[name] = view_bytes(data, *places[name]) if places is not None else _view_copies(columns[name])
+    located = locate_examples(content, starts, ends, stored, found, numbers)
+    if located is not None:
+        places, batch = located
+        views = {name: view_bytes(data, *place) for name, place in places.items()}
+    else:
+        batch = decode_examples(content, starts, ends, stored, schema.names)
+        views = {name: _view_copies(batch.column(name)) for name in found}
+    columns = views | dict(filled_columns(pa.Table.from_batches([batch]), schema.select(numbers), {}))
     return {name: columns[name] for name in schema.names}
 
 

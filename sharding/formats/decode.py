@@ -103,7 +103,11 @@ def decode_examples(
     """
     wanted = Schema(features=tuple(f for f in schema.features if names is None or f.name in names))
     try:
-        columns = _decode_side_by_side(data, starts, ends, schema, wanted)
+        columns = [
+            _column(*_values(data, bodies, stops, feature), rows, len(starts), feature)
+            for feature, rows, bodies, stops in _walk(data, starts, ends, schema)
+            if feature.name in wanted.names
+        ]
     except (_UnusualError, IndexError):
         records = [decode_example(data[a:b].tobytes(), wanted) for a, b in zip(starts, ends, strict=True)]
         columns = [pa.array([_flat(r[f.name], f) for r in records], f.arrow_type) for f in wanted.features]
@@ -115,55 +119,50 @@ def _flat(value: Any, feature: Feature) -> Any:
 
 
 def locate_examples(
-    data: Bytes, starts: Int64, ends: Int64, schema: Schema, names: Sequence[str]
-) -> dict[str, tuple[Int64, Int64]] | None:
-    """Where the values of string or bytes features lie, which have one in each record.
+    data: Bytes, starts: Int64, ends: Int64, schema: Schema, located: Sequence[str], decoded: Sequence[str]
+) -> tuple[dict[str, tuple[Int64, Int64]], pa.RecordBatch] | None:
+    """Where the values of string or bytes features lie, which have one in each record; and others' values.
 
     Args:
         data: as for `decode_examples`.
         starts: as for `decode_examples`.
         ends: as for `decode_examples`.
         schema: of the dataset.
-        names: of the features wanted, of kind bytes and shape ``()``.
+        located: names of features of kind bytes and shape ``()``.
+        decoded: names of others.
 
     Returns:
-        By feature, where each value starts in the data, and past its last byte, int64 [records] each; None if a record
-        lacks a value, or departs from the order in which ringfeed writes them.
+        By feature, where each value starts in the data, and past its last byte, int64 [records] each; and what
+        `decode_examples` gives of the others. None if a record lacks a located value, or departs from the order in
+        which ringfeed writes them.
     """
+    wanted = Schema(features=tuple(f for f in schema.features if f.name in decoded))
+    places, columns = {}, []
     try:
-        _require(data[starts] == _DELIMITED_1)
-        lengths, at = _varints_at(data, starts + 1)
-        _require(at + lengths == ends)
-        places = {}
-        for feature in schema.features:
-            rows = np.flatnonzero(at < ends)
-            found, bodies, stops = _entries(data, at[rows], feature)
-            at[rows[found]] = stops
-            if feature.name in names:
-                _require(len(found) == len(starts))
+        for feature, rows, bodies, stops in _walk(data, starts, ends, schema):
+            if feature.name in located:
+                _require(len(rows) == len(starts))
                 _require(bodies < stops)
                 places[feature.name] = _chunks(data, bodies, stops)
-        _require(at == ends)
+            elif feature.name in decoded:
+                columns.append(_column(*_values(data, bodies, stops, feature), rows, len(starts), feature))
     except (_UnusualError, IndexError):
         return None
-    return places
+    return places, pa.RecordBatch.from_arrays(columns, schema=wanted.arrow)
 
 
-def _decode_side_by_side(data: Bytes, starts: Int64, ends: Int64, schema: Schema, wanted: Schema) -> list[pa.Array]:
+def _walk(data: Bytes, starts: Int64, ends: Int64, schema: Schema) -> Iterator[tuple[Feature, Int64, Int64, Int64]]:
+    """Each feature, the records that have it, and where its serialised list starts and ends in each of them."""
     _require(data[starts] == _DELIMITED_1)
     lengths, at = _varints_at(data, starts + 1)
     _require(at + lengths == ends)
-    columns = []
     for feature in schema.features:
         rows = np.flatnonzero(at < ends)
         found, bodies, stops = _entries(data, at[rows], feature)
         rows = rows[found]
         at[rows] = stops
-        if feature.name in wanted.names:
-            values, counts = _values(data, bodies, stops, feature)
-            columns.append(_column(values, counts, rows, len(starts), feature))
+        yield feature, rows, bodies, stops
     _require(at == ends)
-    return columns
 
 
 def _require(condition: npt.NDArray[np.bool_] | bool) -> None:

@@ -44,7 +44,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     "options",
     [
         {},
-        {"columns": ["name", "box"], "remainder": "pad"},
+        {"columns": ["id", "name", "box", "double"], "remainder": "pad"},
         {"where": "id > 20", "sample_keys": True},
         {"balance": "uniform"},
     ],
