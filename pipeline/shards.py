@@ -174,7 +174,7 @@ class ShardFetcher:
     def bytes_of(self, segments: Sequence[Segment]) -> int:
         """Of the files of their shards, about as much as is read for them."""
         infos = [(self._shards[segment.shard], segment.rows) for segment in segments]
-        data = sum(info.bytes * (rows / info.records if self.in_parts else 1.0) for info, rows in infos)
+        data = sum(info.bytes * (rows / max(info.records, 1) if self.in_parts else 1.0) for info, rows in infos)
         return int(data * self._share) + sum(info.index_bytes for info, _ in infos)
 
     def wait(self, future: Future[OpenShard]) -> OpenShard:

@@ -116,7 +116,8 @@ class Storage(Location):
         fs, root = self.filesystem()
 
         def read() -> bytes:
-            data: bytes = fs.cat_file(f"{root}/{path}", start=start, end=end)
+            quick = read_object(fs, f"{root}/{path}", (start, end)) if self.protocol in S3 else None
+            data: bytes = quick.to_pybytes() if quick else fs.cat_file(f"{root}/{path}", start=start, end=end)
             if len(data) != end - start:
                 raise IncompleteError(f"{len(data)} bytes arrived of the {end - start} from byte {start} on")
             return data

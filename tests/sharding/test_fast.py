@@ -1,4 +1,4 @@
-"""Whole objects by obstore: the same bytes, credentials and errors as by s3fs, which reads where obstore cannot."""
+"""Objects, or parts of them, by obstore: the same bytes, credentials and errors as by s3fs, which reads where obstore cannot."""
 
 import subprocess
 import sys
@@ -51,6 +51,10 @@ def proxy(s3_server: S3Server) -> Iterator[Proxy]:
 class TestCredentials:
     def test_from_the_environment(self, url: str) -> None:
         assert Storage(url).map("a").to_pybytes() == DATA
+
+    def test_for_a_part_of_an_object(self, url: str) -> None:
+        for start, end in ((0, 1), (1000, 70_000), (len(DATA) - 5, len(DATA))):
+            assert Storage(url).read_range("a", start, end) == DATA[start:end]
 
     def test_from_options(self, url: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in s3_server.env:
