@@ -19,7 +19,8 @@ from ..sharding.manifest import ShardInfo
 from ..sharding.schema import Feature, Schema
 from .columns import take_columns
 from .frames import EXAMPLES, FRAMES, decode_frames
-from .shards import OpenShard, ShardFetcher
+from .shard_opener import OpenShard
+from .shards import ShardFetcher
 
 __all__ = ["RandomAccess"]
 

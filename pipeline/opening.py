@@ -17,7 +17,8 @@ from .counters import Counters
 from .order import EpochOrder
 from .planning import open_after
 from .quarantine import stand_ins
-from .shards import OpenShard, ShardFetcher
+from .shard_opener import OpenShard
+from .shards import ShardFetcher
 from .windows import Window
 
 __all__ = ["OpenWindow", "WindowOpener", "choose_donors"]

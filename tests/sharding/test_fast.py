@@ -1,4 +1,4 @@
-"""Objects, or parts of them, by obstore: the same bytes, credentials and errors as by s3fs, which reads where obstore cannot."""
+"""Objects by obstore: the same bytes, credentials and errors as by s3fs, which reads where obstore cannot."""
 
 import subprocess
 import sys
