@@ -26,6 +26,7 @@ from .progress import Report, ignore
 from .schema import Feature, Schema
 from .sources import Source
 from .storage import Storage
+from .stored import Stored
 
 __all__ = ["AppendOptions", "append", "open_like", "plan_append"]
 
@@ -151,7 +152,7 @@ def plan_append(options: AppendOptions, *, executor: Executor | None = None, rep
     dataset = open_dataset(options.destination)
     decided = options.for_dataset(dataset)
     source = open_like(dataset.manifest.schema, decided)
-    plan = plan_source(source, decided, dataset.manifest, executor=executor, report=report)
+    plan = plan_source(source, decided, dataset.manifest, Stored.of(dataset), executor=executor, report=report)
     _check_new(dataset.manifest, plan, options)
     return plan
 

@@ -22,6 +22,7 @@ from .rounds import assemble, assemble_tasks, common_layout, partition, shards_p
 from .sources import Source
 from .spill import open_scratch, open_spill, remove_spill, spill_root
 from .storage import Storage, public_url
+from .stored import Stored
 from .table import seal
 from .tasks import Bucketing, ShardTarget
 from .tolerance import encode_rejected, rejected_name
@@ -87,11 +88,12 @@ def write_dataset(
     """
     root = spill_root(options.spill, options.destination)
     base = None if draft.base is None else draft.base.manifest
+    stored = None if draft.base is None else Stored.of(draft.base)
     with ExitStack() as workers:
         pool = workers.enter_context(build_engine(options, options.destination)) if executor is None else executor
         try:
             scratch = open_scratch(root) if options.needs_census else None
-            plan = make_plan(source, options, base, root, scratch, pool, report)
+            plan = make_plan(source, options, base, stored, root, scratch, pool, report)
             result = committed(plan)
             if result is None:
                 manifest, infos = _write(plan, options, draft, plan.fingerprint(options), root, pool, report)

@@ -23,9 +23,7 @@ import xxhash
 from .dropping import DroppingSource
 from .errors import ConfigError, SourceError
 from .execute import Job, run_tasks
-from .generations import generation_of
 from .grouping import group
-from .manifest import Manifest
 from .prepare.columns import check_columns
 from .prepare.image_source import ImageSource
 from .prepare.source import completed, draft_columns, narrowed
@@ -33,6 +31,7 @@ from .sources import Part, Source, light
 from .sources.ringfeed import RingfeedSource
 from .spill import side_folder
 from .storage import Storage
+from .stored import Stored
 
 __all__ = [
     "Doubles", "drop_duplicates", "find_doubles", "find_duplicates", "find_in_bucket", "hash_part", "hash_records",
@@ -61,16 +60,16 @@ class Doubles:
     there: Sequence[Int64]
 
 
-def records_there(destination: str, base: Manifest) -> Source:
-    """The records of a dataset, or of the first of its generations.
-
-    Args:
-        destination: URL of the dataset.
-        base: what it says of itself, or said when it had fewer generations.
-    """
-    source, generations = RingfeedSource.open(destination, None), len(base.all_generations)
-    parts = (part for part in source.parts if generation_of(part.pieces[0].path) < generations)
-    return replace(source, parts=tuple(parts))
+def records_there(stored: Stored) -> Source:
+    """The records of a dataset, or of the first of its generations."""
+    folders = ((shard, stored.folder(shard)) for shard in stored.shards)
+    return RingfeedSource(
+        url=stored.storage.url,
+        schema=stored.manifest.schema,
+        parts=tuple(Part(path=folder.locate(shard.path), pieces=(shard, folder)) for shard, folder in folders),
+        fingerprint="",
+        stored=replace(stored.manifest, splits={}, files={}),
+    )
 
 
 def drop_duplicates(

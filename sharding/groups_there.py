@@ -6,6 +6,7 @@ the data, so it holds for every dataset that was built with ``--group-by`` and s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -14,13 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .dataset import Dataset, open_dataset
 from .errors import CorruptionError, DatasetError
 from .execute import run_tasks
 from .generations import generation_of
 from .manifest import LostRecords, Manifest, ShardInfo
 from .sources.shards import read_shard
 from .storage import Storage
+from .stored import Stored
 
 __all__ = ["GroupsThere", "groups_in_shard", "read_groups"]
 
@@ -48,11 +49,11 @@ class GroupsThere:
         return splits
 
 
-def read_groups(destination: str, base: Manifest, column: str, names: list[str], pool: Executor) -> GroupsThere:
+def read_groups(stored: Stored, base: Manifest, column: str, names: list[str], pool: Executor) -> GroupsThere:
     """The groups in a dataset, or in the first of its generations.
 
     Args:
-        destination: URL of the dataset.
+        stored: its shards.
         base: what it says of itself, or said when it had fewer generations.
         column: that names the groups.
         names: of the splits, all those of the dataset among them.
@@ -61,39 +62,39 @@ def read_groups(destination: str, base: Manifest, column: str, names: list[str],
     Raises:
         DatasetError: a group is in two splits, or a shard is damaged.
     """
-    dataset = open_dataset(destination)
-    shards = [s for s in dataset.shards if generation_of(s.path) < len(base.all_generations)]
+    shards = stored.shards
     values = pa.array([], base.schema[column].primitive)
     splits = np.empty(0, np.int32)
     for start in range(0, len(shards), _AT_ONCE):
         some = shards[start : start + _AT_ONCE]
-        found = _read(dataset, some, column, pool)
+        found = _read(stored, some, column, pool)
         mine = [np.full(len(f), names.index(s.split), np.int32) for f, s in zip(found, some, strict=True)]
         encoded = pa.chunked_array([values, *found]).dictionary_encode().combine_chunks()
         codes, all_splits = encoded.indices.to_numpy(), np.concatenate([splits, *mine])
         values, splits = encoded.dictionary, np.empty(len(encoded.dictionary), np.int32)
         splits[codes] = all_splits
         if (twice := np.flatnonzero(splits[codes] != all_splits)).size:
+            group = values[int(codes[twice[0]])].as_py()
             raise DatasetError(
-                f"{destination} has records of {column}={values[int(codes[twice[0]])].as_py()!r} in two splits: it is "
-                f"not divided by --group-by {column} any more; build all records anew"
+                f"{stored.storage.url} has records of {column}={group!r} in two splits: it is not divided by "
+                f"--group-by {column} any more; build all records anew"
             )
     class_counts = np.zeros((len(names), len(base.classes)), np.int64)
-    lost = [entry for entry in dataset.manifest.lost if generation_of(entry.path) < len(base.all_generations)]
+    lost = [entry for entry in stored.manifest.lost if generation_of(entry.path) < len(base.all_generations)]
     counted: list[ShardInfo | LostRecords] = [*shards, *lost]
     for entry in counted:  # a repair may have left records out: what was decided then counted them
         class_counts[names.index(entry.split)] += np.asarray(entry.class_counts)[: len(base.classes)]
     return GroupsThere(values=values, splits=splits, class_counts=class_counts)
 
 
-def _read(dataset: Dataset, shards: list[ShardInfo], column: str, pool: Executor) -> list[pa.Array]:
-    jobs = [(groups_in_shard, (dataset.storage, dataset.manifest, shard, column)) for shard in shards]
+def _read(stored: Stored, shards: Sequence[ShardInfo], column: str, pool: Executor) -> list[pa.Array]:
+    jobs = [(groups_in_shard, (stored.folder(shard), stored.manifest, shard, column)) for shard in shards]
     try:
         return run_tasks(pool, jobs, lambda done, found: None)
     except CorruptionError as error:
         raise CorruptionError(
-            f"{error}; which split each group is in, is read from the shards that are there: repair them first, "
-            f"generation by generation, with: shard-dataset repair {dataset.storage.locate()}"
+            f"{error}; which split each group is in, is read from the shards that are there: repair them first with: "
+            f"shard-dataset repair {stored.storage.locate()}"
         ) from error
 
 

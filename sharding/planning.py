@@ -32,6 +32,7 @@ from .sources import Source, light
 from .sources.base import NO_FEATURES, BadRecord
 from .spill import side_folder, spill_root
 from .storage import Storage
+from .stored import Stored
 from .tasks import count_classes
 from .tolerance import open_policy, without_bad_records
 
@@ -54,12 +55,13 @@ def plan_source(
     source: Source,
     options: BuildOptions,
     base: Manifest | None = None,
+    stored: Stored | None = None,
     *,
     executor: Executor | None = None,
     report: Report = ignore,
 ) -> BuildPlan:
     """`plan_build` of a source that was opened, or of an append to a dataset."""
-    with open_plan(source, options, base, executor=executor, report=report) as plan:
+    with open_plan(source, options, base, stored, executor=executor, report=report) as plan:
         return plan
 
 
@@ -68,6 +70,7 @@ def open_plan(
     source: Source,
     options: BuildOptions,
     base: Manifest | None = None,
+    stored: Stored | None = None,
     *,
     executor: Executor | None = None,
     report: Report = ignore,
@@ -78,7 +81,7 @@ def open_plan(
         build_engine(options) if executor is None else nullcontext(executor) as pool,
         side_folder(root) if options.needs_census else nullcontext() as scratch,
     ):
-        yield make_plan(source, options, base, root, scratch, pool, report)
+        yield make_plan(source, options, base, stored, root, scratch, pool, report)
 
 
 def open_build_source(options: BuildOptions, types: Mapping[str, Feature] = NO_FEATURES) -> Source:
@@ -107,6 +110,7 @@ def make_plan(
     source: Source,
     options: BuildOptions,
     base: Manifest | None,
+    stored: Stored | None,
     root: Storage,
     scratch: Storage | None,
     pool: Executor,
@@ -118,6 +122,7 @@ def make_plan(
         source: opened.
         options: of the build.
         base: the dataset that is appended to, or None.
+        stored: its shards. Or None, where nothing is read of them.
         root: of the spill.
         scratch: the folder for the census, if one is needed; it has to stay as long as the plan.
         pool: where to run tasks.
@@ -133,7 +138,7 @@ def make_plan(
             pool,
             root,
             tell_stage(report, "dedup"),
-            None if base is None else records_there(options.destination, base),
+            None if stored is None or stored.again else records_there(stored),
             [] if base is None else [generation.source["fingerprint"] for generation in base.all_generations],
         )
     census = None if scratch is None else open_census(source, options, scratch)
@@ -156,7 +161,8 @@ def make_plan(
     else:
         there = None
         if base is not None and options.group_by is not None:
-            there = read_groups(options.destination, base, options.group_by, list(options.splits), pool)
+            assert stored is not None
+            there = read_groups(stored, base, options.group_by, list(options.splits), pool)
         division = divide(census, len(source.parts), values, options, there)
         strata, per_split = division.counts, division.class_counts
     generation = 0 if base is None else len(base.all_generations)

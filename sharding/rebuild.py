@@ -1,17 +1,16 @@
-"""Make shards of a dataset again from the sources of its generations.
+"""What would make shards of a dataset again: builds from the sources of its generations, planned and not yet run.
 
 A source is opened as the build, or the append, opened it. Whether it is the same one is for the checksums of the shards
-to say: a copy elsewhere, whose files have other times, does as well. Nothing here writes to the dataset.
+to say: a copy elsewhere, whose files have other times, does as well. `workshop.py` runs the builds.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,20 +18,20 @@ import pyarrow as pa
 
 from .append import open_like
 from .build_plan import BuildPlan
-from .engine import open_engine
-from .errors import ConfigError, CorruptionError, SourceError
-from .journal import ShardResult
-from .manifest import Manifest, ShardInfo, SplitInfo
+from .errors import ConfigError, SourceError
+from .manifest import Manifest, SplitInfo
 from .plan import BuildOptions
-from .planning import open_build_source, open_plan, plan_source
-from .progress import Progress, Report
-from .rounds import assemble, partition
+from .planning import open_build_source, plan_source
+from .progress import Report
 from .schema import Schema
-from .spill import open_spill, remove_spill
 from .storage import Storage, public_url
-from .tasks import Bucketing, ShardTarget, shard_names
+from .stored import Stored
+from .tasks import shard_names
 
-__all__ = ["Original", "Rebuild", "check_made", "made_again", "plan_rebuilds"]
+__all__ = [
+    "Original", "Rebuild", "alike", "check_made", "follows", "plan_generation", "plan_rebuilds", "source_flags",
+    "too_many",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +70,18 @@ class Rebuild:
     numbers: Mapping[tuple[str, str], int]
 
 
+def follows(manifest: Manifest, number: int) -> bool:
+    """Whether what a generation holds follows from the records before it, and not from its source and options alone."""
+    options = manifest.all_generations[number].options
+    return number > 0 and ("group_by" in options or "dedup" in options.get("prepare", {}))
+
+
 def plan_rebuilds(
     storage: Storage, manifest: Manifest, originals: Sequence[Original], report: Report, wanted: Sequence[int]
 ) -> tuple[Rebuild, ...]:
     """Open the sources, find the generation that each is of, and count its records.
+
+    For datasets of which no generation `follows` from others; see `replay.plan_in_order`.
 
     Of the generations that a source fits, it is taken to be that of the one whose URL ends most like its own, and each
     for another. Generations that came from one and the same source have it together.
@@ -93,14 +100,12 @@ def plan_rebuilds(
     Raises:
         SourceError: one cannot be read, or no generation was built from it, or none has a source that is wanted.
         ConfigError: the dataset was built with options that this version does not know.
-        CorruptionError: what a generation holds follows from records before it, and those are damaged.
     """
 
     def order(pair: tuple[int, tuple[int, ...]]) -> tuple[bool, int]:
         place, group = pair
         url = public_url(originals[place].url)
-        alike = max(_common_parts(url, manifest.all_generations[number].source["url"]) for number in group)
-        return set(group).isdisjoint(wanted), -alike
+        return set(group).isdisjoint(wanted), -alike(manifest, group, url)
 
     rebuilds: list[Rebuild] = []
     matched: dict[int, tuple[int, ...]] = {}
@@ -111,7 +116,7 @@ def plan_rebuilds(
             continue
         try:
             planned = [
-                _plan_generation(storage, manifest, number, originals[place], report) for number in needed or group[:1]
+                plan_generation(storage, manifest, number, originals[place], report) for number in needed or group[:1]
             ]
         except (SourceError, ConfigError) as error:
             errors.setdefault(place, error)
@@ -120,11 +125,16 @@ def plan_rebuilds(
         rebuilds += planned if needed else ()
     for place, original in enumerate(originals):
         if place not in matched:
-            raise errors.get(place) or SourceError(
-                f"{public_url(original.url)} is a source too many: each generation of {storage.locate()} has another "
-                "one; nothing was changed; leave it out"
-            )
+            raise errors.get(place) or too_many(storage, original)
     return tuple(sorted(rebuilds, key=lambda rebuild: rebuild.generation))
+
+
+def too_many(storage: Storage, original: Original) -> SourceError:
+    """The error of a source that no generation is left for."""
+    return SourceError(
+        f"{public_url(original.url)} is a source too many: each generation of {storage.locate()} has another one; "
+        "nothing was changed; leave it out"
+    )
 
 
 def _by_source(manifest: Manifest, wanted: Sequence[int]) -> list[tuple[int, ...]]:
@@ -134,6 +144,11 @@ def _by_source(manifest: Manifest, wanted: Sequence[int]) -> list[tuple[int, ...
         fingerprint = manifest.all_generations[number].source["fingerprint"]
         groups[fingerprint] = (*groups.get(fingerprint, ()), number)
     return list(groups.values())
+
+
+def alike(manifest: Manifest, generations: Iterable[int], url: str) -> int:
+    """How much a URL is like those that some generations came from."""
+    return max(_common_parts(url, manifest.all_generations[number].source["url"]) for number in generations)
 
 
 def _common_parts(url: str, other: str) -> int:
@@ -146,7 +161,28 @@ def _common_parts(url: str, other: str) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _plan_generation(storage: Storage, manifest: Manifest, number: int, original: Original, report: Report) -> Rebuild:
+def plan_generation(
+    storage: Storage,
+    manifest: Manifest,
+    number: int,
+    original: Original,
+    report: Report,
+    stored: Stored | None = None,
+) -> Rebuild:
+    """A build that would write a generation again.
+
+    Args:
+        storage: of the dataset.
+        manifest: of the dataset.
+        number: of the generation.
+        original: the source that may be its own.
+        report: see `build`.
+        stored: the shards before it, if it `follows` from them.
+
+    Raises:
+        SourceError: the source cannot be read, or is another, as far as counts and columns tell.
+        ConfigError: the dataset was built with options that this version does not know.
+    """
     where, written = storage.locate(), manifest.all_generations[number]
     recorded = BuildOptions.restored(written.options, original.url, where, original.folder)
     options = replace(
@@ -159,15 +195,7 @@ def _plan_generation(storage: Storage, manifest: Manifest, number: int, original
     )
     base = _before(manifest, number)
     source = open_build_source(options) if base is None else open_like(manifest.schema, options)
-    try:
-        plan = plan_source(source, options, base, report=report)
-    except CorruptionError as error:
-        if base is None or (options.group_by is None and options.prepare.dedup is None):
-            raise  # it is the source that is damaged
-        raise CorruptionError(
-            f"{error}; what generation {number} holds follows from the records before it (--group-by, --dedup): repair "
-            "those first, with their --source alone; nothing was changed"
-        ) from error
+    plan = plan_source(source, options, base, stored, report=report)
     difference = _difference(plan, manifest, number)
     if difference:
         what = f"generation {number} of {where}" if manifest.generations else where
@@ -202,61 +230,10 @@ def _before(manifest: Manifest, number: int) -> Manifest | None:
     )
 
 
-@contextmanager
-def made_again(rebuilds: Sequence[Rebuild], root: Storage, report: Report) -> Iterator[tuple[Storage, list[ShardInfo]]]:
-    """Shards of some generations, written to a folder that is there until the body ends.
-
-    Args:
-        rebuilds: of a dataset, each of another generation.
-        root: folder for what is made; see `scratch_root`.
-        report: called after every task.
-
-    Yields:
-        The folder, and what was written there, in the order of the rebuilds and of their numbers.
-    """
-    remove_spill(root)
-    try:
-        made = Storage(root.locate("made"), root.options)
-        spills = Storage(root.locate("spill"), root.options)
-        shards: list[ShardInfo] = []
-        for rebuild in rebuilds:
-            with _planned(rebuild, report) as plan, open_engine("local", rebuild.options.workers) as pool:
-                results = _make(rebuild, plan, made, spills, pool, report)
-            shards += [result.info for result in sorted(results, key=lambda result: result.number)]
-        yield made, shards
-    finally:
-        remove_spill(root)
-
-
-def _planned(rebuild: Rebuild, report: Report) -> AbstractContextManager[BuildPlan]:
-    """The plan, made again where its census is needed: the files of that are gone, for they may be large."""
-    if not rebuild.options.needs_census:
-        return nullcontext(rebuild.plan)
-    return open_plan(rebuild.plan.source, rebuild.options, rebuild.plan.base, report=report)
-
-
-def _make(
-    rebuild: Rebuild, plan: BuildPlan, storage: Storage, spills: Storage, pool: Executor, report: Report
-) -> list[ShardResult]:
-    options, manifest = rebuild.options, rebuild.manifest
-    bucketing = Bucketing(assignment=plan.assignment, shards_per_bucket=1)  # no record of another shard is spilled
-    others = set(range(plan.assignment.shards)) - set(rebuild.numbers.values())
-    spill = open_spill(spills, f"generation-{rebuild.generation}")  # removes what that of another left
-    target = ShardTarget(
-        storage=storage,
-        plan=manifest.all_generations[rebuild.generation].plan,
-        shard_format=manifest.shard_format,
-        compression=manifest.compression,
-        layout=manifest.layout_of(rebuild.generation),
-        block_rows=plan.block_rows,
-    )
-    results: list[ShardResult] = []
-    parts = partition(plan, options, bucketing, others, spill, pool, report)
-    for made in assemble(plan, options, target, bucketing, others, parts, spill, pool, lambda _: None):
-        results += made
-        records = sum(result.info.records for result in results)
-        report(Progress(stage="write", done=len(results), total=len(rebuild.numbers), records=records))
-    return results
+def source_flags(manifest: Manifest, generations: Iterable[int]) -> str:
+    """The flags that name the sources of some generations."""
+    urls = dict.fromkeys(manifest.all_generations[number].source["url"] for number in generations)
+    return " ".join(f"--source {shlex.quote(url)}" for url in urls)
 
 
 def check_made(rebuild: Rebuild, path: str, made_checksum: str, written_checksum: str) -> None:

@@ -8,9 +8,9 @@ records are kept, as a shard of another name.
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,18 +23,24 @@ from .execute import run_tasks
 from .generations import TABLE_NAMES, generation_of, table_order
 from .interop import dali
 from .interop.tfds import all_tfds_names, is_tfds, obstacle
+from .lost_table import prove_again
 from .manifest import MANIFEST_NAME, LostRecords, Manifest, ShardInfo, checksum
 from .progress import Report as BuildReport
-from .rebuild import Original, Rebuild, check_made, made_again, plan_rebuilds
-from .recovery import Identity, identify, prove
+from .rebuild import Original, Rebuild, plan_rebuilds, source_flags
+from .recovery import Identity, identify
+from .replay import any_follows, plan_in_order
 from .salvage import Mended, Salvaged, ShardFiles, mend_shard, salvage_shard
 from .spill import scratch_root
 from .staging import Measure, measure
 from .storage import Place, Storage, public_url, storage_of
 from .verify import Report, Verification, default_workers, examine
+from .workshop import Workshop, open_workshop
 
-__all__ = ["MISPLACED", "Loss", "Remedy", "RepairPlan", "files_of", "free_name", "plan_repair", "shards_left"]
+__all__ = [
+    "MISPLACED", "Loss", "Remedy", "RepairPlan", "files_of", "free_name", "plan_repair", "shards_left", "workshop_of",
+]  # fmt: skip
 
+_AS_WRITTEN = {"rewrite", "move", "copy"}  # what is done for a file whose bytes can be had from the dataset itself
 MISPLACED = ".misplaced"  # ends the name of a file on its way to where it belongs
 _DRAFT = re.compile(r"((?:.+/)?)\.([^/]+)\.[0-9a-f]{8}\.part")  # see `drafts`
 _NAME = re.compile(r"(.+?)(?:\.salvaged(?:-(\d+))?)?(\.index\.arrow|\.[a-z]+)")
@@ -123,7 +129,7 @@ def plan_repair(
     known = identify(storage, threads)
     rebuilds: tuple[Rebuild, ...] = ()
     if not known.proven:
-        known, rebuilds = _prove(known, originals, spill, rebuilding)
+        known, rebuilds = prove_again(known, originals, spill, rebuilding, workers=threads)
     found = examine(known, report, workers=threads)
     damaged = {damage.path: damage for damage in found.damages}
     meta = [_rewrite(path, "made again from the other files of the dataset") for path in known.restored]
@@ -141,67 +147,40 @@ def plan_repair(
         spill=spill,
     )
     if losses and originals:
-        wanted = sorted({generation_of(loss.shard.path) for loss in losses})
-        plan = _with_sources(plan, rebuilds or plan_rebuilds(storage, known.manifest, originals, rebuilding, wanted))
+        plan = _with_sources(plan, rebuilds or _plan_rebuilds(plan, originals, rebuilding))
     if len(plan.losses) == len(known.shards) and all(loss.replacement is None for loss in plan.losses):
         raise CorruptionError(
             f"no record of {storage.locate()} is intact; if its source is still there, repair it with "
-            f"{_sources(known.manifest, range(len(known.manifest.all_generations)))}"
+            f"{source_flags(known.manifest, range(len(known.manifest.all_generations)))}"
         )
     others = (*_plan_companions(known, set(damaged), plan.losses), *_leftovers(known, moves))
     return replace(plan, remedies=(*plan.remedies, *others))
 
 
-def _sources(manifest: Manifest, generations: Iterable[int]) -> str:
-    """The flags that name the sources of some generations."""
-    urls = dict.fromkeys(manifest.all_generations[number].source["url"] for number in generations)
-    return " ".join(f"--source {shlex.quote(url)}" for url in urls)
+def _plan_rebuilds(plan: RepairPlan, originals: Sequence[Original], report: BuildReport) -> tuple[Rebuild, ...]:
+    known = plan.known
+    wanted = sorted({generation_of(loss.shard.path) for loss in plan.losses})
+    if not any_follows(known.manifest):
+        return plan_rebuilds(known.storage, known.manifest, originals, report, wanted)
+    with workshop_of(plan, report) as workshop:
+        return plan_in_order(workshop, originals, wanted, wanted, {_pair(loss) for loss in plan.losses})
 
 
-def _prove(
-    known: Identity, originals: Sequence[Original], spill: str | None, report: BuildReport
-) -> tuple[Identity, tuple[Rebuild, ...]]:
-    """A dataset whose table was lost together with shards: all shards of their generations are made again.
-
-    With the rows of the other generations, which their files tell, theirs tell what the table held.
-    """
-    manifest, storage = known.manifest, known.storage
-    table = storage.locate(manifest.shards_path)
-    lost = sorted({generation_of(damage.path) for damage in known.damages if damage.path != manifest.shards_path})
-    if not originals or manifest.lost:
-        others = ", and that of each other generation whose shards are damaged" if manifest.generations else ""
-        remedy = (
-            "build the dataset again" if manifest.lost else f"repair it with {_sources(manifest, lost or [0])}{others}"
-        )
-        raise CorruptionError(
-            f"{table} is damaged, and so are shards: what was lost cannot be told without the table; {remedy}"
-        )
-    wanted = sorted(range(len(manifest.all_generations)), key=lambda number: number not in lost)
-    rebuilds = plan_rebuilds(storage, manifest, originals, report, wanted)
-    rows = known.shards
-    for rebuild in rebuilds:
-        with made_again([rebuild], scratch_root(spill, storage), report) as (_, shards):
-            rows = _with_generation(rows, rebuild, shards)
-    proven = prove(known, rows)
-    if proven is None and manifest.generations:
-        named = ", ".join(f"generation {r.generation} ({public_url(r.options.source)})" for r in rebuilds)
-        raise CorruptionError(
-            f"{table} is damaged, and the shards of {named}, made again, do not tell what it held: shards of another "
-            "generation are damaged, too, or a source is not the one of then; nothing was changed; name a --source for "
-            "each generation whose shards are damaged"
-        )
-    if proven is None:
-        check_made(rebuilds[0], table, "", manifest.shards_checksum)
-        raise AssertionError("unreachable: the table differs")
-    return proven, rebuilds
-
-
-def _with_generation(rows: Sequence[ShardInfo], rebuild: Rebuild, made: Sequence[ShardInfo]) -> tuple[ShardInfo, ...]:
-    """The rows of a table, those of one generation as they were made again."""
-    classes = len(rebuild.manifest.classes)
-    own = [replace(s, class_counts=(*s.class_counts, *(0,) * (classes - len(s.class_counts)))) for s in made]
-    others = [shard for shard in rows if generation_of(shard.path) != rebuild.generation]
-    return tuple(sorted((*others, *own), key=lambda shard: generation_of(shard.path)))  # stable: in the table's order
+def workshop_of(plan: RepairPlan, report: BuildReport) -> AbstractContextManager[Workshop]:
+    """Where the lost shards of a plan are made again, in a folder that is there until the body ends."""
+    known = plan.known
+    actions = {remedy.path: remedy.action for remedy in plan.remedies}
+    moves = {remedy.path: remedy for remedy in plan.remedies if remedy.origin}
+    damaged = {damage.path: damage for damage in plan.verification.damages}
+    hurt = (files for shard in known.shards if (files := files_of(known, shard, damaged, moves)))
+    mendable = (
+        files
+        for files in hurt
+        if {actions.get(path) for path in (files.shard.path, files.shard.index_path) if path in damaged} <= _AS_WRITTEN
+    )
+    lost = {rebuild.generation for rebuild in plan.rebuilds}
+    lost |= {generation_of(loss.shard.path) for loss in plan.losses}
+    return open_workshop(known, scratch_root(plan.spill, known.storage), report, lost=lost, mendable=mendable)
 
 
 def _with_sources(plan: RepairPlan, rebuilds: Sequence[Rebuild]) -> RepairPlan:

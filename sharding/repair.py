@@ -23,11 +23,20 @@ from .interop import dali
 from .lease import Lease, hold, is_mark
 from .manifest import MANIFEST_NAME, FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo, checksum, describe
 from .progress import Report as BuildReport
-from .rebuild import Original, check_made, made_again
+from .rebuild import Original, check_made
 from .recovery import Identity
-from .remedies import MISPLACED, Loss, Remedy, RepairPlan, files_of, free_name, plan_repair, shards_left
+from .remedies import (
+    MISPLACED,
+    Loss,
+    Remedy,
+    RepairPlan,
+    files_of,
+    free_name,
+    plan_repair,
+    shards_left,
+    workshop_of,
+)
 from .salvage import mend_shard, salvage_shard
-from .spill import scratch_root
 from .staging import staged
 from .storage import Place, Storage
 from .table import seal
@@ -135,10 +144,10 @@ def apply_repair(plan: RepairPlan, rebuilding: BuildReport = _ignore) -> Manifes
         storage = plan.known.storage
         if not plan.rebuilds:
             return _apply(plan, lease, {}, storage)
-        with made_again(plan.rebuilds, scratch_root(plan.spill, storage), rebuilding) as (scratch, made):
-            rebuilt = _checked(plan, made)
+        with workshop_of(plan, rebuilding) as workshop:
+            rebuilt = _checked(plan, [shard for rebuild in plan.rebuilds for shard in workshop.make(rebuild)])
             lease.check()
-            return _apply(plan, lease, rebuilt, scratch)
+            return _apply(plan, lease, rebuilt, workshop.folder)
 
 
 @contextmanager

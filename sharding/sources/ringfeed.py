@@ -64,7 +64,7 @@ def only_split(url: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingfeedSource:
-    """A source that is a dataset of ours, or one split of it; a part is a shard.
+    """A source that is a dataset of ours, or one split of it; a part is a shard, and may name the folder that holds it.
 
     Attributes:
         url: of the dataset's folder.
@@ -111,19 +111,19 @@ class RingfeedSource:
             yield pa.nulls(shard.records)
         elif label == self.stored.schema.label:
             classes = pa.array(self.stored.classes, self.schema[label].primitive)
-            ids = read_index_rows(Storage(self.url), shard).column("class_id")
+            ids = read_index_rows(self._folder(part), shard).column("class_id")
             for start in range(0, shard.records, BATCH_ROWS):
                 yield classes.take(ids.slice(start, BATCH_ROWS))
         elif label not in self.stored.schema.names:
             yield pa.repeat(shard.split, shard.records)
         else:
-            for batch in read_shard(Storage(self.url), self.stored, shard, [label]):
+            for batch in read_shard(self._folder(part), self.stored, shard, [label]):
                 yield batch.column(label)
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """The records; they are complete."""
         shard: ShardInfo = part.pieces[0]
-        for batch in read_shard(Storage(self.url), self.stored, shard, self.stored.schema.names):
+        for batch in read_shard(self._folder(part), self.stored, shard, self.stored.schema.names):
             columns = [*batch.columns]
             if len(columns) < len(self.schema.features):
                 columns.append(pa.repeat(shard.split, batch.num_rows))
@@ -136,3 +136,7 @@ class RingfeedSource:
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Nothing is left to do."""
         return drafts
+
+    def _folder(self, part: Part) -> Storage:
+        folder: Storage = part.pieces[1] if len(part.pieces) > 1 else Storage(self.url)
+        return folder

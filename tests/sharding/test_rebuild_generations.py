@@ -32,7 +32,6 @@ from ringfeed.sharding import (
 from ringfeed.sharding.generations import generation_of
 from ringfeed.sharding.lease import LEASE_NAME
 from ringfeed.sharding.manifest import ShardInfo
-from ringfeed.sharding.prepare import PrepareOptions
 from ringfeed.sharding.storage import Storage
 from ringfeed.tools.shard_dataset import main
 from tests.sharding.conftest import built, ends_in_writes
@@ -180,22 +179,6 @@ def test_a_source_that_was_appended_twice_serves_for_both(tmp_path: Path, files_
     damage(out, 1, 2, table=table)
     (copy,) = moved(sources[1:], lambda source: str(tmp_path / "copy.parquet"))
     repaired(out, copy)
-    assert files_of(out) == before
-
-
-@pytest.mark.parametrize("how", [{"group_by": "fold"}, {"prepare": PrepareOptions(dedup=())}], ids=str)
-def test_a_generation_that_follows_from_those_before_it_needs_them_first(
-    tmp_path: Path, files_of: Files, how: dict[str, Any]
-) -> None:
-    out, sources = grown(tmp_path, (160, 120), **how)
-    before = files_of(out)
-    damage(out, 0, 1)
-    wounded = files_of(out)
-    with pytest.raises(CorruptionError, match=r"what generation 1 holds follows from .*; nothing was changed"):
-        repaired(out, *sources)
-    assert files_of(out) == wounded
-    repaired(out, sources[0])
-    repaired(out, sources[1])
     assert files_of(out) == before
 
 

@@ -1,0 +1,93 @@
+"""The table of shards, lost together with shards: those of their generations, made again, tell what it held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from .deep import check_meaning
+from .errors import CorruptionError
+from .execute import run_tasks
+from .generations import generation_of
+from .progress import Report
+from .rebuild import Original, Rebuild, check_made, plan_rebuilds, source_flags
+from .recovery import Identity, prove
+from .replay import any_follows, plan_in_order
+from .spill import scratch_root
+from .storage import public_url
+from .workshop import open_workshop
+
+__all__ = ["prove_again"]
+
+
+def prove_again(
+    known: Identity, originals: Sequence[Original], spill: str | None, report: Report, *, workers: int
+) -> tuple[Identity, tuple[Rebuild, ...]]:
+    """A dataset whose table was lost together with shards: all shards of their generations are made again.
+
+    With the rows of the other generations, which their files tell, theirs tell what the table held.
+
+    Args:
+        known: the dataset, not proven.
+        originals: the sources of generations.
+        spill: see `repair`.
+        report: called after every task that makes shards.
+        workers: threads that look into shards side by side.
+
+    Returns:
+        The dataset, proven, and the builds that write again what was made.
+
+    Raises:
+        SourceError: a source is another than was read then.
+        CorruptionError: these sources do not tell what the table held.
+    """
+    manifest, storage = known.manifest, known.storage
+    table = storage.locate(manifest.shards_path)
+    lost = sorted({generation_of(damage.path) for damage in known.damages if damage.path != manifest.shards_path})
+    if not originals or manifest.lost:
+        others = ", and that of each other generation whose shards are damaged" if manifest.generations else ""
+        remedy = (
+            "build the dataset again"
+            if manifest.lost
+            else f"repair it with {source_flags(manifest, lost or [0])}{others}"
+        )
+        raise CorruptionError(
+            f"{table} is damaged, and so are shards: what was lost cannot be told without the table; {remedy}"
+        )
+    wanted = sorted(range(len(manifest.all_generations)), key=lambda number: number not in lost)
+    root = scratch_root(spill, storage)
+    if any_follows(manifest):
+        lost = sorted({*lost, *_unsound(known, workers)})
+        with open_workshop(known, root, report, lost=lost) as workshop:
+            rebuilds = plan_in_order(workshop, originals, wanted, lost)
+            rows = workshop.rows
+    else:
+        rebuilds, rows = plan_rebuilds(storage, manifest, originals, report, wanted), known.shards
+        for rebuild in rebuilds:
+            with open_workshop(replace(known, shards=rows), root, report) as workshop:
+                workshop.make(rebuild)
+                rows = workshop.rows
+    proven = prove(known, rows)
+    if proven is None and manifest.generations:
+        named = ", ".join(f"generation {r.generation} ({public_url(r.options.source)})" for r in rebuilds)
+        raise CorruptionError(
+            f"{table} is damaged, and the shards of {named}, made again, do not tell what it held: shards of another "
+            "generation are damaged, too, or a source is not the one of then; nothing was changed; name a --source for "
+            "each generation whose shards are damaged"
+        )
+    if proven is None:
+        check_made(rebuilds[0], table, "", manifest.shards_checksum)
+        raise AssertionError("unreachable: the table differs")
+    return proven, rebuilds
+
+
+def _unsound(known: Identity, workers: int) -> set[int]:
+    """The generations with shards that cannot be what was written, as far as a look into them tells.
+
+    Without the table nothing proves a shard, and none that is damaged is to be read as if it were not.
+    """
+    with ThreadPoolExecutor(workers, thread_name_prefix="ringfeed-repair") as pool:
+        jobs = [(check_meaning, (known.storage, known.manifest, shard)) for shard in known.shards]
+        found = run_tasks(pool, jobs, lambda done, damages: None)
+    return {generation_of(shard.path) for shard, damages in zip(known.shards, found, strict=True) if damages}
