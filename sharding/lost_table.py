@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from .deep import check_meaning
 from .errors import CorruptionError
-from .execute import run_tasks
 from .generations import generation_of
 from .progress import Report
 from .rebuild import Original, Rebuild, check_made, plan_rebuilds, source_flags
@@ -22,7 +19,7 @@ __all__ = ["prove_again"]
 
 
 def prove_again(
-    known: Identity, originals: Sequence[Original], spill: str | None, report: Report, *, workers: int
+    known: Identity, originals: Sequence[Original], spill: str | None, report: Report
 ) -> tuple[Identity, tuple[Rebuild, ...]]:
     """A dataset whose table was lost together with shards: all shards of their generations are made again.
 
@@ -33,7 +30,6 @@ def prove_again(
         originals: the sources of generations.
         spill: see `repair`.
         report: called after every task that makes shards.
-        workers: threads that look into shards side by side.
 
     Returns:
         The dataset, proven, and the builds that write again what was made.
@@ -58,7 +54,6 @@ def prove_again(
     wanted = sorted(range(len(manifest.all_generations)), key=lambda number: number not in lost)
     root = scratch_root(spill, storage)
     if any_follows(manifest):
-        lost = sorted({*lost, *_unsound(known, workers)})
         with open_workshop(known, root, report, lost=lost) as workshop:
             rebuilds = plan_in_order(workshop, originals, wanted, lost)
             rows = workshop.rows
@@ -80,14 +75,3 @@ def prove_again(
         check_made(rebuilds[0], table, "", manifest.shards_checksum)
         raise AssertionError("unreachable: the table differs")
     return proven, rebuilds
-
-
-def _unsound(known: Identity, workers: int) -> set[int]:
-    """The generations with shards that cannot be what was written, as far as a look into them tells.
-
-    Without the table nothing proves a shard, and none that is damaged is to be read as if it were not.
-    """
-    with ThreadPoolExecutor(workers, thread_name_prefix="ringfeed-repair") as pool:
-        jobs = [(check_meaning, (known.storage, known.manifest, shard)) for shard in known.shards]
-        found = run_tasks(pool, jobs, lambda done, damages: None)
-    return {generation_of(shard.path) for shard, damages in zip(known.shards, found, strict=True) if damages}

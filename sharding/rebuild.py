@@ -19,6 +19,7 @@ import pyarrow as pa
 from .append import open_like
 from .build_plan import BuildPlan
 from .errors import ConfigError, SourceError
+from .generations import generation_of
 from .manifest import Manifest, SplitInfo
 from .plan import BuildOptions
 from .planning import open_build_source, plan_source
@@ -199,9 +200,14 @@ def plan_generation(
     difference = _difference(plan, manifest, number)
     if difference:
         what = f"generation {number} of {where}" if manifest.generations else where
+        remedy = f"name the source of then or a copy of it (it was {written.source['url']})"
+        if stored is not None and any(generation_of(entry.path) < number for entry in manifest.lost):
+            remedy += (
+                "; or, if it is that one, keep the records that are intact, without --source: it followed from records "
+                "before it, and of those an earlier repair left some out"
+            )
         raise SourceError(
-            f"{public_url(original.url)} is not what {what} was built from: {difference}; nothing was changed; name "
-            f"the source of then or a copy of it (it was {written.source['url']})"
+            f"{public_url(original.url)} is not what {what} was built from: {difference}; nothing was changed; {remedy}"
         )
     names = (shard_names(plan.assignment, number, manifest.shard_format) for number in range(plan.assignment.shards))
     return Rebuild(

@@ -129,7 +129,7 @@ def plan_repair(
     known = identify(storage, threads)
     rebuilds: tuple[Rebuild, ...] = ()
     if not known.proven:
-        known, rebuilds = prove_again(known, originals, spill, rebuilding, workers=threads)
+        known, rebuilds = prove_again(known, originals, spill, rebuilding)
     found = examine(known, report, workers=threads)
     damaged = {damage.path: damage for damage in found.damages}
     meta = [_rewrite(path, "made again from the other files of the dataset") for path in known.restored]

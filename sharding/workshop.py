@@ -7,13 +7,15 @@ dataset's folder or, if they are damaged there, in this one, once made again. No
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 from .build_plan import BuildPlan
+from .deep import check_meaning
 from .engine import open_engine
 from .errors import CorruptionError
+from .execute import run_tasks
 from .generations import generation_of
 from .journal import ShardResult
 from .manifest import ShardInfo
@@ -28,6 +30,7 @@ from .staging import staged
 from .storage import Storage
 from .stored import Stored
 from .tasks import Bucketing, ShardTarget
+from .verify import default_workers
 
 __all__ = ["Workshop", "open_workshop"]
 
@@ -53,6 +56,7 @@ class Workshop:
         self._lost = set(lost)
         self._mendable = list(mendable)
         self._here: set[str] = set()
+        self._looked_into = set(self._lost)
         self._spilled = 0
 
     def before(self, number: int) -> Stored | None:
@@ -64,6 +68,8 @@ class Workshop:
         storage, manifest = self.known.storage, self.known.manifest
         if not follows(manifest, number):
             return None
+        if not self.known.proven:
+            self._look_into(number)
         if lacking := sorted(earlier for earlier in self._lost if earlier < number):
             several = "generations" if len(lacking) > 1 else "generation"
             raise CorruptionError(
@@ -81,6 +87,19 @@ class Workshop:
             elsewhere=dict.fromkeys(self._here, self.folder),
             again=of_all[number].source["fingerprint"] in {of.source["fingerprint"] for of in of_all[:number]},
         )
+
+    def _look_into(self, number: int) -> None:
+        """Find out which generations before one have shards that cannot be what was written.
+
+        Without the table nothing proves them, and none that is damaged is to be read as if it were not.
+        """
+        storage, manifest = self.known.storage, self.known.manifest
+        shards = [shard for shard in self.rows if generation_of(shard.path) in set(range(number)) - self._looked_into]
+        jobs = [(check_meaning, (storage, manifest, shard)) for shard in shards]
+        with ThreadPoolExecutor(default_workers(storage), thread_name_prefix="ringfeed-repair") as pool:
+            found = run_tasks(pool, jobs, lambda done, damages: None)
+        self._lost |= {generation_of(shard.path) for shard, damages in zip(shards, found, strict=True) if damages}
+        self._looked_into.update(range(number))
 
     def lacks(self, number: int) -> bool:
         """Whether shards of a generation are lost, and not yet made again."""
@@ -114,6 +133,7 @@ class Workshop:
         self.rows = self._proven(rebuild, made) if self.known.proven else _with_generation(self.rows, rebuild, made)
         self._here |= {shard.path for shard in made}
         self._lost.discard(rebuild.generation)
+        self._looked_into.add(rebuild.generation)
         return made
 
     def _proven(self, rebuild: Rebuild, made: Iterable[ShardInfo]) -> tuple[ShardInfo, ...]:

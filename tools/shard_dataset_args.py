@@ -38,7 +38,8 @@ or a copy of it: with the options of then, which stand in dataset.json, and by t
 one byte of them is not as it was written, it is another source, and nothing is changed. Records that functions prepared
 (--map) need the modules of then in this folder. Of a dataset that was appended to, each generation came from its own
 source (see inspect): give --source once for each generation that lost shards; those of others are left for a repair
-with their source. If the table was lost as well, all of them are needed at once.
+with their source. If the table was lost as well, all of them are needed at once. With --group-by or --dedup, what was
+appended follows from the records before it, so that the sources of all before it that lost shards are needed with it.
 
 Else, of each shard that cannot be brought back, the intact records are written as a new shard beside it, and a new
 dataset.json takes it in and names what was lost (see inspect). Only then the damaged files are removed. Readers see the

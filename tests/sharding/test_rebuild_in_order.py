@@ -250,12 +250,40 @@ def test_a_source_of_shards_that_are_whole_is_passed_over(both: Grown, tmp_path:
     assert files_of(out) == both.whole
 
 
+def test_records_that_an_earlier_repair_left_out_are_not_made_up(both: Grown, tmp_path: Path, files_of: Files) -> None:
+    out = both.copy(tmp_path / "out")
+    first = shards_of(open_dataset(str(out)), 0)[0]
+    (out / first.path).unlink()
+    assert repair(str(out)).lost[0].records == first.records
+    damage(out, 1)
+    wounded = files_of(out)
+    with pytest.raises(
+        SourceError, match=r"generation 1 of .* was built from: .* of those an earlier repair left some out"
+    ):
+        repaired(out, both.sources[1])
+    assert files_of(out) == wounded
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_one_that_was_appended_as_it_is_follows_from_nothing(tmp_path: Path, files_of: Files, table: bool) -> None:
+    out, sources = grown(tmp_path, (160,), **DOUBLES)
+    for number, how in enumerate([{"as_is": True}, {}], 1):
+        sources.append(written(tmp_path / f"{number}.parquet", number, 120))
+        append(AppendOptions(source=sources[number], destination=str(out), shards=2, min_class_records=1, **how))
+    whole = files_of(out)
+    damage(out, 0, 1, table=table)
+    if not table:
+        repaired(out, sources[1])
+        assert {generation_of(found.path) for found in verify(str(out))} == {0}
+    repaired(out, *sources)
+    assert files_of(out) == whole
+
+
 # --- copies ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["{}.parquet", "copy of {}.parquet"])
-def test_copies_serve_whatever_their_names_and_order(both: Grown, tmp_path: Path, files_of: Files, name: str) -> None:
-    copies = moved(both.sources, tmp_path / "copies", name)
+def test_copies_serve_whatever_their_names_and_order(both: Grown, tmp_path: Path, files_of: Files) -> None:
+    copies = moved(both.sources, tmp_path / "copies", "copy of {}.parquet")
     for number, order in enumerate(itertools.permutations(copies)):
         out = both.copy(tmp_path / f"{number}")
         damage(out, 0, 1, 2, table=number % 2 == 0)
@@ -329,10 +357,9 @@ def test_one_wrong_source_is_one_line_and_nothing_is_changed(
         assert files_of(out) == wounded
 
 
-@pytest.mark.parametrize("table", [False, True])
-def test_killed_at_any_write_it_is_run_again(both: Grown, tmp_path: Path, files_of: Files, table: bool) -> None:
+def test_killed_at_any_write_it_is_run_again(both: Grown, tmp_path: Path, files_of: Files) -> None:
     out = both.copy(tmp_path / "out")
-    damage(out, 0, 1, table=table)
+    damage(out, 0, 1, table=True)
     for last in itertools.count():
         root = Path(shutil.copytree(out, tmp_path / f"{last}"))
         done = ends_in_writes(partial(repaired, root, *both.sources[:2]), root, last)
@@ -340,7 +367,7 @@ def test_killed_at_any_write_it_is_run_again(both: Grown, tmp_path: Path, files_
         assert files_of(root) == both.whole, last
         if done:
             break
-    assert last == 6 + table  # three files of each generation
+    assert last == 7  # the table, and three files of each generation
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
