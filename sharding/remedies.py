@@ -30,7 +30,7 @@ from .rebuild import Original, Rebuild, plan_rebuilds, source_flags
 from .recovery import Identity, identify
 from .replay import any_follows, plan_in_order
 from .salvage import Mended, Salvaged, ShardFiles, mend_shard, salvage_shard
-from .spill import scratch_root
+from .spill import planning_folder
 from .staging import Measure, measure
 from .storage import Place, Storage, public_url, storage_of
 from .verify import Report, Verification, default_workers, examine
@@ -162,11 +162,11 @@ def _plan_rebuilds(plan: RepairPlan, originals: Sequence[Original], report: Buil
     wanted = sorted({generation_of(loss.shard.path) for loss in plan.losses})
     if not any_follows(known.manifest):
         return plan_rebuilds(known.storage, known.manifest, originals, report, wanted)
-    with workshop_of(plan, report) as workshop:
+    with planning_folder(plan.spill, known.storage) as root, workshop_of(plan, root, report) as workshop:
         return plan_in_order(workshop, originals, wanted, wanted, {_pair(loss) for loss in plan.losses})
 
 
-def workshop_of(plan: RepairPlan, report: BuildReport) -> AbstractContextManager[Workshop]:
+def workshop_of(plan: RepairPlan, root: Storage, report: BuildReport) -> AbstractContextManager[Workshop]:
     """Where the lost shards of a plan are made again, in a folder that is there until the body ends."""
     known = plan.known
     actions = {remedy.path: remedy.action for remedy in plan.remedies}
@@ -180,7 +180,7 @@ def workshop_of(plan: RepairPlan, report: BuildReport) -> AbstractContextManager
     )
     lost = {rebuild.generation for rebuild in plan.rebuilds}
     lost |= {generation_of(loss.shard.path) for loss in plan.losses}
-    return open_workshop(known, scratch_root(plan.spill, known.storage), report, lost=lost, mendable=mendable)
+    return open_workshop(known, root, report, lost=lost, mendable=mendable)
 
 
 def _with_sources(plan: RepairPlan, rebuilds: Sequence[Rebuild]) -> RepairPlan:

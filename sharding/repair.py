@@ -37,6 +37,7 @@ from .remedies import (
     workshop_of,
 )
 from .salvage import mend_shard, salvage_shard
+from .spill import scratch_root
 from .staging import staged
 from .storage import Place, Storage
 from .table import seal
@@ -144,7 +145,7 @@ def apply_repair(plan: RepairPlan, rebuilding: BuildReport = _ignore) -> Manifes
         storage = plan.known.storage
         if not plan.rebuilds:
             return _apply(plan, lease, {}, storage)
-        with workshop_of(plan, rebuilding) as workshop:
+        with workshop_of(plan, scratch_root(plan.spill, storage), rebuilding) as workshop:
             rebuilt = _checked(plan, [shard for rebuild in plan.rebuilds for shard in workshop.make(rebuild)])
             lease.check()
             return _apply(plan, lease, rebuilt, workshop.folder)

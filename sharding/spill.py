@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -29,7 +29,8 @@ from .lease import boot_id
 from .storage import Storage
 
 __all__ = [
-    "PartSpill", "Spill", "open_scratch", "open_spill", "remove_spill", "scratch_root", "side_folder", "spill_root",
+    "PartSpill", "Spill", "open_scratch", "open_spill", "planning_folder", "remove_spill", "scratch_root",
+    "side_folder", "spill_root",
 ]  # fmt: skip
 
 _SCRATCH = "_repair"  # no folder is there of this name: it makes another key of the destination's URL
@@ -152,8 +153,16 @@ def spill_root(url: str | None, destination: str) -> Storage:
 
 
 def scratch_root(url: str | None, destination: Storage) -> Storage:
-    """The folder that holds what a repair of a dataset makes from its source; no build spills there."""
+    """The folder that holds what a repair of a dataset makes from its source; no build spills there.
+
+    It is for the one that holds the lease of the dataset; see `planning_folder` for the others.
+    """
     return spill_root(url, destination.locate(_SCRATCH))
+
+
+def planning_folder(url: str | None, destination: Storage) -> AbstractContextManager[Storage]:
+    """A folder until the body ends, for what a repair makes to plan with: of its own, for it holds no lease yet."""
+    return side_folder(spill_root(url, destination.locate()))
 
 
 def open_spill(root: Storage, plan: str, scratch: Storage | None = None) -> Spill:

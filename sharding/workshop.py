@@ -94,12 +94,13 @@ class Workshop:
         Without the table nothing proves them, and none that is damaged is to be read as if it were not.
         """
         storage, manifest = self.known.storage, self.known.manifest
-        shards = [shard for shard in self.rows if generation_of(shard.path) in set(range(number)) - self._looked_into]
+        earlier = set(range(number)) - self._looked_into
+        shards = [shard for shard in self.rows if generation_of(shard.path) in earlier]
         jobs = [(check_meaning, (storage, manifest, shard)) for shard in shards]
         with ThreadPoolExecutor(default_workers(storage), thread_name_prefix="ringfeed-repair") as pool:
             found = run_tasks(pool, jobs, lambda done, damages: None)
         self._lost |= {generation_of(shard.path) for shard, damages in zip(shards, found, strict=True) if damages}
-        self._looked_into.update(range(number))
+        self._looked_into |= earlier
 
     def lacks(self, number: int) -> bool:
         """Whether shards of a generation are lost, and not yet made again."""
@@ -192,7 +193,7 @@ def open_workshop(
 
     Args:
         known: the dataset.
-        root: the folder; see `scratch_root`.
+        root: the folder; see `scratch_root` and `planning_folder`.
         report: called after every task.
         lost: generations that have shards which can be had from a source alone.
         mendable: shards that are damaged, and can be had as they were without one.
