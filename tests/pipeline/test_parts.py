@@ -1,8 +1,11 @@
 """Shards that the cut between two streams divides: each stream reads its part of them, checked, and no more."""
 
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +105,20 @@ def test_every_store_is_asked_for_parts(store: Store, source: Path, make: Make) 
     here, local = read(make("texts"), rank=1, world_size=6)
     assert there == here
     assert bytes_read(loader) == bytes_read(local)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_that_knows_no_ranges_serves_as_well(make: Make, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=make(kind))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        there, _ = read(f"http://127.0.0.1:{server.server_address[1]}", rank=1, world_size=6)
+        server.shutdown()
+    assert there == read(make(kind), rank=1, world_size=6)[0]
+    assert not caplog.records  # nothing was tried again
 
 
 @pytest.mark.parametrize("kind", KINDS)
