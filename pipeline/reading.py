@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ..sharding.damage import Damage
 from ..sharding.dataset import Dataset, open_dataset, remedy
-from ..sharding.errors import CorruptionError, DatasetError, RingfeedError, StorageError
+from ..sharding.errors import CorruptionError, DatasetError, RangesError, RingfeedError, StorageError
 from ..sharding.formats.blocks import BLOCK_BYTES, are_whole
 from ..sharding.formats.tfrecord import frames_are_whole
 from ..sharding.indexes import Index, read_index
@@ -59,6 +59,7 @@ class SourceReader:
         self._storage = dataset.storage
         self._counters = counters
         self._mapped = mapped
+        self._parted = True  # as far as is known, the store reads parts of files
         self._remote = None if self._storage.local_path is not None else Hedging(counters, second=hedging)
         self._of_data, self._of_parts, self._of_indexes = Latencies(), Latencies(), Latencies()
 
@@ -92,14 +93,15 @@ class SourceReader:
             Their bytes; None where they are not to be had as they were written: `data` will say why, or bring them.
         """
         stop = start + int(lengths.sum())
-        for _ in range(_ATTEMPTS):
+        for _ in range(_ATTEMPTS if self._parted else 0):
             try:
                 with self._counters.busy("fetch", items=1, size=stop - start):
                     if self._remote is not None:
                         data = pa.py_buffer(self._fetch_part(shard.path, start, stop))
                     else:
                         data = self._storage.map(shard.path)[start:stop]
-            except (FileNotFoundError, StorageError):
+            except (FileNotFoundError, StorageError) as error:
+                self._parted = not isinstance(error, RangesError)
                 return None
             with self._counters.busy("verify", items=1, size=stop - start):
                 if frames_are_whole(data, lengths):
@@ -126,6 +128,8 @@ class SourceReader:
         Raises:
             NotWorthwhile: they are most of the file.
         """
+        if not self._parted:
+            return None
         try:
             memory = None if self._remote is None else mmap.mmap(-1, shard.bytes)  # takes what is written to
             data = self._storage.map(shard.path) if memory is None else pa.py_buffer(memory)
@@ -144,7 +148,8 @@ class SourceReader:
                 return None
 
             found = read_blocks(read, shard.bytes, columns, 0 if memory is None else _GAP_BYTES, rows)
-        except (FileNotFoundError, StorageError):
+        except (FileNotFoundError, StorageError) as error:
+            self._parted = not isinstance(error, RangesError)
             return None
         self._counters.add("fetch", items=1)
         self._counters.add("verify", items=1)

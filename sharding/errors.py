@@ -7,6 +7,7 @@ __all__ = [
     "CorruptionError",
     "DatasetError",
     "DestinationError",
+    "RangesError",
     "RingfeedError",
     "SourceError",
     "StorageError",
@@ -49,6 +50,20 @@ class StorageError(RingfeedError, OSError):
     """The storage refused or failed: credentials, a missing bucket, a network that is down."""
 
     may_pass = True
+
+
+class RangesError(StorageError):
+    """The storage cannot read a part of a file without the rest, as some servers of HTTP cannot."""
+
+    may_pass = False
+
+    @classmethod
+    def of(cls, where: str) -> RangesError:
+        """The error of a file, by its URL."""
+        return cls(
+            f"{where}: the server sends all of a file where a part is asked for; copy the file to where parts can be "
+            "read, such as a local disk"
+        )
 
 
 class WorkerError(RingfeedError, RuntimeError):

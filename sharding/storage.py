@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from .clients import S3
 from .drafts import Bytes, Draft, LocalDraft, RemoteDraft, SpooledDraft
+from .errors import RangesError
 from .fast import copy_object, read_object
 from .location import Location, public_url
 from .retry import IncompleteError
@@ -112,14 +113,18 @@ class Storage(Location):
         return int(self.run("read", path, lambda: fs.info(f"{root}/{path}"))["size"])
 
     def read_range(self, path: str, start: int, end: int) -> bytes:
-        """The bytes [start, end) of a file that has as many."""
+        """The bytes [start, end) of a file that has as many.
+
+        Raises:
+            RangesError: the store sends all of the file.
+        """
         fs, root = self.filesystem()
 
         def read() -> bytes:
             quick = read_object(fs, f"{root}/{path}", (start, end)) if self.protocol in S3 else None
             data: bytes = quick.to_pybytes() if quick else fs.cat_file(f"{root}/{path}", start=start, end=end)
-            if len(data) > end - start and len(data) >= end:  # a server of HTTP that knows no ranges sends all
-                data = data[start:end]
+            if len(data) > end - start:
+                raise RangesError.of(self.locate(path))
             if len(data) != end - start:
                 raise IncompleteError(f"{len(data)} bytes arrived of the {end - start} from byte {start} on")
             return data

@@ -24,11 +24,12 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import infer_compression
 
 from ..clients import OBJECT_STORES
-from ..errors import RingfeedError, SourceError, StorageError
+from ..errors import RangesError, RingfeedError, SourceError, StorageError
 from ..keyed import derive_key
 from ..retry import RetryPolicy, retry
 from ..schema import Feature, Schema
 from ..storage import Storage
+from .web import is_page, lacks_ranges, with_sizes
 
 __all__ = [
     "BATCH_BYTES", "BATCH_ROWS", "NO_FEATURES", "PASS_OVER", "BadRecord", "Checked", "Part", "Reject", "Sized",
@@ -200,7 +201,7 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
         if has_pattern(path) and not fs.exists(path):
             found = [info for info in fs.glob(path, detail=True).values() if info["type"] == "file"]
             found = [info for info in found if info["name"].rpartition("/")[2][0] not in "._"]
-        elif fs.isfile(path):
+        elif fs.isfile(path) and (plain_name(path).endswith(tuple(suffixes)) or not is_page(fs, path)):
             return [_file(fs, fs.info(path))]
         elif isinstance(fs, LocalFileSystem) and fs.isdir(path):
             return sorted(_find_local(root or "/", tuple(suffixes)))
@@ -214,7 +215,7 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
     except Exception as error:
         raise _storage_error(url, error) from error
     matching = [info for info in found if plain_name(info["name"]).endswith(tuple(suffixes))]
-    return sorted((_file(fs, info) for info in matching), key=lambda file: file.url)
+    return sorted((_file(fs, info) for info in with_sizes(fs, matching)), key=lambda file: file.url)
 
 
 def plain_name(name: str) -> str:
@@ -309,6 +310,8 @@ def open_file(path: str, compression: str | None = "infer", *, read_ahead: bool 
     except Exception as error:
         if codec == "zstd" and type(error) is OSError and error.errno is None:
             raise translate_errors(path, error, "the compressed file is damaged or cut short") from error
+        if lacks_ranges(error):
+            raise RangesError.of(path) from error
         if not _of_the_store(error):
             raise
         raise _storage_error(path, error) from error

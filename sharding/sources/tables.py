@@ -11,7 +11,7 @@ from typing import ClassVar, TypeVar
 
 import pyarrow as pa
 
-from ..errors import RingfeedError, SourceError
+from ..errors import RangesError, RingfeedError, SourceError
 from ..schema import Feature, Schema
 from ..storage import Storage
 from .base import (
@@ -29,6 +29,7 @@ from .base import (
     translate_errors,
 )
 from .hive import Partitions, find_partitions
+from .web import lacks_ranges
 
 __all__ = ["PART_BYTES", "TableSource", "bounded", "checked", "open_table", "plain_schema", "runs"]
 
@@ -313,6 +314,8 @@ def open_table(path: str, kind: str, *, mapped: bool = False, read_ahead: bool =
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             if isinstance(error, RingfeedError) or (isinstance(error, OSError) and error.errno is not None):
                 raise
+            if lacks_ranges(error):
+                raise RangesError.of(path) from error
             remedy = f"the file is damaged or no {kind}; write it again"
             if "Exceeded size limit" in str(error):
                 remedy = f"{remedy}, or its footer is larger than Arrow reads: write fewer columns, or fewer row groups"

@@ -1,11 +1,8 @@
 """Shards that the cut between two streams divides: each stream reads its part of them, checked, and no more."""
 
 import shutil
-import threading
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from ringfeed.sharding.storage import Storage
 from tests.servers.proxy import Fault, proxied
 from tests.servers.seaweedfs import S3Server
 from tests.servers.store import Store
+from tests.servers.web import served
 
 RECORDS, SHARDS = 8_000, 13  # which 6 streams share
 KINDS = ("fixed", "texts", "parquet")
@@ -109,14 +107,8 @@ def test_every_store_is_asked_for_parts(store: Store, source: Path, make: Make) 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_server_that_knows_no_ranges_serves_as_well(make: Make, kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    class Handler(SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=make(kind))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        there, _ = read(f"http://127.0.0.1:{server.server_address[1]}", rank=1, world_size=6)
-        server.shutdown()
+    with served(Path(make(kind)), ranges=False) as url:
+        there, _ = read(url, rank=1, world_size=6)
     assert there == read(make(kind), rank=1, world_size=6)[0]
     assert not caplog.records  # nothing was tried again
 

@@ -1,0 +1,82 @@
+"""Sources on web servers: what is built from them is what is built from the same files on a local disk."""
+
+import gzip
+import hashlib
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.orc
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from ringfeed.sharding import BuildOptions, SourceError, build
+from tests.servers.web import served
+
+ROWS = 60_000
+Serve = Callable[..., AbstractContextManager[str]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same rows as files of several kinds, some larger than what is read at once; and a folder of images."""
+    root = tmp_path_factory.mktemp("web")
+    rng = np.random.default_rng(0)
+    columns = {f"x{number}": rng.normal(size=ROWS) for number in range(6)}
+    table = pa.table({**columns, "label": np.arange(ROWS) % 3})
+    pyarrow.csv.write_csv(table, root / "rows.csv")
+    (root / "rows.csv.gz").write_bytes(gzip.compress((root / "rows.csv").read_bytes(), 1))
+    pq.write_table(table, root / "rows.parquet", row_group_size=ROWS // 4)
+    pyarrow.orc.write_table(table, root / "rows.orc")
+    for number in range(8):
+        path = root / "images" / f"class-{number % 2}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (9, 7, 3), np.uint8)).save(path)
+    return root
+
+
+@pytest.fixture
+def serve(folder: Path) -> Serve:
+    return partial(served, folder)
+
+
+def built(source: str, destination: Path) -> dict[str, str]:
+    """The checksums of the shards and indexes of a dataset that is built from a source."""
+    label = None if "images" in source else "label"
+    build(BuildOptions(source=source, destination=str(destination), label=label, shards=2, min_class_records=1))
+    paths = sorted(path for path in destination.iterdir() if path.name.startswith("train"))
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["with ranges", "without"])
+def test_a_folder_of_images(folder: Path, serve: Serve, tmp_path: Path, ranges: bool) -> None:
+    with serve(ranges=ranges) as url:
+        for name in ("images", "images/"):
+            assert built(f"{url}/{name}", tmp_path / "there") == built(str(folder / name), tmp_path / "here")
+            shutil.rmtree(tmp_path / "there")
+            shutil.rmtree(tmp_path / "here")
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.parquet", "rows.orc"])
+def test_large_files_come_from_servers_that_send_parts(folder: Path, serve: Serve, tmp_path: Path, name: str) -> None:
+    with serve(ranges=True) as url:
+        assert built(f"{url}/{name}", tmp_path / "there") == built(str(folder / name), tmp_path / "here")
+    if name == "rows.csv.gz":  # it comes in one piece
+        return
+    with (
+        serve(ranges=False) as url,
+        pytest.raises(OSError, match=rf"^{url}/{name}: the server sends all of a file .*; copy the file to"),
+    ):
+        built(f"{url}/{name}", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_file_that_is_not_there(serve: Serve, tmp_path: Path) -> None:
+    with serve(ranges=True) as url, pytest.raises(SourceError, match=f"there is nothing at {url}/row.csv; .*check the"):
+        built(f"{url}/row.csv", tmp_path / "there")
