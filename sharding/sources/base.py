@@ -201,7 +201,7 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
         if has_pattern(path) and not fs.exists(path):
             found = [info for info in fs.glob(path, detail=True).values() if info["type"] == "file"]
             found = [info for info in found if info["name"].rpartition("/")[2][0] not in "._"]
-        elif fs.isfile(path) and (plain_name(path).endswith(tuple(suffixes)) or not is_page(fs, path)):
+        elif fs.isfile(path) and (plain_name(path).endswith(tuple(filter(None, suffixes))) or not is_page(fs, path)):
             return [_file(fs, fs.info(path))]
         elif isinstance(fs, LocalFileSystem) and fs.isdir(path):
             return sorted(_find_local(root or "/", tuple(suffixes)))
@@ -419,6 +419,8 @@ def fingerprint_files(files: Sequence[SourceFile]) -> str:
     return f"{derive_key(*facts):016x}"
 
 
-def translate_errors(path: str, error: Exception, remedy: str) -> SourceError:
+def translate_errors(path: str, error: Exception, remedy: str) -> SourceError | RangesError:
     """One line for what a format's reader raised."""
+    if lacks_ranges(error):
+        return RangesError.of(path)
     return SourceError(f"{path}: {' '.join(str(error).split())[:300]}; {remedy}")

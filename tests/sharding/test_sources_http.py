@@ -63,6 +63,15 @@ def test_a_folder_of_images(folder: Path, serve: Serve, tmp_path: Path, ranges: 
             shutil.rmtree(tmp_path / "here")
 
 
+def test_a_folder_of_files_whose_names_end_in_numbers(folder: Path, serve: Serve, tmp_path: Path) -> None:
+    built(str(folder / "rows.parquet"), tmp_path / "source")
+    (folder / "records").mkdir()
+    for number, path in enumerate(sorted((tmp_path / "source").glob("*.tfrecord"))):
+        shutil.copy(path, folder / "records" / f"train.tfrecord-{number:05d}-of-00002")
+    with serve(ranges=True) as url:
+        assert built(f"{url}/records", tmp_path / "there") == built(str(folder / "records"), tmp_path / "here")
+
+
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.parquet", "rows.orc"])
 def test_large_files_come_from_servers_that_send_parts(folder: Path, serve: Serve, tmp_path: Path, name: str) -> None:
     with serve(ranges=True) as url:
