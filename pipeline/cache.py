@@ -75,10 +75,13 @@ class Cache:
             raise ConfigError(f"a cache is a folder on a local disk, got {location.locate()}")
         if limit_bytes is not None:
             _check_limit(limit_bytes)
-        self._path = location.local_path
+        self._path, self._limit_bytes = location.local_path, limit_bytes
         self._keeps = True
         self._warned: set[str] = set()
         self._folder = self._open(limit_bytes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._path, self._limit_bytes)
 
     @property
     def path(self) -> Path:
@@ -219,6 +222,8 @@ class Cache:
 class MemoryCache:
     """Copies in the memory of this process; what was not used for longest makes room for what is new.
 
+    To another process it is pickled as its limit, and is empty there.
+
     Args:
         limit_bytes: of the copies.
     """
@@ -229,6 +234,9 @@ class MemoryCache:
         self._held: OrderedDict[CacheKey, pa.Buffer] = OrderedDict()
         self._held_bytes = 0
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._limit_bytes,)
 
     def get(self, key: CacheKey, fetch: Fetch, counters: Counters, stream: Stream | None = None) -> pa.Buffer:
         """See `ShardCache`."""

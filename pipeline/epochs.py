@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..sharding.errors import ConfigError
 from ..sharding.schema import Schema
+from .carrying import remake
 from .columns import WEIGHT, Columns
 from .counters import Counters
 from .frames import join_frames
@@ -70,6 +71,19 @@ class Epochs(ABC):
         self._sample_keys = sample_keys
         self._counters = Counters()
         self._make_dataset: Callable[[int, int, int], tf.data.Dataset] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return remake, (type(self), self.arguments, self.identity)
+
+    @property
+    @abstractmethod
+    def arguments(self) -> dict[str, Any]:
+        """By name, those that make the same one in another process, as far as this one has come to know."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> tuple[Any, ...]:
+        """What tells whether it is the same there, beside the arguments."""
 
     @property
     def schema(self) -> Schema:

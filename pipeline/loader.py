@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -146,6 +145,7 @@ class Loader(Epochs):
         hedging: bool = True,
         prefetch_bytes: int | None = None,
     ) -> None:
+        self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         for name, number, least in (("fetch_threads", fetch_threads, 1), ("prefetch_bytes", prefetch_bytes, 0)):
             if number is not None and integer(name, number) < least:
                 raise ConfigError(f"{name} must be at least {least}, got {number}")
@@ -219,6 +219,18 @@ class Loader(Epochs):
     def manifest(self) -> Manifest:
         """Of the dataset."""
         return self._dataset.manifest
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """See `Epochs`."""
+        storage = self._dataset.storage
+        place = replace(storage, url=storage.locate())  # the other process may be in another folder
+        return {**self._arguments, "url": place, "cache": self._cache, "quarantined": self.quarantined}
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """See `Epochs`."""
+        return self.manifest.shards_checksum, self._geometry
 
     @property
     def records(self) -> int:
@@ -295,7 +307,8 @@ class Loader(Epochs):
         Raises:
             ConfigError: there are fewer samples.
         """
-        other = copy.copy(self)
+        other = object.__new__(type(self))  # `copy` would make it of its arguments
+        vars(other).update(vars(self))
         other._geometry = replace(self._geometry, batch_size=streams, streams=streams)
         other._slices = other._geometry.rank_slices(self._rank, self._world_size)
         other._make_dataset = None

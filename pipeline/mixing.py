@@ -117,6 +117,7 @@ class Mixture(Epochs):
         streams: int | None = None,
         sample_keys: bool = False,
     ) -> None:
+        self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         if not sources:
             raise ConfigError("a mixture needs at least one dataset")
         batch_size, seed = integer("batch_size", batch_size), integer("seed", seed)
@@ -153,6 +154,21 @@ class Mixture(Epochs):
             np.array([self.classes.index(value) for value in loader.manifest.classes], np.int32)
             for loader in self._loaders
         ]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """See `Epochs`."""
+        given: Mapping[str, Mapping[str, Any]] = self._arguments["sources"]
+        sources = {
+            name: {**given[name], **{key: loader.arguments[key] for key in ("url", "cache", "quarantined")}}
+            for name, loader in zip(self._names, self._loaders, strict=True)
+        }
+        return {**self._arguments, "sources": sources}
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """See `Epochs`."""
+        return self._geometry, *(loader.identity for loader in self._loaders)
 
     @property
     def quarantined(self) -> dict[str, tuple[str, ...]]:
