@@ -12,6 +12,8 @@ from math import isfinite
 from typing import Any
 
 from ..sharding.errors import ConfigError
+from .arguments import number, texts
+from .integers import integer
 from .transform import GraphTransform
 
 __all__ = ["SOFT_LABEL", "CutMix", "Mixup"]
@@ -43,7 +45,7 @@ class Mixup(GraphTransform):
     group: int = _GROUP
 
     def __post_init__(self) -> None:
-        if not self.features:
+        if not texts("features", self.features, "names"):
             raise ConfigError("features must name one or more, got none")
         _check(self.classes, self.alpha, self.group)
 
@@ -95,9 +97,7 @@ class CutMix(GraphTransform):
 
 
 def _check(classes: int, alpha: float, group: int) -> None:
-    if classes < 2:
-        raise ConfigError(f"classes must be at least 2, got {classes}")
-    if not alpha > 0 or not isfinite(alpha):
+    integer("classes", classes, 2)
+    integer("group", group, 2)
+    if not number("alpha", alpha) > 0 or not isfinite(alpha):
         raise ConfigError(f"alpha must be above 0, got {alpha}")
-    if group < 2:
-        raise ConfigError(f"group must be at least 2, got {group}")

@@ -25,6 +25,7 @@ from ..sharding.keyed import shuffled
 from ..sharding.schema import Schema
 from .columns import VIEW, Columns
 from .frames import EXAMPLES
+from .integers import integer
 from .order import EpochOrder
 from .windows import Window
 
@@ -65,9 +66,7 @@ class Buckets:
             raise ConfigError(f"bucket_by names {feature!r}, which is no feature; they are: {', '.join(schema.names)}")
         if schema[feature].elements is not None and (schema[feature].numeric or schema[feature].shape):
             raise ConfigError(f"bucket_by: all values of {feature!r} have one length, {schema[feature].elements}")
-        if steps < 2:
-            raise ConfigError(f"bucket_steps must be at least 2, got {steps}")
-        return cls(feature=feature, steps=steps)
+        return cls(feature=feature, steps=integer("bucket_steps", steps, 2))
 
     def lengths(self, columns: Columns) -> Int64:
         """Of each record, int64 [records]."""

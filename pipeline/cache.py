@@ -26,6 +26,7 @@ from ..sharding.manifest import checksum
 from ..sharding.retry import IncompleteError
 from .cache_folder import CacheFolder, CacheKey
 from .counters import Counters
+from .integers import integer
 
 __all__ = ["Cache", "MemoryCache", "ShardCache", "open_cache"]
 
@@ -70,6 +71,8 @@ class Cache:
     """
 
     def __init__(self, path: str | os.PathLike[str], limit_bytes: int | None = None) -> None:
+        if path == "" or not isinstance(path, str | os.PathLike):
+            raise ConfigError(f"a cache is a folder on a local disk, by its path, got {path!r}")
         location = Location(os.fspath(path))
         if location.local_path is None:
             raise ConfigError(f"a cache is a folder on a local disk, got {location.locate()}")
@@ -280,12 +283,13 @@ def open_cache(cache: str | os.PathLike[str] | ShardCache | None, limit_bytes: i
         return MemoryCache(_MEMORY_BYTES if limit_bytes is None else limit_bytes)
     if isinstance(cache, (str, os.PathLike)):
         return Cache(cache, limit_bytes)
+    if not callable(getattr(cache, "get", None)):
+        raise ConfigError(f"cache must be 'none', 'memory', the path of a folder, or a cache, got {cache!r}")
     return cache
 
 
 def _check_limit(limit_bytes: int) -> None:
-    if limit_bytes < 1:
-        raise ConfigError(f"limit_bytes of a cache must be at least 1, got {limit_bytes}")
+    integer("limit_bytes of a cache", limit_bytes, 1)
 
 
 def _write(descriptor: int, data: Any) -> None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..sharding.errors import ConfigError
 from ..sharding.schema import Schema
+from .arguments import boolean
 from .carrying import remake
 from .columns import WEIGHT, Columns
 from .counters import Counters
@@ -68,7 +69,7 @@ class Epochs(ABC):
         self._stored = stored
         self._fill = fill
         self._seed = integer("seed", seed)
-        self._sample_keys = sample_keys
+        self._sample_keys = boolean("sample_keys", sample_keys)
         self._counters = Counters()
         self._make_dataset: Callable[[int, int, int], tf.data.Dataset] | None = None
 
@@ -144,7 +145,7 @@ class Epochs(ABC):
         Raises:
             ConfigError: there is no such step, no TensorFlow, or no label for `as_supervised`.
         """
-        if as_supervised and self._stored.label is None:
+        if boolean("as_supervised", as_supervised) and self._stored.label is None:
             raise ConfigError(
                 "as_supervised pairs features with the class of their label, and the dataset has no label; pair them "
                 "by a transform, such as lambda batch: (batch['x'], batch['y'])"
@@ -232,7 +233,7 @@ class Epochs(ABC):
             self.schema,
             self._fill,
             counters=self._counters,
-            prefetch_bytes=prefetch_bytes,
+            prefetch_bytes=integer("prefetch_bytes", prefetch_bytes, 0),
         )
 
     def chunks(self, epoch: int, start_step: int = 0) -> Generator[tuple[int, Columns], None, None]:

@@ -12,6 +12,7 @@ from ..sharding.errors import ConfigError
 from ..sharding.manifest import Manifest, ShardInfo
 from ..sharding.prepare.columns import check_columns, check_distinct
 from ..sharding.schema import Feature, Schema
+from .arguments import mapping, texts
 from .columns import CLASS_ID, WEIGHT
 from .frames import EXAMPLES, FRAMES
 from .keys import SAMPLE_KEY
@@ -19,22 +20,23 @@ from .keys import SAMPLE_KEY
 __all__ = ["checked_fill", "delivered_schema", "record_bytes"]
 
 
-def checked_fill(schema: Schema, fill: Mapping[str, Any]) -> dict[str, Any]:
+def checked_fill(schema: Schema, fill: Mapping[str, Any] | None) -> dict[str, Any]:
     """What stands for missing values, by feature, as a value of the feature's dtype.
 
     Args:
         schema: of the dataset.
-        fill: as the user gave it.
+        fill: as the user gave it; None: nothing.
 
     Raises:
         ConfigError: a name is no feature's, or a value not of its dtype.
     """
-    for name in fill:
+    given = {} if fill is None else mapping("fill", fill, "values by feature")
+    for name in given:
         if name not in schema.names:
             raise ConfigError(f"fill names {name!r}, which is no feature; they are: {', '.join(schema.names)}")
         if schema[name].elements is None:
             raise ConfigError(f"fill names {name!r}, which is of variable length: one that is missing is empty")
-    return {name: _checked(schema[name], value) for name, value in fill.items()}
+    return {name: _checked(schema[name], value) for name, value in given.items()}
 
 
 def _checked(feature: Feature, value: Any) -> Any:
@@ -95,8 +97,9 @@ def record_bytes(shards: Sequence[ShardInfo], stored: Schema, schema: Schema) ->
 def _select(schema: Schema, columns: Sequence[str] | None) -> Schema:
     if columns is None:
         return schema
-    if isinstance(columns, str) or not columns:
+    names = texts("columns", columns, "at least one name")
+    if not names:
         raise ConfigError(f"columns must be a list of at least one name, got {columns!r}")
-    check_columns("columns", columns, schema.names)
-    check_distinct("columns", columns)
-    return schema.select(columns)
+    check_columns("columns", names, schema.names)
+    check_distinct("columns", names)
+    return schema.select(names)

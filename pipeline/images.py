@@ -13,6 +13,8 @@ from typing import Any, Literal
 from ..sharding.errors import ConfigError
 from ..sharding.manifest import Manifest
 from ..sharding.schema import Feature
+from .arguments import boolean, number, numbers
+from .integers import integer
 from .transform import GraphTransform
 
 __all__ = ["CentreCrop", "ColourJitter", "ImageTransform", "Normalisation", "RandomCrop"]
@@ -36,9 +38,10 @@ class RandomCrop:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
     def __post_init__(self) -> None:
-        if not 0 < self.area[0] <= self.area[1] <= 1:
+        area, ratio = numbers("area", self.area, 2), numbers("ratio", self.ratio, 2)
+        if not 0 < area[0] <= area[1] <= 1:
             raise ConfigError(f"area must be two ascending numbers in (0, 1], got {self.area}")
-        if not 0 < self.ratio[0] <= self.ratio[1] or not isfinite(self.ratio[1]):
+        if not 0 < ratio[0] <= ratio[1] or not isfinite(ratio[1]):
             raise ConfigError(f"ratio must be two ascending positive numbers, got {self.ratio}")
 
 
@@ -53,7 +56,7 @@ class CentreCrop:
     fraction: float = 0.875
 
     def __post_init__(self) -> None:
-        if not 0 < self.fraction <= 1:
+        if not 0 < number("fraction", self.fraction) <= 1:
             raise ConfigError(f"fraction must lie in (0, 1], got {self.fraction}")
 
 
@@ -75,7 +78,7 @@ class ColourJitter:
 
     def __post_init__(self) -> None:
         for name, most in (("brightness", 1.0), ("contrast", 1.0), ("saturation", 1.0), ("hue", 0.5)):
-            if not 0 <= getattr(self, name) <= most:
+            if not 0 <= number(name, getattr(self, name)) <= most:
                 raise ConfigError(f"{name} must lie in [0, {most:g}], got {getattr(self, name)}")
 
 
@@ -92,9 +95,10 @@ class Normalisation:
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if len(self.mean) != len(self.std) or not self.mean:
+        mean, std = numbers("mean", self.mean), numbers("std", self.std)
+        if len(mean) != len(std) or not mean:
             raise ConfigError(f"mean and std must have one number a channel, got {self.mean} and {self.std}")
-        if not all(map(isfinite, (*self.mean, *self.std))) or min(self.std) < 0:
+        if not all(map(isfinite, (*mean, *std))) or min(std) < 0:
             raise ConfigError(f"mean and std must be finite, and std not negative, got {self.mean} and {self.std}")
 
     @classmethod
@@ -157,8 +161,15 @@ class ImageTransform(GraphTransform):
     shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if min(self.size) < 1:
+        numbers("size", self.size, 2)
+        if min(integer("size", side) for side in self.size) < 1:
             raise ConfigError(f"size must be a height and a width of at least 1, got {self.size}")
+        if not isinstance(self.crop, RandomCrop | CentreCrop | None):
+            raise ConfigError(f"crop must be a RandomCrop, a CentreCrop or None, got {self.crop!r}")
+        if not isinstance(self.jitter, ColourJitter | None):
+            raise ConfigError(f"jitter must be a ColourJitter or None, got {self.jitter!r}")
+        for name in ("flip_left_right", "flip_up_down", "jpeg"):
+            boolean(name, getattr(self, name))
         if self.channels not in (1, 3):
             raise ConfigError(f"channels must be 1 or 3, got {self.channels}")
         if self.dtype not in _DTYPES:

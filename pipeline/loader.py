@@ -19,6 +19,7 @@ from ..sharding.errors import ConfigError
 from ..sharding.manifest import Manifest
 from ..sharding.storage import Place
 from .access import RandomAccess
+from .arguments import boolean
 from .balance import ClassSchedule
 from .buckets import Buckets
 from .cache import ShardCache, open_cache
@@ -147,8 +148,8 @@ class Loader(Epochs):
     ) -> None:
         self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         for name, number, least in (("fetch_threads", fetch_threads, 1), ("prefetch_bytes", prefetch_bytes, 0)):
-            if number is not None and integer(name, number) < least:
-                raise ConfigError(f"{name} must be at least {least}, got {number}")
+            if number is not None:
+                integer(name, number, least)
         batch_size, window_shards = integer("batch_size", batch_size), integer("window_shards", window_shards)
         self._dataset = open_dataset(url)
         self._split = split
@@ -192,7 +193,7 @@ class Loader(Epochs):
             raise ConfigError(
                 "bucket_by needs remainder='drop' or 'pad': which records wrap around would hang on their lengths"
             )
-        fill = checked_fill(self.manifest.schema, fill or {})
+        fill = checked_fill(self.manifest.schema, fill)
         super().__init__(
             geometry,
             delivered_schema(self.manifest, split, columns, fill),
@@ -209,7 +210,7 @@ class Loader(Epochs):
         self._fetch_threads = fetch_threads
         self._cache = open_cache(cache)
         self._buckets = None if bucket_by is None else Buckets.of(self.schema, bucket_by, bucket_steps)
-        self._hedging = hedging
+        self._hedging = boolean("hedging", hedging)
         self._prefetch_bytes = self._default_prefetch() if prefetch_bytes is None else prefetch_bytes
         self._quarantine = Quarantine(self._dataset, split, self._shards, on_bad_shard, quarantined, self._counters)
         self._quarantine.planned(weights)  # that nothing is left is told now
@@ -273,7 +274,7 @@ class Loader(Epochs):
         Raises:
             IndexError: there is no such record.
         """
-        record, class_id = self._access.record(index, self._fetcher)
+        record, class_id = self._access.record(integer("index", index), self._fetcher)
         return record | {CLASS_ID: class_id}
 
     def shuffle_quality(self, epoch: int = 0) -> ShuffleQuality:

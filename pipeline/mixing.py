@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ..sharding.errors import ConfigError
 from ..sharding.keyed import derive_key
+from .arguments import mapping
 from .balance import ClassSchedule
 from .chunks import interleave
 from .columns import CLASS_ID, WEIGHT, Column, Columns, concat_columns, take_columns
@@ -118,11 +119,12 @@ class Mixture(Epochs):
         sample_keys: bool = False,
     ) -> None:
         self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        for name, given in mapping("sources", sources, "Loaders' arguments by dataset").items():
+            mapping(f"dataset {name!r} of the mixture", given, "its Loader's arguments")
         if not sources:
             raise ConfigError("a mixture needs at least one dataset")
-        batch_size, seed = integer("batch_size", batch_size), integer("seed", seed)
-        if batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
+        batch_size, seed = integer("batch_size", batch_size, 1), integer("seed", seed)
+        streams = None if streams is None else integer("streams", streams, 1)
         self._names = tuple(sources)
         self._weights = parse_balance(weights)
         self._loaders = open_loaders(sources, batch_size, seed, streams)

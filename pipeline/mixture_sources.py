@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -25,7 +26,12 @@ def open_loaders(
 ) -> list[Loader]:
     """A loader for each dataset, whose global batch is one sample of each stream."""
     loaders = {}
+    known = inspect.signature(Loader).parameters
     for name, given in sources.items():
+        unknown = [key for key in given if key not in known]
+        if unknown or "url" not in given:
+            reason = f"a Loader has no argument {unknown[0]!r}" if unknown else "it has no url"
+            raise ConfigError(f"dataset {name!r} of the mixture: {reason}")
         taken = sorted(set(given) & _OF_THE_MIXTURE)
         if taken:
             raise ConfigError(f"dataset {name!r} of the mixture has its own {taken[0]}, which is the mixture's to say")

@@ -23,6 +23,8 @@ import numpy.typing as npt
 
 from ..sharding.errors import ConfigError
 from ..sharding.keyed import derive_key, shuffled
+from .arguments import boolean
+from .integers import integer
 from .windows import StreamWindows, Window
 
 __all__ = ["EpochOrder", "Geometry", "Remainder", "StreamSlice", "default_streams"]
@@ -64,8 +66,8 @@ class Geometry:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "streams", "window_shards"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+            integer(name, getattr(self, name), 1)
+        boolean("shuffle", self.shuffle)
         if self.remainder not in _REMAINDERS:
             raise ConfigError(f"remainder must be 'drop', 'pad' or 'wrap', got {self.remainder!r}")
         if self.batch_size % self.streams:
@@ -260,7 +262,7 @@ class EpochOrder:
         """The windows of a stream, in order."""
         shards, firsts, lengths = self.segments(*self.stream_range(stream))
         mean = self.geometry.records / len(self.shard_records)
-        enough = (self.geometry.window_shards - 0.5) * mean
+        enough = min((self.geometry.window_shards - 0.5) * mean, self.geometry.records)  # no int64 holds any number
         spread = self.geometry.spread
         samples = self.geometry.steps * self.geometry.piece if spread or self.geometry.remainder == "drop" else None
         return StreamWindows(

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..sharding.errors import ConfigError
+from .arguments import boolean
+from .integers import integer
 from .transform import GraphTransform
 
 __all__ = ["Pad"]
@@ -36,9 +38,10 @@ class Pad(GraphTransform):
     truncate: bool = False
 
     def __post_init__(self) -> None:
-        if self.length is not None and self.length < 1:
-            raise ConfigError(f"length must be at least 1, got {self.length}")
-        if self.multiple_of < 1 or (self.multiple_of > 1 and self.length is not None):
+        if self.length is not None:
+            integer("length", self.length, 1)
+        boolean("truncate", self.truncate)
+        if integer("multiple_of", self.multiple_of) < 1 or (self.multiple_of > 1 and self.length is not None):
             raise ConfigError(f"multiple_of must be at least 1, and 1 where length is given, got {self.multiple_of}")
         if self.truncate and self.length is None:
             raise ConfigError("truncate=True needs a length")

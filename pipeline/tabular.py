@@ -15,6 +15,7 @@ from ..sharding.errors import ConfigError
 from ..sharding.manifest import Manifest
 from ..sharding.schema import Feature
 from ..sharding.statistics import FeatureStatistics
+from .arguments import texts
 from .transform import GraphTransform
 
 __all__ = ["CategoryColumn", "NumericColumn", "TabularPlan", "TabularTransform", "missing_codes", "plan_columns"]
@@ -109,6 +110,9 @@ def plan_columns(
     Raises:
         ConfigError: a column cannot be an input of a tabular model; the message says what to do with it.
     """
+    if columns is not None and not all(isinstance(feature, Feature) for feature in columns):
+        raise ConfigError(f"columns must be features, such as manifest.schema['name'], got {columns!r}")
+    texts("categorical", categorical, "names")
     statistics, given = manifest.split(split).statistics, vocabularies or {}
     label = manifest.schema.label
     features = [f for f in manifest.schema.features if f.name != label] if columns is None else columns

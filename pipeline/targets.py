@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..sharding.errors import ConfigError
+from .arguments import number
+from .integers import integer
 
 __all__ = ["Balance", "EpochLength", "Ramp", "Shares", "epoch_samples", "parse_balance", "target_weights"]
 
@@ -34,7 +36,7 @@ class Ramp:
     epochs: int
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
+        if integer("epochs", self.epochs) < 1:
             raise ConfigError(f"a ramp of balance takes at least 1 epoch, got {self.epochs}")
 
 
@@ -76,7 +78,7 @@ def target_weights(
         ConfigError: an unknown word or class, shares that do not add up to 1, or a share for a class without records.
     """
     if callable(balance):
-        return target_weights(balance(epoch), classes, class_counts, epoch)
+        return target_weights(parse_balance(balance(epoch)), classes, class_counts, epoch)
     if not isinstance(balance, Ramp):
         return _shares(balance, classes, np.asarray(class_counts))
     if epoch >= balance.epochs:
@@ -112,7 +114,7 @@ def epoch_samples(
     if epoch_length is None:
         return None, False
     if isinstance(epoch_length, int | np.integer):
-        return int(epoch_length), balance != "natural" and epoch_length > sum(class_counts)
+        return integer("epoch_length", epoch_length), balance != "natural" and epoch_length > sum(class_counts)
     if epoch_length not in ("oversample", "undersample"):
         raise ConfigError(f"epoch_length must be a whole number, 'oversample' or 'undersample', got {epoch_length!r}")
     if callable(balance) or isinstance(balance, Ramp):
@@ -138,7 +140,8 @@ def _shares(balance: Shares, classes: Sequence[Any], counts: npt.NDArray[Any]) -
     unknown = [value for value in balance if value not in classes]
     if unknown:
         raise ConfigError(f"there is no class {unknown[0]!r}; the classes are: {', '.join(map(repr, classes[:20]))}")
-    weights = np.array([float(balance.get(value, 0.0)) for value in classes])
+    shares = {value: number(f"the share of {value!r} in balance", share) for value, share in balance.items()}
+    weights = np.array([shares.get(value, 0.0) for value in classes])
     if not (weights.min() >= 0 and abs(weights.sum() - 1) <= 1e-6):  # nor NaN
         raise ConfigError(f"the shares of balance must be positive and add up to 1, got {dict(balance)}")
     for value, weight, count in zip(classes, weights, counts, strict=True):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..sharding.errors import ConfigError
+from .integers import integer
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -16,6 +17,7 @@ __all__ = ["GraphTransform", "Transform", "apply_transform"]
 
 Transform: TypeAlias = Callable[[Any], Any]
 _PREFETCH = 2
+_NO_ELEMENT = ("Unsupported return value from function", "Length for attr 'output_")  # as TensorFlow says it
 
 
 class GraphTransform(ABC):
@@ -43,17 +45,25 @@ def apply_transform(
             `tf.config.experimental.enable_op_determinism` give 1: tf.data works on one whatever is asked for.
 
     Raises:
-        ConfigError: `num_parallel_calls` is less than 1, or what is given is no function.
+        ConfigError: `num_parallel_calls` is less than 1, or what is given is no function, or returns no element.
     """
     import tensorflow as tf
 
-    calls = len(os.sched_getaffinity(0)) if num_parallel_calls is None else num_parallel_calls
-    if calls < 1:
-        raise ConfigError(f"num_parallel_calls must be at least 1, got {calls}")
-    functions = [transform] if callable(transform) else list(transform)
+    cores = len(os.sched_getaffinity(0))
+    calls = cores if num_parallel_calls is None else integer("num_parallel_calls", num_parallel_calls, 1)
+    given: Any = transform
+    functions = [given] if callable(given) or not isinstance(given, Iterable) else list(given)
     if not all(map(callable, functions)):
         raise ConfigError(f"transform must be a function of one element, or several, got {transform!r}")
     for function in functions:
         plain = tf.autograph.experimental.do_not_convert(function) if isinstance(function, GraphTransform) else function
-        dataset = dataset.map(plain) if calls == 1 else dataset.map(plain, calls, deterministic=True)
+        try:
+            dataset = dataset.map(plain) if calls == 1 else dataset.map(plain, calls, deterministic=True)
+        except (TypeError, tf.errors.InvalidArgumentError) as error:
+            if not any(sign in str(error) for sign in _NO_ELEMENT):
+                raise
+            raise ConfigError(
+                f"transform {getattr(function, '__name__', function)!r} must return the element changed: tensors, in a "
+                "dict or a tuple; what it returned holds none, or something else, such as None"
+            ) from error
     return dataset.prefetch(_PREFETCH)

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from .clients import S3
 from .drafts import Bytes, Draft, LocalDraft, RemoteDraft, SpooledDraft
-from .errors import RangesError
+from .errors import ConfigError, RangesError
 from .fast import copy_object, read_object
 from .location import Location, public_url
 from .retry import IncompleteError
@@ -329,5 +329,13 @@ Place: TypeAlias = str | os.PathLike[str] | Storage  # a folder, by its URL or p
 
 
 def storage_of(place: Place) -> Storage:
-    """The storage of a folder, however it is named."""
-    return place if isinstance(place, Storage) else Storage(os.fspath(place))
+    """The storage of a folder, however it is named.
+
+    Raises:
+        ConfigError: that is no name.
+    """
+    if isinstance(place, Storage):
+        return place
+    if not isinstance(place, str | os.PathLike):
+        raise ConfigError(f"a folder is named by its path or URL, got {place!r}")
+    return Storage(os.fspath(place))

@@ -1,0 +1,102 @@
+"""Arguments as the user gives them, of Python or NumPy, held against their kind; whole numbers are in `integers.py`.
+
+What is not of its kind must not pass for something else: the text ``"no"`` is true, and a text is a list of letters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..sharding.errors import ConfigError
+
+__all__ = ["boolean", "mapping", "number", "numbers", "texts"]
+
+
+def boolean(name: str, value: object) -> bool:
+    """A value that must be True or False.
+
+    Raises:
+        ConfigError: it is neither.
+
+    >>> boolean("shuffle", "no")
+    Traceback (most recent call last):
+    ringfeed.sharding.errors.ConfigError: shuffle must be True or False, got 'no'
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise ConfigError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
+def number(name: str, value: Any) -> float:
+    """A value that must be a number, which may be NaN.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        if isinstance(value, str | bytes | bool):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{name} must be a number, got {value!r}") from error
+
+
+def numbers(name: str, value: Any, count: int | None = None) -> tuple[float, ...]:
+    """A value that must be several numbers.
+
+    Args:
+        name: of the argument.
+        value: that it was given.
+        count: how many; None: any.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    wanted = "several" if count is None else str(count)
+    try:
+        found = tuple(number(name, each) for each in value)
+    except (TypeError, ConfigError) as error:
+        raise ConfigError(f"{name} must be {wanted} numbers, got {value!r}") from error
+    if count not in (None, len(found)):
+        raise ConfigError(f"{name} must be {wanted} numbers, got {value!r}")
+    return found
+
+
+def texts(name: str, value: Any, what: str) -> tuple[str, ...]:
+    """A value that must be several texts.
+
+    Args:
+        name: of the argument.
+        value: that it was given.
+        what: they are.
+
+    Raises:
+        ConfigError: it is one text, or something else.
+
+    >>> texts("columns", "word", "names")
+    Traceback (most recent call last):
+    ringfeed.sharding.errors.ConfigError: columns must be a list of names, got 'word'
+    """
+    found = None if isinstance(value, str | bytes) or not isinstance(value, Iterable) else tuple(value)
+    if found is None or not all(isinstance(each, str) for each in found):
+        raise ConfigError(f"{name} must be a list of {what}, got {value!r}")
+    return found
+
+
+def mapping(name: str, value: Any, what: str) -> Mapping[Any, Any]:
+    """A value that must be a dict.
+
+    Args:
+        name: of the argument.
+        value: that it was given.
+        what: is in it.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} must be a dict of {what}, got {value!r}")
+    return value

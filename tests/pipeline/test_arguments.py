@@ -1,0 +1,146 @@
+"""Arguments that are not of their kind are refused in one line, when they are given, and none passes for another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringfeed.pipeline import (
+    Cache,
+    CentreCrop,
+    ColourJitter,
+    ImageTransform,
+    Loader,
+    MemoryCache,
+    Mixture,
+    Mixup,
+    Normalisation,
+    Pad,
+    Ramp,
+    RandomCrop,
+    plan_columns,
+)
+from ringfeed.sharding import ConfigError
+
+Make = Callable[..., str]
+NAN = float("nan")
+SHARES = "'natural', 'uniform', 'power:A', 'X->Y:EPOCHS' or a share by class"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"url": 5}, "a folder is named by its path or URL, got 5"),
+        ({"columns": [1]}, "columns must be a list of at least one name, got [1]"),
+        ({"columns": 5}, "columns must be a list of at least one name, got 5"),
+        ({"columns": iter([])}, "columns must be a list of at least one name, got <"),
+        ({"cache": 3}, "cache must be 'none', 'memory', the path of a folder, or a cache, got 3"),
+        ({"cache": ""}, "a cache is a folder on a local disk, by its path, got ''"),
+        ({"balance": {"rare": "x"}}, "the share of 'rare' in balance must be a number, got 'x'"),
+        ({"balance": {"rare": None}}, "the share of 'rare' in balance must be a number, got None"),
+        ({"balance": {"rare": NAN, "common": 1.0}}, "the shares of balance must be positive and add up to 1"),
+        ({"balance": lambda epoch: 5}, f"balance must be {SHARES}, got 5"),
+        ({"fill": 5}, "fill must be a dict of values by feature, got 5"),
+        ({"fill": ["id"]}, "fill must be a dict of values by feature, got ['id']"),
+        ({"shuffle": "no"}, "shuffle must be True or False, got 'no'"),
+        ({"shuffle": None}, "shuffle must be True or False, got None"),
+        ({"sample_keys": "no"}, "sample_keys must be True or False, got 'no'"),
+        ({"hedging": "no"}, "hedging must be True or False, got 'no'"),
+        ({"batch_size": True}, "batch_size must be a whole number, got True"),
+        ({"batch_size": NAN}, "batch_size must be a whole number, got nan"),
+        ({"epoch_length": True}, "epoch_length must be a whole number, got True"),
+        ({"fetch_threads": -1}, "fetch_threads must be at least 1, got -1"),
+        ({"prefetch_bytes": 1e6}, "prefetch_bytes must be a whole number, got 1000000.0"),
+        ({"bucket_by": "label", "bucket_steps": "x"}, "bucket_steps must be a whole number, got 'x'"),
+        ({"bucket_by": "label", "bucket_steps": NAN}, "bucket_steps must be a whole number, got nan"),
+        ({"quarantined": "train-00001-of-00007.tfrecord"}, "quarantined must be a list of paths, got 'train-00001"),
+        ({"quarantined": 5}, "quarantined must be a list of paths, got 5"),
+    ],
+)
+def test_a_loader_says_what_it_expected(make_dataset: Make, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Loader(**{"url": make_dataset(1000, fixed=False), "batch_size": 60, **options})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_means_the_same_is_taken(make_dataset: Make) -> None:
+    url = make_dataset(1000)
+    plain = Loader(url, batch_size=60, columns=["id"], shuffle=False)
+    given = Loader(url, batch_size=60, columns=iter(["id"]), shuffle=np.bool_(False), window_shards=2**70)  # type: ignore[arg-type]
+    assert [b["id"].tolist() for b in given.numpy_epoch(0)] == [b["id"].tolist() for b in plain.numpy_epoch(0)]
+    by_text = Loader(url, batch_size=60, balance=lambda epoch: "uniform->natural:2")
+    ramp = Loader(url, batch_size=60, balance="uniform->natural:2")
+    assert by_text.plan(1).class_mix == ramp.plan(1).class_mix
+
+
+def test_calls_of_a_loader_say_what_they_expected(make_dataset: Make) -> None:
+    loader = Loader(make_dataset(1000), batch_size=60)
+    refused: list[tuple[Callable[[], Any], str]] = [
+        (lambda: loader.sample(1.5), "index must be a whole number, got 1.5"),  # type: ignore[arg-type]
+        (lambda: loader.numpy_epoch(0, prefetch_bytes=-1), "prefetch_bytes must be at least 0, got -1"),
+        (lambda: loader.epoch(0, as_supervised="no"), "as_supervised must be True or False, got 'no'"),  # type: ignore[arg-type]
+        (lambda: loader.epoch(0, transform=5), "transform must be a function of one element, or several, got 5"),  # type: ignore[arg-type]
+        (lambda: loader.epoch(0, transform=dict, num_parallel_calls=1.5), "must be a whole number, got 1.5"),  # type: ignore[arg-type]
+        (lambda: plan_columns(loader.manifest, ["id"]), "columns must be features, such as manifest.schema['name']"),  # type: ignore[list-item]
+        (lambda: plan_columns(loader.manifest, categorical="id"), "categorical must be a list of names, got 'id'"),
+    ]
+    for call, message in refused:
+        with pytest.raises(ConfigError) as caught:
+            call()
+        assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("result", [None, {}, {"id": None}, {"id": object()}, ()], ids=repr)
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_transform_that_returns_no_element_is_named(make_dataset: Make, result: Any, calls: int) -> None:
+    def forgetful(element: Any) -> Any:
+        return result
+
+    loader = Loader(make_dataset(1000), batch_size=60)
+    with pytest.raises(ConfigError, match="transform 'forgetful' must return the element changed: tensors"):
+        loader.epoch(0, transform=[dict, forgetful], num_parallel_calls=calls)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Pad(feature="x", length=2.5), "length must be a whole number, got 2.5"),  # type: ignore[arg-type]
+        (lambda: Pad(feature="x", length=3, truncate="no"), "truncate must be True or False"),  # type: ignore[arg-type]
+        (lambda: Mixup(features="image", classes=2), "features must be a list of names, got 'image'"),  # type: ignore[arg-type]
+        (lambda: Mixup(features=("x",), classes=2.5), "classes must be a whole number, got 2.5"),  # type: ignore[arg-type]
+        (lambda: Mixup(features=("x",), classes=2, alpha="x"), "alpha must be a number, got 'x'"),  # type: ignore[arg-type]
+        (lambda: ImageTransform(feature="x", size=224), "size must be 2 numbers, got 224"),  # type: ignore[arg-type]
+        (lambda: ImageTransform(feature="x", size=(2.5, 2)), "size must be a whole number, got 2.5"),  # type: ignore[arg-type]
+        (lambda: ImageTransform(feature="x", size=(2, 2), crop=RandomCrop), "crop must be a RandomCrop, a Cen"),  # type: ignore[arg-type]
+        (lambda: ImageTransform(feature="x", size=(2, 2), jitter=0.3), "jitter must be a ColourJitter or None"),  # type: ignore[arg-type]
+        (lambda: ImageTransform(feature="x", size=(2, 2), flip_up_down="no"), "flip_up_down must be True or"),  # type: ignore[arg-type]
+        (lambda: RandomCrop(area=0.5), "area must be 2 numbers, got 0.5"),  # type: ignore[arg-type]
+        (lambda: CentreCrop(fraction="x"), "fraction must be a number, got 'x'"),  # type: ignore[arg-type]
+        (lambda: ColourJitter(hue=None), "hue must be a number, got None"),  # type: ignore[arg-type]
+        (lambda: Normalisation(mean=0.5, std=1), "mean must be several numbers, got 0.5"),  # type: ignore[arg-type]
+        (lambda: Ramp(start="uniform", end="natural", epochs=1.5), "epochs must be a whole number"),  # type: ignore[arg-type]
+        (lambda: MemoryCache(NAN), "limit_bytes of a cache must be a whole number, got nan"),  # type: ignore[arg-type]
+        (lambda: Cache(5), "a cache is a folder on a local disk, by its path, got 5"),  # type: ignore[arg-type]
+        (lambda: Mixture(5, batch_size=4), "sources must be a dict of Loaders' arguments by dataset, got 5"),  # type: ignore[arg-type]
+        (lambda: Mixture({"a": "x"}, batch_size=4), "dataset 'a' of the mixture must be a dict of its"),  # type: ignore[dict-item]
+        (lambda: Mixture({"a": {"url": "x", "blance": 1}}, batch_size=4), "a Loader has no argument 'blance'"),
+        (lambda: Mixture({"a": {}}, batch_size=4), "dataset 'a' of the mixture: it has no url"),
+        (lambda: Mixture({"a": {}}, batch_size=4, streams=0), "streams must be at least 1, got 0"),
+    ],
+)
+def test_what_goes_with_a_loader_says_what_it_expected(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert message in str(caught.value)
+
+
+def test_an_empty_path_makes_no_cache_of_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="by its path, got ''"):
+        Cache("")
+    assert list(tmp_path.iterdir()) == []
