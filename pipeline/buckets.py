@@ -33,6 +33,7 @@ __all__ = ["BucketedPicks", "Buckets", "Picks", "arrange"]
 
 Int64 = npt.NDArray[np.int64]
 ClassNumbers = npt.NDArray[np.integer]
+_ANY_STEPS = 1 << 16  # of a span, however short the epoch
 
 
 class Picks(Protocol):
@@ -56,17 +57,27 @@ class Buckets:
     steps: int
 
     @classmethod
-    def of(cls, schema: Schema, feature: str, steps: int) -> Buckets:
+    def of(cls, schema: Schema, feature: str, steps: int, epoch_steps: int) -> Buckets:
         """With the arguments checked.
 
+        Args:
+            schema: of the features delivered.
+            feature: see `Buckets`.
+            steps: of a span; each takes 8 bytes of memory.
+            epoch_steps: of an epoch.
+
         Raises:
-            ConfigError: no such feature, or one whose length does not vary.
+            ConfigError: no such feature, or one whose length does not vary; or a span much longer than an epoch.
         """
         if feature not in schema.names:
             raise ConfigError(f"bucket_by names {feature!r}, which is no feature; they are: {', '.join(schema.names)}")
         if schema[feature].elements is not None and (schema[feature].numeric or schema[feature].shape):
             raise ConfigError(f"bucket_by: all values of {feature!r} have one length, {schema[feature].elements}")
-        return cls(feature=feature, steps=integer("bucket_steps", steps, 2))
+        if integer("bucket_steps", steps, 2) > max(epoch_steps, _ANY_STEPS):
+            raise ConfigError(
+                f"bucket_steps must be at most {max(epoch_steps, _ANY_STEPS)}, got {steps}: an epoch has {epoch_steps}"
+            )
+        return cls(feature=feature, steps=int(steps))
 
     def lengths(self, columns: Columns) -> Int64:
         """Of each record, int64 [records]."""

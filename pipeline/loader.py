@@ -100,7 +100,7 @@ class Loader(Epochs):
             random augmentation of each sample.
         bucket_by: a feature of variable length: batches then hold records of like length. See `Buckets`. Not with
             ``wrap``.
-        bucket_steps: steps that records are put together within for it.
+        bucket_steps: steps that records are put together within for it; at most 65,536, or as many as an epoch has.
         on_bad_shard: what becomes of a shard whose bytes are not those that were written, nor when they are fetched
             again: ``raise``, or ``quarantine``: other records stand in for its own; see docs/faults.md.
         quarantined: paths of shards in quarantine, as `quarantined` told them in the run that is gone on with.
@@ -209,7 +209,7 @@ class Loader(Epochs):
         self._layout = self.manifest.layout and self.manifest.layout.select(self.schema.names)
         self._fetch_threads = fetch_threads
         self._cache = open_cache(cache)
-        self._buckets = None if bucket_by is None else Buckets.of(self.schema, bucket_by, bucket_steps)
+        self._buckets = None if bucket_by is None else Buckets.of(self.schema, bucket_by, bucket_steps, geometry.steps)
         self._hedging = boolean("hedging", hedging)
         self._prefetch_bytes = self._default_prefetch() if prefetch_bytes is None else prefetch_bytes
         self._quarantine = Quarantine(self._dataset, split, self._shards, on_bad_shard, quarantined, self._counters)

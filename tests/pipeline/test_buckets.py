@@ -20,6 +20,7 @@ from ringfeed.sharding import BuildOptions, ConfigError, build
 
 RECORDS = 600
 GOLDEN = [413, 492, 242, 542, 592, 371, 71, 21, 192, 421, 171, 521]
+LONG_GOLDEN = [354, 54, 454, 4, 241, 441, 91, 120, 233, 183, 362, 312]
 Ints = npt.NDArray[np.int64]
 
 
@@ -95,6 +96,11 @@ def test_the_order_is_the_same_in_every_version_of_the_code(texts: dict[str, str
     assert ids_of(texts["parquet"], 5, bucket_by="tokens", bucket_steps=16)[0].tolist() == GOLDEN
 
 
+def test_a_span_may_be_longer_than_an_epoch(texts: dict[str, str]) -> None:
+    """Recorded 2026-11-22."""
+    assert ids_of(texts["parquet"], 5, bucket_by="tokens", bucket_steps=65_536)[0].tolist() == LONG_GOLDEN
+
+
 def test_records_that_are_parsed_later_are_bucketed_too(texts: dict[str, str]) -> None:
     options = {"balance": "uniform", "streams": 3, "window_shards": 1, "bucket_steps": 7}
     check_guarantees(texts["tfrecord"], options, 2, 10)
@@ -163,6 +169,7 @@ def test_what_is_too_long_is_refused_or_cut(texts: dict[str, str]) -> None:
         ({"bucket_by": "words"}, "bucket_by names 'words', which is no feature; they are: id, tokens, label"),
         ({"bucket_by": "id"}, "all values of 'id' have one length, 1"),
         ({"bucket_by": "tokens", "bucket_steps": 1}, "bucket_steps must be at least 2, got 1"),
+        ({"bucket_by": "tokens", "bucket_steps": 10**9}, "must be at most 65536, got 1000000000: an epoch has 50"),
         ({"bucket_by": "tokens", "remainder": "wrap"}, "bucket_by needs remainder='drop' or 'pad'"),
     ],
 )
