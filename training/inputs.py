@@ -21,7 +21,7 @@ def open_loader(config: TrainConfig, ring: Ring, *, split: str, training: bool) 
     """The loader of a split for this rank: in training without the remainder, in evaluation each sample once.
 
     Raises:
-        ConfigError: the ranks cannot share the batch evenly.
+        ConfigError: the ranks cannot share the batch evenly, or the split cannot fill one to train on.
     """
     batch_size = config.data.batch_size
     if batch_size % ring.size:
@@ -30,6 +30,12 @@ def open_loader(config: TrainConfig, ring: Ring, *, split: str, training: bool) 
             f"data.batch_size={batch_size} cannot be shared evenly by {ring.size} ranks; "
             f"use a multiple of {ring.size}, such as {lower or ring.size}"
         )
+    manifest = open_dataset(config.data.url).manifest
+    records = manifest.split(split).records
+    if training and records < batch_size:
+        most = records - records % ring.size
+        remedy = f"use at most {most}" if most else f"use at most {records} ranks, and a batch of as many"
+        raise ConfigError(f"data.batch_size={batch_size} is more than the {records} records of {split!r}; {remedy}")
     return Loader(
         config.data.url,
         split=split,
@@ -39,7 +45,7 @@ def open_loader(config: TrainConfig, ring: Ring, *, split: str, training: bool) 
         rank=ring.rank,
         world_size=ring.size,
         remainder="drop" if training else "pad",
-        fill=fill_values(open_dataset(config.data.url).manifest, config.data),
+        fill=fill_values(manifest, config.data),
         cache=open_cache(config.data.cache, config.data.cache_bytes),
     )
 

@@ -70,10 +70,6 @@ class Trainer:
         prepare_process(config)
         self.loader = open_loader(config, ring, split=config.data.train_split, training=True)
         self.steps_per_epoch: int = self.loader.steps_per_epoch
-        if self.steps_per_epoch < 1:
-            raise ConfigError(
-                f"split {config.data.train_split!r} is smaller than data.batch_size={config.data.batch_size}"
-            )
         self.eval_loader = None
         if config.data.eval_split is not None:
             self.eval_loader = open_loader(config, ring, split=config.data.eval_split, training=False)

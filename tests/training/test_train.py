@@ -124,7 +124,7 @@ def test_a_small_convnet_learns_pictures(
         ("data.url=/no/such/place", "there is no dataset at /no/such/place"),
         ("data.exclude=[dealy]", "data.exclude: the dataset has no column 'dealy'; did you mean 'delay'?"),
         ("data.train_split=trian", "there is no split 'trian'"),
-        ("data.batch_size=100000", "batch_size"),
+        ("data.batch_size=100000", "data.batch_size=100000 is more than the 3000 records of 'train'; use at most 3000"),
         ("data.balance={late: 0.5, never: 0.5}", "never"),
         ("model.name=no_module:f", "cannot import no_module:f"),
     ],
