@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
@@ -16,7 +16,9 @@ from typing import Any
 from ..pipeline import Loader, StageStats
 from ..pipeline.counters import CACHE_STAGES, FAULT_STAGES
 from ..pipeline.quiet import quiet_tensorflow
+from ..sharding.dataset import open_dataset
 from ..sharding.errors import ConfigError
+from ..sharding.schema import Schema
 from .console import align, human_bytes, stage_progress
 
 __all__ = ["Profile", "StageProfile", "add_parser", "profile", "run"]
@@ -268,7 +270,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run `ringfeed profile`."""
-    balance, fill = _parse_balance(args.balance), dict(map(_parse_fill, args.fill))
+    manifest = open_dataset(args.url).manifest
+    balance = _parse_balance(args.balance, manifest.classes)
+    fill = dict(_parse_fill(text, manifest.schema) for text in args.fill)
     with quiet_tensorflow():
         import tensorflow  # noqa: F401
     result = profile(
@@ -287,7 +291,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _parse_balance(text: str) -> str | dict[Any, float]:
+def _parse_balance(text: str, classes: Sequence[Any]) -> str | dict[Any, float]:
+    """A word, or shares by class: JSON has no keys but strings, so a class is named as it is written."""
     if not text.startswith("{"):
         return text
     try:
@@ -296,21 +301,23 @@ def _parse_balance(text: str) -> str | dict[Any, float]:
         raise ConfigError(
             f'--balance takes a word or JSON such as \'{{"late": 0.5, "on time": 0.5}}\': {error}'
         ) from error
-    return {_plain(key): float(value) for key, value in shares.items()}
+    named = {str(value).lower() if isinstance(value, bool) else str(value): value for value in classes}
+    return {named.get(key, key): share for key, share in shares.items()}
 
 
-def _parse_fill(text: str) -> tuple[str, Any]:
+def _parse_fill(text: str, schema: Schema) -> tuple[str, Any]:
+    """A feature, and a value of its dtype if the text is one."""
     name, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"--fill takes FEATURE=VALUE, got {text!r}")
-    return name, _plain(value)
-
-
-def _plain(text: str) -> Any:
-    """A number where the text is one: JSON has no keys but strings."""
-    for kind in (int, float):
+    dtype = schema[name].dtype if name in schema.names else "string"
+    if dtype == "binary":
+        return name, value.encode()
+    if dtype == "bool":
+        return name, {"true": True, "false": False}.get(value.lower(), value)
+    for kind in () if dtype == "string" else (int, float):
         try:
-            return kind(text)
+            return name, kind(value)
         except ValueError:
             continue
-    return text
+    return name, value

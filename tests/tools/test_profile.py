@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.sharding import BuildOptions, ConfigError, build
+from ringfeed.tools.cli import main
 from ringfeed.tools.profile import StageProfile, name_bottleneck, profile
 
 STAGES = ("fetch", "verify", "open", "plan", "gather", "deliver")
@@ -77,6 +78,30 @@ def test_the_command_prints_one_json_document(dataset: str, cli: Callable[..., o
     assert document["samples"] == 200
     assert [stage["name"] for stage in document["stages"]] == list(STAGES)
     assert done.stderr == ""
+
+
+def test_values_and_classes_are_of_the_dtypes_of_their_features(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = range(40)
+    table = pa.table(
+        {
+            "word": [None if i % 4 else f"{i}" for i in rows],
+            "flag": [None if i % 5 else True for i in rows],
+            "count": pa.array([None if i % 6 else i for i in rows], pa.int32()),
+            "code": [f"{i % 2}" for i in rows],
+        }
+    )
+    pq.write_table(table, tmp_path / "s.parquet")
+    build(BuildOptions(source=str(tmp_path / "s.parquet"), destination=str(tmp_path / "d"), label="code", shards=2))
+    command = ["profile", str(tmp_path / "d"), "--batch-size", "10", "--json", "--balance", '{"0": 0.3, "1": 0.7}']
+    fill = ["--fill", "word=7", "--fill", "flag=true", "--fill", "count=-1"]
+    assert main([*command, *fill]) == 0
+    assert json.loads(capsys.readouterr().out)["balance"] == {"0": 0.3, "1": 0.7}
+    assert main([*command, *fill, "--fill", "flag=7"]) == 1
+    assert "fill of feature 'flag' must be one bool value, got '7'" in capsys.readouterr().err
+    assert main([*command, *fill, "--balance", '{"0": "x"}']) == 1
+    assert "the share of '0' in balance must be a number, got 'x'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
