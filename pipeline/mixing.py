@@ -29,7 +29,7 @@ from .integers import integer
 from .mixture_sources import SOURCE_ID, common_fill, common_schema, open_loaders
 from .order import Geometry, StreamSlice
 from .streams import OpenStreams, StreamReader
-from .targets import Balance, parse_balance, target_weights
+from .targets import Balance, parse_balance, settled_epoch, target_weights
 
 __all__ = ["Mixture", "MixturePlan", "SourceMix"]
 
@@ -152,9 +152,9 @@ class Mixture(Epochs):
         self.classes: tuple[Any, ...] = tuple(
             dict.fromkeys(value for loader in self._loaders for value in loader.manifest.classes)
         )
+        numbers = {value: number for number, value in enumerate(self.classes)}
         self._class_ids = [
-            np.array([self.classes.index(value) for value in loader.manifest.classes], np.int32)
-            for loader in self._loaders
+            np.array([numbers[value] for value in loader.manifest.classes], np.int32) for loader in self._loaders
         ]
 
     @property
@@ -241,13 +241,20 @@ class Mixture(Epochs):
         piece = self._geometry.piece
         positions = range(stream * piece, (stream + 1) * piece)
         served = self._schedule(epoch).seats_before(step, positions)
-        for earlier in range(epoch):
-            schedule = self._schedule(earlier)
-            key = (stream, schedule.weights.tobytes())
-            if key not in self._seats_of:
-                self._seats_of[key] = schedule.seats_before(self._geometry.steps, positions)
-            served = served + self._seats_of[key]
+        changing = min(settled_epoch(self._weights, epoch), epoch)
+        for earlier in range(changing):
+            served = served + self._served_in(earlier, stream, positions)
+        if epoch > changing:
+            served = served + (epoch - changing) * self._served_in(changing, stream, positions)
         return served
+
+    def _served_in(self, epoch: int, stream: int, positions: range) -> Int64:
+        """Of each dataset, in all of an epoch."""
+        schedule = self._schedule(epoch)
+        key = (stream, schedule.weights.tobytes())
+        if key not in self._seats_of:
+            self._seats_of[key] = schedule.seats_before(self._geometry.steps, positions)
+        return self._seats_of[key]
 
     def _gather(self, lanes: Sequence[_Lane], steps: Int64) -> dict[str, Column]:
         """The samples of some steps, step after step."""

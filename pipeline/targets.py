@@ -13,7 +13,16 @@ from ..sharding.errors import ConfigError
 from .arguments import number
 from .integers import integer
 
-__all__ = ["Balance", "EpochLength", "Ramp", "Shares", "epoch_samples", "parse_balance", "target_weights"]
+__all__ = [
+    "Balance",
+    "EpochLength",
+    "Ramp",
+    "Shares",
+    "epoch_samples",
+    "parse_balance",
+    "settled_epoch",
+    "target_weights",
+]
 
 EpochLength: TypeAlias = int | Literal["oversample", "undersample"]
 Shares: TypeAlias = str | Mapping[Any, float]
@@ -88,6 +97,17 @@ def target_weights(
         for shares in (target_weights(side, classes, class_counts) for side in (balance.start, balance.end))
     )
     return np.asarray(start + (end - start) * (epoch / balance.epochs), np.float64)
+
+
+def settled_epoch(balance: Balance, epoch: int) -> int:
+    """The first epoch from which on shares stay as they are; of a function, which nobody knows, `epoch`.
+
+    >>> settled_epoch("uniform", 9), settled_epoch(Ramp(start="uniform", end="natural", epochs=5), 9)
+    (0, 5)
+    """
+    if isinstance(balance, Ramp):
+        return balance.epochs
+    return epoch if callable(balance) else 0
 
 
 def epoch_samples(

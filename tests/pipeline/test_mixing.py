@@ -1,5 +1,6 @@
 """Mixtures keep a loader's promises, over any shares of any datasets."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ringfeed.pipeline import Mixture
+from ringfeed.pipeline import Mixture, Ramp
 from ringfeed.pipeline.balance import ClassSchedule
 from ringfeed.sharding import BuildOptions, ConfigError, build
 
@@ -112,6 +113,23 @@ def test_classes_are_those_of_all_datasets(make_dataset: Make, sources: Any) -> 
     samples = read(mixture)
     names = np.array(mixture.classes)
     np.testing.assert_array_equal(names[samples["class_id"]], samples["label"].astype(str))
+
+
+def test_a_late_epoch_goes_on_where_all_before_it_ended(sources: Any) -> None:
+    """Shares that stay as they are from some epoch on are not counted epoch by epoch."""
+    options: dict[str, Any] = {"batch_size": 24, "steps_per_epoch": 5}
+    ramp = "uniform->natural:3"
+    steady, function = (Mixture(sources, weights=weights, **options) for weights in (ramp, _ramp))
+    for epoch in (2, 3, 4, 7):
+        np.testing.assert_array_equal(read(steady, epoch)["id"], read(function, epoch)["id"])
+    begun = time.process_time()
+    for weights in (ramp, "natural"):
+        read(Mixture(sources, weights=weights, **options), 10**6)
+    assert time.process_time() - begun < 20
+
+
+def _ramp(epoch: int) -> Any:
+    return Ramp(start="uniform", end="natural", epochs=3) if epoch < 3 else "natural"
 
 
 def test_batches_cross_into_tensorflow(make_dataset: Make, sources: Any) -> None:
