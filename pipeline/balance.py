@@ -28,6 +28,7 @@ ClassNumbers = npt.NDArray[np.integer]
 _GOLDEN = 0.6180339887498949
 _FEW_SEATS = 1 << 18
 _STEPS_AT_ONCE = 1 << 12
+_SEATS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,9 @@ class ClassSchedule:
     key: int
     _turns: tuple[int, int] = field(init=False)  # stride and start, modulo steps
     _rotation: float = field(init=False)  # of the first step's word, in [0, 1)
-    _breaks: npt.NDArray[np.float64] = field(init=False)
-    _patterns: Int64 = field(init=False)
+    _whole: npt.NDArray[np.float64] = field(init=False)  # seats of all classes up to each, at the least; [classes]
+    _ups: npt.NDArray[np.float64] = field(init=False)  # the start from which on it is one more, [classes]
+    _starts: npt.NDArray[np.float64] = field(init=False)  # at which a vector of seats begins, from 0 on, [patterns]
     _words: ClassNumbers | None = field(init=False)  # of all patterns, unless that is much
 
     def __post_init__(self) -> None:
@@ -61,22 +63,36 @@ class ClassSchedule:
         ends = np.where(np.abs(ends - nearest) < 1e-6, nearest, ends)
         whole = np.floor(ends)
         steps_up = 1 - (ends - whole)  # the start from which an end counts one more
-        breaks = np.unique(steps_up[steps_up < 1])
-        reached = whole + (steps_up <= np.concatenate([[0.0], breaks])[:, None])
-        object.__setattr__(self, "_breaks", breaks)
-        object.__setattr__(self, "_patterns", np.diff(reached, axis=1, prepend=0).astype(np.int64))
-        few = len(self._patterns) * self.batch_size <= _FEW_SEATS
-        object.__setattr__(self, "_words", self._doubled_words(self._patterns) if few else None)
+        starts = np.concatenate([[0.0], np.unique(steps_up[steps_up < 1])])
+        object.__setattr__(self, "_whole", whole)
+        object.__setattr__(self, "_ups", steps_up)
+        object.__setattr__(self, "_starts", starts)
+        few = len(starts) * self.batch_size <= _FEW_SEATS
+        object.__setattr__(self, "_words", self._doubled_words(np.arange(len(starts))) if few else None)
 
     def seats(self, steps: Int64) -> Int64:
         """Seats of each class in each of some global batches, int64 [len(steps), classes]."""
-        return self._patterns[self._pattern_numbers(steps)]
+        return self._patterns(self._pattern_numbers(steps))
 
     def seats_of_epoch(self) -> tuple[Int64, Int64, Int64]:
-        """Of each class, the seats in all batches of the epoch, and the fewest and the most in one; int64 [classes]."""
-        times = np.bincount(self._pattern_numbers(np.arange(self.steps)), minlength=len(self._patterns))
-        there = self._patterns[times > 0]
-        return times @ self._patterns, there.min(axis=0), there.max(axis=0)
+        """Of each class, the seats in all batches of the epoch, and the fewest and the most in one; int64 [classes].
+
+        Not by the patterns themselves, which of many classes take too much memory: a class has one seat more from the
+        pattern on at which its own end counts one more, and one less from that on at which that of the class before
+        does.
+        """
+        times = np.bincount(self._pattern_numbers(np.arange(self.steps)), minlength=len(self._starts))
+        later = np.concatenate([[0], np.cumsum(times)])
+        later = later[-1] - later  # batches of a pattern and all behind it
+        least = np.diff(self._whole, prepend=0).astype(np.int64)
+        gains = np.searchsorted(self._starts, self._ups)
+        loses = np.concatenate([[len(self._starts)], gains[:-1]])
+        between = later[np.minimum(gains, loses)] - later[np.maximum(gains, loses)]  # batches past one of the two
+        change = np.sign(loses - gains)
+        some, every = np.where(between > 0, change, 0), np.where(between == self.steps, change, 0)
+        fewest = least + np.where(some > 0, every, some)
+        most = least + np.where(some > 0, some, every)
+        return least * self.steps + change * between, fewest, most
 
     def seats_before(self, step: int, positions: range) -> Int64:
         """Seats of each class among a run of positions, in all global batches before a step together; int64 [classes].
@@ -108,14 +124,24 @@ class ClassSchedule:
         which, words = self._pattern_numbers(steps), self._words
         if words is None:
             present, which = np.unique(which, return_inverse=True)
-            words = self._doubled_words(self._patterns[present])
+            words = self._doubled_words(present)
         runs = sliding_window_view(words, len(positions), axis=1)  # [words, starts, m]
         result: ClassNumbers = runs[which, (positions[0] + rotations) % self.batch_size]
         return result
 
-    def _doubled_words(self, patterns: Int64) -> ClassNumbers:
+    def _patterns(self, numbers: Int64) -> Int64:
+        """Some of the vectors of seats, int64 [len(numbers), classes]."""
+        reached = self._whole + (self._ups <= self._starts[numbers, None])
+        return np.diff(reached, axis=1, prepend=0).astype(np.int64)
+
+    def _doubled_words(self, numbers: Int64) -> ClassNumbers:
         """The word of each pattern, twice end to end, so that a rotation of it is a slice; [patterns, 2 * batch]."""
-        words = [balanced_word(tuple(pattern)) for pattern in patterns.tolist()]
+        narrow = np.uint8 if len(self.weights) <= 256 else np.int32
+        words, together = [], max(_SEATS_AT_ONCE // len(self.weights), 1)
+        for first in range(0, len(numbers), together):
+            for seats in self._patterns(numbers[first : first + together]):
+                held = np.flatnonzero(seats)
+                words.append(held.astype(narrow)[balanced_word(tuple(seats[held].tolist()))])
         return np.tile(np.reshape(words, (len(words), self.batch_size)), 2)
 
     def _rotations(self, steps: Int64) -> Int64:
@@ -124,7 +150,7 @@ class ClassSchedule:
     def _pattern_numbers(self, steps: Int64) -> Int64:
         stride, start = self._turns
         turns = (steps * stride + start) % self.steps
-        return np.searchsorted(self._breaks, (turns + 0.5) / self.steps, side="right")
+        return np.searchsorted(self._starts[1:], (turns + 0.5) / self.steps, side="right")
 
 
 @lru_cache(maxsize=1024)

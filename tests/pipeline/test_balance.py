@@ -1,5 +1,7 @@
 """Class balance, as pure arithmetic."""
 
+import tracemalloc
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +23,32 @@ def test_every_batch_and_every_epoch_is_within_one_of_the_target(schedule: Class
     assert np.abs(seats - target).max() < 1 + 1e-6
     assert np.abs(seats.sum(axis=0) - target * schedule.steps).max() < 1 + 1e-6
     assert (seats[:, schedule.weights == 0] == 0).all()
+
+
+@given(schedules())
+def test_the_seats_of_an_epoch_are_those_of_its_batches(schedule: ClassSchedule) -> None:
+    seats = schedule.seats(np.arange(schedule.steps))
+    for found, expected in zip(
+        schedule.seats_of_epoch(), (seats.sum(axis=0), seats.min(axis=0), seats.max(axis=0)), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_very_many_classes_take_memory_for_each_of_them_and_not_for_each_pair() -> None:
+    classes = 100_000
+    weights = np.arange(1, classes + 1) / (classes * (classes + 1) / 2)
+    tracemalloc.start()
+    try:
+        schedule = ClassSchedule(weights, 1024, 5000, 7)
+        whole = schedule.classes_at(np.arange(40), range(1024))
+        totals, fewest, most = schedule.seats_of_epoch()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100 << 20
+    assert np.abs(totals - weights * 1024 * 5000).max() < 1 + 1e-6
+    assert (fewest.min(), most.max()) == (0, 1)
+    np.testing.assert_array_equal(np.bincount(whole[7], minlength=classes), schedule.seats(np.array([7]))[0])
 
 
 @given(schedules())
