@@ -16,14 +16,17 @@ from ..sharding.errors import ConfigError
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.schema import Feature, Schema
 from .allocator import keep_freed_memory
+from .blend import SOFT_LABEL
 from .columns import CLASS_ID, WEIGHT, Columns, copy_views, slice_columns
 from .frames import EXAMPLES, copy_messages, join_frames
 from .generated import generated_dataset, is_op_determinism_enabled, rewritable
+from .keys import SAMPLE_KEY, SOURCE_ID
 from .tracing import annotate
 
 __all__ = ["dataset_maker", "feature_spec", "parse_batch", "supervised"]
 
 _LENGTHS = "\0lengths"
+_NO_FEATURES = (CLASS_ID, SOFT_LABEL, WEIGHT, SAMPLE_KEY, SOURCE_ID)
 Batch = dict[str, Any]
 
 
@@ -196,16 +199,28 @@ def dataset_maker(
 def supervised(dataset: tf.data.Dataset, schema: Schema) -> tf.data.Dataset:
     """Batches as `keras.Model.fit` takes them.
 
+    Args:
+        dataset: of batches of the schema, or what transforms have left of them and added.
+        schema: of the features delivered.
+
     Raises:
-        ConfigError: there is no feature but the label.
+        ConfigError: there is no feature but the label, or transforms have left no classes.
     """
-    names = [name for name in schema.names if name != schema.label]
+    spec = dataset.element_spec
+    if not isinstance(spec, Mapping) or CLASS_ID not in spec:
+        raise ConfigError(
+            f"as_supervised pairs features with {CLASS_ID!r}, which the last transform does not return; let it return "
+            "the element changed, or the pairs themselves, without as_supervised"
+        )
+    features = [name for name in schema.names if name in spec and name != schema.label]
+    names = features + [name for name in spec if name not in _NO_FEATURES and name not in schema.names]
     if not names:
         raise ConfigError("as_supervised needs a feature beside the label; name more columns")
+    target = SOFT_LABEL if SOFT_LABEL in spec and SOFT_LABEL not in schema.names else CLASS_ID
 
     def pair(batch: Batch) -> tuple[Any, ...]:
         features = batch[names[0]] if len(names) == 1 else {name: batch[name] for name in names}
-        return (features, batch[CLASS_ID], *([batch[WEIGHT]] if WEIGHT in batch else []))
+        return (features, batch[target], *([batch[WEIGHT]] if WEIGHT in batch else []))
 
     return dataset.map(pair)
 

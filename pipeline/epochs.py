@@ -140,10 +140,11 @@ class Epochs(ABC):
             transform: function of each element, in TensorFlow operations, or several, one after the other.
             num_parallel_calls: batches that it works on at a time; by default one for each core.
             as_supervised: give ``(features, class_id)``, with padding ``(features, class_id, sample_weight)``, as
-                `keras.Model.fit` takes them. The features are those but for the label: a dict, or the one there is.
+                `keras.Model.fit` takes them. The features are those but for the label, and what transforms added: a
+                dict, or the one there is. Where they mixed samples, ``soft_label`` is in the place of `class_id`.
 
         Raises:
-            ConfigError: there is no such step, no TensorFlow, or no label for `as_supervised`.
+            ConfigError: there is no such step, no TensorFlow, or no label or feature for `as_supervised`.
         """
         if boolean("as_supervised", as_supervised) and self._stored.label is None:
             raise ConfigError(

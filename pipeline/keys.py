@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from ..sharding.keyed import derive_key, mix64
 
-__all__ = ["SAMPLE_KEY", "sample_keys"]
+__all__ = ["SAMPLE_KEY", "SOURCE_ID", "sample_keys"]
 
 SAMPLE_KEY = "sample_key"
+SOURCE_ID = "source_id"  # of the dataset that a sample of a mixture is from
 
 
 def sample_keys(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -26,7 +26,8 @@ from .columns import CLASS_ID, WEIGHT, Column, Columns, concat_columns, take_col
 from .counters import StageStats
 from .epochs import Epochs
 from .integers import integer
-from .mixture_sources import SOURCE_ID, common_fill, common_schema, open_loaders
+from .keys import SOURCE_ID
+from .mixture_sources import common_fill, common_schema, open_loaders
 from .order import Geometry, StreamSlice
 from .streams import OpenStreams, StreamReader
 from .targets import Balance, parse_balance, settled_epoch, target_weights

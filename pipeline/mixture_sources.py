@@ -12,12 +12,12 @@ from ..sharding.errors import ConfigError
 from ..sharding.keyed import derive_key
 from ..sharding.schema import Feature, Schema
 from .features import checked_fill
+from .keys import SOURCE_ID
 from .loader import Loader
 from .order import default_streams
 
-__all__ = ["SOURCE_ID", "common_fill", "common_schema", "open_loaders"]
+__all__ = ["common_fill", "common_schema", "open_loaders"]
 
-SOURCE_ID = "source_id"
 _OF_THE_MIXTURE = {"batch_size", "seed", "rank", "world_size", "streams", "remainder", "sample_keys"}
 
 

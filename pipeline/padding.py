@@ -9,7 +9,7 @@ from typing import Any
 from ..sharding.errors import ConfigError
 from .arguments import boolean
 from .integers import integer
-from .transform import GraphTransform
+from .transform import GraphTransform, with_added
 
 __all__ = ["Pad"]
 
@@ -50,7 +50,7 @@ class Pad(GraphTransform):
         """The element with its feature padded.
 
         Raises:
-            ConfigError: it has no such feature of variable length.
+            ConfigError: it has no such feature of variable length, or others of the names that are added.
         """
         import tensorflow as tf
 
@@ -71,9 +71,5 @@ class Pad(GraphTransform):
         inside = tf.sequence_mask(lengths, width)
         shape = [values.shape[0], self.length] if self.length is not None else tf.stack([-1, width])
         filler = None if self.value is None else tf.cast(self.value, values.dtype)
-        return {
-            **element,
-            self.feature: values.to_tensor(filler, shape=shape),
-            f"{self.feature}_length": lengths,
-            f"{self.feature}_mask": inside,
-        }
+        padded = {**element, self.feature: values.to_tensor(filler, shape=shape)}
+        return with_added(padded, {f"{self.feature}_length": lengths, f"{self.feature}_mask": inside})

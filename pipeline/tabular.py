@@ -16,7 +16,7 @@ from ..sharding.manifest import Manifest
 from ..sharding.schema import Feature
 from ..sharding.statistics import FeatureStatistics
 from .arguments import texts
-from .transform import GraphTransform
+from .transform import GraphTransform, with_added
 
 __all__ = ["CategoryColumn", "NumericColumn", "TabularPlan", "TabularTransform", "missing_codes", "plan_columns"]
 
@@ -80,10 +80,17 @@ class TabularTransform(GraphTransform):
     plan: TabularPlan
 
     def __call__(self, element: Mapping[str, Any]) -> dict[str, Any]:
-        """The element with its inputs."""
+        """The element with its inputs.
+
+        Raises:
+            ConfigError: it lacks a column of the plan, or has features of the names that are added.
+        """
         from .tabular_ops import tabular_inputs
 
-        return {**element, **tabular_inputs(element, self.plan)}
+        for name in [*(c.name for c in self.plan.numeric), *(c.name for c in self.plan.categories)]:
+            if name not in element:
+                raise ConfigError(f"the element has no feature {name!r}; it has: {', '.join(sorted(element))}")
+        return with_added(element, tabular_inputs(element, self.plan))
 
 
 def plan_columns(

@@ -13,11 +13,23 @@ from .integers import integer
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["GraphTransform", "Transform", "apply_transform"]
+__all__ = ["GraphTransform", "Transform", "apply_transform", "with_added"]
 
 Transform: TypeAlias = Callable[[Any], Any]
 _PREFETCH = 2
 _NO_ELEMENT = ("Unsupported return value from function", "Length for attr 'output_")  # as TensorFlow says it
+
+
+def with_added(element: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """An element with more entries.
+
+    Raises:
+        ConfigError: it has one of such a name, which would be lost.
+    """
+    for name in new:
+        if name in element:
+            raise ConfigError(f"the element has a feature {name!r} already, which is to be added; rename that one")
+    return {**element, **new}
 
 
 class GraphTransform(ABC):

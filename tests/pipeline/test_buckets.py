@@ -152,6 +152,13 @@ def test_padded_batches_hold_the_values_lengths_and_masks(texts: dict[str, str],
         np.testing.assert_array_equal(tokens, np.where(batch["tokens_mask"], 1000 + ids[:, None], -1))
 
 
+def test_padding_puts_nothing_in_the_place_of_another_feature(texts: dict[str, str]) -> None:
+    loader = Loader(texts["parquet"], batch_size=60)
+    taken = [lambda element: {**element, "tokens_length": element["id"]}, Pad(feature="tokens")]
+    with pytest.raises(ConfigError, match="has a feature 'tokens_length' already"):
+        loader.epoch(0, transform=taken)
+
+
 def test_what_is_too_long_is_refused_or_cut(texts: dict[str, str]) -> None:
     loader = Loader(texts["parquet"], batch_size=60)
     cut = next(iter(loader.epoch(0, transform=Pad(feature="tokens", length=10, truncate=True))))

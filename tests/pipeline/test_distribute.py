@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ringfeed.pipeline import Loader
+from ringfeed.pipeline import Loader, Mixup, TabularTransform, plan_columns
 from ringfeed.sharding import BuildOptions, ConfigError, build
 from tests.pipeline import distributed_worker
 from tests.servers.process import free_ports
@@ -63,6 +63,28 @@ def test_supervised_elements_are_features_class_and_weight(make_dataset: Make) -
         np.testing.assert_array_equal(weight, batch["sample_weight"])
     with pytest.raises(ConfigError, match="as_supervised needs a feature beside the label"):
         Loader(url, batch_size=60, columns=["label"]).epoch(0, as_supervised=True)
+
+
+def test_supervised_elements_hold_what_transforms_left_and_added(make_dataset: Make) -> None:
+    loader = Loader(make_dataset(), batch_size=60, sample_keys=True)
+    mixed = Mixup(features=("vector",), classes=3, group=2)
+    batch = next(iter(loader.epoch(0, transform=mixed)))
+    features, target = next(iter(loader.epoch(0, transform=mixed, as_supervised=True)))
+    np.testing.assert_array_equal(target, batch["soft_label"])
+    np.testing.assert_array_equal(features["vector"], batch["vector"])
+    inputs = TabularTransform(plan=plan_columns(loader.manifest))
+    features, target = next(iter(loader.epoch(0, transform=inputs, as_supervised=True)))
+    assert set(features) == {"id", "vector", "numeric"}
+    np.testing.assert_array_equal(target, batch["class_id"])
+
+    def only(element: Any) -> Any:
+        return {"twice": element["id"] * 2, "class_id": element["class_id"]}
+
+    (twice, _) = next(iter(loader.epoch(0, transform=only, as_supervised=True)))
+    np.testing.assert_array_equal(twice, batch["id"] * 2)
+    for unpaired in (lambda element: {"id": element["id"]}, lambda element: (element["id"], element["class_id"])):
+        with pytest.raises(ConfigError, match="pairs features with 'class_id', which the last transform does not"):
+            loader.epoch(0, transform=unpaired, as_supervised=True)
 
 
 def test_without_a_label_there_is_no_target(make_dataset: Make, tmp_path: Path) -> None:

@@ -30,6 +30,15 @@ def test_a_loader_gives_standardised_columns_by_the_manifest(make_dataset: Make)
     assert "categories" not in batch
 
 
+def test_inputs_need_their_columns_and_names_of_their_own(make_dataset: Make) -> None:
+    loader = Loader(make_dataset(fixed=False), batch_size=100)
+    inputs = TabularTransform(plan=plan_columns(loader.manifest))
+    with pytest.raises(ConfigError, match="the element has no feature 'id'; it has: class_id, vector"):
+        Loader(make_dataset(fixed=False), batch_size=100, columns=["vector"]).epoch(0, transform=inputs)
+    with pytest.raises(ConfigError, match="has a feature 'numeric' already"):
+        loader.epoch(0, transform=[inputs, inputs])
+
+
 def test_texts_are_looked_up_in_what_is_given_or_in_what_there_is(make_dataset: Make) -> None:
     loader = Loader(make_dataset(fixed=False), batch_size=100)
     label = [loader.schema["label"]]
