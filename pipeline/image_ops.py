@@ -13,6 +13,7 @@ from .keys import SAMPLE_KEY
 
 __all__ = ["crop_window", "decode", "fitted", "normalise", "transform_images"]
 
+_ONLY_COLOURS = r"(?s)GIF8|RIFF|BM.*"  # how GIF, WebP and BMP begin, of which TensorFlow makes no grey
 _PHILOX = "philox"  # named, so that no device draws by another algorithm
 
 
@@ -77,7 +78,14 @@ def _cropped(value: Any, key: Any, options: ImageTransform) -> Any:
 
 def decode(value: Any, channels: int) -> Any:
     """One image file of any format that TensorFlow knows, whole: uint8 [height, width, channels]."""
-    return tf.io.decode_image(value, channels=channels, expand_animations=False)
+
+    def as_colours(count: int) -> Any:
+        return tf.io.decode_image(value, channels=count, expand_animations=False)
+
+    if channels != 1:
+        return as_colours(channels)
+    only_colours = tf.strings.regex_full_match(tf.strings.substr(value, 0, 4), _ONLY_COLOURS)
+    return tf.cond(only_colours, lambda: tf.image.rgb_to_grayscale(as_colours(3)), lambda: as_colours(1))
 
 
 def fitted(image: Any, size: Sequence[int]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from ringfeed.pipeline import CentreCrop, ColourJitter, ImageTransform, Loader, Normalisation, RandomCrop
 from ringfeed.pipeline.image_ops import crop_window, normalise
@@ -73,6 +75,17 @@ def test_repeats_of_a_record_are_augmented_differently(pictures: Dataset) -> Non
     paths = [path for batch in batches for path in batch["path"].numpy().tolist()]
     assert len(set(paths)) == 12  # cats; each came three times
     assert len({image.tobytes() for batch in batches for image in batch["image"].numpy()}) == len(paths) == 36
+
+
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "BMP", "WEBP"])
+def test_one_channel_is_made_of_any_format(kind: str) -> None:
+    out = BytesIO()
+    Image.fromarray(pixels_of(2)).save(out, kind, **({"lossless": True} if kind == "WEBP" else {}))
+    size = pixels_of(2).shape[:2]
+    transform = ImageTransform(feature="image", size=size, channels=1, scale="bytes")
+    found = transform({"image": tf.constant([out.getvalue()])})["image"].numpy()[0, ..., 0]
+    grey = np.asarray(Image.open(out).convert("RGB").convert("L"), np.float32)
+    assert np.abs(found - grey).max() <= 2
 
 
 def test_images_are_decoded_as_they_are(pictures: Dataset) -> None:
