@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import fsspec
 
 from .bounded import BoundedClient
+from .errors import StorageError
 
 __all__ = ["OBJECT_STORES", "S3", "filesystem"]
 
@@ -35,16 +36,30 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+_hdfs_pids: set[int] = set()  # the process that began to use HDFS: in one that was forked from it all calls hang
+
+
 def filesystem(url: str, protocol: str, options: Mapping[str, Any]) -> tuple[fsspec.AbstractFileSystem, str]:
     """The file system and the path of the URL in it.
 
     fsspec's own cache keeps a client a thread, which takes 0.1 s to make for S3, and does not look at the environment.
+
+    Raises:
+        StorageError: on HDFS, if this process was forked from one that has used it.
     """
     kind = "s3" if protocol in S3 else protocol
     if kind not in _OPTIONS:
         fs, path = fsspec.url_to_fs(url, **options)
         return fs, path.rstrip("/")
-    place = urlsplit(url).netloc if kind == "hdfs" else ""
+    place = ""
+    if kind == "hdfs":
+        place = urlsplit(url).netloc
+        _hdfs_pids.add(os.getpid())
+        if len(_hdfs_pids) > 1:
+            raise StorageError(
+                f"cannot open {url}: this process was forked from one that has used HDFS, and the client's threads are "
+                "not there in it: start such processes anew, as by multiprocessing.get_context('spawn')"
+            )
     environment = tuple(item for item in sorted(os.environ.items()) if item[0].startswith(_ENVIRONMENT))
     fs = _connect(kind, place, _Options(options), environment, os.getpid())
     return fs, fs._strip_protocol(url).rstrip("/")

@@ -1,14 +1,16 @@
 """Loading and resuming on local disk, S3 and HDFS: the same samples in the same order, and damage never goes unseen."""
 
+import multiprocessing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import fsspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.pipeline import Loader
-from ringfeed.sharding import BuildOptions, CorruptionError, build, verify
+from ringfeed.sharding import BuildOptions, CorruptionError, StorageError, build, verify
 from tests.pipeline.conftest import make_table
 from tests.servers.store import Store
 
@@ -40,6 +42,41 @@ def test_a_dataset_loads_and_resumes_alike_on_every_store(
     assert ids(url, start_step=5) == whole[5:]
     halves = [ids(url, start_step=5, rank=rank, world_size=2) for rank in range(2)]
     assert np.concatenate(halves, axis=1).tolist() == whole[5:]
+
+
+def ids_or_error(loader: Loader) -> Any:
+    try:
+        return [batch["id"].tolist() for batch in loader.numpy_epoch(0)]
+    except StorageError as error:
+        return str(error)
+
+
+def tell(loader: Loader, answer: Any) -> None:
+    answer.put(ids_or_error(loader))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_another_process_reads_the_same_or_says_at_once_that_it_cannot(
+    store: Store, source: str, method: Literal["spawn", "fork"]
+) -> None:
+    loader = Loader(build_on(f"{store.url}/data", source, "parquet"), batch_size=24)
+    expected = ids_or_error(loader)
+    if method == "fork":  # fsspec lets go of the fixture's own client in the child, where that hangs
+        fsspec.get_filesystem_class("hdfs").clear_instance_cache()
+    context = multiprocessing.get_context(method)
+    answer = context.Queue()
+    process = context.Process(target=tell, args=(loader, answer))
+    process.start()
+    try:
+        found = answer.get(timeout=20)  # calls of the client would hang for longer
+    finally:
+        process.kill()
+        process.join()
+    if store.name == "hdfs" and method == "fork":
+        assert "this process was forked from one that has used HDFS" in found
+    else:
+        assert found == expected
 
 
 def test_a_flipped_byte_stops_the_loader_on_every_store(store: Store, source: str) -> None:
