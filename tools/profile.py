@@ -148,6 +148,11 @@ def profile(
     """
     if steps is not None and steps < 2:
         raise ConfigError(f"a profile needs at least 2 steps, got {steps}")
+    records = open_dataset(url).manifest.split(split).records
+    if records < batch_size:
+        raise ConfigError(
+            f"batch_size={batch_size} is more than the {records} records of {split!r}; use at most {records}"
+        )
     loader = Loader(
         url, split=split, batch_size=batch_size, balance=balance, seed=seed, fill=fill, rank=rank, world_size=world_size
     )

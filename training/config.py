@@ -117,7 +117,7 @@ class OptimizerConfig:
         if self.base_batch_size is not None:
             _require(self.base_batch_size >= 1, "optimizer.base_batch_size", "at least 1", self.base_batch_size)
         if self.clip_norm is not None:
-            _require(self.clip_norm > 0, "optimizer.clip_norm", "above 0", self.clip_norm)
+            _require(0 < self.clip_norm < float("inf"), "optimizer.clip_norm", "finite and above 0", self.clip_norm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,6 +111,7 @@ def test_values_and_classes_are_of_the_dtypes_of_their_features(
         (["--balance", "{nonsense"], "--balance takes a word or JSON"),
         (["--fill", "x"], "--fill takes FEATURE=VALUE, got 'x'"),
         (["--rank", "3"], "rank must lie in"),
+        (["--batch-size", "500"], "batch_size=500 is more than the 200 records of 'train'; use at most 200"),
     ],
 )
 def test_a_mistake_is_one_line(dataset: str, cli: Callable[..., object], options: list[str], message: str) -> None:

@@ -69,6 +69,10 @@ def test_reads_a_file_with_overrides_on_top(tmp_path: Path) -> None:
             {**MINIMAL, "model": {"name": "mlp"}},
             "a.yaml: model.name must be tabular, convnet, or module:function, got 'mlp'",
         ),
+        (
+            {**MINIMAL, "optimizer": {"clip_norm": float("inf")}},
+            "a.yaml: optimizer.clip_norm must be finite and above 0, got inf",
+        ),
     ],
 )
 def test_says_what_is_wrong_in_one_line(tree: dict[str, Any], message: str) -> None:
