@@ -6,13 +6,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
 
+from ..sharding.grouping import stable_order
 from .balance import ClassSchedule, RecordDrawer
 from .buckets import BucketedPicks, Buckets, Picks
-from .columns import CLASS_ID, Columns, slice_columns, take_columns
+from .columns import CLASS_ID, Columns, concat_columns, slice_columns, take_columns
 from .counters import Counters
 from .order import EpochOrder
 from .planning import open_after
@@ -138,7 +141,7 @@ class WindowOpener:
             drawer = self._drawer(self._schedule, window, segments)
         lacking = np.flatnonzero((self._schedule.weights > 0) & (drawer.counts == 0))
         if lacking.size:
-            segments += [self._borrow(window, int(class_id)) for class_id in lacking]
+            segments.append(self._borrow(window, lacking))
             drawer = self._drawer(self._schedule, window, segments)
         with self._counters.busy("plan"):
             first = max(first_position - window.start, 0)
@@ -161,7 +164,9 @@ class WindowOpener:
         ]
         if 2 * sum(lost) <= sum(segment.stop - segment.start for segment in window.segments):
             return []
-        return [self._lent(window, np.asarray(self._order.shard_records, np.int64))]
+        held: dict[int, OpenShard] = {}
+        self._lent(window, np.asarray(self._order.shard_records, np.int64), held)
+        return list(held.values())
 
     def _natural_rows(self, window: Window, opened: Sequence[OpenShard | None], lent: Sequence[OpenShard]) -> Int64:
         order = self._order.permutation(window)
@@ -184,20 +189,32 @@ class WindowOpener:
         classes = schedule.classes_at(steps, range(window.stream * piece, (window.stream + 1) * piece)).reshape(-1)
         return classes[window.start - first * piece :][: window.samples]
 
-    def _borrow(self, window: Window, class_id: int) -> Columns:
-        """The records of a class that the window lacks, from another shard."""
-        opened = self._lent(window, self._class_counts()[:, class_id])
-        return take_columns(_with_classes(opened), np.flatnonzero(opened.class_ids == class_id))
+    def _borrow(self, window: Window, lacking: Int64) -> Columns:
+        """The records of the classes that the window lacks, class after class, from other shards."""
+        held: dict[int, OpenShard] = {}
+        of_class = self._class_counts()
+        donors = [self._lent(window, of_class[:, class_id], held) for class_id in lacking.tolist()]
+        pieces = []
+        for donor, run in groupby(zip(donors, lacking.tolist(), strict=True), key=itemgetter(0)):
+            classes, own = np.array([class_id for _, class_id in run]), held[donor].class_ids
+            order = stable_order(own)
+            ends = [np.searchsorted(own[order], classes, side=side).tolist() for side in ("left", "right")]
+            rows = np.concatenate([order[start:stop] for start, stop in zip(*ends, strict=True)])
+            pieces.append(take_columns(_with_classes(held[donor]), rows))
+        return concat_columns(pieces)
 
-    def _lent(self, window: Window, records: npt.NDArray[np.integer]) -> OpenShard:
-        """The next shard on the tape, behind the window, that has such records and can be read."""
+    def _lent(self, window: Window, records: npt.NDArray[np.integer], held: dict[int, OpenShard]) -> int:
+        """The next shard on the tape, behind the window, that has such records and can be read; it joins `held`."""
         last = np.array([window.segments[-1].shard])
         while True:
             left = records if self._fetcher.quarantine is None else self._fetcher.quarantine.left(records)
             shard = int(choose_donors(self._order, last, left)[0])
+            if shard in held:
+                return shard
             opened = self._fetcher.wait_unless_bad(shard, self._fetcher.request(self._fetcher.whole(shard)))
             if opened is not None:
-                return opened
+                held[shard] = opened
+                return shard
 
 
 def _with_classes(shard: OpenShard) -> Columns:

@@ -201,10 +201,10 @@ def _find_missing(
     streams = list(map(order.windows, range(order.geometry.streams)))
     class_ids = functools.lru_cache(maxsize=2)(class_ids)
     lacking = [
-        (stream, number, class_id, windows[number].segments[-1].shard)
+        (stream, window.number, class_id, window.segments[-1].shard)
         for stream, windows in enumerate(streams)
-        for number, class_id in _doubtful(windows, schedule.weights > 0, counts, order.shard_records)
-        if not _has_class(windows[number], class_id, counts, class_ids)
+        for window, doubtful in _doubtful(windows, schedule.weights > 0, counts, order.shard_records)
+        for class_id in _lacking(window, doubtful, counts, class_ids).tolist()
     ]
     of_class, last_shards = (np.array([entry[place] for entry in lacking], np.int64) for place in (2, 3))
     donors = np.empty(len(lacking), np.int64)
@@ -239,8 +239,8 @@ def _doubtful(
     needed: npt.NDArray[np.bool_],
     counts: npt.NDArray[np.unsignedinteger],
     shard_records: Sequence[int],
-) -> Iterator[tuple[int, int]]:
-    """Windows, and needed classes of which no segment has a record for certain.
+) -> Iterator[tuple[Window, npt.NDArray[np.int64]]]:
+    """Windows, and the needed classes of which no segment has a record for certain, where there are some.
 
     One has by pigeonhole, if its shard has more records of the class than lie outside the segment.
     """
@@ -252,15 +252,19 @@ def _doubtful(
         complete = np.logical_or.reduceat((certain | ~needed).all(axis=1), bounds[:-1] - bounds[0])
         for number in np.flatnonzero(~complete).tolist():
             there = certain[bounds[number] - bounds[0] : bounds[number + 1] - bounds[0]].any(axis=0)
-            yield from ((first + number, class_id) for class_id in np.flatnonzero(needed & ~there).tolist())
+            doubtful = np.flatnonzero(needed & ~there)
+            if len(doubtful):
+                yield windows[first + number], doubtful
 
 
-def _has_class(
+def _lacking(
     window: Window,
-    class_id: int,
+    doubtful: npt.NDArray[np.int64],
     counts: npt.NDArray[np.unsignedinteger],
     class_ids: Callable[[int], npt.NDArray[np.int32]],
-) -> bool:
-    """Whether any segment holds a class that is not certainly there, by the index of its shard."""
-    doubtful = [segment for segment in window.segments if counts[segment.shard, class_id]]
-    return any(bool(np.any(class_ids(s.shard)[s.start : s.stop] == class_id)) for s in doubtful)
+) -> npt.NDArray[np.int64]:
+    """Of classes that are not certainly there, those that no segment holds, by the indexes of their shards."""
+    for segment in window.segments:
+        if counts[segment.shard, doubtful].any():
+            doubtful = doubtful[~np.isin(doubtful, class_ids(segment.shard)[segment.start : segment.stop])]
+    return doubtful

@@ -3,11 +3,14 @@
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,7 +18,7 @@ from hypothesis import strategies as st
 from ringfeed.pipeline import Loader, opening
 from ringfeed.pipeline import loader as loader_module
 from ringfeed.pipeline.shards import ShardFetcher
-from ringfeed.sharding import ConfigError, CorruptionError, DatasetError, open_dataset
+from ringfeed.sharding import BuildOptions, ConfigError, CorruptionError, DatasetError, build, open_dataset
 
 Make = Callable[..., str]
 Samples = dict[str, npt.NDArray[Any]]
@@ -222,6 +225,21 @@ def test_a_class_that_windows_lack_is_borrowed_and_announced(make_dataset: Make)
     assert ((labels == 2).sum(axis=1) >= 5).all()
     assert loader.plan().missing == plan.missing
     assert Loader(url, batch_size=16, streams=8, seed=5).plan().missing == ()
+
+
+def test_classes_that_one_shard_lends_are_borrowed_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, shards = np.arange(240), 6
+    pq.write_table(pa.table({"id": ids, "label": ids % 120}), tmp_path / "source.parquet")
+    options = BuildOptions(source=str(tmp_path / "source.parquet"), destination=str(tmp_path / "shards"))
+    build(replace(options, label="label", shards=shards, min_class_records=1))
+    asked = []
+    request = ShardFetcher.request
+    monkeypatch.setattr(ShardFetcher, "request", lambda *given: asked.append(given) or request(*given))  # type: ignore[func-returns-value]
+    loader = Loader(tmp_path / "shards", batch_size=60, streams=6, balance="uniform")
+    batches = list(loader.numpy_epoch(0))
+    assert len(asked) <= 6 * (1 + shards)  # a window lacks some 80 classes
+    assert all((np.asarray(batch["id"]) % 120 == batch["label"]).all() for batch in batches)
+    assert len({missing.class_value for missing in loader.plan().missing}) == 120
 
 
 @pytest.mark.parametrize(("balance", "remainder"), [("natural", "drop"), ("natural", "pad"), ("uniform", "drop")])
