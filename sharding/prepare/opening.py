@@ -10,8 +10,7 @@ from functools import partial
 from ..errors import ConfigError, SourceError
 from ..schema import Feature
 from ..sources import Source, open_source
-from ..sources.base import NO_FEATURES, Reject, fail_on_bad
-from ..sources.tables import TableSource
+from ..sources.base import NO_FEATURES, Choosing, Reject, fail_on_bad
 from .casts import Cast, SetTypes
 from .image_source import ImageSource
 from .mapping import MapBatches
@@ -53,19 +52,19 @@ def open_prepared(
         source = opened(None, features=options.features)  # the label may be a column that a function is yet to make
         if source.schema.label not in (None, name) and name is not None:  # images: the label is there, by any name
             source = opened(name, features=options.features)
-    left_out = source.left_out if isinstance(source, TableSource) else ()
+    left_out = source.left_out if isinstance(source, Choosing) else ()
     return prepare(source, replace(options, steps=_without(options.steps, left_out)), label)
 
 
 def _is_wanted(steps: Sequence[Step], name: str) -> bool:
-    """Whether a column is there yet when a step comes that does more than leave columns out."""
+    """Whether a column, or one in it, is there yet when a step comes that does more than leave columns out."""
     for step in steps:
         if isinstance(step, Drop):
             if name in step.columns:
                 return False
         elif not isinstance(step, Select):
             return True
-        elif name not in step.columns:
+        elif not any(column == name or column.startswith((f"{name}.", f"{name}/")) for column in step.columns):
             return False
     return True
 

@@ -32,9 +32,10 @@ from ..storage import Storage
 from .web import is_page, lacks_ranges, with_sizes
 
 __all__ = [
-    "BATCH_BYTES", "BATCH_ROWS", "NO_FEATURES", "PASS_OVER", "BadRecord", "Checked", "Part", "Reject", "Sized",
-    "Source", "SourceFile", "compression_of", "fail_on_bad", "fingerprint_files", "has_pattern", "late_bytes", "light",
-    "list_files", "open_file", "plain_name", "read_files", "size_if_seekable", "stat_files", "translate_errors",
+    "BATCH_BYTES", "BATCH_ROWS", "NO_FEATURES", "PASS_OVER", "BadRecord", "Checked", "Choosing", "Part", "Reject",
+    "Sized", "Source", "SourceFile", "compression_of", "fail_on_bad", "fingerprint_files", "has_pattern",
+    "late_bytes", "light", "list_files", "open_file", "plain_name", "read_files", "size_if_seekable", "stat_files",
+    "translate_errors",
 ]  # fmt: skip
 
 BATCH_ROWS = 1 << 16  # a source's batches hold at most so many records,
@@ -175,6 +176,15 @@ class Sized(Protocol):
 
     def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
         """The bytes that each of a part's drafts lacks yet, about; int64 [rows]."""
+
+
+@runtime_checkable
+class Choosing(Protocol):
+    """A source that is told which columns are wanted, and leaves out others that no feature can hold."""
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The names of those, or of what they lie in: a group, an object."""
 
 
 def late_bytes(source: Source, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:

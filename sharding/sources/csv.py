@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -57,6 +57,7 @@ class CsvSource:
         label: str | None,
         features: Mapping[str, Feature] = NO_FEATURES,
         reject: Reject = fail_on_bad,
+        wanted: Callable[[str], bool] = lambda _: True,
     ) -> CsvSource:
         """Read all files once to find each column's type.
 
@@ -65,9 +66,11 @@ class CsvSource:
             label: the column that classes are made of, if any.
             features: types of columns that are not to be inferred, by name.
             reject: called with each line that cannot be read; `labels` and `drafts` meet them again.
+            wanted: whether a column is, by its name; of others integers may be rounded.
 
         Raises:
-            SourceError: there is no file, one is not UTF-8, a line has too few or too many fields, or headers differ.
+            SourceError: there is no file, one is not UTF-8, a line has too few or too many fields, headers differ, or
+                a column holds integers alone, and some that no integer type holds.
             ConfigError: a type is given for a column that is not there, or is one that no text has.
         """
         files = list_files(url, SUFFIXES)
@@ -82,7 +85,7 @@ class CsvSource:
             if feature.shape:
                 raise ConfigError(f"column {feature.name!r} is of CSV, which has no lists; give it a scalar type")
             arrow_type_given(feature)
-        types, parts = infer_types(files, headers, features, reject, _BLOCK_BYTES)
+        types, parts = infer_types(files, headers, features, reject, wanted, _BLOCK_BYTES)
         inferred = Schema.from_arrow(types, label)
         return cls(
             url=url,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import SourceError
 from .base import Part, Reject, SourceFile
-from .csv_blocks import Header, parse_block
+from .csv_blocks import MISSING, Header, parse_block
 from .csv_records import cut_records
+from .given import beyond_integers
 from .text import Block, Mark, Span, cut_parts, read_blocks
 
 __all__ = ["infer_types"]
@@ -20,10 +22,16 @@ _NUMBERS = (pa.int64(), pa.uint64(), pa.float64())
 _DATES = (pa.date32(), pa.timestamp("s"), pa.timestamp("ns"))
 _ZONED = (pa.timestamp("s", "UTC"), pa.timestamp("ns", "UTC"))
 _LAST = (pa.float64(), pa.string())
+_DIGITS = 100  # of an integer are looked at; Python makes none of very many
 
 
 def infer_types(
-    files: Sequence[SourceFile], headers: Sequence[Header], given: Collection[str], reject: Reject, block_bytes: int
+    files: Sequence[SourceFile],
+    headers: Sequence[Header],
+    given: Collection[str],
+    reject: Reject,
+    wanted: Callable[[str], bool],
+    block_bytes: int,
 ) -> tuple[pa.Schema, list[Part]]:
     """Read all files once, and columns that are still in doubt once more.
 
@@ -32,13 +40,14 @@ def infer_types(
         headers: of the files; all of the same names.
         given: columns that are left as text.
         reject: called with each line that cannot be read.
+        wanted: whether a column is, by its name.
         block_bytes: what is read at once.
 
     Returns:
         The type of each column, text where it has no value, and the parts of all files.
 
     Raises:
-        SourceError: a file holds no record, or not what CSV does.
+        SourceError: a file holds no record, or not what CSV does; or a column of integers holds some that no type does.
     """
     types = _Types(headers[0].names, given)
     parts: list[Part] = []
@@ -47,8 +56,9 @@ def infer_types(
         for block in _blocks(file, header, block_bytes):
             rows = parse_block(file.url, header, block, types.text, None, reject)
             schema = rows.table.schema
-            for name in _beyond_int64(rows.table):
-                if _holds(file, header, block, name, pa.uint64()):
+            for name, least in _beyond_int64(rows.table):
+                types.large[name] = None
+                if least >= 0 and _holds(file, header, block, name, pa.uint64()):
                     schema = schema.set(schema.get_field_index(name), pa.field(name, pa.uint64()))
             types.add(schema)
             marks.append(Mark.of(block, rows.table.num_rows, clean=rows.clean))
@@ -62,6 +72,9 @@ def infer_types(
             for block in _blocks(file, header, block_bytes)
         ):
             types.widen(name)
+    for name in types.large:
+        if wanted(name) and types.known[name] == pa.float64():
+            _check_integers(list(zip(files, headers, strict=True)), name, block_bytes)
     return types.schema(), parts
 
 
@@ -89,6 +102,7 @@ class _Types:
     def __init__(self, names: Iterable[str], given: Collection[str]) -> None:
         self.known = {name: pa.string() if name in given else pa.null() for name in names}
         self.unsure: dict[str, None] = {}
+        self.large: dict[str, None] = {}  # columns with numbers beyond int64
 
     @property
     def text(self) -> dict[str, pa.DataType]:
@@ -126,12 +140,41 @@ def _join(one: pa.DataType, other: pa.DataType) -> tuple[pa.DataType, bool]:
     return pa.string(), True
 
 
-def _beyond_int64(table: pa.Table) -> Sequence[str]:
-    """Columns that were taken for floats, but might hold integers of 64 bits without a sign."""
-    names = []
+def _beyond_int64(table: pa.Table) -> Iterator[tuple[str, float]]:
+    """Columns that were taken for floats, but might hold integers beyond int64, and the least value of each."""
     for name, column in zip(table.column_names, table.columns, strict=True):
         if column.type == pa.float64():
             bounds = pc.min_max(column).as_py()
-            if bounds["max"] is not None and bounds["min"] >= 0 and 2.0**63 <= bounds["max"] <= 2.0**64:
-                names.append(name)
-    return names
+            if bounds["max"] is not None and (bounds["max"] >= 2.0**63 or bounds["min"] <= -(2.0**63)):
+                yield name, bounds["min"]
+
+
+def _check_integers(sources: Sequence[tuple[SourceFile, Header]], name: str, block_bytes: int) -> None:
+    """Refuse a column of integers alone that would be rounded; what is written as a float is one.
+
+    Raises:
+        SourceError: names the first integer that is too large.
+    """
+    far: tuple[str, int, int] | None = None
+    low = 0
+    for file, header in sources:
+        for block in _blocks(file, header, block_bytes):
+            rows = parse_block(file.url, header, block, {name: pa.string()}, [name], lambda _: None)
+            text = rows.table.column(0).combine_chunks()
+            there = pc.invert(pc.is_in(text, pa.array(MISSING)))
+            integers = pc.match_substring_regex(text, "^-?[0-9]+$")
+            if not pc.all(pc.or_(integers, pc.invert(there)), min_count=0).as_py():
+                return
+            long = pc.and_(there, pc.greater(pc.utf8_length(text), 18))  # of fewer digits, all are of 64 bits
+            low = min(low, -1 if pc.any(pc.starts_with(text, "-"), min_count=0).as_py() else 0)
+            for row in np.flatnonzero(long.to_numpy(zero_copy_only=False)).tolist():
+                value = int(text[row].as_py()[:_DIGITS])
+                if not -(1 << 63) <= value < 1 << 63 and (far is None or _is_worse(value, far[2])):
+                    far = (file.url, rows.line(row), value)
+    if far is not None:
+        raise SourceError(beyond_integers(far[0], far[1], name, far[2], low))
+
+
+def _is_worse(value: int, other: int) -> bool:
+    """Whether one integer is beyond all of 64 bits, and another is not."""
+    return not -(1 << 63) <= value < 1 << 64 and -(1 << 63) <= other < 1 << 64

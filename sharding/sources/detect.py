@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from ..errors import SourceError
 from ..manifest import MANIFEST_NAME
@@ -54,7 +55,7 @@ _OPENERS: dict[str, tuple[tuple[str, ...], Callable[..., Source]]] = {
     "python": ((), IterableSource.open),
 }
 _INFERRING = {"csv", "jsonl", "tfrecord"}  # kinds whose files do not say the types: they can be given
-_TABLES = {"parquet", "ipc", "orc"}
+_CHOOSING = {"parquet", "ipc", "orc", "csv", "jsonl"}  # kinds of which columns can be left out beforehand
 KINDS = tuple(_OPENERS)
 
 
@@ -76,7 +77,7 @@ def open_source(
         features: types of columns, by name, for kinds whose types would else be inferred. Others pass over them.
         reject: called with each record that cannot be read while types are inferred. What is passed over then must
             be passed over by `Source.labels` and `Source.drafts` too, which meet it again.
-        wanted: whether a column is, by its name: of tables, others may have types that no feature can hold.
+        wanted: whether a column is, by its name: of most kinds, others may have types that no feature can hold.
 
     Raises:
         SourceError: nothing is there, it is of no known kind, or it cannot be read.
@@ -87,10 +88,10 @@ def open_source(
         kind, files = _detect(url)
     if kind == "images":
         return ImageFolderSource.open(url, label, files)
-    opener = _OPENERS[kind][1]
-    if kind in _TABLES:
-        return opener(url, label, wanted)
-    return opener(url, label, features, reject) if kind in _INFERRING else opener(url, label)
+    told: dict[str, Any] = {"features": features, "reject": reject} if kind in _INFERRING else {}
+    if kind in _CHOOSING:
+        told["wanted"] = wanted
+    return _OPENERS[kind][1](url, label, **told)
 
 
 def _detect(url: str) -> tuple[str, Sequence[SourceFile] | None]:

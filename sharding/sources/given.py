@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from ..errors import ConfigError
 from ..schema import Feature
 
-__all__ = ["arrow_type_given", "cast_text", "check_names"]
+__all__ = ["arrow_type_given", "beyond_integers", "cast_text", "check_names"]
 
 _TRUE, _FALSE = ("true", "True", "TRUE", "1"), ("false", "False", "FALSE", "0")
 _INFINITE = ("inf", "infinity")
@@ -34,6 +34,26 @@ def check_names(features: Mapping[str, Feature], names: Iterable[str]) -> None:
             hint = f"did you mean {close[0]!r}? " if close else ""
             listed = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
             raise ConfigError(f"a type is given for {name!r}, but there is no such column; {hint}They are: {listed}")
+
+
+def beyond_integers(path: str, line: int, name: str, value: int, low: int) -> str:
+    """What is wrong with a column of integers that no integer type holds, and what to do.
+
+    Args:
+        path: of a file.
+        line: in it where such an integer is.
+        name: of the column.
+        value: the integer.
+        low: the least of the column.
+    """
+    digits = f"{str(value)[:50]}..." if value.bit_length() > 200 else str(value)
+    mixed = low < 0 and -(1 << 63) <= value < 1 << 64
+    what = "is beyond 63 bits, and others are negative" if mixed else "is beyond 64 bits"
+    return (
+        f"{path}: line {line}: {name!r}: the integer {digits} {what}; say by --schema what {name!r} is: string keeps "
+        "every digit, float64 rounds, int64 with --on-bad-record skip:N passes over such records; or leave it out by "
+        "the first --drop-columns or --select"
+    )
 
 
 def arrow_type_given(feature: Feature) -> pa.DataType:

@@ -1,116 +1,30 @@
-"""The columns of JSON lines: every key of every record, and the narrowest type that holds all of its values."""
+"""The columns of JSON lines: every key of every record, and the narrowest type that holds all of its values.
+
+A key whose values no column holds ends it, unless the key, or an object that it lies in, is not wanted: then that is
+left out, with all that lies in it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import SourceError
+from ..errors import ConfigError, SourceError
 from ..schema import Feature
 from .base import BATCH_BYTES, BATCH_ROWS, BadRecord, Reject
+from .given import beyond_integers
 from .json_columns import Column, plant
 from .json_records import Lines, Tree, decode_lines, make_decoder, parse_fast
+from .json_seen import FLOAT, MOST_LEVELS, Seen, UnfitError
 
 __all__ = ["Columns"]
 
 _MOST_COLUMNS = 10_000
-_MOST_LEVELS = 32  # of objects within objects, and of lists within lists
 _FIRST_LINES = 512  # to be looked at one by one, before Arrow's parser is asked whether the others are like them
-_FLOAT = object()
-_DECODER = make_decoder(lambda _: _FLOAT, int)
-_KINDS = {str: "string", bool: "bool", int: "int", object: "float"}
-
-
-class _Seen:
-    """What the values at one path were.
-
-    Attributes:
-        kinds: of their elements: ``string``, ``bool``, ``int``, ``float``.
-        low, high: bounds of the integers.
-        sizes: least and greatest length of the lists, a pair a level; None: there was no value yet.
-        gaps: levels at which a list was missing.
-        fixed: a type that the user gave: no value is looked at.
-    """
-
-    __slots__ = ("fixed", "gaps", "high", "kinds", "low", "sizes")
-
-    def __init__(self, fixed: pa.DataType | None = None) -> None:
-        self.kinds: set[str] = set()
-        self.low = self.high = 0
-        self.sizes: list[tuple[int, int]] | None = None
-        self.gaps: set[int] = set()
-        self.fixed = fixed
-
-    def add(self, value: Any) -> None:
-        """Look at one value.
-
-        Raises:
-            ValueError: no column holds it besides the others.
-        """
-        if value is None or self.fixed is not None:
-            return
-        if self.sizes is not None and bool(self.sizes) != isinstance(value, list):
-            raise ValueError("a list in one record, and none in another")
-        self.sizes = [] if self.sizes is None else self.sizes
-        self._add(value, 0)
-
-    def _add(self, value: Any, level: int) -> None:
-        if not isinstance(value, list):
-            if isinstance(value, dict):
-                raise ValueError("a list of objects")
-            if value is None:
-                self.gaps.add(level)
-            else:
-                self._add_scalar(value, level)
-            return
-        if level == _MOST_LEVELS:
-            raise ValueError(f"lists within lists, more than {_MOST_LEVELS}")
-        self.widen(level, len(value), len(value))
-        for entry in value:
-            self._add(entry, level + 1)
-
-    def _add_scalar(self, value: Any, level: int) -> None:
-        if self.sizes is not None and level != len(self.sizes):
-            raise ValueError("a list of values and lists")
-        kind = _KINDS.get(type(value), "float")
-        self.kinds.add(kind)
-        if kind == "int":
-            self.low, self.high = min(self.low, value), max(self.high, value)
-
-    def widen(self, level: int, low: int, high: int) -> None:
-        """Lists of such lengths were seen at a level."""
-        assert self.sizes is not None
-        if level == len(self.sizes):
-            if level and self.kinds:
-                raise ValueError("a list of values and lists")
-            self.sizes.append((low, high))
-        self.sizes[level] = (min(low, self.sizes[level][0]), max(high, self.sizes[level][1]))
-
-    @property
-    def dtype(self) -> str:
-        """The narrowest that holds all; a mixture becomes text."""
-        if self.kinds == {"int"}:
-            return "int64" if self.low >= -(1 << 63) and self.high < 1 << 63 else self._beyond_int64
-        if self.kinds <= {"int", "float"} and self.kinds:
-            return "float64"
-        return next(iter(self.kinds)) if len(self.kinds) == 1 else "string"
-
-    @property
-    def _beyond_int64(self) -> str:
-        return "uint64" if self.low >= 0 and self.high < 1 << 64 else "float64"
-
-    @property
-    def arrow_type(self) -> pa.DataType:
-        """What Arrow's parser reads it as, if it goes on like this."""
-        if self.fixed is not None:
-            return self.fixed
-        kind = Feature(name="", dtype=self.dtype).primitive if self.kinds else pa.null()
-        for _ in self.sizes or ():
-            kind = pa.list_(kind)
-        return kind
+_DECODER = make_decoder(lambda _: FLOAT, int)
 
 
 class Columns:
@@ -118,11 +32,14 @@ class Columns:
 
     Args:
         given: types of columns that are not to be inferred, by name.
+        wanted: whether a column is, by its name.
     """
 
-    def __init__(self, given: Mapping[str, Feature]) -> None:
+    def __init__(self, given: Mapping[str, Feature], wanted: Callable[[str], bool] = lambda _: True) -> None:
         self._given = given
-        self._seen: dict[tuple[str, ...], _Seen] = {}
+        self._wanted = wanted
+        self._left_out: dict[tuple[str, ...], None] = {}
+        self._seen: dict[tuple[str, ...], Seen] = {}
         self._objects: set[tuple[str, ...]] = set()
         self._paths: dict[tuple[str, ...], None] = {}  # of both, in the order in which they were met
 
@@ -158,7 +75,10 @@ class Columns:
                     continue
             for number, record in decode_lines(path, lines.part(start, start + step), _DECODER, note):
                 records += 1
-                self._add_record(path, number, record, ())
+                try:
+                    self._add_record(path, number, record, ())
+                except UnfitError as error:
+                    raise SourceError(f"{path}: line {number}: {error}") from error
             start, step = start + step, step * 4
         return records, not bad
 
@@ -169,49 +89,70 @@ class Columns:
     def _add_record(self, path: str, line: int, record: Mapping[str, Any], prefix: tuple[str, ...]) -> None:
         for key, value in record.items():
             keys = (*prefix, key)
-            if isinstance(value, dict) and ".".join(keys) not in self._given:
-                if keys not in self._objects:
-                    self._add_object(path, line, keys)
-                self._add_record(path, line, value, keys)
+            if keys in self._left_out:
                 continue
-            seen = self._seen.get(keys) or self._add_column(path, line, keys)
             try:
-                if value is not None and keys in self._objects:
-                    raise ValueError("an object in one record, and none in another")
-                seen.add(value)
-            except ValueError as error:
-                raise self._unfit(path, line, keys, str(error)) from error
+                self._add_value(path, line, value, keys)
+            except UnfitError:
+                if self._unwanted(keys) != keys:
+                    raise
+                self._leave_out(keys)
 
-    def _unfit(self, path: str, line: int, keys: tuple[str, ...], reason: str) -> SourceError:
-        return SourceError(
-            f"{path}: line {line}: {'.'.join(keys)!r} is {reason}, which no column can hold; make the records alike"
-        )
+    def _add_value(self, path: str, line: int, value: Any, keys: tuple[str, ...]) -> None:
+        if isinstance(value, dict) and ".".join(keys) not in self._given:
+            if keys not in self._objects:
+                self._add_object(keys)
+            self._add_record(path, line, value, keys)
+            return
+        seen = self._seen.get(keys) or self._add_column(keys)
+        if value is not None and keys in self._objects:
+            raise _unfit(keys, "an object in one record, and none in another")
+        try:
+            seen.add(value, path, line)
+        except UnfitError as error:
+            raise _unfit(keys, str(error)) from error
 
-    def _add_object(self, path: str, line: int, keys: tuple[str, ...]) -> None:
+    def _add_object(self, keys: tuple[str, ...]) -> None:
         before = self._seen.get(keys)
         if before is not None and before.sizes is not None:
-            raise self._unfit(path, line, keys, "an object in one record, and none in another")
-        self._meet(path, line, keys)
+            raise _unfit(keys, "an object in one record, and none in another")
+        self._meet(keys)
         self._objects.add(keys)
 
-    def _add_column(self, path: str, line: int, keys: tuple[str, ...]) -> _Seen:
-        self._meet(path, line, keys)
+    def _add_column(self, keys: tuple[str, ...]) -> Seen:
+        self._meet(keys)
         feature = self._given.get(".".join(keys))
         fixed = None if feature is None else Column(path=keys, feature=feature).parsed_type or pa.float64()
-        return self._seen.setdefault(keys, _Seen(fixed))
+        return self._seen.setdefault(keys, Seen(fixed))
 
-    def _meet(self, path: str, line: int, keys: tuple[str, ...]) -> None:
+    def _meet(self, keys: tuple[str, ...]) -> None:
         """A path that is new."""
         self._paths[keys] = None
         if len(self._paths) > _MOST_COLUMNS:
-            raise SourceError(
-                f"{path}: line {line}: the key {keys[-1][:50]!r} is one of more than {_MOST_COLUMNS:,} different keys; "
-                "put what differs from record to record into values"
+            for path in {unwanted for known in self._paths if (unwanted := self._unwanted(known))}:
+                self._leave_out(path)
+        if keys not in self._paths or len(self._paths) > _MOST_COLUMNS:
+            raise UnfitError(
+                f"the key {keys[-1][:50]!r} is one of more than {_MOST_COLUMNS:,} different keys; put what differs "
+                f"from record to record into values{_or_leave_out(keys[:-1])}"
             )
-        if len(keys) > _MOST_LEVELS:
-            raise self._unfit(path, line, keys[:3], f"objects within objects, more than {_MOST_LEVELS}")
+        if len(keys) > MOST_LEVELS:
+            raise _unfit(keys[:3], f"objects within objects, more than {MOST_LEVELS}")
         if "\0" in keys[-1]:
-            raise SourceError(f"{path}: line {line}: the key {keys[-1]!r} holds a zero byte; rename it")
+            raise UnfitError(f"the key {keys[-1]!r} holds a zero byte; rename it")
+
+    def _unwanted(self, keys: tuple[str, ...]) -> tuple[str, ...]:
+        """The outermost that a key lies in, or itself, that can be left out; ``()``: there is none."""
+        outer = (keys[:level] for level in range(1, len(keys) + 1))
+        return next((path for path in outer if not self._needs(".".join(path))), ())
+
+    def _leave_out(self, keys: tuple[str, ...]) -> None:
+        """Forget a key and all that lies in it, and pass it over from now on."""
+        self._left_out[keys] = None
+        for path in [path for path in self._paths if path[: len(keys)] == keys]:
+            del self._paths[path]
+            self._seen.pop(path, None)
+            self._objects.discard(path)
 
     def _tree(self) -> Tree:
         tree: Tree = {}
@@ -250,24 +191,48 @@ class Columns:
         """All columns, those of one object side by side, in the order in which they were first met.
 
         Raises:
-            SourceError: there is none, two have one name, or one holds lists of lists of different lengths.
+            SourceError: there is none, two have one name, or no type holds the values of one.
         """
+        for keys in [keys for keys in self._objects if not self._needs(".".join(keys))]:
+            self._leave_out(keys)
         order: dict[str, tuple[str, ...]] = {}
+        found: dict[str, Column] = {}
         for keys in _in_order(self._tree(), ()):
             name = ".".join(keys)
-            if name in order:
-                raise SourceError(
-                    f"{url}: the keys {list(order[name])} and {list(keys)} both make column {name!r}; rename one"
-                )
-            order[name] = keys
-        if not order:
+            try:
+                if name in order:
+                    raise UnfitError(
+                        f"{url}: the keys {list(order[name])} and {list(keys)} both make column {name!r}; "
+                        f"rename one{_or_leave_out(keys)}"
+                    )
+                order[name] = keys
+                found[name] = self._column(url, name, keys)
+            except UnfitError as error:
+                if not (path := self._unwanted(keys)):
+                    raise SourceError(str(error)) from error
+                self._leave_out(path)
+                found.pop(name, None)
+        if not found:
+            if self._left_out:
+                raise ConfigError(f"{url}: no column is left; leave fewer out")
             raise SourceError(f"{url}: there is no key in any record; JSON Lines need one object a line")
-        return tuple(self._column(url, name, keys) for name, keys in order.items())
+        return tuple(found.values())
+
+    def _needs(self, name: str) -> bool:
+        """Whether a column, or something in it, is wanted, or a type is given for it."""
+        return self._wanted(name) or any(given == name or given.startswith(f"{name}.") for given in self._given)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The names of the keys that were."""
+        return tuple(".".join(keys) for keys in self._left_out)
 
     def _column(self, url: str, name: str, keys: tuple[str, ...]) -> Column:
         if name in self._given:
             return Column(path=keys, feature=self._given[name], given=True)
         seen = self._seen[keys]
+        if seen.too_far:
+            raise UnfitError(beyond_integers(*seen.place, name, seen.far, seen.low))
         sizes = seen.sizes or []
         gaps = seen.gaps - {0}
         shape: tuple[int | None, ...] = tuple(
@@ -275,12 +240,22 @@ class Columns:
         )
         if len(shape) < len(sizes):
             if len(sizes) > 1:
-                raise SourceError(
+                raise UnfitError(
                     f"{url}: column {name!r} holds lists of lists that differ in length, which no feature can hold; "
-                    "flatten or pad them"
+                    f"flatten or pad them{_or_leave_out(keys)}"
                 )
             shape = (None,)
         return Column(path=keys, feature=Feature(name=name, dtype=seen.dtype, shape=shape))
+
+
+def _unfit(keys: tuple[str, ...], reason: str) -> UnfitError:
+    return UnfitError(
+        f"{'.'.join(keys)!r} is {reason}, which no column can hold; make the records alike{_or_leave_out(keys)}"
+    )
+
+
+def _or_leave_out(keys: tuple[str, ...]) -> str:
+    return f", or leave {'.'.join(keys)!r} out by the first --drop-columns or --select" if keys else ""
 
 
 def _in_order(tree: Tree, prefix: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

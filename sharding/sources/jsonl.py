@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -29,6 +29,10 @@ class JsonlSource:
 
     A missing key is a missing value. Integers become float64 beside floats; other mixtures of scalars become text, as
     they are written. Lists of scalars are of fixed shape if all have one length, and lists of such lists are tensors.
+
+    Attributes:
+        columns: the features and where their values lie.
+        left_out: keys whose values no feature can hold, or objects, that were not wanted.
     """
 
     url: str
@@ -36,6 +40,7 @@ class JsonlSource:
     columns: tuple[Column, ...]
     parts: tuple[Part, ...]
     fingerprint: str
+    left_out: tuple[str, ...] = ()
 
     @classmethod
     def open(
@@ -44,6 +49,7 @@ class JsonlSource:
         label: str | None,
         features: Mapping[str, Feature] = NO_FEATURES,
         reject: Reject = fail_on_bad,
+        wanted: Callable[[str], bool] = lambda _: True,
     ) -> JsonlSource:
         """Read all files once to find the columns and their types.
 
@@ -52,6 +58,7 @@ class JsonlSource:
             label: the column that classes are made of, if any.
             features: types of columns that are not to be inferred, by name (``a.b`` within an object).
             reject: called with each line that is no JSON object; `labels` and `drafts` meet them again.
+            wanted: whether a column is, by its name; others may have values that no feature can hold.
 
         Raises:
             SourceError: there is no file, a line is no JSON object, or the objects fit into no columns.
@@ -62,7 +69,7 @@ class JsonlSource:
             raise SourceError(f"there is no file of JSON lines ({', '.join(SUFFIXES)}) at {url}")
         for feature in features.values():
             arrow_type_given(feature)
-        found = Columns(features)
+        found = Columns(features, wanted)
         parts: list[Part] = []
         for file in files:
             marks: list[Mark] = []
@@ -78,6 +85,7 @@ class JsonlSource:
             columns=columns,
             parts=tuple(parts),
             fingerprint=fingerprint_files(files),
+            left_out=found.left_out,
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:

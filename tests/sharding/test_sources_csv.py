@@ -225,7 +225,8 @@ def test_records_end_where_arrow_s_parser_ends_them(body: str, block_bytes: int)
     [
         (["1", "18446744073709551615"], "uint64"),
         (["18446744073709551615", "0", "1"], "uint64"),
-        (["18446744073709551615", "-1"], "float64"),
+        (["18446744073709551615", "-1", "0.5"], "float64"),
+        (["", "2e19", "18446744073709551616"], "float64"),
         (["18446744073709551615", "1.5"], "float64"),
         (["2020-01-01", "2020-01-01 00:00:01"], "timestamp[s]"),
         (["2020-01-01 00:00:01.5", "2020-01-01"], "timestamp[ns]"),
@@ -247,6 +248,27 @@ def test_a_type_does_not_depend_on_where_blocks_end(
         assert found == list(map(int, values))
     if dtype == "string":
         assert found == values
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        (["18446744073709551615", "-1"], 2),
+        (["1", "NA", "9223372036854775808", "", "18446744073709551616", "99999999999999999999"], 6),
+        (["-9223372036854775809"], 2),
+        (["9" * 5000], 2),
+    ],
+)
+@pytest.mark.parametrize("block_bytes", [1 << 23, 5])
+def test_integers_are_never_rounded_unless_asked(
+    write_csv: Write, monkeypatch: pytest.MonkeyPatch, values: list[str], line: int, block_bytes: int
+) -> None:
+    monkeypatch.setattr(module, "_BLOCK_BYTES", block_bytes)
+    url = write_csv(["x", "y"], *[[value, 1] for value in values])
+    with pytest.raises(SourceError, match=rf"\.csv: line {line}: 'x': the integer -?\d+\S* is beyond 6.*--schema"):
+        open_source(url, None)
+    assert len(records(open_source(url, None, wanted=lambda name: name == "y"))) == len(values)
+    assert [row["x"] for row in records(open_source(url, None, features=features(x="string")))] == values
 
 
 def test_a_file_is_shared_in_parts_whose_lines_are_numbered(write_csv: Write, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfeed.sharding import ConfigError, SourceError
+from ringfeed.sharding.prepare import PrepareOptions
+from ringfeed.sharding.prepare.opening import open_prepared
+from ringfeed.sharding.prepare.steps import Drop, Select
 from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.sources import Source, json_types, jsonl, open_source, text
 from ringfeed.sharding.sources.base import BadRecord
@@ -86,9 +89,9 @@ def test_values_come_as_they_were_written(write: Write) -> None:
         ([1, 2.5], "float64", [1.0, 2.5]),
         ([2.5, None, -(2**63)], "float64", [2.5, None, -(2.0**63)]),
         ([1, 2**64 - 1], "uint64", [1, 2**64 - 1]),
-        ([-1, 2**64 - 1], "float64", [-1.0, 2.0**64]),
-        ([1, -1, 2**64 - 1], "float64", [1.0, -1.0, 2.0**64]),
-        ([None, 2**70], "float64", [None, 2.0**70]),
+        ([-1, 2**64 - 1, 0.5], "float64", [-1.0, 2.0**64, 0.5]),
+        ([0.5, 2**70], "float64", [0.5, 2.0**70]),
+        ([2**70, None, "x"], "string", [str(2**70), None, "x"]),
         ([1, "x", 1.50, True, None], "string", ["1", "x", "1.5", "true", None]),
         ([True, 0], "string", ["true", "0"]),
         ([None, None], "string", [None, None]),
@@ -110,7 +113,7 @@ def test_a_column_has_the_narrowest_type_that_holds_its_values(
     assert [row["x"] for row in records(source)] == read
 
 
-SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5)
+SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=5)
 
 
 def as_text(value: Any) -> Any:
@@ -141,6 +144,32 @@ def test_any_records_are_read_as_python_reads_them(rows: list[dict[str, Any]], b
             value = row.get(key)
             expected = None if value is None else make[kind](value)
             assert repr(read[key]) == repr(expected)
+
+
+FAR = [
+    ([2**64], 1, "is beyond 64 bits"),
+    ([1, 2**63, -(2**70), 2**64], 3, "is beyond 64 bits"),
+    ([-1, 2**64 - 1], 2, "is beyond 63 bits, and others are negative"),
+    ([2**63, 1, -1], 1, "is beyond 63 bits, and others are negative"),
+    ([[1, 2], [3, 2**64]], 2, "is beyond 64 bits"),
+]
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize(("values", "line", "what"), FAR)
+def test_integers_are_never_rounded_unless_asked(write: Write, values: list[Any], line: int, what: str) -> None:
+    url = write(*[{"i": i, "x": value} for i, value in enumerate(values)])
+    with pytest.raises(SourceError, match=rf"x\.jsonl: line {line}: 'x': the integer -?\d+ {what}; say by --schema"):
+        open_source(url, None)
+    assert [row["i"] for row in records(open_source(url, None, wanted=lambda name: name != "x"))] == [
+        *range(len(values))
+    ]
+    if not isinstance(values[0], list):
+        source = open_source(url, None, features=features(x="string"))
+        assert [row["x"] for row in records(source)] == list(map(str, values))
+        source = open_source(url, None, features=features(x="int64"))
+        kept = [value for value in values if -(2**63) <= value < 2**63]
+        assert [row["x"] for row in records(source, reject=lambda _: None)] == kept
 
 
 def test_types_hold_over_all_files_and_parts(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,6 +285,53 @@ def test_a_number_is_one_to_both_parsers_or_to_none(write: Write) -> None:
 def test_what_makes_no_columns_is_said(write: Write, lines: list[str], message: str) -> None:
     with pytest.raises(SourceError, match=rf"x\.jsonl.*{message}"):
         open_source(write(*lines), None)
+
+
+UNFIT = [
+    ([{"x": 1}, {"x": [1]}], ("x",)),
+    ([{"x": 1}, {"x": {"y": 1}}], ("x",)),
+    ([{"x": {"y": 1}}, {"x": 1}, {"x": {"z": 1}}], ("x",)),
+    ([{"x": [{"y": 1}]}, {}, {"x": None}], ("x",)),
+    ([{"x": [[1], [1, 2]]}], ("x",)),
+    ([{"x": {"y": [{}], "z": 1}}, {"x": {"z": 2, "y": {}}}], ("x",)),
+    ([{"x": {"y": [{}], "z": 1}}, {"x": {"y": 3}}], ("x.y", "x.z")),
+    ([{"x": {"y": [{}]}}, {"x": {"y": 3}}], ("x.y",)),
+    ([{"x": {"y": 1}, "x.y": 2}], ("x.y",)),
+    ([{"x\0": 1}], ("x\0",)),
+    ([{"x": {str(i): i for i in range(60)}}], ("x",)),
+    ([{str(i): i for i in range(60)}], tuple(map(str, range(60)))),
+    ([json.loads('{"x":' * 40 + "1" + "}" * 40)], ("x",)),
+    ([json.loads('{"x":' + "[" * 40 + "1" + "]" * 40 + "}")], ("x",)),
+    ([{"x": {"y": 1}}, {"x": {"y": 2}}], ("x",)),
+]
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize(("rows", "names"), UNFIT)
+def test_what_makes_no_columns_can_be_left_out(
+    write: Write, monkeypatch: pytest.MonkeyPatch, rows: list[Any], names: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(json_types, "_MOST_COLUMNS", 50)
+    url = write(*[{"i": i} | row | {"end": "e"} for i, row in enumerate(rows)])
+    for step in (Drop(names), Select(("i", "end"))):
+        source = open_prepared(url, "end", "auto", PrepareOptions(steps=(step,)))
+        read = [row for part in source.parts for batch in source.drafts(part) for row in batch.to_pylist()]
+        assert read == [{"i": i, "end": "e"} for i in range(len(rows))]
+
+
+def test_some_of_an_object_can_be_kept(write: Write) -> None:
+    url = write({"x": {"y": 1, "tags": [{}]}}, {"x": {"y": 2, "z": 3}})
+    for step in (Drop(("x.tags",)), Select(("x.y", "x.z"))):
+        source = open_prepared(url, None, "auto", PrepareOptions(steps=(step,)))
+        assert source.schema.names == ("x.y", "x.z")
+    with pytest.raises(
+        SourceError, match=r"line 1: 'x\.tags' is a list of objects.*or leave 'x\.tags' out by the first"
+    ):
+        open_prepared(url, None, "auto", PrepareOptions(steps=(Drop(("x.y",)),)))
+    typed = PrepareOptions(features=features(**{"x.y": "float32"}), steps=(Select(("x.y",)),))
+    assert open_prepared(url, None, "auto", typed).schema["x.y"].dtype == "float32"
+    with pytest.raises(ConfigError, match="no column is left"):
+        open_prepared(url, None, "auto", PrepareOptions(steps=(Drop(("x",)),)))
 
 
 def test_keys_that_are_data_are_no_columns(write: Write) -> None:
