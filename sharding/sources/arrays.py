@@ -6,8 +6,8 @@ Not here: any file format.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -15,11 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..errors import SourceError
+from ..errors import ConfigError, SourceError
 from ..schema import Feature
 from .base import BATCH_BYTES, BATCH_ROWS
 
-__all__ = ["Leaf", "batch_rows", "choose", "fixed_feature", "leaves_of", "part_bounds", "text_column", "to_arrow"]
+__all__ = [
+    "Chosen", "Leaf", "batch_rows", "choose", "fixed_feature", "leaves_of", "part_bounds", "text_column", "to_arrow",
+]  # fmt: skip
 
 _PART_ROWS = 1 << 18
 _PART_BYTES = 256 << 20
@@ -40,6 +42,7 @@ class Leaf:
         dtype: of one element.
         shape: of one record's value.
         rows: of the array.
+        problem: why it is no column, where that was found before its type was looked at.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Leaf:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     rows: int
+    problem: str = ""
 
     @property
     def row_bytes(self) -> int:
@@ -79,12 +83,77 @@ def leaves_of(name: str, holder: str, dtype: np.dtype[Any], shape: tuple[int, ..
             yield Leaf(name=name, holder=holder, keys=keys, dtype=dtype, shape=record, rows=shape[0])
 
 
-def choose(leaves: Sequence[Leaf], picks: Sequence[str], path: str) -> list[Leaf]:
-    """The columns picked: by their names, or by those of the groups they are in. One group makes itself the root.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What of a file's arrays makes the records.
+
+    Attributes:
+        leaves: the columns' arrays, all of one number of rows.
+        features: of the columns.
+        left_out: the names of others that are no columns and not wanted, or of the groups that they are in.
+    """
+
+    leaves: tuple[Leaf, ...]
+    features: tuple[Feature, ...]
+    left_out: tuple[str, ...]
+
+
+def choose(
+    leaves: Sequence[Leaf],
+    picks: Sequence[str],
+    path: str,
+    wanted: Callable[[str], bool],
+    feature_of: Callable[[Leaf, str], Feature],
+) -> Chosen:
+    """The columns picked, without those that cannot be any and are not wanted.
+
+    Args:
+        leaves: all that there are.
+        picks: their names, or those of the groups they are in; none: all. One group makes itself the root.
+        path: of the file, for errors.
+        wanted: whether a column is, by its name.
+        feature_of: the feature of an array; raises a SourceError if it has none.
 
     Raises:
-        SourceError: there is none, none of a name picked, or they differ in their number of rows.
+        SourceError: there is none, none of a name picked, one has no feature, or they differ in their number of rows.
+        ConfigError: all that there is was not wanted.
     """
+    left_out: dict[str, None] = {}
+    found: list[tuple[Leaf, Feature]] = []
+    picked = {leaf: _unwanted(leaf.name, wanted) for leaf in _picked(leaves, picks, path)}
+    if all(picked.values()):
+        raise ConfigError(f"{path}: no column is left; leave fewer out")
+    needed = [leaf for leaf, outer in picked.items() if not (outer or leaf.problem)]
+    _check_rows(needed, path)
+    for leaf, outer in picked.items():
+        if outer not in ("", leaf.name):
+            left_out[outer] = None
+            continue
+        try:
+            if leaf.problem:
+                raise SourceError(f"{path}: {leaf.problem}{_or_leave_out(leaf.name)}")
+            found.append((leaf, feature_of(leaf, path)))
+        except SourceError:
+            if not outer:
+                raise
+            left_out[outer] = None
+    left_out |= dict.fromkeys(leaf.name for leaf, _ in found if leaf.rows != needed[0].rows)
+    kept = [(leaf, feature) for leaf, feature in found if leaf.name not in left_out]
+    return Chosen(leaves=tuple(leaf for leaf, _ in kept), features=tuple(f for _, f in kept), left_out=tuple(left_out))
+
+
+def _unwanted(name: str, wanted: Callable[[str], bool]) -> str:
+    """The outermost group that something is in, or itself, that is not wanted; empty: there is none."""
+    ends = [place for place, letter in enumerate(name) if letter == "/" and place]
+    return next((name[:end] for end in (*ends, len(name)) if not wanted(name[:end])), "")
+
+
+def _or_leave_out(*names: str) -> str:
+    listed = ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
+    return f", or leave {listed} out by the first --drop-columns or --select"
+
+
+def _picked(leaves: Sequence[Leaf], picks: Sequence[str], path: str) -> list[Leaf]:
     for pick in picks:
         if not any(_within(leaf.name, pick) for leaf in leaves):
             close = difflib.get_close_matches(pick, [leaf.name for leaf in leaves], n=1)
@@ -93,18 +162,23 @@ def choose(leaves: Sequence[Leaf], picks: Sequence[str], path: str) -> list[Leaf
     chosen = [leaf for leaf in leaves if not picks or any(_within(leaf.name, pick) for pick in picks)]
     if not chosen:
         raise SourceError(f"{path} holds no array with a dimension of records")
-    rows = [leaf.rows for leaf in chosen]
-    if len(set(rows)) > 1:
-        common = [leaf for leaf in chosen if leaf.rows == max(rows, key=rows.count)]
-        sizes = _listed(chosen, sizes=True)
-        raise SourceError(
-            f"{path}: the arrays differ in their first dimension, the number of records: {sizes}; "
-            f"choose some of one length, such as {path}::{','.join(leaf.name for leaf in common[:3])}"
-        )
     root = f"{picks[0]}/" if len(picks) == 1 else ""
     if root and all(leaf.name.startswith(root) for leaf in chosen):
         return [_renamed(leaf, leaf.name.removeprefix(root)) for leaf in chosen]
     return chosen
+
+
+def _check_rows(leaves: Sequence[Leaf], path: str) -> None:
+    rows = [leaf.rows for leaf in leaves]
+    if len(set(rows)) > 1:
+        common = [leaf for leaf in leaves if leaf.rows == max(rows, key=rows.count)]
+        others = [leaf.name for leaf in leaves if leaf not in common]
+        sizes = _listed(leaves, sizes=True)
+        raise SourceError(
+            f"{path}: the arrays differ in their first dimension, the number of records: {sizes}; "
+            f"choose some of one length, such as {path}::{','.join(leaf.name for leaf in common[:3])}"
+            f"{_or_leave_out(*others)}"
+        )
 
 
 def _within(name: str, pick: str) -> bool:
@@ -112,7 +186,7 @@ def _within(name: str, pick: str) -> bool:
 
 
 def _renamed(leaf: Leaf, name: str) -> Leaf:
-    return Leaf(name=name, holder=leaf.holder, keys=leaf.keys, dtype=leaf.dtype, shape=leaf.shape, rows=leaf.rows)
+    return replace(leaf, name=name)
 
 
 def _listed(leaves: Sequence[Leaf], *, sizes: bool = False) -> str:
@@ -140,10 +214,14 @@ def fixed_feature(leaf: Leaf, path: str) -> Feature:
         what = "Python objects (pickle), which are never loaded" if dtype.hasobject else f"{dtype} values"
         raise SourceError(
             f"{path}: {f'the array {leaf.name!r}' if leaf.name else 'the array'} holds {what}; "
-            "store it as numbers, strings or bytes, or choose others with ::NAME,..."
+            "store it as numbers, strings or bytes, choose others with ::NAME,..."
+            f"{_or_leave_out(leaf.name)}"
         )
     if 0 in leaf.shape:
-        raise SourceError(f"{path}: the array {leaf.name!r} has records of shape {leaf.shape}, which hold nothing")
+        raise SourceError(
+            f"{path}: the array {leaf.name!r} has records of shape {leaf.shape}, which hold nothing; choose others "
+            f"with ::NAME,...{_or_leave_out(leaf.name)}"
+        )
     return Feature(name=leaf.name, dtype=name, shape=leaf.shape, logical=logical)
 
 

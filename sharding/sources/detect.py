@@ -55,7 +55,15 @@ _OPENERS: dict[str, tuple[tuple[str, ...], Callable[..., Source]]] = {
     "python": ((), IterableSource.open),
 }
 _INFERRING = {"csv", "jsonl", "tfrecord"}  # kinds whose files do not say the types: they can be given
-_CHOOSING = {"parquet", "ipc", "orc", "csv", "jsonl"}  # kinds of which columns can be left out beforehand
+_CHOOSING = {
+    "parquet",
+    "ipc",
+    "orc",
+    "csv",
+    "jsonl",
+    "hdf5",
+    "numpy",
+}  # kinds of which columns can be left out beforehand
 KINDS = tuple(_OPENERS)
 
 

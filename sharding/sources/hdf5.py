@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import lcm, prod
@@ -68,14 +68,16 @@ class Hdf5Source:
     columns: tuple[_Column, ...]
     parts: tuple[Part, ...]
     fingerprint: str
+    left_out: tuple[str, ...] = ()
 
     @classmethod
-    def open(cls, url: str, label: str | None) -> Hdf5Source:
+    def open(cls, url: str, label: str | None, wanted: Callable[[str], bool] = lambda _: True) -> Hdf5Source:
         """Read what the files say of their datasets.
 
         Args:
             url: of a file, a folder or a glob; ``::/group`` or ``::/a,/b`` after it picks what is in the files.
             label: the column of the classes.
+            wanted: whether a column is, by its name; others may have any type and length.
 
         Raises:
             SourceError: there is no file, one is damaged, datasets differ in length or have types that no feature
@@ -86,11 +88,14 @@ class Hdf5Source:
         if not files:
             raise SourceError(f"there is no HDF5 file ({', '.join(SUFFIXES)}) at {files_url}")
         columns: tuple[_Column, ...] = ()
+        left_out: dict[str, None] = {}
         parts: list[Part] = []
         for file in files:
             with _open(file.url) as root:
-                leaves = choose(list(_leaves(root, picks, file.url)), picks, file.url)
-                found = tuple(_column(leaf, file.url) for leaf in leaves)
+                chosen = choose(list(_leaves(root, picks)), picks, file.url, wanted, _feature)
+                leaves = chosen.leaves
+                left_out |= dict.fromkeys(chosen.left_out)
+                found = tuple(map(_column, leaves, chosen.features))
                 columns = columns or found
                 if found != columns:
                     raise SourceError(
@@ -105,6 +110,7 @@ class Hdf5Source:
             columns=columns,
             parts=tuple(parts),
             fingerprint=fingerprint_files(files),
+            left_out=tuple(left_out),
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
@@ -191,7 +197,7 @@ def _open(path: str, remedy: str = "write it again with gzip") -> Iterator[Any]:
             raise translate_errors(path, error, remedy) from error
 
 
-def _leaves(root: Any, picks: Sequence[str], path: str) -> Iterator[Leaf]:
+def _leaves(root: Any, picks: Sequence[str]) -> Iterator[Leaf]:
     """Every array of a file with a dimension, or of what is picked of it."""
     h5py = _library()
     groups, seen = [("", root)], set()
@@ -204,7 +210,7 @@ def _leaves(root: Any, picks: Sequence[str], path: str) -> Iterator[Leaf]:
                 continue
             link = group.get(key, getlink=True)
             if isinstance(link, h5py.ExternalLink):
-                raise SourceError(f"{path}: {name!r} is a link to another file; choose others with ::/NAME,...")
+                yield _elsewhere(name, f"{name!r} is a link to another file; choose others with ::/NAME,...")
             if not isinstance(link, h5py.HardLink):
                 continue
             item = group[key]
@@ -214,11 +220,12 @@ def _leaves(root: Any, picks: Sequence[str], path: str) -> Iterator[Leaf]:
                 inner.append((f"{name}/", item))
             elif isinstance(item, h5py.Dataset) and item.shape:
                 if item.is_virtual or item.external:
-                    raise SourceError(
-                        f"{path}: the data of {name!r} lie in other files; copy them into one, or choose others "
-                        "with ::/NAME,..."
+                    yield _elsewhere(
+                        name,
+                        f"the data of {name!r} lie in other files; copy them into one, choose others with ::/NAME,...",
                     )
-                yield from leaves_of(name, name, item.dtype, item.shape)
+                else:
+                    yield from leaves_of(name, name, item.dtype, item.shape)
         groups += reversed(inner)
 
 
@@ -227,8 +234,12 @@ def _related(name: str, pick: str) -> bool:
     return name == pick or name.startswith(f"{pick}/") or pick.startswith(f"{name}/")
 
 
-def _column(leaf: Leaf, path: str) -> _Column:
-    return _Column(feature=_feature(leaf, path), dataset=leaf.holder, keys=leaf.keys)
+def _elsewhere(name: str, problem: str) -> Leaf:
+    return Leaf(name=name, holder=name, keys=(), dtype=np.dtype(object), shape=(), rows=0, problem=problem)
+
+
+def _column(leaf: Leaf, feature: Feature) -> _Column:
+    return _Column(feature=feature, dataset=leaf.holder, keys=leaf.keys)
 
 
 def _feature(leaf: Leaf, path: str) -> Feature:

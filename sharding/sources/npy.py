@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import lzma
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -80,14 +80,16 @@ class NpySource:
     columns: tuple[Leaf, ...]
     parts: tuple[Part, ...]
     fingerprint: str
+    left_out: tuple[str, ...] = ()
 
     @classmethod
-    def open(cls, url: str, label: str | None) -> NpySource:
+    def open(cls, url: str, label: str | None, wanted: Callable[[str], bool] = lambda _: True) -> NpySource:
         """Read the headers.
 
         Args:
             url: of a file, a folder or a glob; ``::a,b`` after it picks columns.
             label: the column of the classes.
+            wanted: whether a column is, by its name; others may have any type and length.
 
         Raises:
             SourceError: there is no file, one is damaged or holds objects, or their arrays make no records together.
@@ -96,13 +98,16 @@ class NpySource:
         files = list_files(files_url, SUFFIXES)
         if not files:
             raise SourceError(f"there is no NumPy file ({', '.join(SUFFIXES)}) at {files_url}")
-        columns: list[Leaf] = []
+        columns: tuple[Leaf, ...] = ()
+        left_out: dict[str, None] = {}
         schema: Schema | None = None
         parts: list[Part] = []
         for where, arrays in _tables(files_url, files):
             leaves = [leaf for a in arrays if a.shape for leaf in leaves_of(a.name, a.name, a.dtype, a.shape)]
-            columns = choose(leaves, picks, where)
-            found = Schema(features=tuple(fixed_feature(leaf, where) for leaf in columns), label=label)
+            chosen = choose(leaves, picks, where, wanted, fixed_feature)
+            columns = chosen.leaves
+            left_out |= dict.fromkeys(chosen.left_out)
+            found = Schema(features=chosen.features, label=label)
             schema = schema or found
             if found != schema:
                 raise SourceError(f"{where}: its columns differ from those of {files[0].url}; all files need the same")
@@ -112,9 +117,10 @@ class NpySource:
         return cls(
             url=url,
             schema=schema,
-            columns=tuple(columns),
+            columns=columns,
             parts=tuple(parts),
             fingerprint=fingerprint_files(files),
+            left_out=tuple(left_out),
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:

@@ -11,7 +11,7 @@ from typing import ClassVar, TypeVar
 
 import pyarrow as pa
 
-from ..errors import RangesError, RingfeedError, SourceError
+from ..errors import ConfigError, RangesError, RingfeedError, SourceError
 from ..schema import Feature, Schema
 from ..storage import Storage
 from .base import (
@@ -105,6 +105,7 @@ class TableSource(ABC):
         Raises:
             SourceError: there is no file, one is damaged, their schemas or partition keys differ, or no feature can
                 hold a column.
+            ConfigError: none is left that is wanted.
         """
         files = list_files(url, cls.suffixes)
         if not files:
@@ -120,6 +121,8 @@ class TableSource(ABC):
         partitions = find_partitions(url, [file.url for file in files]).without(first.names)
         left_out = tuple(field.name for field in first if not (wanted(field.name) or _has_feature(field)))
         fields = [field for field in first if field.name not in left_out]
+        if left_out and not fields:
+            raise ConfigError(f"{url}: no column is left; leave fewer out")
         return cls(
             url=url,
             schema=Schema.from_arrow(pa.schema([*fields, *partitions.fields]), label),

@@ -529,6 +529,12 @@ def test_columns_of_any_type_cannot_go_into_a_step(odd: str, tmp_path: Path, ste
         built(odd, tmp_path / "out", label="label", shards=2, prepare=PrepareOptions(steps=steps))
 
 
+def test_a_column_has_to_be_left(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"odd": [{"a": 1}] * 40}), tmp_path / "odd.parquet")
+    with pytest.raises(ConfigError, match="no column is left"):
+        source_of(str(tmp_path / "odd.parquet"), Drop(("odd",)))
+
+
 def test_a_column_to_leave_out_has_to_be_there(odd: str, tmp_path: Path) -> None:
     prepare = PrepareOptions(steps=(Drop(("prise", "tags", "price")),))
     with pytest.raises(ConfigError, match="--drop-columns: there is no column 'prise'"):

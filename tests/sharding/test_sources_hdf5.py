@@ -12,7 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ringfeed.sharding import SourceError
+from ringfeed.sharding import ConfigError, SourceError
+from ringfeed.sharding.prepare import PrepareOptions
+from ringfeed.sharding.prepare.opening import open_prepared
+from ringfeed.sharding.prepare.steps import Drop, Select
 from ringfeed.sharding.sources import Source, arrays, open_source
 from tests.servers.store import Store
 
@@ -186,6 +189,48 @@ def test_what_cannot_be_a_column_is_said(tmp_path: Path, write: Write, message: 
     with pytest.raises(SourceError, match=message) as caught:
         table(open_source(url, None))
     assert "a.h5" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda file: file.create_dataset("x", data=np.zeros(3, complex)),
+        lambda file: file.create_dataset("x", (3,), h5py.ref_dtype),
+        lambda file: file.create_dataset("x", (3, 0)),
+        lambda file: file.create_dataset("x", (7, 2)),
+        lambda file: file.create_dataset("x", data=np.zeros(3, [("a", "i4"), ("b", complex)])),
+        lambda file: file.create_dataset("x/a/b", data=np.zeros(3, complex)),
+        external_link,
+        external_storage,
+        virtual,
+    ],
+)
+def test_what_cannot_be_a_column_can_be_left_out(tmp_path: Path, write: Write) -> None:
+    def with_others(file: h5py.File) -> None:
+        file["id"], file["y"] = range(3), [b"a", b"b", b"c"]
+        write(file)
+
+    url = written(tmp_path / "a.h5", with_others)
+    with pytest.raises(SourceError, match=r"or leave 'x.*' out by the first --drop-columns or --select"):
+        open_source(url, "y")
+    for step in (Drop(("x",)), Select(("id", "y"))):
+        source = open_prepared(url, "y", "auto", PrepareOptions(steps=(step,)))
+        assert table(source).to_pylist() == [{"id": i, "y": letter} for i, letter in enumerate("abc")]
+        assert sum(len(batch) for part in source.parts for batch in source.labels(part)) == 3
+    with pytest.raises(ConfigError, match="no column is left"):
+        open_prepared(url, None, "auto", PrepareOptions(steps=(Drop(("x", "y", "id")),)))
+
+
+def test_fields_and_groups_can_be_left_out(tmp_path: Path) -> None:
+    def write(file: h5py.File) -> None:
+        file["c"] = np.zeros(3, [("a", "i4"), ("b", complex)])
+        file["g/x"], file["g/y"], file["h/odd"] = np.zeros(3), np.ones(3), np.zeros(3, complex)
+
+    url = written(tmp_path / "a.h5", write)
+    source = open_prepared(url, None, "auto", PrepareOptions(steps=(Drop(("c/b", "g", "h/odd")),)))
+    assert source.schema.names == ("c/a",)
+    source = open_prepared(f"{url}::/g", None, "auto", PrepareOptions(steps=(Select(("y",)),)))
+    assert table(source).to_pylist() == [{"y": 1.0}] * 3
 
 
 def test_links_are_passed_over_and_loops_end(tmp_path: Path) -> None:

@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ringfeed.sharding import SourceError
+from ringfeed.sharding.prepare import PrepareOptions
+from ringfeed.sharding.prepare.opening import open_prepared
+from ringfeed.sharding.prepare.steps import Drop, Select
 from ringfeed.sharding.sources import Source, arrays, open_source
 from tests.servers.store import Store
 
@@ -59,6 +62,16 @@ def test_members_of_an_archive_are_columns_on_every_store(store: Store, save: An
     assert np.array_equal(found["x"], X)
     assert found["y"].tolist() == Y.tolist()
     assert source.sample(source.parts[0], 4).num_rows == 4
+
+
+def test_members_that_are_no_columns_can_be_left_out(tmp_path: Path) -> None:
+    members = {"x": X, "y": Y, "names": np.array([{}] * len(X), object), "z": np.zeros(len(X), complex), "few": Y[:4]}
+    np.savez(tmp_path / "a.npz", **members)
+    for step in (Drop(("names", "z", "few")), Select(("x", "y"))):
+        source = open_prepared(str(tmp_path / "a.npz"), "y", "auto", PrepareOptions(steps=(step,)))
+        assert list(read(source)) == ["x", "y"]
+    with pytest.raises(SourceError, match=r"few \(4\); choose .*, or leave 'few' out by the first --drop-columns"):
+        open_prepared(str(tmp_path / "a.npz"), "y", "auto", PrepareOptions(steps=(Drop(("names", "z")),)))
 
 
 def test_members_are_picked_by_name(tmp_path: Path) -> None:
