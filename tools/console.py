@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from time import monotonic
 
 from rich.console import Console
@@ -14,7 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from ..sharding.json_pieces import json_pieces
 
 __all__ = [
-    "StageReport", "align", "human_bytes", "human_seconds", "one_line", "print_event", "print_json", "stage_progress",
+    "StageReport", "align", "human_bytes", "human_seconds", "one_line", "print_event", "print_json", "prints_aside",
+    "stage_progress",
 ]  # fmt: skip
 
 # stage, tasks done, tasks in all, records done
@@ -68,6 +70,23 @@ def print_json(document: object) -> None:
 def print_event(event: str, **fields: object) -> None:
     """Tell a machine, on standard error and on one line, what happens: an object whose `event` says what kind it is."""
     print(json.dumps({"event": event} | fields), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def prints_aside() -> Iterator[None]:
+    """Send to standard error what a user's functions print meanwhile, in processes that start now too.
+
+    Standard output is for one document.
+    """
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def align(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:

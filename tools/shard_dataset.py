@@ -10,7 +10,7 @@ import signal
 import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from fractions import Fraction
 from threading import current_thread, main_thread
@@ -41,7 +41,17 @@ from ..sharding import (
 )
 from ..sharding.sources.ringfeed import only_split
 from .balance import balance_json, balance_of_dataset, balance_of_plan, balance_text
-from .console import align, human_bytes, human_seconds, one_line, print_event, print_json, stage_progress
+from .console import (
+    StageReport,
+    align,
+    human_bytes,
+    human_seconds,
+    one_line,
+    print_event,
+    print_json,
+    prints_aside,
+    stage_progress,
+)
 from .inspection import inspection_json, inspection_text
 from .prepare_args import prepare_options
 from .repairing import repair_json, repair_text
@@ -134,7 +144,7 @@ def _write(
     """Plan or write, telling how far it is, and say what would be or was written."""
     show_planned: Callable[[], None] | None = None
     started = perf_counter()
-    with stage_progress(_STAGES, events=args.json) as show, _tidy_on_sigterm():
+    with _at_work(args) as show:
 
         def report(progress: Progress) -> None:
             if progress.stage == "write" and progress.resumed and progress.done == progress.resumed:
@@ -271,7 +281,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _repair(args: argparse.Namespace) -> int:
-    with stage_progress(_STAGES, events=args.json) as show, _tidy_on_sigterm():
+    with _at_work(args) as show:
 
         def report(progress: VerifyProgress) -> None:
             show("verify", progress.files, progress.total_files, 0)
@@ -321,7 +331,7 @@ def _export(args: argparse.Namespace) -> int:
         url=args.url, destination=args.dst, to=args.to, splits=tuple(args.split or ()), workers=args.workers or cores()
     )
     started = perf_counter()
-    with stage_progress(_STAGES, events=args.json) as show, _tidy_on_sigterm():
+    with _at_work(args) as show:
 
         def report(progress: Progress) -> None:
             show(progress.stage, progress.done, progress.total, progress.records)
@@ -361,6 +371,17 @@ _COMMANDS = {
 
 class _Terminated(KeyboardInterrupt):
     """The process was told to end."""
+
+
+@contextmanager
+def _at_work(args: argparse.Namespace) -> Iterator[StageReport]:
+    """Show progress, and keep what others print out of the document that is printed behind it."""
+    with (
+        prints_aside() if args.json else nullcontext(),
+        stage_progress(_STAGES, events=args.json) as show,
+        _tidy_on_sigterm(),
+    ):
+        yield show
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """`shard-dataset build --source`: records from a function of the user's."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from ringfeed.sharding import open_dataset
 from ringfeed.tools.shard_dataset import main
+from tests.conftest import Cli
 
 CODE = """
 def records():
@@ -71,3 +73,17 @@ def test_an_error_in_the_function_is_one_line(capsys: pytest.CaptureFixture[str]
     with pytest.raises(ValueError, match="division by zero") as caught:
         main([*words, "--debug"])
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("more", [["--workers", "1"], ["--workers", "2"], ["--workers", "1", "--dry-run"]])
+def test_what_functions_print_stays_out_of_the_document(cli: Cli, tmp_path: Path, more: list[str]) -> None:
+    (tmp_path / "noisy.py").write_text(
+        "import subprocess\nprint('imported')\n"
+        "def records():\n    print('asked')\n    return ({'x': i} for i in range(40))\n"
+        "def mapped(batch):\n    print('mapped')\n    subprocess.run(['echo', 'echoed'])\n    return batch\n"
+    )
+    words = ["--source", "noisy:records", "out", "--map", "noisy:mapped", "--shards", "2", "--json", *more]
+    done = cli("shard-dataset", "build", *words, check=True)
+    document = json.loads(done.stdout)
+    assert document["splits"]["train"]["records"] == 40
+    assert {"imported", "asked", "mapped", "echoed"} <= set(done.stderr.splitlines())
