@@ -87,6 +87,7 @@ def write_dataset(
         The manifest that was committed.
     """
     root = spill_root(options.spill, options.destination)
+    absent = root.absent_folders()
     base = None if draft.base is None else draft.base.manifest
     stored = None if draft.base is None else Stored.of(draft.base)
     with ExitStack() as workers:
@@ -109,11 +110,11 @@ def write_dataset(
         except BaseException as error:
             draft.recount()
             if not (draft.finished and draft.may_resume(error)):
-                remove_spill(root)
+                remove_spill(root, absent)
             elif isinstance(error, (RingfeedError, KeyboardInterrupt)):
                 raise type(error)(f"{error}; {draft.how_to_resume}".removeprefix("; ")) from error
             raise
-        remove_spill(root)
+        remove_spill(root, absent)
     return result
 
 

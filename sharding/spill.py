@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -197,8 +197,7 @@ def side_folder(root: Storage) -> Iterator[Storage]:
         yield folder
     finally:
         with suppress(RingfeedError):  # the store is gone: the error that ends the body says so
-            remove_spill(folder)
-            root.remove_folders(absent)
+            remove_spill(folder, absent)
 
 
 def _make(root: Storage) -> None:
@@ -207,14 +206,19 @@ def _make(root: Storage) -> None:
             root.local_path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
-def remove_spill(root: Storage) -> bool:
-    """Remove all that builds spilled for a destination; says whether there was any."""
+def remove_spill(root: Storage, absent: Sequence[str] = ()) -> None:
+    """Remove all that builds spilled for a destination.
+
+    Args:
+        root: of the spill.
+        absent: folders that were not there before, see `Storage.absent_folders`; they go, too, where they are empty.
+    """
     if root.local_path is not None:
-        there = root.local_path.exists()
         shutil.rmtree(root.local_path, ignore_errors=True)
-        return there
-    names = root.list()
-    with ThreadPoolExecutor(_REMOVERS) as pool:
-        list(pool.map(root.remove, names))
-    root.prune("")
-    return bool(names)
+    else:
+        names = root.list()
+        with ThreadPoolExecutor(_REMOVERS) as pool:
+            list(pool.map(root.remove, names))
+        root.prune("")
+    if absent:
+        root.remove_folders(absent)

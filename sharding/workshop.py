@@ -198,11 +198,12 @@ def open_workshop(
         lost: generations that have shards which can be had from a source alone.
         mendable: shards that are damaged, and can be had as they were without one.
     """
+    absent = root.absent_folders()
     remove_spill(root)
     try:
         yield Workshop(known, lost, mendable, root, report)
     finally:
-        remove_spill(root)
+        remove_spill(root, absent)
 
 
 def _with_generation(rows: Sequence[ShardInfo], rebuild: Rebuild, made: Sequence[ShardInfo]) -> tuple[ShardInfo, ...]:

@@ -45,8 +45,8 @@ def add_json(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--json", action="store_true",
         help="one JSON document on standard output; on standard error a JSON object a line: an event (progress with "
-        "stage, done, total, records, seconds; resumed; error and interrupted with message, status), and what functions of "
-        "yours print",
+        "stage, done, total, records, seconds; resumed; error and interrupted with message, status), and what "
+        "functions of yours print",
     )  # fmt: skip
 
 

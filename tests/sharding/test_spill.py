@@ -1,6 +1,7 @@
 """Where builds spill: folders of this machine and of stores, used again by a build that goes on, and then gone."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ringfeed.sharding import BuildOptions, Progress, SourceError, StorageError, build
+from ringfeed.sharding import BuildOptions, Progress, SourceError, StorageError, build, plan_build
 from ringfeed.sharding.prepare import PrepareOptions
 from ringfeed.sharding.spill import open_spill, side_folder, spill_root
 from ringfeed.sharding.storage import Storage
@@ -65,7 +66,7 @@ def test_a_build_that_spills_to_a_store_goes_on_there(parts: str, store: Store, 
     assert spill.list() == []
     build(BuildOptions(source=parts, destination=str(tmp_path / "whole"), spill=str(tmp_path / "s"), **how))
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
-    assert not any((tmp_path / "s").glob("*"))
+    assert not (tmp_path / "s").exists()
 
 
 def test_what_was_spilled_can_be_cleaned_away(parts: str, store: Store, tmp_path: Path, cli: Cli) -> None:
@@ -92,6 +93,18 @@ def test_an_error_of_the_source_leaves_nothing_spilled(store: Store, tmp_path: P
     with pytest.raises(SourceError, match="planted"):
         build(options, report=change)
     assert Storage(store.url).list() == []
+
+
+@pytest.mark.parametrize("how", [{}, {"balance": "bytes"}, {"prepare": PrepareOptions(dedup=("id",))}])
+def test_a_folder_that_was_made_for_the_spill_is_removed_and_one_that_was_there_stays(
+    parquet: str, tmp_path: Path, how: dict[str, Any]
+) -> None:
+    for name in ("there", "there/made/for/it"):
+        (tmp_path / "there").mkdir(exist_ok=True)
+        options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), spill=str(tmp_path / name), **how)
+        plan_build(options)
+        build(replace(options, overwrite=True))
+        assert list((tmp_path / "there").iterdir()) == []
 
 
 def test_another_plan_s_spill_is_removed_and_a_side_folder_is_not(tmp_path: Path) -> None:
