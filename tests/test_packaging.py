@@ -139,7 +139,7 @@ def loaded_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("module", ["ringfeed.sharding", "ringfeed.tools.cli", "ringfeed.tools.shard_dataset"])
+@pytest.mark.parametrize("module", ["ringfeed.sharding", "ringfeed.tools.cli", "ringfeed.tools.commands"])
 def test_a_bare_data_host_needs_neither_tensorflow_nor_horovod(module: str) -> None:
     loaded = loaded_by(f"import {module}")
     assert "ringfeed" in loaded

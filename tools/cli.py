@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol, cast
 
-from ..sharding.errors import RingfeedError
 from .arguments import CommandParser
 from .probe import version_of
+from .starting import INTERRUPTED, interrupts_told
 
 __all__ = ["main"]
 
@@ -98,9 +98,11 @@ def chosen_command(argv: Sequence[str]) -> str | None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `ringfeed` and return its exit status; an error a user can mend is one line on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    with interrupts_told("ringfeed"):
+        from ..sharding.errors import RingfeedError
     try:
-        chosen = chosen_command(arguments)
-        args = build_parser(chosen).parse_args(arguments)
+        with interrupts_told("ringfeed"):
+            args = build_parser(chosen_command(arguments)).parse_args(arguments)
         status = load(args.command).run(args)
         sys.stdout.flush()
         return status
@@ -118,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print("ringfeed: interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

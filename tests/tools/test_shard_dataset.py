@@ -651,3 +651,27 @@ class TestUsage:
     def test_debug_shows_where(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="there is nothing at"):
             main(["build", str(tmp_path / "x"), str(tmp_path / "y"), "--debug"])
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "told"),
+    [
+        ("shard-dataset", ["inspect", "x"], "shard-dataset: interrupted"),
+        ("shard-dataset", ["build", "x", "y", "--json"], '{"event": "interrupted", "message": "", "status": 130}'),
+        ("ringfeed", ["cache", "x"], "ringfeed: interrupted"),
+    ],
+)
+def test_ctrl_c_while_modules_are_imported_is_one_line(
+    tmp_path: Path, program: str, flags: list[str], told: str
+) -> None:
+    (tmp_path / "pyarrow.py").write_text("import sys, time\nprint('importing', flush=True)\ntime.sleep(60)")
+    process = subprocess.Popen(
+        [str(Path(sys.executable).with_name(program)), *flags],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr) == (130, f"{told}\n")

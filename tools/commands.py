@@ -1,0 +1,452 @@
+"""What `shard-dataset` does: build, append to, inspect, verify, repair and look into sharded datasets.
+
+Needs no TensorFlow. The program itself is `shard_dataset`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import sys
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from fractions import Fraction
+from threading import current_thread, main_thread
+from time import perf_counter
+from types import FrameType
+from typing import Any, NoReturn
+
+from ..sharding import (
+    AppendOptions,
+    BuildOptions,
+    BuildPlan,
+    ExportOptions,
+    Original,
+    Progress,
+    RingfeedError,
+    Storage,
+    VerifyProgress,
+    append,
+    build,
+    check_dataset,
+    clean,
+    export,
+    open_dataset,
+    plan_append,
+    plan_build,
+    read_records,
+    repair,
+)
+from ..sharding.sources.ringfeed import only_split
+from .balance import balance_json, balance_of_dataset, balance_of_plan, balance_text
+from .console import (
+    StageReport,
+    align,
+    human_bytes,
+    human_seconds,
+    one_line,
+    print_event,
+    print_json,
+    prints_aside,
+    stage_progress,
+)
+from .inspection import inspection_json, inspection_text
+from .prepare_args import prepare_options
+from .repairing import repair_json, repair_text
+from .shard_dataset_args import build_parser
+from .shares import shares_json, shares_text
+from .starting import INTERRUPTED
+from .subcommands import cores, workers_for
+
+__all__ = ["execute", "parse"]
+
+_OK, _FAILED, _TERMINATED = 0, 1, 143
+_STAGES = {
+    "dedup": "compare records",
+    "count": "count labels",
+    "partition": "read records",
+    "write": "write shards",
+    "verify": "check files",
+    "export": "write files",
+}
+_HEAD_BYTES = 24
+
+
+# --- the commands ----------------------------------------------------------------------------------------------
+
+
+def _build(args: argparse.Namespace) -> int:
+    options = BuildOptions(
+        source=args.src if args.source is None else args.source,
+        destination=args.dst,
+        label=args.label,
+        source_kind=args.source_kind if args.source is None else "python",
+        shard_format=args.format,
+        compression=args.compression,
+        shards=args.shards,
+        shard_bytes=args.shard_size,
+        splits=args.split,
+        split_column=args.split_column,
+        group_by=args.group_by,
+        balance=args.balance,
+        seed=args.seed,
+        workers=args.workers or (workers_for(args.src) if args.source is None else cores()),
+        memory_bytes=args.memory,
+        spill=args.spill,
+        engine=args.engine,
+        on_bad_record=args.on_bad_record,
+        overwrite=args.overwrite,
+        min_class_records=args.min_class_records,
+        dali_index=args.dali_index,
+        prepare=prepare_options(args),
+    )
+    return _write(
+        args,
+        lambda report: _show_plan(args, options, plan_build(options, report=report)),
+        lambda report: build(options, report=report),
+    )
+
+
+def _append(args: argparse.Namespace) -> int:
+    options = AppendOptions(
+        source=args.src,
+        destination=args.dst,
+        source_kind=args.source_kind,
+        shards=args.shards,
+        shard_bytes=args.shard_size,
+        splits=args.split,
+        seed=args.seed,
+        workers=args.workers or workers_for(args.src),
+        memory_bytes=args.memory,
+        spill=args.spill,
+        engine=args.engine,
+        on_bad_record=args.on_bad_record,
+        min_class_records=args.min_class_records,
+        prepare=prepare_options(args),
+        as_is=args.as_is,
+        again=args.again,
+    )
+    return _write(
+        args,
+        lambda report: _show_plan(
+            args, options.for_dataset(open_dataset(args.dst)), plan_append(options, report=report)
+        ),
+        lambda report: append(options, report=report),
+    )
+
+
+def _write(
+    args: argparse.Namespace,
+    plan: Callable[[Callable[[Progress], None]], Callable[[], None]],
+    write: Callable[[Callable[[Progress], None]], object],
+) -> int:
+    """Plan or write, telling how far it is, and say what would be or was written."""
+    show_planned: Callable[[], None] | None = None
+    started = perf_counter()
+    with _at_work(args) as show:
+
+        def report(progress: Progress) -> None:
+            if progress.stage == "write" and progress.resumed and progress.done == progress.resumed:
+                if args.json:
+                    print_event("resumed", done=progress.resumed, total=progress.total)
+                else:
+                    print(f"going on: {progress.resumed:,} of {progress.total:,} shards are finished", file=sys.stderr)
+            show(progress.stage, progress.done, progress.total, progress.records)
+
+        if args.dry_run:
+            show_planned = plan(report)
+        else:
+            write(report)
+    if show_planned is not None:
+        show_planned()
+        return _OK
+    _summarise(args, perf_counter() - started)
+    return _OK
+
+
+def _show_plan(args: argparse.Namespace, options: BuildOptions, plan: BuildPlan) -> Callable[[], None]:
+    """What prints the plan, once the progress is out of the way."""
+    if args.json:
+        return lambda: print_json(_plan_json(options, plan))
+    return lambda: print("\n".join(_plan_text(options, plan)))
+
+
+def _reshard(args: argparse.Namespace) -> int:
+    if args.split is None:
+        args.split = {only_split(args.src) if args.split_column is None else "train": Fraction(1)}
+    return _build(args)
+
+
+def _summarise(args: argparse.Namespace, seconds: float) -> None:
+    dataset = open_dataset(args.dst)
+    manifest = dataset.manifest
+    generation = len(manifest.all_generations) - 1  # the last, which is what was written
+    balance = balance_of_dataset(dataset, generation)
+    shards = sum(len(split.shard_records) for split in balance)
+    records = int(sum(split.shard_records.sum() for split in balance))
+    data_bytes = int(sum(split.shard_bytes.sum() for split in balance))
+    if args.json:
+        document = {
+            "destination": dataset.storage.locate(),
+            "format": manifest.shard_format,
+            "compression": manifest.compression,
+            "records": records,
+            "bytes": data_bytes,
+            "seconds": round(seconds, 3),
+            "records_per_second": round(records / seconds, 1),
+            "splits": balance_json(balance, manifest.classes),
+            "groups": shares_json(balance, manifest.options, {}),
+        } | ({"generation": generation, "total_records": manifest.records} if generation else {})
+        print_json(document)
+        return
+    print("\n".join([*balance_text(balance, manifest.classes), *shares_text(balance, manifest.options, {})]))
+    print(
+        f"{'appended' if generation else 'wrote'} {records:,} records, {human_bytes(data_bytes)} in {shards:,} shards "
+        f"of {manifest.shard_format}, to {dataset.storage.locate()} in {human_seconds(seconds)} "
+        f"({records / seconds:,.0f} records/s, {human_bytes(data_bytes / seconds)}/s)"
+    )
+    if generation:
+        print(f"it holds {manifest.records:,} records in {len(dataset.shards):,} shards now; generation {generation}")
+
+
+def _plan_json(options: BuildOptions, plan: BuildPlan) -> dict[str, Any]:
+    return {
+        "dry_run": True,
+        "generation": plan.assignment.generation,
+        "destination": options.destination,
+        "format": options.shard_format,
+        "compression": options.codec,
+        "features": plan.source.schema.to_json(),
+        "estimated_record_bytes": round(plan.record_bytes, 1),
+        "splits": balance_json(balance_of_plan(plan), plan.classes),
+        "groups": shares_json(balance_of_plan(plan), options.recorded(), plan.groups),
+    }
+
+
+def _plan_text(options: BuildOptions, plan: BuildPlan) -> list[str]:
+    rows = [
+        [
+            one_line(feature.name),
+            feature.dtype,
+            "x".join("?" if size is None else str(size) for size in feature.shape) or "-",
+            "label" if feature.name == plan.source.schema.label else feature.encoding or feature.logical,
+        ]
+        for feature in plan.source.schema.features
+    ]
+    codec = "" if options.codec == "none" else f" ({options.codec})"
+    return [
+        *align(["feature", "dtype", "shape", "role"], rows, left=4),
+        "",
+        *balance_text(balance_of_plan(plan), plan.classes, estimated=True),
+        *shares_text(balance_of_plan(plan), options.recorded(), plan.groups),
+        f"would {'append' if plan.base else 'write'} {options.shard_format}{codec} to {options.destination}; nothing "
+        "was written (--dry-run)",
+    ]
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    dataset = open_dataset(args.url)
+    if args.json:
+        print_json(inspection_json(dataset))
+    else:
+        print(inspection_text(dataset))
+    return _OK
+
+
+def _verify(args: argparse.Namespace) -> int:
+    try:
+        with stage_progress(_STAGES, events=args.json) as show:
+
+            def report(progress: VerifyProgress) -> None:
+                show("verify", progress.files, progress.total_files, 0)
+
+            found = check_dataset(args.url, report, workers=args.workers, deep=args.deep)
+    except RingfeedError as error:
+        if args.json:
+            print(json.dumps({"ok": False, "error": one_line(error), "damages": []}, indent=2))
+        raise
+    damaged = len({damage.path for damage in found.damages})
+    if args.json:
+        print(json.dumps({"ok": not damaged} | asdict(found), indent=2))
+    else:
+        print(*(f"{damage.path}: {one_line(damage.problem)}\n" for damage in found.damages), sep="", end="")
+        print(*(f"note: {note.path}: {one_line(note.remark)}\n" for note in found.notes), sep="", end="")
+    if damaged:
+        hint = "; see what can be saved with: shard-dataset repair --dry-run"
+        return _failed(args, f"{damaged} file{'s are' if damaged != 1 else ' is'} damaged or missing{hint}")
+    if not args.json:
+        print(f"all {found.files:,} files of {args.url} are as they were written")
+    return _OK
+
+
+def _repair(args: argparse.Namespace) -> int:
+    with _at_work(args) as show:
+
+        def report(progress: VerifyProgress) -> None:
+            show("verify", progress.files, progress.total_files, 0)
+
+        def rebuilding(progress: Progress) -> None:
+            show(progress.stage, progress.done, progress.total, progress.records)
+
+        done = repair(
+            args.url,
+            report,
+            workers=args.workers,
+            dry_run=args.dry_run,
+            originals=[
+                Original(url=url, kind=args.source_kind, workers=args.workers or cores()) for url in args.source or ()
+            ],
+            spill=args.spill,
+            rebuilding=rebuilding,
+        )
+    print(json.dumps(repair_json(done, args.dry_run), indent=2) if args.json else repair_text(done, args.dry_run))
+    return _OK
+
+
+def _cat(args: argparse.Namespace) -> int:
+    dataset = open_dataset(args.url)
+    split = next(iter(dataset.manifest.splits)) if args.split is None else args.split
+    for record in read_records(dataset, split, args.limit):
+        print(json.dumps(_printable(record), ensure_ascii=False))
+    return _OK
+
+
+def _printable(value: Any) -> Any:
+    """A value as JSON can hold it: bytes shortened, and the floats that JSON lacks as text."""
+    if isinstance(value, bytes):
+        return {
+            "bytes": len(value),
+            "head": b64encode(value[:_HEAD_BYTES]).decode() + "..." * (len(value) > _HEAD_BYTES),
+        }
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _printable(entry) for key, entry in value.items()}
+    return [_printable(entry) for entry in value] if isinstance(value, list) else value
+
+
+def _export(args: argparse.Namespace) -> int:
+    options = ExportOptions(
+        url=args.url, destination=args.dst, to=args.to, splits=tuple(args.split or ()), workers=args.workers or cores()
+    )
+    started = perf_counter()
+    with _at_work(args) as show:
+
+        def report(progress: Progress) -> None:
+            show(progress.stage, progress.done, progress.total, progress.records)
+
+        written = export(options, report=report)
+    seconds = perf_counter() - started
+    if args.json:
+        print(json.dumps({"destination": args.dst, **asdict(written), "seconds": round(seconds, 3)}, indent=2))
+        return _OK
+    print(
+        f"exported {written.records:,} records, {human_bytes(written.bytes)} in {written.files:,} files, to {args.dst} "
+        f"in {human_seconds(seconds)} ({written.records / seconds:,.0f} records/s)"
+    )
+    return _OK
+
+
+def _clean(args: argparse.Namespace) -> int:
+    removed = clean(Storage(args.url), spill=args.spill, dry_run=args.dry_run)
+    if args.json:
+        print(json.dumps({"dry_run": args.dry_run, "files": removed}, indent=2))
+        return _OK
+    for url in removed:
+        print(one_line(url))
+    verb = "would be" if args.dry_run else "were"
+    print(f"{len(removed):,} files {verb} removed" if removed else f"there is nothing to remove at {args.url}")
+    return _OK
+
+
+_COMMANDS = {
+    "build": _build, "append": _append, "reshard": _reshard, "inspect": _inspect, "verify": _verify, "repair": _repair,
+    "cat": _cat, "clean": _clean, "export": _export,
+}  # fmt: skip
+
+
+# --- errors ----------------------------------------------------------------------------------------------------
+
+
+class _Terminated(KeyboardInterrupt):
+    """The process was told to end."""
+
+
+@contextmanager
+def _at_work(args: argparse.Namespace) -> Iterator[StageReport]:
+    """Show progress, and keep what others print out of the document that is printed behind it."""
+    with (
+        prints_aside() if args.json else nullcontext(),
+        stage_progress(_STAGES, events=args.json) as show,
+        _tidy_on_sigterm(),
+    ):
+        yield show
+
+
+@contextmanager
+def _tidy_on_sigterm() -> Iterator[None]:
+    """Let a build that is told to stop clean up as one that is interrupted does."""
+
+    def stop(signum: int, frame: FrameType | None) -> NoReturn:
+        raise _Terminated
+
+    if current_thread() is not main_thread():  # the only one that may set handlers
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line; ends the program where it is wrong, or asks for help."""
+    named = any(word.partition("=")[0] == "--source" for word in argv)
+    parser = build_parser(python_source=named)
+    args, more = parser.parse_known_args(argv)
+    if named and args.command == "build":
+        if more and not more[0].startswith("-"):
+            parser.error(f"--source stands in place of SRC, so give DST alone; got {' and '.join([args.dst, *more])}")
+        if args.source_kind not in ("auto", "python"):
+            parser.error(f"--source is of kind python, got --source-kind {args.source_kind}")
+    if args.command == "repair" and not named and (args.source_kind or args.spill):
+        parser.error("--source-kind and --spill say how to read the source; name it with --source")
+    if more:
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    return args
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Run a command and return its exit status; an error that a user can mend is one line on stderr."""
+    try:
+        status = _COMMANDS[args.command](args)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt as error:
+        status = _TERMINATED if isinstance(error, _Terminated) else INTERRUPTED
+        if args.json:
+            print_event("interrupted", message=str(error), status=status)
+        else:
+            print(f"shard-dataset: interrupted{f'; {error}' if str(error) else ''}", file=sys.stderr)
+        return status
+    except BrokenPipeError:  # the reader of our output has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _OK
+    except (RingfeedError, OSError, MemoryError) as error:
+        if args.debug:
+            raise
+        return _failed(args, one_line(error) or type(error).__name__)
+
+
+def _failed(args: argparse.Namespace, message: str) -> int:
+    if args.json:
+        print_event("error", message=message, status=_FAILED)
+    else:
+        print(f"shard-dataset: error: {message}", file=sys.stderr)
+    return _FAILED
