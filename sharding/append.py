@@ -18,6 +18,7 @@ from .dataset import Dataset, open_dataset
 from .destination import draft_dataset
 from .errors import ConfigError, DestinationError, SourceError
 from .lease import Holder
+from .location import take_urls
 from .manifest import Manifest
 from .plan import BuildOptions
 from .planning import open_build_source, plan_source
@@ -38,8 +39,8 @@ class AppendOptions:
     """What is asked of an append. Label, schema, format and compression are the dataset's.
 
     Attributes:
-        source: URL of the data.
-        destination: URL of the dataset.
+        source: URL or path of the data.
+        destination: URL or path of the dataset.
         source_kind: see `sources.open_source`.
         shards: how many new ones in the largest split. Or None.
         shard_bytes: about how large each should be; None: as those that are there. Not together with `shards`.
@@ -76,6 +77,7 @@ class AppendOptions:
     folder: str = field(default_factory=os.getcwd)
 
     def __post_init__(self) -> None:
+        take_urls(self, "source", "destination", optional="spill")
         self._as_build()  # the rules are those of a build
 
     def for_dataset(self, dataset: Dataset) -> BuildOptions:

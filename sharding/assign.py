@@ -24,6 +24,7 @@ from .class_counts import ClassCounts
 from .errors import ConfigError
 from .grouping import group
 from .keyed import derive_key, permute, permute_each, shuffled
+from .wording import counted
 
 __all__ = ["NOTHING_THERE", "Assignment", "SplitLayout", "shards_per_split", "split_class_counts"]
 
@@ -266,5 +267,7 @@ def shards_per_split(records: Mapping[str, int], shards: int) -> dict[str, int]:
     result = {name: max(1, round(shards * count / largest)) for name, count in records.items()}
     for name, count in records.items():
         if result[name] > count:
-            raise ConfigError(f"split {name!r} has {count} records, too few for {result[name]} shards; ask for fewer")
+            raise ConfigError(
+                f"split {name!r} has {counted(count, 'record')}, too few for {result[name]} shards; ask for fewer"
+            )
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 
 from .dataset import open_dataset
@@ -11,14 +12,15 @@ from .footprint import OURS, STAGING, files_of, folders_of, remove_empty, remove
 from .generations import GENERATION_FILES, TABLE_NAMES, generation_of, table_order
 from .journal import JOURNAL_FOLDER
 from .lease import LEASE_NAME, is_held, is_lease_draft, read_holder
+from .location import url_text
 from .manifest import MANIFEST_NAME, Manifest
 from .spill import remove_spill, scratch_root, spill_root
-from .storage import Storage
+from .storage import Place, storage_of
 
 __all__ = ["clean"]
 
 
-def clean(destination: Storage, *, spill: str | None = None, dry_run: bool = False) -> list[str]:
+def clean(destination: Place, *, spill: str | os.PathLike[str] | None = None, dry_run: bool = False) -> list[str]:
     """Remove what killed builds left at a destination, and spilled for it: all of ours that is no part of a dataset.
 
     Args:
@@ -33,6 +35,7 @@ def clean(destination: Storage, *, spill: str | None = None, dry_run: bool = Fal
         DestinationError: another writes there, or the dataset there has lost its `dataset.json`.
         CorruptionError: the dataset there is damaged; what belongs to it is not known.
     """
+    destination, spill = storage_of(destination), None if spill is None else url_text(spill, "spill")
     files = destination.list()
     holder = read_holder(destination)
     if holder is not None and is_held(destination, holder):

@@ -16,6 +16,7 @@ from .indexes import Index, classes_of_table, read_index
 from .manifest import Manifest, ShardInfo
 from .staging import staged
 from .storage import Storage
+from .wording import counted
 
 __all__ = ["check_meaning", "check_totals"]
 
@@ -92,7 +93,7 @@ def _read_parquet(data: pa.Buffer, manifest: Manifest) -> Index | Damage:
 def _compare_index(shard: ShardInfo, index: Index, found: Index) -> Iterator[Damage]:
     base = Damage(path=shard.index_path, split=shard.split, kind="stale", problem="")
     if len(index.class_ids) != len(found.class_ids):
-        numbers = f"{len(index.class_ids)} records, the shard holds {len(found.class_ids)}"
+        numbers = f"{counted(len(index.class_ids), 'record')}, the shard holds {len(found.class_ids)}"
         yield replace(base, problem=f"it is of {numbers}")
         return
     differing = index.differing_records(found).tolist()
@@ -105,7 +106,7 @@ def _compare_index(shard: ShardInfo, index: Index, found: Index) -> Iterator[Dam
     )
     kind = "mislabelled" if same_places else "stale"
     what = f"class {index.class_ids[record]}, its label {found.class_ids[record]}" if same_places else "another place"
-    problem = f"record {record} has {what} ({len(differing)} such records)"
+    problem = f"record {record} has {what} ({counted(len(differing), 'such record')})"
     yield replace(base, kind=kind, problem=problem, record=record, records=runs(differing))
 
 
@@ -116,7 +117,7 @@ def _compare_counts(shard: ShardInfo, found: Index, manifest: Manifest) -> Itera
             path=shard.path,
             split=shard.split,
             kind="miscounted",
-            problem=f"it holds {len(found.class_ids)} records, the table says {shard.records}"
+            problem=f"it holds {counted(len(found.class_ids), 'record')}, the table says {shard.records}"
             if len(found.class_ids) != shard.records
             else f"it holds {counts} records of the classes, the table says {shard.class_counts}",
         )

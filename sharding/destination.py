@@ -18,6 +18,7 @@ from .lease import LEASE_NAME, Lease, hold, is_lease_draft
 from .manifest import MANIFEST_NAME, Manifest
 from .recovery import identify
 from .storage import Storage
+from .wording import some_of
 
 __all__ = ["Draft", "Purpose", "check_apart", "check_no_damaged", "draft_dataset"]
 
@@ -52,8 +53,8 @@ class Draft:
     def how_to_resume(self) -> str:
         """What to tell who is left with unfinished work."""
         return (
-            f"{self.finished:,} of {self.total:,} shards are finished: start the same command again to go on with the "
-            f"rest, or remove them with: shard-dataset clean {self.destination.locate()}"
+            f"{some_of(self.finished, self.total, 'shard', 'is/are')} finished: start the same command again to go on "
+            f"with the rest, or remove them with: shard-dataset clean {self.destination.locate()}"
         )
 
     @staticmethod

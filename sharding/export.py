@@ -15,6 +15,7 @@ from .execute import local_executor, run_tasks
 from .interop.card import CARD_NAME, dataset_card
 from .interop.huggingface import hf_parquet
 from .interop.webdataset import webdataset_tar
+from .location import take_urls
 from .manifest import Manifest, ShardInfo
 from .progress import Progress
 from .sources.shards import read_shard
@@ -30,8 +31,8 @@ class ExportOptions:
     """What is asked of an export.
 
     Attributes:
-        url: of the dataset.
-        destination: URL of the folder to write; new or empty.
+        url: URL or path of the dataset.
+        destination: URL or path of the folder to write; new or empty.
         to: ``webdataset`` or ``hf``.
         splits: which; all if empty.
         workers: processes. The result does not depend on it.
@@ -47,6 +48,7 @@ class ExportOptions:
     workers: int = 1
 
     def __post_init__(self) -> None:
+        take_urls(self, "url", "destination")
         if self.to not in EXPORT_FORMATS:
             raise ConfigError(f"what to export to must be one of {', '.join(EXPORT_FORMATS)}, got {self.to!r}")
         if self.workers < 1:

@@ -19,6 +19,7 @@ from .indexes import Index, frame_bounds, read_index, rebuild_index
 from .manifest import Manifest, ShardInfo, checksum
 from .staging import Measure, staged
 from .storage import Storage
+from .wording import counted, some_of
 
 __all__ = ["encode_again", "locate_in_index", "locate_in_shard"]
 
@@ -45,7 +46,9 @@ def locate_in_shard(
         if found.bytes > shard.bytes and checksum(stored.slice(0, shard.bytes)) == shard.checksum:
             added = found.bytes - shard.bytes
             return replace(
-                damage, offset=shard.bytes, problem=f"{added} bytes were added at its end; what was written is intact"
+                damage,
+                offset=shard.bytes,
+                problem=f"{counted(added, 'byte', 'was/were')} added at its end; what was written is intact",
             )
         if manifest.shard_format == "parquet":
             return _in_parquet(damage, stored, manifest, shard)
@@ -68,9 +71,10 @@ def _in_tfrecord(
         return _between_records(damage, stored, data, manifest, shard)
     first = bad[0]
     numbers = () if any(f.record is None for f in bad) or bounds is None else runs(f.record or 0 for f in bad)
-    count = f"{len(bad)} of {shard.records} records are damaged: {runs_text(numbers)}" if numbers else ""
+    damaged = some_of(len(bad), shard.records, "record", "is/are")
+    count = f"{damaged} damaged: {runs_text(numbers)}" if numbers else ""
     if not numbers and len(bad) > 1:
-        count = f"and {len(bad) - 1} more places"
+        count = f"and {counted(len(bad) - 1, 'more place')}"
     place = f"{_name(first)} at offset {first.offset}{_of_the_inflated(manifest)} {first.problem}"
     return replace(
         damage,
@@ -115,7 +119,8 @@ def _in_parquet(damage: Damage, stored: pa.Buffer, manifest: Manifest, shard: Sh
         return replace(damage, offset=footer, problem=f"{damage.problem} ({what})")
     if bad:
         first = bad[0]
-        count = f"; {len(bad)} of {len(groups)} row groups are damaged: {runs_text(runs(g.number for g in bad))}"
+        damaged = some_of(len(bad), len(groups), "row group", "is/are")
+        count = f"; {damaged} damaged: {runs_text(runs(g.number for g in bad))}"
         return _in_row_group(damage, first, first.damaged[0], None, count if len(bad) > 1 else "")
     original = encode_again(stored, manifest, shard)
     offset = None if original is None else first_difference(memoryview(stored), original)
@@ -216,10 +221,10 @@ def locate_in_index(
 def _compare(damage: Damage, index: Index, original: Index) -> Damage:
     if len(index.class_ids) != len(original.class_ids):
         differing: Sequence[int] = range(min(len(index.class_ids), len(original.class_ids)))
-        what = f"it is of {len(index.class_ids)} records, the shard has {len(original.class_ids)}"
+        what = f"it is of {counted(len(index.class_ids), 'record')}, the shard has {len(original.class_ids)}"
     else:
         differing = index.differing_records(original).tolist()
-        what = f"it says other things than the shard of {len(differing)} records"
+        what = f"it says other things than the shard of {counted(len(differing), 'record')}"
     if len(differing) > 1:  # whole in itself, and still of other records: no single fault makes that
         return replace(damage, kind="stale", problem=f"{damage.problem} (it is an index of other records: {what})")
     if len(differing) == 1:

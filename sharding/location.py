@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 import fsspec
 
 from .clients import OBJECT_STORES, S3, filesystem
-from .errors import RingfeedError, StorageError
+from .errors import ConfigError, RingfeedError, StorageError
 from .explain import explain
 from .retry import Exhausted, RetryPolicy, retry
 
-__all__ = ["Location", "public_url"]
+__all__ = ["Location", "public_url", "take_urls", "url_text"]
 
 T = TypeVar("T")
 
@@ -27,12 +27,33 @@ _INSTALL_HINTS = {"hdfs": "ringfeed[hdfs]", "gs": "gcsfs", "gcs": "gcsfs", "az":
 _CONNECT_SECONDS = 10.0
 
 
+def url_text(url: object, what: str) -> str:
+    """A URL as text, given so or as a path.
+
+    Raises:
+        ConfigError: it is neither, or holds bytes that are no UTF-8, which neither Arrow nor a manifest can name.
+    """
+    if not isinstance(url, (str, os.PathLike)) or not isinstance(text := os.fspath(url), str):
+        raise ConfigError(f"{what} must be a URL or a path, got {url!r}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{what} must be a name in UTF-8, got {text!r}; rename it") from error
+    return text
+
+
+def take_urls(options: object, *names: str, optional: str = "") -> None:
+    """Make text of fields of a frozen dataclass that may have been given as paths, one also as None; see `url_text`."""
+    for name in (*names, *([optional] if optional and getattr(options, optional) is not None else [])):
+        object.__setattr__(options, name, url_text(getattr(options, name), name))
+
+
 @dataclass(frozen=True, slots=True)
 class Location:
     """A folder, by its URL.
 
     Attributes:
-        url: of the folder.
+        url: of the folder; a path is taken, too.
         options: of the fsspec file system.
         retries: how often and how long each operation is tried where its error may pass.
     """
@@ -40,6 +61,9 @@ class Location:
     url: str
     options: Mapping[str, Any] = field(default_factory=dict)
     retries: RetryPolicy = field(default_factory=RetryPolicy)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "url", url_text(self.url, "the URL of a folder"))
 
     @property
     def protocol(self) -> str:

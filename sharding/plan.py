@@ -18,10 +18,12 @@ from .counting import Tally
 from .engine import check_engine
 from .errors import ConfigError, SourceError
 from .formats.encode import COMPRESSIONS, default_compression
+from .location import take_urls
 from .memory import MemoryShare
 from .prepare import PrepareOptions, restore_options
 from .schema import Schema
 from .tolerance import Budget, parse_budget
+from .wording import counted
 
 __all__ = [
     "DEFAULT_SHARDS", "DEFAULT_SHARD_BYTES", "BuildOptions", "check_label", "check_split_name", "plan_assignment",
@@ -47,8 +49,8 @@ class BuildOptions:
     """What is asked of a build.
 
     Attributes:
-        source: URL of the data.
-        destination: URL of the folder to write.
+        source: URL or path of the data.
+        destination: URL or path of the folder to write.
         label: column of the classes, or None.
         source_kind: see `sources.open_source`.
         shard_format: ``tfrecord`` or ``parquet``.
@@ -64,7 +66,8 @@ class BuildOptions:
         memory_bytes: that all of them may use together, about; None: 1 GiB for each, and 2 GiB at least. On a cluster,
             that each task may use where it runs; None: 1 GiB.
         engine: where tasks run, see `engine.open_engine`.
-        spill: URL of a folder for what lies between two passes; None: this machine's folder for temporary files.
+        spill: URL or path of a folder for what lies between two passes; None: this machine's folder for temporary
+            files.
         on_bad_record: ``fail``, ``skip:N`` or ``skip:P%``: how many records that cannot be read are passed over.
         overwrite: replace a dataset at the destination.
         min_class_records: refuse classes with fewer records.
@@ -99,6 +102,7 @@ class BuildOptions:
     prepare: PrepareOptions = field(default_factory=PrepareOptions)
 
     def __post_init__(self) -> None:
+        take_urls(self, "source", "destination", optional="spill")
         if self.shard_format not in COMPRESSIONS:
             raise ConfigError(f"the format must be one of {', '.join(COMPRESSIONS)}, got {self.shard_format!r}")
         if self.codec not in COMPRESSIONS[self.shard_format]:
@@ -272,10 +276,10 @@ def sort_classes(found: Tally, source: str, min_records: int, *, labelled: bool 
     rare = np.flatnonzero(counts < min_records)
     if rare.size:
         count = int(counts[rare[0]])
-        number = f"{count} record" + "s" * (count != 1)
+        number = counted(count, "record")
         if not labelled:
             raise SourceError(f"{source} has {number}, fewer than {min_records}; pass --min-class-records {count}")
-        more = f" (and {rare.size - 1} more classes)" if rare.size > 1 else ""
+        more = f" (and {counted(rare.size - 1, 'more class/more classes')})" if rare.size > 1 else ""
         raise SourceError(
             f"class {values[rare[0]].as_py()!r} has {number}, fewer than {min_records}{more}: it can be neither "
             "balanced nor split; drop it, merge it with another, or pass --min-class-records 1"
@@ -307,7 +311,7 @@ def share_out(
     for name, counts in per_split.items():
         if 0 in counts[known_classes:]:
             i = counts.index(0, known_classes)
-            number = f"{class_counts[i]} record{'s' * (class_counts[i] != 1)}"
+            number = counted(class_counts[i], "record")
             few = f"too few for one in each of {len(per_split)} splits ({name!r} gets none)"
             if classes[i] is None:
                 raise SourceError(f"the source has {number}, {few}; give more, or ask for fewer splits")

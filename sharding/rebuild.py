@@ -20,6 +20,7 @@ from .append import open_like
 from .build_plan import BuildPlan
 from .errors import ConfigError, SourceError
 from .generations import generation_of
+from .location import take_urls
 from .manifest import Manifest, SplitInfo
 from .plan import BuildOptions
 from .planning import open_build_source, plan_source
@@ -28,6 +29,7 @@ from .schema import Schema
 from .storage import Storage, public_url
 from .stored import Stored
 from .tasks import shard_names
+from .wording import counted
 
 __all__ = [
     "Original", "Rebuild", "alike", "check_made", "follows", "plan_generation", "plan_rebuilds", "source_flags",
@@ -40,7 +42,7 @@ class Original:
     """The source of a generation, as it can be had now.
 
     Attributes:
-        url: of the source, or of a copy of it.
+        url: URL or path of the source, or of a copy of it.
         kind: see `sources.open_source`; None: as the build opened it.
         workers: processes that read it.
         folder: where the modules of functions that prepared the records are looked for first.
@@ -50,6 +52,9 @@ class Original:
     kind: str | None = None
     workers: int = 1
     folder: str = field(default_factory=os.getcwd)
+
+    def __post_init__(self) -> None:
+        take_urls(self, "url")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,10 +278,10 @@ def _difference(plan: BuildPlan, manifest: Manifest, number: int) -> str:
     then = _written_counts(manifest)
     total, written = sum(here.values()), sum(then.values())
     if total != written:
-        return f"it has {total:,} records, not {written:,}"
+        return f"it has {counted(total, 'record')}, not {written:,}"
     for value in (*manifest.classes, *plan.classes):
         if here.get(value, 0) != then.get(value, 0):
-            return f"it has {here.get(value, 0):,} records of class {value!r}, not {then.get(value, 0):,}"
+            return f"it has {counted(here.get(value, 0), 'record')} of class {value!r}, not {then.get(value, 0):,}"
     return ""
 
 
@@ -285,7 +290,8 @@ def _generation_difference(plan: BuildPlan, manifest: Manifest, number: int) -> 
     here = {split.name: split.records for split in plan.assignment.splits}
     for name in (*written.records, *here):
         if here.get(name, 0) != written.records.get(name, 0):
-            return f"it has {here.get(name, 0):,} records for split {name!r}, not {written.records.get(name, 0):,}"
+            found = counted(here.get(name, 0), "record")
+            return f"it has {found} for split {name!r}, not {written.records.get(name, 0):,}"
     classes = manifest.classes[: written.classes]
     return "" if plan.classes == classes else f"it has other classes: {len(plan.classes):,}, not {len(classes):,}"
 

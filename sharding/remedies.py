@@ -7,6 +7,7 @@ records are kept, as a shard of another name.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from .execute import run_tasks
 from .generations import TABLE_NAMES, generation_of, table_order
 from .interop import dali
 from .interop.tfds import all_tfds_names, is_tfds, obstacle
+from .location import url_text
 from .lost_table import prove_again
 from .manifest import MANIFEST_NAME, LostRecords, Manifest, ShardInfo, checksum
 from .progress import Report as BuildReport
@@ -34,6 +36,7 @@ from .spill import planning_folder
 from .staging import Measure, measure
 from .storage import Place, Storage, public_url, storage_of
 from .verify import Report, Verification, default_workers, examine
+from .wording import some_of
 from .workshop import Workshop, open_workshop
 
 __all__ = [
@@ -120,11 +123,11 @@ def plan_repair(
     *,
     workers: int | None = None,
     originals: Sequence[Original] = (),
-    spill: str | None = None,
+    spill: str | os.PathLike[str] | None = None,
     rebuilding: BuildReport = _ignore,
 ) -> RepairPlan:
     """Find out what is damaged and what can be done for each file; writes nothing to the dataset. See `repair`."""
-    storage = storage_of(location)
+    storage, spill = storage_of(location), None if spill is None else url_text(spill, "spill")
     threads = default_workers(storage) if workers is None else workers
     known = identify(storage, threads)
     rebuilds: tuple[Rebuild, ...] = ()
@@ -318,7 +321,7 @@ def _plan_shard(files: ShardFiles, names: frozenset[str]) -> tuple[list[Remedy],
         return both, Loss(shard=shard, replacement=None)
     new = _replacement(files, salvaged, names)
     if new.path != shard.path:
-        how = f"{new.records} of {shard.records} records go to {new.path}"
+        how = f"{some_of(new.records, shard.records, 'record', 'goes/go')} to {new.path}"
         remedies.append(Remedy(path=shard.path, action="salvage", how=how))
     how = f"an index of the records that are left goes to {new.index_path}"
     remedies.append(Remedy(path=shard.index_path, action="salvage", how=how))

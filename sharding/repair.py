@@ -7,6 +7,7 @@ about is found by its checksum.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -76,7 +77,7 @@ def repair(
     workers: int | None = None,
     dry_run: bool = False,
     originals: Sequence[Original] = (),
-    spill: str | None = None,
+    spill: str | os.PathLike[str] | None = None,
     rebuilding: BuildReport = _ignore,
 ) -> RepairReport:
     """Repair a dataset from itself and from the sources that are given, as far as it goes.
@@ -90,7 +91,7 @@ def repair(
         workers: files to read side by side; by default see `default_workers`.
         dry_run: only tell what would be done.
         originals: the sources of generations, to make shards again from that would else lose records.
-        spill: URL of a folder for what is made of them; None: this machine's folder for temporary files.
+        spill: URL or path of a folder for what is made of them; None: this machine's folder for temporary files.
         rebuilding: called after every task of that; see `build`.
 
     Raises:

@@ -25,6 +25,7 @@ from .generations import folder_of
 from .schema import Schema
 from .sources import Part, Source, light
 from .sources.base import BadRecord, Checked, Reject, fail_on_bad
+from .wording import counted
 
 __all__ = [
     "REJECTED_NAME", "Budget", "LenientSource", "encode_rejected", "open_policy", "parse_budget", "rejected_name",
@@ -124,8 +125,8 @@ class _Collector:
 
 def _too_many(found: Sequence[BadRecord], allowed: str) -> str:
     return (
-        f"{len(found):,} records or more cannot be read, and --on-bad-record {allowed} allows fewer; the first is "
-        f"{found[0]}"
+        f"{counted(len(found), 'record')} or more cannot be read, and --on-bad-record {allowed} allows fewer; the "
+        f"first is {found[0]}"
     )
 
 

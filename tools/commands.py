@@ -43,6 +43,7 @@ from ..sharding import (
     repair,
 )
 from ..sharding.sources.ringfeed import only_split
+from ..sharding.wording import counted, some_of
 from .balance import balance_json, balance_of_dataset, balance_of_plan, balance_text
 from .console import (
     StageReport,
@@ -155,7 +156,8 @@ def _write(
                 if args.json:
                     print_event("resumed", done=progress.resumed, total=progress.total)
                 else:
-                    print(f"going on: {progress.resumed:,} of {progress.total:,} shards are finished", file=sys.stderr)
+                    finished = some_of(progress.resumed, progress.total, "shard", "is/are")
+                    print(f"going on: {finished} finished", file=sys.stderr)
             show(progress.stage, progress.done, progress.total, progress.records)
 
         if args.dry_run:
@@ -206,12 +208,13 @@ def _summarise(args: argparse.Namespace, seconds: float) -> None:
         return
     print("\n".join([*balance_text(balance, manifest.classes), *shares_text(balance, manifest.options, {})]))
     print(
-        f"{'appended' if generation else 'wrote'} {records:,} records, {human_bytes(data_bytes)} in {shards:,} shards "
-        f"of {manifest.shard_format}, to {dataset.storage.locate()} in {human_seconds(seconds)} "
-        f"({records / seconds:,.0f} records/s, {human_bytes(data_bytes / seconds)}/s)"
+        f"{'appended' if generation else 'wrote'} {counted(records, 'record')}, {human_bytes(data_bytes)} in "
+        f"{counted(shards, 'shard')} of {manifest.shard_format}, to {dataset.storage.locate()} in "
+        f"{human_seconds(seconds)} ({records / seconds:,.0f} records/s, {human_bytes(data_bytes / seconds)}/s)"
     )
     if generation:
-        print(f"it holds {manifest.records:,} records in {len(dataset.shards):,} shards now; generation {generation}")
+        held = f"{counted(manifest.records, 'record')} in {counted(len(dataset.shards), 'shard')}"
+        print(f"it holds {held} now; generation {generation}")
 
 
 def _plan_json(options: BuildOptions, plan: BuildPlan) -> dict[str, Any]:
@@ -278,7 +281,7 @@ def _verify(args: argparse.Namespace) -> int:
         print(*(f"note: {note.path}: {one_line(note.remark)}\n" for note in found.notes), sep="", end="")
     if damaged:
         hint = "; see what can be saved with: shard-dataset repair --dry-run"
-        return _failed(args, f"{damaged} file{'s are' if damaged != 1 else ' is'} damaged or missing{hint}")
+        return _failed(args, f"{counted(damaged, 'file', 'is/are')} damaged or missing{hint}")
     if not args.json:
         print(f"all {found.files:,} files of {args.url} are as they were written")
     return _OK
@@ -346,8 +349,9 @@ def _export(args: argparse.Namespace) -> int:
         print(json.dumps({"destination": args.dst, **asdict(written), "seconds": round(seconds, 3)}, indent=2))
         return _OK
     print(
-        f"exported {written.records:,} records, {human_bytes(written.bytes)} in {written.files:,} files, to {args.dst} "
-        f"in {human_seconds(seconds)} ({written.records / seconds:,.0f} records/s)"
+        f"exported {counted(written.records, 'record')}, {human_bytes(written.bytes)} in "
+        f"{counted(written.files, 'file')}, to {args.dst} in {human_seconds(seconds)} "
+        f"({written.records / seconds:,.0f} records/s)"
     )
     return _OK
 
@@ -359,8 +363,8 @@ def _clean(args: argparse.Namespace) -> int:
         return _OK
     for url in removed:
         print(one_line(url))
-    verb = "would be" if args.dry_run else "were"
-    print(f"{len(removed):,} files {verb} removed" if removed else f"there is nothing to remove at {args.url}")
+    verb = "would be" if args.dry_run else "was/were"
+    print(f"{counted(len(removed), 'file', verb)} removed" if removed else f"there is nothing to remove at {args.url}")
     return _OK
 
 

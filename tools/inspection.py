@@ -9,6 +9,7 @@ from typing import Any
 from ..sharding import Dataset, Feature, FeatureStatistics, ImageStatistics, Manifest
 from ..sharding.generations import folder_of
 from ..sharding.interop.tfds import is_tfds, obstacle
+from ..sharding.wording import counted
 from .balance import balance_json, balance_of_dataset, balance_text
 from .console import align, human_bytes, one_line
 from .repairing import lost_json, lost_lines
@@ -60,13 +61,13 @@ def inspection_text(dataset: Dataset) -> str:
     """The same, for people."""
     manifest = dataset.manifest
     data_bytes = sum(shard.bytes for shard in dataset.shards)
-    layout = f", fixed layout of {manifest.layout.example_bytes} bytes" if manifest.layout else ""
+    layout = f", fixed layout of {counted(manifest.layout.example_bytes, 'byte')}" if manifest.layout else ""
     codec = "" if manifest.compression == "none" else f" ({manifest.compression})"
     reason = _tfds_obstacle(dataset)
     lines = [
         f"{dataset.storage.locate()}",
-        f"  holds    {manifest.records:,} records in {len(dataset.shards):,} shards of {manifest.shard_format}{codec}, "
-        f"{human_bytes(data_bytes)}{layout}",
+        f"  holds    {counted(manifest.records, 'record')} in {counted(len(dataset.shards), 'shard')} of "
+        f"{manifest.shard_format}{codec}, {human_bytes(data_bytes)}{layout}",
         f"  from     {manifest.source.get('url', 'unknown')} "
         f"(fingerprint {manifest.source.get('fingerprint', 'unknown')})",
         f"  written  by {manifest.writer}, seed {manifest.seed}",
@@ -206,7 +207,7 @@ def _statistics_words(statistics: FeatureStatistics) -> str:
     if statistics.vocabulary is not None:
         shown = ", ".join(map(one_line, statistics.vocabulary[:_VOCABULARY_SHOWN]))
         more = ", ..." if len(statistics.vocabulary) > _VOCABULARY_SHOWN else ""
-        words.append(f"{len(statistics.vocabulary):,} values: {shown}{more}")
+        words.append(f"{counted(len(statistics.vocabulary), 'value')}: {shown}{more}")
     words += [] if statistics.image is None else [_image_words(statistics.image)]
     words += [f"{statistics.nulls:,} without a value"] if statistics.nulls else []
     words += [f"{statistics.nonfinite:,} NaN or infinite"] if statistics.nonfinite else []

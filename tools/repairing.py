@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..sharding import Manifest, RepairReport
+from ..sharding.wording import counted
 from .console import one_line
 
 __all__ = ["lost_json", "lost_lines", "repair_json", "repair_text"]
@@ -59,16 +60,17 @@ def repair_text(done: RepairReport, dry_run: bool) -> str:
     damaged = len({damage.path for damage in done.damages})
     if lost:
         lines += [f"lost: {line}" for line in _lost_text(done.lost_by_class)]
-    outcome = f"{lost:,} records are lost" if lost else "no record is lost"
+    number = counted(lost, "record") if lost else "no record"
+    outcome = f"{number} {'would be' if dry_run else 'are' if lost > 1 else 'is'} lost"
     if dry_run:
-        outcome = outcome.replace("are lost", "would be lost").replace("is lost", "would be lost")
         flags = " ".join(f"--source {one_line(url)}" for url in done.sources)
         still = "it is" if len(done.sources) == 1 else "they are"
         outcome += f", and none with {flags} if {still} still there" if lost else ""
-        return "\n".join([*lines, f"{damaged} files are damaged; {outcome}; nothing was written (--dry-run)"])
+        damage = counted(damaged, "file", "is/are")
+        return "\n".join([*lines, f"{damage} damaged; {outcome}; nothing was written (--dry-run)"])
     left = sum(remedy.action == "leave" for remedy in done.remedies)
-    outcome += f"; {left} are left for another source" if left else ""
-    return "\n".join([*lines, f"repaired {damaged - left} damaged files; {outcome}"])
+    outcome += f"; {counted(left, 'file', 'is/are')} left for another source" if left else ""
+    return "\n".join([*lines, f"repaired {counted(damaged - left, 'damaged file')}; {outcome}"])
 
 
 def _by_value(counts: Mapping[Any, int]) -> list[dict[str, Any]]:
@@ -80,6 +82,7 @@ def _lost_text(by_split: Mapping[str, Mapping[Any, int]]) -> list[str]:
     for split, counts in by_split.items():
         some: Sequence[tuple[Any, int]] = sorted((kv for kv in counts.items() if kv[1]), key=lambda kv: -kv[1])
         named = ", ".join(f"{one_line(value)} {count:,}" for value, count in some[:_CLASSES_SHOWN])
-        more = f", and {len(some) - _CLASSES_SHOWN} more classes" if len(some) > _CLASSES_SHOWN else ""
-        lines.append(f"{split}: {sum(counts.values()):,} records ({named}{more})")
+        rest = len(some) - _CLASSES_SHOWN
+        more = f", and {counted(rest, 'more class/more classes')}" if rest > 0 else ""
+        lines.append(f"{split}: {counted(sum(counts.values()), 'record')} ({named}{more})")
     return lines

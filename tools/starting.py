@@ -10,12 +10,20 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from threading import current_thread, main_thread
 from types import FrameType
 
-__all__ = ["INTERRUPTED", "interrupts_told"]
+__all__ = ["INTERRUPTED", "interrupts_told", "print_any_text"]
 
 INTERRUPTED = 130  # exit status
+
+
+def print_any_text() -> None:
+    """Let text be printed that the terminal's encoding lacks, as file names may be: escaped."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 @contextmanager

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Collection, Hashable, Mapping
 from typing import Any
 
 import yaml
 
 from ..errors import ConfigError
+from ..location import url_text
 from ..schema import Feature
 from ..sources.base import open_file
 
@@ -22,16 +24,17 @@ _KEYS = ("dtype", "shape", "encoding")
 _ENCODINGS = ("image",)
 
 
-def read_features(url: str) -> dict[str, Feature]:
+def read_features(url: str | os.PathLike[str]) -> dict[str, Feature]:
     """The features that a file names, in its order.
 
     Args:
-        url: of the file, local or whatever fsspec opens.
+        url: URL or path of the file, local or whatever fsspec opens.
 
     Raises:
         ConfigError: it is not there, is no YAML, or says something that no feature is.
         StorageError: the store refuses.
     """
+    url = url_text(url, "--schema")
     try:
         with open_file(url) as file:
             tree = yaml.load(file.read(), _StrictLoader)

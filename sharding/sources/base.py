@@ -258,7 +258,15 @@ def _find_local(root: str, suffixes: tuple[str, ...]) -> Iterator[SourceFile]:
                         folders.append((entry.path, (*trees, target)))
                 elif plain_name(entry.name).endswith(suffixes) and entry.is_file():
                     info = entry.stat()
+                    _check_name(entry.path)
                     yield SourceFile(f"file://{entry.path}", info.st_size, str(info.st_mtime or ""))
+
+
+def _check_name(path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise SourceError(f"the name of the file {path!r} is not UTF-8; rename it") from error
 
 
 def has_pattern(url: str) -> bool:

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import SourceError
-from .base import Part, Reject, SourceFile
+from ..wording import counted
+from .base import BadRecord, Part, Reject, SourceFile
 from .csv_blocks import MISSING, Header, parse_block
 from .csv_records import cut_records
 from .given import beyond_integers
@@ -47,14 +48,22 @@ def infer_types(
         The type of each column, text where it has no value, and the parts of all files.
 
     Raises:
-        SourceError: a file holds no record, or not what CSV does; or a column of integers holds some that no type does.
+        SourceError: there is no record, or a file holds not what CSV does; or a column of integers holds some that no
+            type does.
     """
     types = _Types(headers[0].names, given)
+    first_bad: list[BadRecord] = []
+
+    def note(record: BadRecord) -> None:
+        reject(record)
+        first_bad[:] = first_bad or [record]
+
     parts: list[Part] = []
+    found = False
     for file, header in zip(files, headers, strict=True):
         marks: list[Mark] = []
         for block in _blocks(file, header, block_bytes):
-            rows = parse_block(file.url, header, block, types.text, None, reject)
+            rows = parse_block(file.url, header, block, types.text, None, note)
             schema = rows.table.schema
             for name, least in _beyond_int64(rows.table):
                 types.large[name] = None
@@ -62,9 +71,13 @@ def infer_types(
                     schema = schema.set(schema.get_field_index(name), pa.field(name, pa.uint64()))
             types.add(schema)
             marks.append(Mark.of(block, rows.table.num_rows, clean=rows.clean))
-        if not any(mark.records for mark in marks):
-            raise SourceError(f"{file.url}: the file is empty; a CSV needs a header and at least one line")
         parts += cut_parts(file, marks)
+        found = found or any(mark.records for mark in marks)
+    if not found:
+        if first_bad:
+            raise SourceError(f"{first_bad[0]}: there is no other record")
+        what = "the file is empty" if len(files) == 1 else f"this file and {counted(len(files) - 1, 'other')} are empty"
+        raise SourceError(f"{files[0].url}: {what}; a CSV needs a header and at least one line")
     for name in types.unsure:
         while types.known[name] not in _LAST and not all(
             _holds(file, header, block, name, types.known[name])

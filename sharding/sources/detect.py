@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import SourceError
+from ..location import url_text
 from ..manifest import MANIFEST_NAME
 from ..schema import Feature
 from .base import NO_FEATURES, Reject, Source, SourceFile, fail_on_bad, list_files, plain_name
@@ -68,7 +70,7 @@ KINDS = tuple(_OPENERS)
 
 
 def open_source(
-    url: str,
+    url: str | os.PathLike[str],
     label: str | None,
     kind: str = "auto",
     features: Mapping[str, Feature] = NO_FEATURES,
@@ -78,7 +80,8 @@ def open_source(
     """Open a dataset to be sharded.
 
     Args:
-        url: of a file, a folder or a glob, local or whatever fsspec opens; or ``module:function`` of kind ``python``.
+        url: URL or path of a file, a folder or a glob, local or whatever fsspec opens; or ``module:function`` of kind
+            ``python``.
         label: the column that classes are made of; None for data without. Image folders and IDX files have one in
             any case, and name it so (by default ``label``).
         kind: one of `KINDS`, or ``auto``: by the files' names.
@@ -91,7 +94,7 @@ def open_source(
         SourceError: nothing is there, it is of no known kind, or it cannot be read.
         ConfigError: types are given for columns that are not there.
     """
-    files = None
+    url, files = url_text(url, "source"), None
     if kind == "auto":
         kind, files = _detect(url)
     if kind == "images":

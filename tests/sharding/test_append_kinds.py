@@ -360,7 +360,7 @@ def test_shards_of_other_generations_are_left_for_their_source(
     assert f"its records came from {sources[0]}" in remedies[shards[0].path]["how"]
     assert {damage.path for damage in verify(str(out))} == {shards[0].path}
     assert main(["repair", str(out), "--source", sources[0]]) == 0
-    assert "repaired 1 damaged files; no record is lost" in capsys.readouterr().out
+    assert "repaired 1 damaged file; no record is lost" in capsys.readouterr().out
     assert files_of(out) == before
 
 

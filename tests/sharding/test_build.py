@@ -13,16 +13,24 @@ import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.sharding import (
+    AppendOptions,
     BuildOptions,
+    ConfigError,
     Dataset,
     DestinationError,
+    ExportOptions,
+    Original,
     Progress,
     RingfeedError,
     SourceError,
+    append,
     build,
+    clean,
+    export,
     open_dataset,
     plan_build,
     read_records,
+    repair,
     verify,
 )
 from ringfeed.sharding import destination as destination_module
@@ -437,3 +445,17 @@ def test_a_source_that_changes_between_the_passes_is_found(parquet: str, table: 
     options = BuildOptions(source=parquet, destination=str(nothing_left), label="label", shards=2)
     with pytest.raises(SourceError, match="changed while it was read"):
         build(options, report=change)
+
+
+def test_paths_are_taken_where_urls_are(parquet: str, tmp_path: Path, files_of: Any) -> None:
+    source, out = Path(parquet), tmp_path / "out"
+    build(BuildOptions(source=source, destination=out, label="label", spill=tmp_path / "spill"))  # type: ignore[arg-type]
+    build(BuildOptions(source=parquet, destination=str(tmp_path / "same"), label="label"))
+    assert files_of(out) == files_of(tmp_path / "same")
+    append(AppendOptions(source=source, destination=out, again=True))  # type: ignore[arg-type]
+    export(ExportOptions(url=out, destination=tmp_path / "tars", to="webdataset"))  # type: ignore[arg-type]
+    repair(out, originals=[Original(url=source)], spill=tmp_path / "spill")  # type: ignore[arg-type]
+    assert [Path(url).name for url in clean(out, spill=tmp_path / "spill")] == ["shards.parquet"]
+    for wrong in (3, None, b"x"):
+        with pytest.raises(ConfigError, match="source must be a URL or a path, got"):
+            BuildOptions(source=wrong, destination="x")  # type: ignore[arg-type]

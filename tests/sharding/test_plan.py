@@ -60,7 +60,7 @@ def test_text_is_sorted_as_python_sorts_it(values: list[str]) -> None:
 
 
 def test_a_class_with_too_few_records_is_refused_by_name() -> None:
-    with pytest.raises(SourceError, match=r"class 'b' has 1 record, fewer than 2 \(and 1 more classes\)"):
+    with pytest.raises(SourceError, match=r"class 'b' has 1 record, fewer than 2 \(and 1 more class\)"):
         sort_classes(tally({"a": 5, "c": 1, "b": 1}), "x", 2)
     assert sort_classes(tally({"a": 5, "b": 1}), "x", 1).to_pylist() == ["a", "b"]
 

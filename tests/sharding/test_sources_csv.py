@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import re
 import subprocess
 import sys
 import tempfile
@@ -209,7 +210,7 @@ def test_records_end_where_arrow_s_parser_ends_them(body: str, block_bytes: int)
         try:
             source = open_source(str(path), None, "csv", features(h1="string", h2="string"), lambda _: None)
         except SourceError as error:
-            if "never ends" in str(error) or (not whole and "the file is empty" in str(error)):
+            if "never ends" in str(error) or (not whole and re.search("is empty|no other record", str(error))):
                 return
             raise
         assert records(source, reject=seen.append) == whole
@@ -248,6 +249,21 @@ def test_a_type_does_not_depend_on_where_blocks_end(
         assert found == list(map(int, values))
     if dtype == "string":
         assert found == values
+
+
+def test_a_file_of_many_may_have_no_record(tmp_path: Path) -> None:
+    for name, content in {"a": "x,y\n", "b": "x,y\n1,2\n", "c": "x,y\n3\n"}.items():
+        (tmp_path / f"{name}.csv").write_text(content)
+    assert records(open_source(str(tmp_path), None, reject=lambda _: None), reject=lambda _: None) == [{"x": 1, "y": 2}]
+    (tmp_path / "b.csv").rename(tmp_path / "b.txt")
+    (tmp_path / "c.csv").write_text("x,y\n")
+    with pytest.raises(SourceError, match=r"a\.csv: this file and 1 other are empty"):
+        open_source(str(tmp_path), None)
+
+
+def test_a_file_of_bad_lines_alone_is_not_called_empty(write_csv: Write) -> None:
+    with pytest.raises(SourceError, match=r"line 2: Expected 2 columns, got 1; .*: there is no other record"):
+        open_source(write_csv(["x", "y"], [1], [2]), None, reject=lambda _: None)
 
 
 @pytest.mark.parametrize(

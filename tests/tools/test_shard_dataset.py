@@ -592,6 +592,21 @@ def nothing_at(url: str, server: S3Server) -> bool:
     return not [info for info in fs.find(url, detail=True).values() if info["type"] == "file"]
 
 
+def test_file_names_that_are_no_text_are_told(cli: Cli, dataset: Path, source: str, tmp_path: Path) -> None:
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/odd-\xe9")
+    Path(odd).mkdir()
+    (Path(odd) / "x.csv").write_text("a,b\n1,2\n")
+    assert_one_line(cli("shard-dataset", "build", odd, f"{tmp_path}/o"), "source must be a name in UTF-8", "rename it")
+    assert_one_line(cli("shard-dataset", "build", source, odd), "destination must be a name in UTF-8", "rename it")
+    (tmp_path / "folder").mkdir()
+    (Path(odd) / "x.csv").rename(os.fsdecode(os.fsencode(tmp_path) + b"/folder/\xe9.csv"))
+    done = cli("shard-dataset", "build", f"{tmp_path}/folder", f"{tmp_path}/o")
+    assert_one_line(done, "the name of the file", "\\udce9.csv' is not UTF-8; rename it")
+    dataset.rename(f"{odd}/shards")
+    for command in ("inspect", "verify", "cat", "clean"):
+        assert_one_line(cli("shard-dataset", command, f"{odd}/shards"), "must be a name in UTF-8", "rename it")
+
+
 class TestUsage:
     @pytest.mark.parametrize(
         ("args", "message"),

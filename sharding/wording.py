@@ -1,0 +1,27 @@
+"""Numbers of things in words, for messages."""
+
+from __future__ import annotations
+
+__all__ = ["counted", "some_of"]
+
+
+def counted(number: int, noun: str, verb: str = "") -> str:
+    """So many of something, and what they do; singular and plural are parted by a slash.
+
+    >>> counted(1, "file"), counted(1200, "file", "is/are"), counted(1, "index/indices", "was/were")
+    ('1 file', '1,200 files are', '1 index was')
+    """
+    one, _, many = noun.partition("/")
+    single, _, plural = verb.partition("/")
+    words = [f"{number:,}", one if number == 1 else many or f"{one}s", single if number == 1 else plural or single]
+    return " ".join(word for word in words if word)
+
+
+def some_of(number: int, total: int, noun: str, verb: str) -> str:
+    """So many of all there are, and what they do.
+
+    >>> some_of(1, 20, "shard", "is/are"), some_of(3, 20, "shard", "is/are")
+    ('1 of 20 shards is', '3 of 20 shards are')
+    """
+    single, _, plural = verb.partition("/")
+    return f"{number:,} of {counted(total, noun)} {single if number == 1 else plural}"
