@@ -45,7 +45,10 @@ def url_text(url: object, what: str) -> str:
 def take_urls(options: object, *names: str, optional: str = "") -> None:
     """Make text of fields of a frozen dataclass that may have been given as paths, one also as None; see `url_text`."""
     for name in (*names, *([optional] if optional and getattr(options, optional) is not None else [])):
-        object.__setattr__(options, name, url_text(getattr(options, name), name))
+        text = url_text(getattr(options, name), name)
+        if not text:
+            raise ConfigError(f"{name} must be a URL or a path, got an empty one")
+        object.__setattr__(options, name, text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -422,6 +422,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if args.command == "repair" and not named and (args.source_kind or args.spill):
         parser.error("--source-kind and --spill say how to read the source; name it with --source")
     if more:
+        parser.prog = f"{parser.prog} {args.command}"
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     return args
 

@@ -211,6 +211,8 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
         if has_pattern(path) and not fs.exists(path):
             found = [info for info in fs.glob(path, detail=True).values() if info["type"] == "file"]
             found = [info for info in found if info["name"].rpartition("/")[2][0] not in "._"]
+            if not found:
+                raise SourceError(f"no file matches {url}; check the pattern, or name a folder")
         elif fs.isfile(path) and (plain_name(path).endswith(tuple(filter(None, suffixes))) or not is_page(fs, path)):
             return [_file(fs, fs.info(path))]
         elif isinstance(fs, LocalFileSystem) and fs.isdir(path):
@@ -220,6 +222,8 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
             found = [i for i in found if not any(p[0] in "._" for p in i["name"][len(root) :].split("/") if p)]
             if not found and not fs.exists(path):
                 raise FileNotFoundError(path)
+    except SourceError:
+        raise
     except FileNotFoundError as error:
         raise SourceError(f"there is nothing at {url}; {_did_you_mean(url)}check the path") from error
     except Exception as error:

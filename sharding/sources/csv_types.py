@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import SourceError
+from ..schema import Feature
 from ..wording import counted
 from .base import BadRecord, Part, Reject, SourceFile
 from .csv_blocks import MISSING, Header, parse_block
 from .csv_records import cut_records
-from .given import beyond_integers
+from .given import beyond_integers, cast_text
 from .text import Block, Mark, Span, cut_parts, read_blocks
 
 __all__ = ["infer_types"]
@@ -23,7 +24,6 @@ _NUMBERS = (pa.int64(), pa.uint64(), pa.float64())
 _DATES = (pa.date32(), pa.timestamp("s"), pa.timestamp("ns"))
 _ZONED = (pa.timestamp("s", "UTC"), pa.timestamp("ns", "UTC"))
 _LAST = (pa.float64(), pa.string())
-_DIGITS = 100  # of an integer are looked at; Python makes none of very many
 
 
 def infer_types(
@@ -48,8 +48,8 @@ def infer_types(
         The type of each column, text where it has no value, and the parts of all files.
 
     Raises:
-        SourceError: there is no record, or a file holds not what CSV does; or a column of integers holds some that no
-            type does.
+        SourceError: there is no record, or a file holds not what CSV does; or a column holds numbers that would be
+            rounded or infinite.
     """
     types = _Types(headers[0].names, given)
     first_bad: list[BadRecord] = []
@@ -87,7 +87,7 @@ def infer_types(
             types.widen(name)
     for name in types.large:
         if wanted(name) and types.known[name] == pa.float64():
-            _check_integers(list(zip(files, headers, strict=True)), name, block_bytes)
+            _check_large(list(zip(files, headers, strict=True)), name, block_bytes)
     return types.schema(), parts
 
 
@@ -162,29 +162,36 @@ def _beyond_int64(table: pa.Table) -> Iterator[tuple[str, float]]:
                 yield name, bounds["min"]
 
 
-def _check_integers(sources: Sequence[tuple[SourceFile, Header]], name: str, block_bytes: int) -> None:
-    """Refuse a column of integers alone that would be rounded; what is written as a float is one.
+def _check_large(sources: Sequence[tuple[SourceFile, Header]], name: str, block_bytes: int) -> None:
+    """Refuse a column of integers alone that would be rounded, and numbers that would be infinite.
 
     Raises:
-        SourceError: names the first integer that is too large.
+        SourceError: names the first value that is too large.
     """
     far: tuple[str, int, int] | None = None
-    low = 0
+    integers, low = True, 0
+    feature = Feature(name=name, dtype="float64")
     for file, header in sources:
         for block in _blocks(file, header, block_bytes):
             rows = parse_block(file.url, header, block, {name: pa.string()}, [name], lambda _: None)
             text = rows.table.column(0).combine_chunks()
+            for row in np.flatnonzero(cast_text(text, feature, MISSING)[1]).tolist():
+                raise SourceError(
+                    f"{file.url}: line {rows.line(row)}: {name!r}: the number {text[row].as_py()[:20]} is beyond what "
+                    f"a float64 holds; mend it, or say by --schema that {name!r} is a string"
+                )
             there = pc.invert(pc.is_in(text, pa.array(MISSING)))
-            integers = pc.match_substring_regex(text, "^-?[0-9]+$")
-            if not pc.all(pc.or_(integers, pc.invert(there)), min_count=0).as_py():
-                return
+            whole = pc.match_substring_regex(text, "^-?[0-9]+$")
+            integers = integers and pc.all(pc.or_(whole, pc.invert(there)), min_count=0).as_py()
+            if not integers:
+                continue
             long = pc.and_(there, pc.greater(pc.utf8_length(text), 18))  # of fewer digits, all are of 64 bits
             low = min(low, -1 if pc.any(pc.starts_with(text, "-"), min_count=0).as_py() else 0)
             for row in np.flatnonzero(long.to_numpy(zero_copy_only=False)).tolist():
-                value = int(text[row].as_py()[:_DIGITS])
+                value = int(text[row].as_py())
                 if not -(1 << 63) <= value < 1 << 63 and (far is None or _is_worse(value, far[2])):
                     far = (file.url, rows.line(row), value)
-    if far is not None:
+    if far is not None and integers:
         raise SourceError(beyond_integers(far[0], far[1], name, far[2], low))
 
 

@@ -5,6 +5,7 @@ What a record's fields are is not for here: see `csv` and `jsonl`.
 
 from __future__ import annotations
 
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
@@ -193,10 +194,11 @@ def not_utf8(path: str, line: int, error: UnicodeDecodeError) -> BadRecord:
     """The record that starts in a line and holds other bytes than UTF-8."""
     before = error.object[: error.start]
     line += count_lines(before)
+    encoding = "utf-16" if line == 1 and error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "latin1"
     column = error.start - max(before.rfind(b"\n"), before.rfind(b"\r"))
     return BadRecord(
         path=path,
         place="",
         reason=f"line {line}, byte {column} is not UTF-8",
-        remedy="convert the file first, for example with: iconv -f latin1 -t utf-8",
+        remedy=f"convert the file first, for example with: iconv -f {encoding} -t utf-8",
     )

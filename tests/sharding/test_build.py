@@ -456,6 +456,6 @@ def test_paths_are_taken_where_urls_are(parquet: str, tmp_path: Path, files_of: 
     export(ExportOptions(url=out, destination=tmp_path / "tars", to="webdataset"))  # type: ignore[arg-type]
     repair(out, originals=[Original(url=source)], spill=tmp_path / "spill")  # type: ignore[arg-type]
     assert [Path(url).name for url in clean(out, spill=tmp_path / "spill")] == ["shards.parquet"]
-    for wrong in (3, None, b"x"):
+    for wrong in (3, None, b"x", ""):
         with pytest.raises(ConfigError, match="source must be a URL or a path, got"):
             BuildOptions(source=wrong, destination="x")  # type: ignore[arg-type]

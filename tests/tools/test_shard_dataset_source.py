@@ -54,6 +54,7 @@ def test_a_function_takes_the_place_of_src(words: list[str]) -> None:
         (["--source", "a:b", "dst", "--nothing"], "unrecognized arguments: --nothing"),
         (["src", "dst", "more"], "unrecognized arguments: more"),
         (["dst"], "the following arguments are required: DST"),
+        (["src", "dst", "--nothing", "x"], "shard-dataset build --help"),
     ],
 )
 def test_wrong_usage_is_told(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
