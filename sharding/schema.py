@@ -172,7 +172,7 @@ class Feature:
             if column.null_count or column.flatten().null_count:
                 raise SourceError(f"column {self.name!r} holds nested lists with nulls; fill them, or drop the records")
             column = pa.FixedSizeListArray.from_arrays(column.flatten().flatten(), width)
-        if self.logical:
+        if self.logical and not self.shape:  # of lists there is no view; the cast below is as exact
             column = column.view(self.primitive)
         return column if column.type == self.arrow_type else pc.cast(column, self.arrow_type)
 

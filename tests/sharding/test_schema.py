@@ -79,6 +79,17 @@ def test_columns_conform_without_losing_a_value(column: pa.Array, expected: list
     assert conformed.to_pylist() == expected
 
 
+@pytest.mark.parametrize("kind", [pa.date32(), pa.time64("us"), pa.timestamp("ns", "UTC"), pa.duration("ms")])
+def test_lists_of_times_conform_without_losing_a_value(kind: pa.DataType) -> None:
+    whole = pa.int32() if kind.bit_width == 32 else pa.int64()
+    ragged = pa.array([[9], [1, -2], None, []], pa.list_(whole))
+    vectors = pa.array([[9, 9], [1, -2], None], pa.list_(whole, 2))
+    for column, timed in ((ragged, pa.list_(kind)), (ragged, pa.large_list(kind)), (vectors, pa.list_(kind, 2))):
+        feature = feature_of(timed)
+        assert feature.logical == str(kind)
+        assert feature.conform(column.cast(timed).slice(1)).to_pylist() == column.to_pylist()[1:]
+
+
 def test_nulls_within_nested_tensors_are_refused() -> None:
     column = pa.array([[[1, 2], None]], pa.list_(pa.list_(pa.int32(), 2), 2))
     with pytest.raises(SourceError, match="'x' holds nested lists with nulls"):

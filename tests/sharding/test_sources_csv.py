@@ -254,9 +254,7 @@ def test_a_type_does_not_depend_on_where_blocks_end(
 @pytest.mark.parametrize("value", ["1e400", "-1e400", "9" * 5000])
 def test_a_number_beyond_a_float_is_not_read_as_infinite(write_csv: Write, value: str) -> None:
     url = write_csv(["x", "y"], ["inf", 1], ["-Infinity", 1], ["0.5", 1], [value, 1])
-    with pytest.raises(
-        SourceError, match=r"\.csv: line 5: 'x': the number \S+ is beyond what a float64 holds"
-    ):
+    with pytest.raises(SourceError, match=r"\.csv: line 5: 'x': the number \S+ is beyond what a float64 holds"):
         open_source(url, None)
     source = open_source(url, None, features=features(x="float64"))
     assert [row["x"] for row in records(source, reject=lambda _: None)] == [float("inf"), float("-inf"), 0.5]
