@@ -216,6 +216,11 @@ class Schema:
         """The Arrow schema of a record batch, with shapes and encodings as field metadata."""
         return pa.schema([_field(feature, role="label" * (feature.name == self.label)) for feature in self.features])
 
+    @property
+    def empty(self) -> pa.RecordBatch:
+        """A record batch without records."""
+        return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self.arrow], schema=self.arrow)
+
     @classmethod
     def from_arrow(cls, schema: pa.Schema, label: str | None) -> Schema:
         """The schema that holds every column of an Arrow schema exactly.

@@ -103,7 +103,7 @@ class LenientSource:
         try:
             return self.inner.sample(part, records)
         except SourceError:
-            return pa.RecordBatch.from_pylist([], schema=self.schema.arrow)
+            return self.schema.empty
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """As the inner source does."""

@@ -75,7 +75,7 @@ class MapBatches:
         """What the function returns, held to the schema of the sample."""
         assert self.given is not None, "bind comes first"
         if not batch.num_rows:  # a batch that a filter emptied is none of the user's
-            return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in self.given.arrow], schema=self.given.arrow)
+            return self.given.empty
         result = self._call(batch)
         if sorted(result.schema.names) != sorted(self.given.names):
             raise SourceError(

@@ -154,9 +154,7 @@ class PreparedSource:
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Add the late columns, prepared."""
         if not drafts.num_rows:
-            return pa.RecordBatch.from_arrays(
-                [pa.array([], f.type) for f in self.schema.arrow], schema=self.schema.arrow
-            )
+            return self.schema.empty
         columns = {name: drafts.column(name) for name in visible(drafts)}
         if not set(self.schema.names) <= set(columns):
             whole = self.inner.complete(_inner_drafts(drafts))

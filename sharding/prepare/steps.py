@@ -148,7 +148,7 @@ class Filter:
 
     def schema(self, schema: Schema) -> Schema:
         """The same; the expression is tried on no records."""
-        self.apply(_empty(schema))
+        self.apply(schema.empty)
         return schema
 
     def needs(self, names: Collection[str], schema: Schema) -> frozenset[str]:
@@ -241,11 +241,6 @@ def _filled(column: pa.Array, text: str) -> pa.Array:
     if column.type == pa.binary():
         return pc.fill_null(column, text.encode())
     return pc.fill_null(column, pc.cast(pa.scalar(text), column.type))
-
-
-def _empty(schema: Schema) -> pa.RecordBatch:
-    arrow = schema.arrow
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in arrow], schema=arrow)
 
 
 def _is_list(column: pa.Array) -> bool:

@@ -113,7 +113,7 @@ class CsvSource:
         batches = self._batches(part, None, lambda _: None, sample=True)
         head = next((batch for batch in batches if batch.num_rows), None)
         if head is None:
-            return self.schema.arrow.empty_table().combine_chunks().to_batches()[0]
+            return self.schema.empty
         return self.schema.conform(head.slice(0, records))
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:

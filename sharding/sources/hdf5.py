@@ -134,7 +134,8 @@ class Hdf5Source:
         """The first rows."""
         start, stop = part.pieces
         head = Part(path=part.path, pieces=(start, min(stop, start + records)), first_record=start)
-        return pa.Table.from_batches(self.drafts(head), self.schema.arrow).combine_chunks().to_batches()[0]
+        found = pa.Table.from_batches(self.drafts(head), self.schema.arrow).combine_chunks().to_batches()
+        return found[0] if found else self.schema.empty
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Nothing is left to do."""

@@ -105,7 +105,7 @@ class IterableSource:
         with closing(_items(self.url)) as items:
             for batch in _batched(self.url, islice(items, records), self.types, self.types.names):
                 return self.schema.conform(batch.slice(0, records))
-        return self.schema.arrow.empty_table().to_batches()[0]
+        return self.schema.empty
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Nothing is left to do."""
@@ -152,6 +152,8 @@ def _columns(url: str, rows: list[dict[str, Any]], types: pa.Schema, names: list
         raise SourceError(f"{where}: the column {strange!r} was not there before; give the same records in each call")
     try:
         arrays = [column_of_values([row.get(name) for row in rows], types.field(name)) for name in names]
+    except UnicodeEncodeError as error:
+        raise SourceError(f"{where}: half a surrogate pair is no text: {error.object[:20]!r}; mend it") from error
     except (TypeError, ValueError) as error:  # Arrow's are ValueErrors too
         text = " ".join(str(error).split())[:200]
         raise SourceError(f"{where}: {text}; give the same records in each call") from error

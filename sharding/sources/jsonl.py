@@ -114,7 +114,7 @@ class JsonlSource:
             if len(arrays[0]):
                 conformed = [f.conform(array) for f, array in zip(self.schema.features, arrays, strict=True)]
                 return pa.RecordBatch.from_arrays(conformed, schema=self.schema.arrow).slice(0, records)
-        return self.schema.arrow.empty_table().combine_chunks().to_batches()[0]
+        return self.schema.empty
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Nothing is left to do."""

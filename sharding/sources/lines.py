@@ -61,7 +61,7 @@ class LineSource:
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """The first lines."""
         first = next(self.drafts(part), None)
-        return self.schema.arrow.empty_table().to_batches()[0] if first is None else first.slice(0, records)
+        return self.schema.empty if first is None else first.slice(0, records)
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Nothing is left to do."""

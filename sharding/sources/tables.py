@@ -196,7 +196,7 @@ class TableSource(ABC):
 
     def _conformed(self, part: Part, batch: pa.RecordBatch | None) -> pa.RecordBatch:
         if batch is None:
-            return pa.RecordBatch.from_pylist([], schema=self.schema.arrow)
+            return self.schema.empty
         return self.schema.conform(self.partitions.append(batch, part.path))
 
     def _bounded(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

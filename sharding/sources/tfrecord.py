@@ -116,7 +116,7 @@ class TFRecordSource:
         """The head of the part; what is bad there is for the passes to tell."""
         for columns, _ in self._columns(part, lambda _: None, self.schema.features, _SAMPLE_BYTES):
             return pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow).slice(0, records)
-        return self.schema.arrow.empty_table().to_batches()[0]
+        return self.schema.empty
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Nothing is left to do."""

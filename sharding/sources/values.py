@@ -17,6 +17,7 @@ __all__ = ["ColumnType", "column_of_values", "flatten"]
 
 _PYTHON = {bool: pa.bool_(), float: pa.float64(), str: pa.string(), bytes: pa.binary(), bytearray: pa.binary()}
 _ARRAYS = (list, tuple, np.ndarray)
+_GIVE = "give numbers, strings, bytes, dates, or lists of them"
 
 
 def flatten(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -224,7 +225,7 @@ def _of_numpy(dtype: npt.DTypeLike) -> pa.DataType:
     try:
         return pa.from_numpy_dtype(dtype.newbyteorder("="))
     except pa.ArrowNotImplementedError as error:
-        raise TypeError(f"has NumPy values of type {dtype}, which no column has") from error
+        raise TypeError(f"has NumPy values of type {dtype}, which no column has; {_GIVE}") from error
 
 
 def _of_python(kind: type, values: Sequence[Any]) -> pa.DataType:
@@ -236,9 +237,9 @@ def _of_python(kind: type, values: Sequence[Any]) -> pa.DataType:
     try:
         found = pa.infer_type(values)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise TypeError(f"has a value of type {kind.__name__}, which no column has") from error
+        raise TypeError(f"has a value of type {kind.__name__}, which no column has; {_GIVE}") from error
     if not pa.types.is_temporal(found):
-        raise TypeError(f"has a value of type {kind.__name__}, which no column has")
+        raise TypeError(f"has a value of type {kind.__name__}, which no column has; {_GIVE}")
     if any(getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0) for value in values):  # of pandas
         raise TypeError(f"has a {kind.__name__} with nanoseconds, which Arrow cuts off; give its to_numpy()")
     return found

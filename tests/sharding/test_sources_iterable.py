@@ -193,6 +193,7 @@ def test_records_that_change_from_call_to_call_are_found(write: Write) -> None:
     source = opened(write(once), "x")
     with pytest.raises(SourceError, match="gave 2 records when it was first called, and 0 now"):
         labels(source)
+    assert source.sample(source.parts[0], 3).num_rows == 0
     calls = "calls = 0\ndef records():\n    global calls\n    calls += 1\n    return [{%s}]"
     source = opened(write(calls % "'x': 1 if calls == 1 else 'a'"))
     with pytest.raises(SourceError, match=r"among the records 0 to 0: .*; give the same records in each call"):
@@ -202,6 +203,12 @@ def test_records_that_change_from_call_to_call_are_found(write: Write) -> None:
         records(source)
     source = opened(write(calls % "'x': [1] * (1 + calls)"))
     with pytest.raises(SourceError, match="an array has not the 2 elements"):
+        records(source)
+
+
+def test_half_a_surrogate_pair_is_told(write: Write) -> None:
+    source = opened(write("def records():\n    return [{'x': '\\ud800'}]"))
+    with pytest.raises(SourceError, match=r"half a surrogate pair is no text: '\\ud800'; mend it"):
         records(source)
 
 

@@ -169,3 +169,17 @@ def test_a_table_that_is_gone_is_not_passed_over(tmp_path: Path) -> None:
     (tmp_path / "x" / "x.parquet").unlink()
     with pytest.raises(FileNotFoundError, match=r"x\.parquet"):
         list(source.labels(source.parts[0]))
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+@pytest.mark.parametrize("prepare", [PrepareOptions(), PrepareOptions(steps=(Filter("x > 0"),), dedup=())])
+def test_a_first_file_may_have_bad_records_alone(tmp_path: Path, ending: str, prepare: PrepareOptions) -> None:
+    lines = {
+        "csv": ("x,y\n1\n", "x,y\n" + "1,a\n2,b\n"),
+        "jsonl": ("[1]\n", '{"x": 1, "y": "a"}\n{"x": 2, "y": "b"}\n'),
+    }
+    (tmp_path / "in").mkdir()
+    for name, text in zip("ab", lines[ending], strict=True):
+        (tmp_path / "in" / f"{name}.{ending}").write_text(text)
+    dataset = built(str(tmp_path / "in"), tmp_path / "out", shards=1, on_bad_record="skip:1", prepare=prepare)
+    assert dataset.manifest.records == 2
