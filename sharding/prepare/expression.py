@@ -21,7 +21,7 @@ from .columns import check_columns
 __all__ = ["NULL", "column_name", "columns_of", "evaluate", "literal_word", "parse"]
 
 Value = Any  # a pa.Array for what is made of columns, else a literal: bool, int, float or str
-_GRAMMAR = "comparisons, and, or, not, in (...), is null, + - * /, numbers, 'text', true, false, column names"
+_GRAMMAR = "== != < <= > >=, and, or, not, in (...), is null, + - * /, numbers, 'text', true, false, column names"
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: pc.equal, ast.NotEq: pc.not_equal, ast.Lt: pc.less, ast.LtE: pc.less_equal,
     ast.Gt: pc.greater, ast.GtE: pc.greater_equal,

@@ -157,8 +157,8 @@ def _picked(leaves: Sequence[Leaf], picks: Sequence[str], path: str) -> list[Lea
     for pick in picks:
         if not any(_within(leaf.name, pick) for leaf in leaves):
             close = difflib.get_close_matches(pick, [leaf.name for leaf in leaves], n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise SourceError(f"{path} holds no array {pick!r}; {hint}There are: {_listed(leaves)}")
+            hint = f"did you mean {close[0]!r}? There" if close else "there"
+            raise SourceError(f"{path} holds no array {pick!r}; {hint} are: {_listed(leaves)}")
     chosen = [leaf for leaf in leaves if not picks or any(_within(leaf.name, pick) for pick in picks)]
     if not chosen:
         raise SourceError(f"{path} holds no array with a dimension of records")

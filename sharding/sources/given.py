@@ -31,9 +31,9 @@ def check_names(features: Mapping[str, Feature], names: Iterable[str]) -> None:
     for name in features:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
+            hint = f"did you mean {close[0]!r}? They" if close else "they"
             listed = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
-            raise ConfigError(f"a type is given for {name!r}, but there is no such column; {hint}They are: {listed}")
+            raise ConfigError(f"a type is given for {name!r}, but there is no such column; {hint} are: {listed}")
 
 
 def beyond_integers(path: str, line: int, name: str, value: int, low: int) -> str:

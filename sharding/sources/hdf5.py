@@ -92,7 +92,10 @@ class Hdf5Source:
         parts: list[Part] = []
         for file in files:
             with _open(file.url) as root:
-                chosen = choose(list(_leaves(root, picks)), picks, file.url, wanted, _feature)
+                there = list(_leaves(root, picks))
+                if not all(any(_related(leaf.name, pick) for leaf in there) for pick in picks):
+                    there = list(_leaves(root, ()))  # for the error, which lists them
+                chosen = choose(there, picks, file.url, wanted, _feature)
                 leaves = chosen.leaves
                 left_out |= dict.fromkeys(chosen.left_out)
                 found = tuple(map(_column, leaves, chosen.features))

@@ -94,7 +94,15 @@ def _values(root: str, path: str) -> dict[str, str | None]:
     """
     folders = path[len(root) + 1 :].split("/")[:-1]
     pairs = [folder.partition("=")[::2] for folder in folders if folder.find("=") > 0]
-    return {unquote(key): None if value == _NULL else unquote(value) for key, value in pairs}
+    return {_unquoted(key): None if value == _NULL else _unquoted(value) for key, value in pairs}
+
+
+def _unquoted(text: str) -> str:
+    """Text without its escapes; as it is where they are no UTF-8, for it has to stay apart from other text."""
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        return text
 
 
 def _kind(values: Sequence[str | None]) -> pa.DataType:

@@ -120,7 +120,7 @@ def test_groups_and_datasets_are_picked_by_name(tmp_path: Path) -> None:
     assert table(open_source(f"{url}::/train", "deep/y")).column_names == ["x", "deep/y"]
     assert table(open_source(f"{url}::/test/x,/test/deep/y", None)).column_names == ["test/x", "test/deep/y"]
     assert table(open_source(f"{url}::test/x", None))["test/x"].to_pylist() == [0, 1]
-    with pytest.raises(SourceError, match="no array 'trian'"):
+    with pytest.raises(SourceError, match=r"no array 'trian'; did you mean 'train/x'\? There are: test/x, test/deep/y"):
         open_source(f"{url}::/trian", None)
 
 

@@ -130,6 +130,10 @@ class TestPartitions:
         source = open_source(self.write(name, tmp_path, "v=1", "v=1.5", "v=99999999999999999999"), None)
         assert [row["v"] for row in records(source)] == ["1.5", "1.5", "1", "1", *["99999999999999999999"] * 2]
 
+    def test_values_that_are_no_text_stay_apart(self, name: str, tmp_path: Path) -> None:
+        source = open_source(self.write(name, tmp_path, "v=%fe", "v=%ff", "v=%zz"), None)
+        assert [row["v"] for row in records(source)] == ["%fe", "%fe", "%ff", "%ff", "%zz", "%zz"]
+
     def test_different_keys_are_refused(self, name: str, tmp_path: Path) -> None:
         url = self.write(name, tmp_path, "a=1", "b=1")
         with pytest.raises(SourceError, match=r"partition keys \(b\), those of .*a=1.* \(a\)"):

@@ -607,6 +607,11 @@ def test_file_names_that_are_no_text_are_told(cli: Cli, dataset: Path, source: s
         assert_one_line(cli("shard-dataset", command, f"{odd}/shards"), "must be a name in UTF-8", "rename it")
 
 
+def test_a_file_is_no_folder(cli: Cli, source: str, tmp_path: Path) -> None:
+    for command in (["inspect", source], ["clean", source], ["build", source, f"{tmp_path}/o", "--spill", source]):
+        assert_one_line(cli("shard-dataset", *command), "a name in its path is that of a file", "check the path")
+
+
 class TestUsage:
     @pytest.mark.parametrize(
         ("args", "message"),
