@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 from .arguments import CommandParser
 from .probe import version_of
-from .starting import INTERRUPTED, interrupts_told, print_any_text
+from .starting import INTERRUPTED, interrupts_told, settle_streams
 
 __all__ = ["main"]
 
@@ -97,7 +97,7 @@ def chosen_command(argv: Sequence[str]) -> str | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `ringfeed` and return its exit status; an error a user can mend is one line on stderr."""
-    print_any_text()
+    settle_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     with interrupts_told("ringfeed"):
         from ..sharding.errors import RingfeedError

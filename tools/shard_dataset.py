@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from .starting import interrupts_told, print_any_text
+from .starting import interrupts_told, settle_streams
 
 __all__ = ["main", "run"]
 
@@ -30,7 +30,7 @@ def run() -> NoReturn:
     A thread of Arrow that lets go of a Python buffer while the interpreter shuts down aborts the process (3 of 30
     builds that failed early). All that there is to tidy up has been by then.
     """
-    print_any_text()
+    settle_streams()
     try:
         status = main()
     except SystemExit as stop:  # of argparse: usage, help, version

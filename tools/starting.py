@@ -14,13 +14,21 @@ from io import TextIOWrapper
 from threading import current_thread, main_thread
 from types import FrameType
 
-__all__ = ["INTERRUPTED", "interrupts_told", "print_any_text"]
+__all__ = ["INTERRUPTED", "interrupts_told", "settle_streams"]
 
 INTERRUPTED = 130  # exit status
 
 
-def print_any_text() -> None:
-    """Let text be printed that the terminal's encoding lacks, as file names may be: escaped."""
+def settle_streams() -> None:
+    """Let streams that were closed lead nowhere, and text be printed that an encoding lacks, as file names may be.
+
+    Else the next file that is opened would take the place of a closed stream, and be what others print to.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -607,6 +607,15 @@ def test_file_names_that_are_no_text_are_told(cli: Cli, dataset: Path, source: s
         assert_one_line(cli("shard-dataset", command, f"{odd}/shards"), "must be a name in UTF-8", "rename it")
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_may_be_closed(source: str, tmp_path: Path, closed: str) -> None:
+    program = Path(sys.executable).with_name("shard-dataset")
+    command = f"{program} build {source} {tmp_path}/out --label status --shards 2 --workers 2 --json {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+    assert main(["verify", str(tmp_path / "out")]) == 0
+
+
 def test_a_file_is_no_folder(cli: Cli, source: str, tmp_path: Path) -> None:
     for command in (["inspect", source], ["clean", source], ["build", source, f"{tmp_path}/o", "--spill", source]):
         assert_one_line(cli("shard-dataset", *command), "a name in its path is that of a file", "check the path")
