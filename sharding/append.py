@@ -20,6 +20,7 @@ from .errors import ConfigError, DestinationError, SourceError
 from .lease import Holder
 from .location import take_urls
 from .manifest import Manifest
+from .option_types import check_flags, take_integers, take_shares
 from .plan import BuildOptions
 from .planning import open_build_source, plan_source
 from .prepare import PrepareOptions, Select, restore_options
@@ -78,6 +79,10 @@ class AppendOptions:
 
     def __post_init__(self) -> None:
         take_urls(self, "source", "destination", optional="spill")
+        take_integers(self, "shards", "shard_bytes", "seed")
+        check_flags(self, "as_is", "again")
+        if self.splits is not None:
+            object.__setattr__(self, "splits", take_shares(self.splits))
         self._as_build()  # the rules are those of a build
 
     def for_dataset(self, dataset: Dataset) -> BuildOptions:

@@ -66,7 +66,7 @@ class Location:
     retries: RetryPolicy = field(default_factory=RetryPolicy)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "url", url_text(self.url, "the URL of a folder"))
+        object.__setattr__(self, "url", url_text(self.url, "a folder"))
 
     @property
     def protocol(self) -> str:

@@ -20,8 +20,10 @@ from .errors import ConfigError, SourceError
 from .formats.encode import COMPRESSIONS, default_compression
 from .location import take_urls
 from .memory import MemoryShare
+from .option_types import check_flags, check_texts, take_integers, take_shares
 from .prepare import PrepareOptions, restore_options
 from .schema import Schema
+from .sources import KINDS
 from .tolerance import Budget, parse_budget
 from .wording import counted
 
@@ -57,7 +59,7 @@ class BuildOptions:
         compression: of the shards, or None for the format's habit.
         shards: how many in the largest split; the others get as many as make shards of equal size. Or None.
         shard_bytes: about how large each shard should be. Or None; not together with `shards`.
-        splits: share of each split, by name; they add up to 1.
+        splits: share of each split, by name; they add up to 1. Fractions, or what is written as a decimal.
         split_column: column whose value names the split of each record; not together with `splits`. Or None.
         group_by: column no value of which may be in two splits. Or None.
         balance: ``records``, or ``bytes``: shards of a split are alike in size too, as far as records' sizes allow.
@@ -103,6 +105,7 @@ class BuildOptions:
 
     def __post_init__(self) -> None:
         take_urls(self, "source", "destination", optional="spill")
+        self._check_types()
         if self.shard_format not in COMPRESSIONS:
             raise ConfigError(f"the format must be one of {', '.join(COMPRESSIONS)}, got {self.shard_format!r}")
         if self.codec not in COMPRESSIONS[self.shard_format]:
@@ -130,6 +133,19 @@ class BuildOptions:
         if self.balance not in _BALANCES:
             raise ConfigError(f"--balance must be one of {', '.join(_BALANCES)}, got {self.balance!r}")
         self._check_division()
+
+    def _check_types(self) -> None:
+        for name in ("workers", "seed", "min_class_records", "source_kind", "on_bad_record"):
+            if getattr(self, name) is None:
+                raise ConfigError(f"{name} must be given, got None")
+        take_integers(self, "shards", "shard_bytes", "workers", "memory_bytes", "seed", "min_class_records")
+        check_texts(self, "label", "source_kind", "split_column", "group_by", "on_bad_record")
+        check_flags(self, "overwrite", "dali_index")
+        object.__setattr__(self, "splits", take_shares(self.splits))
+        if self.source_kind not in ("auto", *KINDS):
+            raise ConfigError(f"source_kind must be one of auto, {', '.join(KINDS)}, got {self.source_kind!r}")
+        if not isinstance(self.prepare, PrepareOptions):
+            raise ConfigError(f"prepare must be PrepareOptions, got {self.prepare!r}")
 
     def _check_division(self) -> None:
         if self.split_column is not None and self.group_by is not None:

@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from .clients import S3
 from .drafts import Bytes, Draft, LocalDraft, RemoteDraft, SpooledDraft
-from .errors import ConfigError, RangesError
+from .errors import RangesError
 from .fast import copy_object, read_object
-from .location import Location, public_url
+from .location import Location, public_url, url_text
 from .retry import IncompleteError
 from .s3 import SINGLE_BYTES, S3Draft, create_object, put_object
 from .streams import RangeReader, Sink
@@ -334,8 +334,4 @@ def storage_of(place: Place) -> Storage:
     Raises:
         ConfigError: that is no name.
     """
-    if isinstance(place, Storage):
-        return place
-    if not isinstance(place, str | os.PathLike):
-        raise ConfigError(f"a folder is named by its path or URL, got {place!r}")
-    return Storage(os.fspath(place))
+    return place if isinstance(place, Storage) else Storage(url_text(place, "a folder"))

@@ -112,8 +112,8 @@ def _feature(name: str, value: object) -> Feature:
     dtype, encoding = tree.get("dtype"), tree.get("encoding", "")
     if dtype not in _DTYPES:
         close = difflib.get_close_matches(str(dtype), _DTYPES, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"{where}: there is no dtype {dtype!r}; {hint}They are {', '.join(_DTYPES)}")
+        hint = f"did you mean {close[0]!r}? They" if close else "they"
+        raise ValueError(f"{where}: there is no dtype {dtype!r}; {hint} are {', '.join(_DTYPES)}")
     if encoding and (encoding not in _ENCODINGS or dtype != "binary"):
         raise ValueError(f"{where}: the one encoding is image, of dtype binary, got {encoding!r} of {dtype}")
     return Feature(name=name, dtype=dtype, shape=_shape(tree.get("shape", []), where), encoding=encoding)
