@@ -34,7 +34,7 @@ SHARES = "'natural', 'uniform', 'power:A', 'X->Y:EPOCHS' or a share by class"
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"url": 5}, "a folder is named by its path or URL, got 5"),
+        ({"url": 5}, "a folder must be a URL or a path, got 5"),
         ({"columns": [1]}, "columns must be a list of at least one name, got [1]"),
         ({"columns": 5}, "columns must be a list of at least one name, got 5"),
         ({"columns": iter([])}, "columns must be a list of at least one name, got <"),

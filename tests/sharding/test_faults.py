@@ -347,7 +347,7 @@ def test_a_source_is_read_over_a_bad_network(
     for path in files:
         through.write_bytes(str(path.relative_to(here.parent)), path.read_bytes())
     label = "label" if here.is_file() else None
-    plan = BuildOptions(source="", destination="", label=label, shards=2)
+    plan = BuildOptions(source="there", destination="here", label=label, shards=2)
     build(replace(plan, source=str(here), destination=str(tmp_path / "expected")))
     proxy.begin(fault)
     build(replace(plan, source=f"{through.url}/{here.name}", destination=str(tmp_path / "built")))

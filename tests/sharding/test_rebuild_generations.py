@@ -361,7 +361,7 @@ def test_the_command_counts_what_it_repaired_and_what_it_left(
     damage(out, 0, 1, 2)
     assert main(["repair", str(out), "--source", sources[0], "--source", sources[2], "--workers", "1"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "repaired 6 damaged files; no record is lost; 3 are left for another source"
+        "repaired 6 damaged files; no record is lost; 3 files are left for another source"
     )
 
 
