@@ -252,7 +252,8 @@ class CacheFolder:
         """Give a filled entry its name, and map it as `map` does; None if another took it away at once."""
         try:
             _touch(claimed)
-            os.rename(self.path / (key.file + _PART), self.path / key.file)
+            with self._locked():  # who lists the folder meanwhile may see neither name, and make too little room
+                os.rename(self.path / (key.file + _PART), self.path / key.file)
             _lock(claimed, fcntl.LOCK_SH)
             return _mapped(claimed, key.size) if os.fstat(claimed).st_nlink else None
         finally:

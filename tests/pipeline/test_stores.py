@@ -56,6 +56,7 @@ def tell(loader: Loader, answer: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:os.fork")  # of JAX, if another test has imported it
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_another_process_reads_the_same_or_says_at_once_that_it_cannot(
     store: Store, source: str, method: Literal["spawn", "fork"]

@@ -693,7 +693,8 @@ class TestUsage:
 def test_ctrl_c_while_modules_are_imported_is_one_line(
     tmp_path: Path, program: str, flags: list[str], told: str
 ) -> None:
-    (tmp_path / "pyarrow.py").write_text("import sys, time\nprint('importing', flush=True)\ntime.sleep(60)")
+    waits = "for _ in range(1000):\n    time.sleep(0.05)"  # a signal may come just before a sleep, which then goes on
+    (tmp_path / "pyarrow.py").write_text(f"import sys, time\nprint('importing', flush=True)\n{waits}")
     process = subprocess.Popen(
         [str(Path(sys.executable).with_name(program)), *flags],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
