@@ -26,6 +26,7 @@ _GREET_SECONDS = 20  # until what answers is taken for no scheduler
 _LOST_SECONDS = 10  # until a scheduler that went away is given up
 _WORKERS_SECONDS = 60.0  # until a cluster that has no workers is given up: one that grows with its load needs some
 _OTHERS_SECONDS = 600.0  # until tasks of a killed build are taken for such as never end
+_RESULT_SECONDS = 60.0  # until the result of a task that has ended, which is small, is taken for lost
 _COUNT_SECONDS = 2.0  # for which the number of workers is taken for known
 
 
@@ -108,7 +109,7 @@ class _DaskExecutor(ClusterExecutor):
 
     def _settle(self, task: Any, future: Future[Any]) -> None:
         try:
-            task.result().settle(future)
+            task.result(_RESULT_SECONDS).settle(future)
         except Exception as error:
             future.set_exception(self._explained(error))
         finally:
@@ -116,7 +117,7 @@ class _DaskExecutor(ClusterExecutor):
 
     def _explained(self, error: Exception) -> Exception:
         if isinstance(error, (asyncio.CancelledError, CancelledError, *_LOST)):  # errors of our tasks are values
-            said = WorkerError(f"the Dask scheduler at {self._address} went away, or gave the task up")
+            said = WorkerError(f"the Dask scheduler at {self._address} went away, or gave the task up, or its result")
         elif type(error).__name__ == "KilledWorker":
             said = WorkerError(
                 "a task was given up for it ended several Dask workers, most likely for want of memory; give them more "
@@ -146,11 +147,15 @@ class _DaskExecutor(ClusterExecutor):
         for worker, found in self._client.run(version, "ringfeed", on_error="return").items():
             if isinstance(found, ImportError):  # else the first task would end the worker
                 raise missing_package(f"Dask worker {worker}")
-        probe = self.submit(_nothing)
+        probe, again = self.submit(_nothing), True
         while True:
             try:
                 probe.result(_WORKERS_SECONDS)
                 return
+            except WorkerError:  # once, a result that had been there never came
+                if not again:
+                    raise
+                probe, again = self.submit(_nothing), False
             except FutureTimeoutError as error:  # busy with the work of others, perhaps
                 if not self._client.nthreads():
                     raise StorageError(f"the Dask cluster at {self._address} has no workers; start some") from error
