@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMPS := .venv/.ringfeed
 LAYERS := sharding pipeline training tools
 # Folders too: their time changes when a file in them comes or goes.
-SOURCES := $(shell find $(LAYERS) -name __pycache__ -prune -o \( -type d -o -name '*.py' -o -name '*.html' -o -name py.typed \) -print)
+SOURCES := $(shell find $(LAYERS) -name __pycache__ -prune -o \( -type d -o -name '*.py' -o -name '*.c' -o -name '*.html' -o -name py.typed \) -print)
 MODULES := $(LAYERS:%=ringfeed.%)
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
@@ -21,7 +21,7 @@ $(STAMPS)/environment: setup.cfg pyproject.toml .ci/setup.sh
 	@.ci/setup.sh environment
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/package: $(STAMPS)/environment $(SOURCES)
+$(STAMPS)/package: $(STAMPS)/environment setup.py $(SOURCES)
 	@.ci/setup.sh package
 	@touch $@
 

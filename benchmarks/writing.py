@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import images
 import psutil
 import pyarrow as pa
 import pyarrow.dataset as pads
@@ -75,18 +76,25 @@ def run_workers(folder: Path, rounds: int) -> list[tuple[str, list[float], float
 def run_s3(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     """Ratios of a plain upload's seconds to a build's, of the same shards to the same server on this machine.
 
-    Next to it, so that server, build and upload share the cores; and over links on which they wait more and more.
+    Of rows, which are all read before the first shard can be written, and of images, which are not. Next to the server,
+    so that server, build and upload share the cores; and over links on which they wait more and more.
     """
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from tests.servers.seaweedfs import seaweedfs
 
-    source, shards = _repeated(folder, _LARGE), folder / "upload"
-    _build(source, str(shards), workers=2)
+    photos = folder / "photos"
+    if not photos.exists():
+        images.write_photos(photos, images.IMAGES)
+    sources = {f"{_LARGE // 2}M rows": (_repeated(folder, _LARGE), "label"), f"{images.IMAGES:,} JPEGs": (photos, None)}
+    shards = {name: folder / f"upload-{path.stem}" for name, (path, _) in sources.items()}
+    for name, (path, label) in sources.items():
+        _command(path, str(shards[name]), workers=2, label=label)
     with seaweedfs(folder / "s3") as server:
         os.environ.update(server.env)
         server.make_bucket("bench")
 
-        def ratios(endpoint: str) -> list[float]:
+        def ratios(endpoint: str, name: str) -> list[float]:
+            source, label = sources[name]
             os.environ["AWS_ENDPOINT_URL_S3"] = endpoint
             keys = {"access_key": server.access_key, "secret_key": server.secret_key}
             client = pafs.S3FileSystem(**keys, endpoint_override=endpoint)
@@ -94,18 +102,20 @@ def run_s3(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
             def plain(_: Path, target: Path) -> None:
                 send = partial(_upload, client, f"bench/{target.name}")
                 with ThreadPoolExecutor(_UPLOADS) as pool:
-                    list(pool.map(send, shards.iterdir()))
+                    list(pool.map(send, shards[name].iterdir()))
 
             def ours(source: Path, target: Path) -> None:
-                _command(source, f"s3://bench/{target.name}", workers=2)
+                _command(source, f"s3://bench/{target.name}", workers=2, label=label)
 
             return _ratios(plain, ours, source, folder, rounds)
 
-        what = f"{_LARGE // 2}M rows to S3, against a plain upload of the shards by pyarrow.fs"
-        results = [(what, ratios(server.endpoint_url), 0.8)]
-        for gigabits in _LINKS:
-            with link(server.endpoint_url, int(gigabits * GIGABIT)) as far:
-                results.append((f"{what}, both over a link of {gigabits:g} Gbit/s", ratios(far), 0.8))
+        results = []
+        for name in sources:
+            what = f"{name} to S3, against a plain upload of the shards by pyarrow.fs"
+            results.append((what, ratios(server.endpoint_url, name), 0.8))
+            for gigabits in _LINKS:
+                with link(server.endpoint_url, int(gigabits * GIGABIT)) as far:
+                    results.append((f"{what}, both over a link of {gigabits:g} Gbit/s", ratios(far, name), 0.8))
         return results
 
 
@@ -152,11 +162,11 @@ def _ours(source: Path, target: Path) -> None:
     _build(source, str(target), workers=1)
 
 
-def _command(source: Path, target: str, *, workers: int, cores: int | None = None) -> None:
+def _command(source: Path, target: str, *, workers: int, cores: int | None = None, label: str | None = "label") -> None:
     """As a user starts it: processes that workers are started from hold no TensorFlow then."""
     program = Path(sys.executable).with_name("shard-dataset")
     pinned = ["taskset", "--cpu-list", f"0-{cores - 1}"] if cores else []
-    options = ["--label", "label", "--shards", str(SHARDS), "--workers", str(workers), "--json"]
+    options = ["--shards", str(SHARDS), "--workers", str(workers), "--json", *(["--label", label] if label else [])]
     subprocess.run([*pinned, program, "build", source, target, *options], check=True, stdout=subprocess.DEVNULL)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
+from ..sharding import kernels
 from ..sharding.grouping import stable_order
 from ..sharding.keyed import derive_key, shuffled_by_group
 from .order import coprime_stride
@@ -200,6 +201,9 @@ class RecordDrawer:
         Returns:
             int64 [samples].
         """
+        if kernels.are_compiled():
+            self._drawn %= np.maximum(self.counts, 1)
+            return kernels.draw(wanted, self._members, self._bounds, self._drawn)
         begin = self._drawn
         self._drawn = begin + np.bincount(wanted, minlength=len(begin))
         starts, lengths = self._runs(begin, self._drawn)

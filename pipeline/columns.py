@@ -15,8 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..sharding import kernels
 from ..sharding.formats.parquet import read_columns
 from ..sharding.grouping import stable_order
+from ..sharding.kernels import VIEW
 from ..sharding.schema import Feature, Schema
 from .pool import BufferPool
 
@@ -39,7 +41,6 @@ __all__ = [
 
 CLASS_ID = "class_id"  # of the sample's label among `manifest.classes`
 WEIGHT = "sample_weight"
-VIEW = np.dtype([("length", "<i4"), ("prefix", "<u4"), ("buffer", "<i4"), ("offset", "<i4")])  # of Arrow's binary_view
 _VIEW_SPAN = 1 << 30
 _INLINE = 12  # bytes: shorter values stand in their view themselves
 _ALIGNMENT = 64
@@ -160,6 +161,9 @@ def view_bytes(data: pa.Buffer, starts: npt.NDArray[np.int64], ends: npt.NDArray
     """
     buffers = [data.slice(start) for start in range(0, max(data.size, 1), _VIEW_SPAN)]
     content = np.frombuffer(data, np.uint8)
+    if kernels.are_compiled():
+        views = kernels.view_bytes(content, starts, ends, _VIEW_SPAN)
+        return pa.Array.from_buffers(pa.binary_view(), len(starts), [None, pa.py_buffer(views), *buffers])
     views = np.zeros(len(starts), VIEW)
     views["length"], views["buffer"], views["offset"] = ends - starts, starts // _VIEW_SPAN, starts % _VIEW_SPAN
     cells = views.view(np.uint8).reshape(-1, VIEW.itemsize)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,15 +17,16 @@ from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.schema import Feature, Schema
 from .allocator import keep_freed_memory
 from .blend import SOFT_LABEL
-from .columns import CLASS_ID, WEIGHT, Columns, copy_views, slice_columns
-from .frames import EXAMPLES, copy_messages, join_frames
+from .columns import CLASS_ID, WEIGHT, Column, Columns, copy_views, slice_columns
+from .frames import EXAMPLES, join_frames
 from .generated import generated_dataset, is_op_determinism_enabled, rewritable
 from .keys import SAMPLE_KEY, SOURCE_ID
 from .tracing import annotate
+from .view_ops import copy_operation, locate_views
 
 __all__ = ["dataset_maker", "feature_spec", "parse_batch", "supervised"]
 
-_LENGTHS = "\0lengths"
+_LENGTHS, _ADDRESSES = "\0lengths", "\0addresses"
 _NO_FEATURES = (CLASS_ID, SOFT_LABEL, WEIGHT, SAMPLE_KEY, SOURCE_ID)
 Batch = dict[str, Any]
 
@@ -139,19 +140,32 @@ def dataset_maker(
         signature[EXAMPLES] = tf.TensorSpec([None, local_batch], tf.string)
     if single:
         signature = {name: tf.TensorSpec(spec.shape[1:], spec.dtype) for name, spec in signature.items()}
+    copy = copy_operation() if large else None
+    viewed = {name: spec for name, spec in signature.items() if copy and spec.dtype == tf.string}
+    for name, spec in viewed.items():
+        del signature[name]
+        signature |= {name + end: tf.TensorSpec(spec.shape, tf.int64) for end in (_ADDRESSES, _LENGTHS)}
 
     def encoded(epoch: int, start_step: int) -> Generator[Batch, None, None]:
         keep_freed_memory()
         for steps, columns in chunks(epoch, start_step):
             if large:
-                yield from _encode_large(columns, steps, local_batch, large)
+                yield from _encode_large(columns, steps, local_batch, large, viewed)
                 continue
             with annotate("deliver"):
                 chunk = _encode_chunk(join_frames(columns), schema, steps, local_batch)
             del columns  # whose memory is used again, once TensorFlow lets go of it
             yield {name: values[0] for name, values in chunk.items()} if single else chunk
 
-    generated = generated_dataset(encoded, signature)
+    def copied(yielded: Batch) -> Batch:
+        assert copy is not None
+        copies = {
+            name: tf.ensure_shape(copy(yielded.pop(name + _ADDRESSES), yielded.pop(name + _LENGTHS)), spec.shape)
+            for name, spec in viewed.items()
+        }
+        return yielded | copies
+
+    generated = generated_dataset(encoded, signature, copied if viewed else None)
 
     def batches(dataset: tf.data.Dataset, steps: tf.Tensor) -> tf.data.Dataset:
         if large and undecoded:
@@ -260,21 +274,28 @@ def _encode_chunk(columns: Columns, schema: Schema, steps: int, local_batch: int
     return chunk
 
 
-def _encode_large(columns: Columns, steps: int, local_batch: int, together: int) -> Iterator[Batch]:
-    """Some steps of a chunk after the other, with a `bytes` object for each viewed value: copied no sooner, and once.
+def _encode_large(
+    columns: Columns, steps: int, local_batch: int, together: int, viewed: Container[str]
+) -> Iterator[Batch]:
+    """Some steps of a chunk after the other, with what TensorFlow copies its strings from: copied no sooner, and once.
 
-    Short examples cross faster joined, in chunks; but that copies each four times.
+    That is where those `viewed` lie, which `columns` keep there; or a `bytes` object for each. Short examples cross
+    faster joined, in chunks; but that copies each four times.
     """
+    margins = {EXAMPLES: {"before": HEADER_BYTES, "after": FOOTER_BYTES}}
+    located: dict[str, Column] = {}
+    for name, values in columns.items():
+        if name in viewed:
+            located[name + _ADDRESSES], located[name + _LENGTHS] = locate_views(values, **margins.get(name, {}))
+        else:
+            located[name] = values
     for first in range(0, steps, together):
-        rows = slice_columns(columns, first * local_batch, min(first + together, steps) * local_batch)
-        copies = {name: _copied(name, values) for name, values in rows.items()}
-        yield {name: values.reshape(-1, local_batch, *values.shape[1:]) for name, values in copies.items()}
-
-
-def _copied(name: str, values: Any) -> npt.NDArray[Any]:
-    if isinstance(values, np.ndarray):
-        return values
-    return copy_messages(values) if name == EXAMPLES else copy_views(values)
+        rows = slice_columns(located, first * local_batch, min(first + together, steps) * local_batch)
+        crossing = {
+            name: values if isinstance(values, np.ndarray) else copy_views(values, **margins.get(name, {}))
+            for name, values in rows.items()
+        }
+        yield {name: values.reshape(-1, local_batch, *values.shape[1:]) for name, values in crossing.items()}
 
 
 def _join_binary(values: pa.Array) -> tuple[bytes, npt.NDArray[np.int64]]:

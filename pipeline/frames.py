@@ -17,10 +17,10 @@ from ..sharding.formats.example import ColumnLayout, RecordLayout
 from ..sharding.formats.matrix import decode_cells
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.schema import Feature, Schema
-from .columns import VIEW, Columns, copy_views, empty_aligned
+from .columns import VIEW, Columns, empty_aligned
 from .pool import BufferPool
 
-__all__ = ["EXAMPLES", "FRAMES", "copy_messages", "decode_frames", "join_frames", "open_features", "open_tfrecord"]
+__all__ = ["EXAMPLES", "FRAMES", "decode_frames", "join_frames", "open_features", "open_tfrecord"]
 
 FRAMES = "\0frames"  # uint8 [records, frame bytes]
 EXAMPLES = "\0examples"  # Arrow binary view [records]
@@ -63,11 +63,6 @@ def join_frames(columns: Columns) -> Columns:
         return columns
     frames: Any = columns[EXAMPLES]
     return {**columns, EXAMPLES: frames.cast(pa.large_binary())}
-
-
-def copy_messages(frames: pa.Array) -> npt.NDArray[Any]:
-    """The messages within viewed frames, as `bytes` objects [records]."""
-    return copy_views(frames, before=HEADER_BYTES, after=FOOTER_BYTES)
 
 
 def open_features(columns: Columns, schema: Schema, layout: RecordLayout) -> Columns:

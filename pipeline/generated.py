@@ -18,18 +18,22 @@ from tensorflow.python.framework.config import is_op_determinism_enabled  # ther
 __all__ = ["generated_dataset", "is_op_determinism_enabled", "rewritable"]
 
 Element = dict[str, Any]
+Finish = Callable[[Element], Element]
 Maker = Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset]
 
 
 def generated_dataset(
-    generate: Callable[[int, int], Generator[Element, None, None]], signature: Mapping[str, tf.TensorSpec]
+    generate: Callable[[int, int], Generator[Element, None, None]],
+    signature: Mapping[str, tf.TensorSpec],
+    finish: Finish | None = None,
 ) -> Maker:
     """What makes, of two numbers, a dataset of what a generator of them yields.
 
     Args:
         generate: starts a generator; each iterator of a dataset has its own, which is closed with it. TensorFlow never
             lets go of this function, nor of what it holds.
-        signature: of the elements; `bytes` and arrays, of which TensorFlow takes over what is aligned.
+        signature: of what it yields; `bytes` and arrays, of which TensorFlow takes over what is aligned.
+        finish: makes the elements of that, in TensorFlow operations that run while the generator waits at its `yield`.
     """
     number = tf.TensorSpec([], tf.int64)
     running: dict[int, Generator[Element, None, None]] = {}
@@ -48,15 +52,22 @@ def generated_dataset(
         running.pop(int(name)).close()
         return name
 
-    def function(body: Callable[..., Any], result: Any, *inputs: tf.TensorSpec) -> Any:
-        call = tf.function(lambda *given: tf.numpy_function(body, given, result), list(inputs), autograph=False)
-        return call.get_concrete_function()
+    def function(call: Callable[..., Any], *inputs: tf.TensorSpec) -> Any:
+        return tf.function(call, list(inputs), autograph=False).get_concrete_function()
 
-    specs = tf.nest.flatten(signature)
+    def element(name: tf.Tensor) -> Any:
+        yielded = tf.numpy_function(proceed, [name], [spec.dtype for spec in tf.nest.flatten(signature)])
+        for tensor, spec in zip(yielded, tf.nest.flatten(signature), strict=True):
+            tensor.set_shape(spec.shape)
+        named = tf.nest.pack_sequence_as(dict(signature), yielded)
+        return named if finish is None else finish(named)
+
+    following = function(element, number)
+    elements = {name: tf.TensorSpec.from_tensor(one) for name, one in following.structured_outputs.items()}
     functions = {
-        "init_func": function(begin, tf.int64, number, number),
-        "next_func": function(proceed, [spec.dtype for spec in specs], number),
-        "finalize_func": function(end, tf.int64, number),
+        "init_func": function(lambda *numbers: tf.numpy_function(begin, numbers, tf.int64), number, number),
+        "next_func": following,
+        "finalize_func": function(lambda name: tf.numpy_function(end, [name], tf.int64), number),
     }
 
     def dataset(first: tf.Tensor, second: tf.Tensor) -> tf.data.Dataset:
@@ -64,11 +75,11 @@ def generated_dataset(
             init_func_other_args=[first, second],
             next_func_other_args=[],
             finalize_func_other_args=[],
-            output_types=[spec.dtype for spec in specs],
-            output_shapes=[spec.shape for spec in specs],
+            output_types=[spec.dtype for spec in tf.nest.flatten(elements)],
+            output_shapes=[spec.shape for spec in tf.nest.flatten(elements)],
             **functions,
         )
-        return tf.data.experimental.from_variant(variant, dict(signature))
+        return tf.data.experimental.from_variant(variant, elements)
 
     return dataset
 

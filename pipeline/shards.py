@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ..sharding import kernels
 from ..sharding.dataset import Dataset, read_checked
 from ..sharding.errors import CorruptionError
 from ..sharding.manifest import ShardInfo
@@ -39,7 +40,7 @@ T = TypeVar("T")
 _THREADS = 4  # of a local disk, and of a remote store at first
 _MOST_THREADS = 24  # of a remote store; its client keeps 32 connections, some for second requests
 _NOW = -1  # sooner than any step
-_SMALL_RECORD = 1024  # bytes: checking such records one by one costs more than reading a whole shard from a local disk
+_SMALL_RECORD = 1024  # bytes: without kernels, to check these costs more than to read a whole shard from a local disk
 
 
 class _Shared(Generic[T]):
@@ -204,4 +205,5 @@ class ShardFetcher:
             return True
         records = sum(shard.records for shard in self._shards)
         small = sum(shard.bytes for shard in self._shards) < _SMALL_RECORD * records
-        return manifest.compression == "none" and not (small and storage.local_path is not None)
+        slow = small and storage.local_path is not None and not kernels.are_compiled()
+        return manifest.compression == "none" and not slow

@@ -15,6 +15,7 @@ import fsspec
 import pytest
 from hypothesis import settings
 
+from ringfeed.sharding import kernels
 from tests.servers.hdfs import HdfsServer, hdfs
 from tests.servers.seaweedfs import S3Server, seaweedfs
 from tests.servers.sharing import shared
@@ -39,6 +40,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.get_closest_marker("campaign")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="module", params=["compiled", "python"])
+def implementation(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The kernels, and what stands in for them where they were not compiled: a module tests both alike."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "python":
+            patch.setattr(kernels, "_library", None)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.table import Table
 
+from ..sharding.kernels import are_compiled
 from .horovod_recipe import HOROVOD_VERSION
 from .probe import Runtime, horovod_target, probe_runtime, tensorflow_distribution, version_of
 
@@ -32,6 +33,7 @@ class Facts:
     """What this machine and this Python environment hold; a version is None where nothing is installed."""
 
     versions: Mapping[str, str | None]
+    kernels: bool
     runtime: Runtime
     horovod_built_for: str | None
     gpus: tuple[str, ...]
@@ -56,6 +58,11 @@ def diagnose(facts: Facts) -> tuple[Finding, ...]:
         for name in BASE
         if versions[name] is None
     ]
+    if not facts.kernels:
+        command = "apt-get install -y gcc libc6-dev && pip install --force-reinstall --no-deps ringfeed"
+        findings.append(
+            Finding(what="compiled kernels: all works without, but takes up to twice as long", command=command)
+        )
     findings += _diagnose_tensorflow(facts)
     if runtime.horovod is None:
         if runtime.tensorflow is not None:
@@ -120,6 +127,7 @@ def examine() -> Facts:
             "tensorflow": tensorflow[1] if tensorflow else None,
             **{name: version_of(name) for name in others},
         },
+        kernels=are_compiled(),
         runtime=probe_runtime(),
         horovod_built_for=horovod_target(),
         gpus=_gpus(),
@@ -134,6 +142,7 @@ def report(facts: Facts, findings: tuple[Finding, ...]) -> dict[str, object]:
     return {
         "ok": not any(finding.broken for finding in findings),
         "versions": dict(facts.versions),
+        "kernels": facts.kernels,
         "horovod": None
         if runtime.horovod is None
         else {
@@ -161,6 +170,7 @@ def _show(facts: Facts, findings: tuple[Finding, ...], console: Console) -> None
     if horovod is not None:
         names = ", ".join(horovod.collectives) or "unknown: it does not load"
         table.add_row("collectives", f"{names} (built for TensorFlow {facts.horovod_built_for or 'unknown'})")
+    table.add_row("kernels", "compiled" if facts.kernels else "[yellow]not compiled[/yellow]")
     table.add_row("GPUs", ", ".join(facts.gpus) or "none")
     clients = {"S3": facts.versions["s3fs"], "HDFS": facts.versions["hdfs-native"]}
     table.add_row("storage clients", ", ".join(["local", *(name for name, found in clients.items() if found)]))

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from .. import kernels
 from ..schema import Feature, Schema
 from .example import LIST_TAGS, delimited
 from .matrix import cast_integers
@@ -153,6 +154,9 @@ def locate_examples(
 
 def _walk(data: Bytes, starts: Int64, ends: Int64, schema: Schema) -> Iterator[tuple[Feature, Int64, Int64, Int64]]:
     """Each feature, the records that have it, and where its serialised list starts and ends in each of them."""
+    if kernels.are_compiled():
+        yield from _walked(data, starts, ends, schema)
+        return
     _require(data[starts] == _DELIMITED_1)
     lengths, at = _varints_at(data, starts + 1)
     _require(at + lengths == ends)
@@ -163,6 +167,21 @@ def _walk(data: Bytes, starts: Int64, ends: Int64, schema: Schema) -> Iterator[t
         at[rows] = stops
         yield feature, rows, bodies, stops
     _require(at == ends)
+
+
+def _walked(data: Bytes, starts: Int64, ends: Int64, schema: Schema) -> Iterator[tuple[Feature, Int64, Int64, Int64]]:
+    keys, tags = [_key(feature) for feature in schema.features], [LIST_TAGS[f.example_kind] for f in schema.features]
+    places = kernels.walk_examples(np.ascontiguousarray(data), starts, ends, keys, tags)
+    if places is None:
+        raise _UnusualError
+    for feature, bodies, stops in zip(schema.features, *places, strict=True):
+        rows = np.flatnonzero(bodies >= 0)
+        yield feature, rows, bodies[rows], stops[rows]
+
+
+def _key(feature: Feature) -> bytes:
+    """What its entry in a map of features begins with: the key, and the tag of the value."""
+    return delimited(_DELIMITED_1, feature.name.encode()) + b"\x12"
 
 
 def _require(condition: npt.NDArray[np.bool_] | bool) -> None:
@@ -186,7 +205,7 @@ def _varints_at(data: Bytes, at: Int64) -> tuple[Int64, Int64]:
 
 def _entries(data: Bytes, at: Int64, feature: Feature) -> tuple[Int64, Int64, Int64]:
     """Which of the entries of feature maps are of a feature; where the serialised list in each starts and ends."""
-    key = np.frombuffer(delimited(_DELIMITED_1, feature.name.encode()) + b"\x12", np.uint8)
+    key = np.frombuffer(_key(feature), np.uint8)
     none = np.empty(0, np.int64)
     if not len(at) or len(data) < len(key):
         return none, none, none
@@ -209,13 +228,18 @@ def _values(data: Bytes, bodies: Int64, stops: Int64, feature: Feature) -> tuple
         starts, ends, counts = _split(data, bodies, stops) if feature.shape else (*_chunks(data, bodies, stops), None)
         values = _gather(data, starts, ends).cast(feature.primitive)
         return values, (stops > bodies).astype(np.int64) if counts is None else counts
-    packed = _gather(data, *_chunks(data, bodies, stops))
+    starts, ends = _chunks(data, bodies, stops)
+    if feature.example_kind == "int64" and feature.shape == () and kernels.are_compiled():
+        numbers = kernels.read_varints(np.ascontiguousarray(data), starts, ends)
+        if numbers is not None:
+            return pa.array(cast_integers(numbers, feature)), np.ones(len(numbers), np.int64)
+    packed = _gather(data, starts, ends)
     offsets = np.frombuffer(packed.buffers()[1], np.int64)[: len(packed) + 1]
     content = np.frombuffer(packed.buffers()[2] or b"", np.uint8)[: offsets[-1]]
     if feature.example_kind == "int64":
-        numbers, ends = _all_varints(content)
-        _require(np.isin(offsets[1:][np.diff(offsets) > 0], ends))
-        return pa.array(cast_integers(numbers, feature)), np.diff(np.searchsorted(ends, offsets, side="right"))
+        integers, after = _all_varints(content)
+        _require(np.isin(offsets[1:][np.diff(offsets) > 0], after))
+        return pa.array(cast_integers(integers, feature)), np.diff(np.searchsorted(after, offsets, side="right"))
     stored = np.dtype("float32" if feature.example_kind == "float" else feature.dtype).newbyteorder("<")
     _require(np.diff(offsets) % stored.itemsize == 0)
     return pa.array(content.view(stored).astype(feature.dtype)), np.diff(offsets) // stored.itemsize
@@ -223,6 +247,11 @@ def _values(data: Bytes, bodies: Int64, stops: Int64, feature: Feature) -> tuple
 
 def _chunks(data: Bytes, bodies: Int64, stops: Int64) -> tuple[Int64, Int64]:
     """Start and end of the one value in each list; both at its end where the list is empty."""
+    if kernels.are_compiled():
+        entered = kernels.enter_lists(np.ascontiguousarray(data), bodies, stops)
+        if entered is None:
+            raise _UnusualError
+        return entered, stops
     starts = stops.copy()
     filled = np.flatnonzero(bodies < stops)
     _require(data[bodies[filled]] == _DELIMITED_1)

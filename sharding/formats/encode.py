@@ -112,8 +112,9 @@ class _TFRecordEncoder:
             margins = (HEADER_BYTES, FOOTER_BYTES)
             matrix = encode_matrix(batch, self._schema, self._layout, margins=margins)
             frames = Frames.joined(frame_matrix(matrix))
-        pieces: Iterable[Any] = frames.pieces
-        self._sink.writelines(pieces if self._compressor is None else map(self._compressor.compress, pieces))
+        for run in frames.runs:
+            pieces: Iterable[Any] = run
+            self._sink.writelines(pieces if self._compressor is None else map(self._compressor.compress, pieces))
         self._lengths.append(frames.lengths)
         self._class_ids.append(class_ids)
 

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from .. import kernels
 from ..schema import Feature, Schema
 
 __all__ = [
@@ -256,6 +257,8 @@ def _headed(marks: Sequence[bytes], numbers: Sequence[npt.NDArray[np.int64]]) ->
 
 def _minimal_varints(values: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """Varints without padding, and the offset at which each starts (one more than there are values)."""
+    if kernels.are_compiled():
+        return kernels.pack_varints(np.ascontiguousarray(values))
     widths = varint_widths(values)
     columns = np.arange(widths.max(initial=1))
     matrix = _padded_varints(values, len(columns))

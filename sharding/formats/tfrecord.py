@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from .. import kernels
 from ..errors import CorruptionError
 from .example import join_binary
 
@@ -62,6 +63,9 @@ def frame_matrix(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
     Returns:
         As `frame_records`.
     """
+    if kernels.are_compiled():
+        kernels.frame_rows(matrix)
+        return binary_rows(matrix)
     footers = _matrix_footers(matrix)
     matrix[:, :HEADER_BYTES] = record_headers(np.array([matrix.shape[1] - HEADER_BYTES - FOOTER_BYTES]))
     matrix[:, -FOOTER_BYTES:] = footers
@@ -79,6 +83,8 @@ def frames_are_whole(data: pa.Buffer, lengths: npt.NDArray[np.integer]) -> bool:
     ends = np.cumsum(lengths, dtype=np.int64)
     if len(content) != ends[-1] or lengths.min() < HEADER_BYTES + FOOTER_BYTES:
         return False
+    if kernels.are_compiled():
+        return kernels.first_bad_frame(content, ends) == len(ends)
     if lengths.min() == lengths.max():
         matrix = content.reshape(len(lengths), -1)
         headers, footers, found = matrix[:, :HEADER_BYTES], matrix[:, -FOOTER_BYTES:], _matrix_footers(matrix)

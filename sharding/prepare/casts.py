@@ -16,7 +16,7 @@ from .items import join_items
 
 __all__ = ["Cast", "SetTypes"]
 
-_INFINITE = pa.array(["inf", "infinity"])  # as Arrow reads them, without a sign and in lower case
+_INFINITE = ("inf", "infinity")  # as Arrow reads them, without a sign and in lower case
 _NUMBERS = ("int64", "uint64", "float64", "int32")  # what a column of times, held as integers, may become
 
 
@@ -181,7 +181,7 @@ def _check_held(column: pa.Array, result: pa.Array) -> None:
         elif pa.types.is_floating(before):
             changed = pc.and_(_infinite(result), pc.invert(_infinite(column)))
         elif pa.types.is_string(before) or pa.types.is_binary(before):
-            told = pc.is_in(pc.utf8_lower(pc.utf8_ltrim(column.cast(pa.string()), "+-")), _INFINITE)
+            told = pc.is_in(pc.utf8_lower(pc.utf8_ltrim(column.cast(pa.string()), "+-")), pa.array(_INFINITE))
             changed = pc.and_(_infinite(result), pc.invert(told))
         else:
             return

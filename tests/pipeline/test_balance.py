@@ -3,10 +3,13 @@
 import tracemalloc
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfeed.pipeline.balance import ClassSchedule, RecordDrawer, balanced_word
+
+pytestmark = pytest.mark.usefixtures("implementation")
 
 
 @st.composite

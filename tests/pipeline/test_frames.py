@@ -8,10 +8,11 @@ import pytest
 
 from ringfeed.pipeline import Loader, frames
 from ringfeed.pipeline import loader as loader_module
-from ringfeed.pipeline.columns import concat_columns, slice_columns, take_columns, take_from_segments
-from ringfeed.pipeline.frames import EXAMPLES, copy_messages, join_frames, open_tfrecord
+from ringfeed.pipeline.columns import concat_columns, copy_views, slice_columns, take_columns, take_from_segments
+from ringfeed.pipeline.frames import EXAMPLES, join_frames, open_tfrecord
 from ringfeed.sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 
+MARGINS = {"before": HEADER_BYTES, "after": FOOTER_BYTES}
 MESSAGES = [bytes([number]) * (number % 9) for number in range(50)]
 
 
@@ -29,10 +30,10 @@ def test_views_are_taken_concatenated_and_copied(monkeypatch: pytest.MonkeyPatch
     first[EXAMPLES].validate(full=True)
     rows = np.random.default_rng(0).permutation(50)
     taken = take_from_segments([first, second], [0, 30], rows)
-    assert copy_messages(taken[EXAMPLES]).tolist() == [MESSAGES[row] for row in rows]
+    assert copy_views(taken[EXAMPLES], **MARGINS).tolist() == [MESSAGES[row] for row in rows]
     both = slice_columns(concat_columns([first, second]), 20, 45)
     some = take_columns(both, np.array([24, 0, 3]))
-    assert copy_messages(some[EXAMPLES]).tolist() == [MESSAGES[44], MESSAGES[20], MESSAGES[23]]
+    assert copy_views(some[EXAMPLES], **MARGINS).tolist() == [MESSAGES[44], MESSAGES[20], MESSAGES[23]]
     joined = join_frames(some)[EXAMPLES]
     assert joined.type == pa.large_binary()
     assert [frame.as_py()[HEADER_BYTES:-FOOTER_BYTES] for frame in joined] == [MESSAGES[44], MESSAGES[20], MESSAGES[23]]

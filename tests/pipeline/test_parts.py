@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfeed.pipeline import Loader
-from ringfeed.sharding import BuildOptions, CorruptionError, build, build_plan, open_dataset
+from ringfeed.sharding import BuildOptions, CorruptionError, build, build_plan, kernels, open_dataset
 from ringfeed.sharding.formats.parquet import groups_of_rows
 from ringfeed.sharding.formats.tfrecord import frame_records, frames_are_whole
 from ringfeed.sharding.storage import Storage
@@ -95,6 +95,20 @@ def test_ranks_together_read_each_byte_once(make: Make, kind: str, options: dict
         if kind == "fixed":
             planned = loaders[0].plan().bytes_per_rank
             assert list(map(bytes_read, loaders)) == pytest.approx(planned, rel=0.02)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_small_records_on_a_local_disk_are_read_in_parts_where_they_are_checked_fast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    (tmp_path / "fixed").mkdir()
+    table = pa.table({"id": np.arange(RECORDS), "label": np.arange(RECORDS) % 5})
+    pq.write_table(table, tmp_path / "fixed" / "source.parquet")
+    url = build_at(str(tmp_path / "shards"), tmp_path, "fixed")
+    total = sum(shard.bytes + shard.index_bytes for shard in open_dataset(url).shards)
+    monkeypatch.setattr(kernels, "are_compiled", lambda: compiled)
+    fetched = sum(bytes_read(read(url, rank=rank, world_size=6)[1]) for rank in range(6))
+    assert (fetched < 1.2 * total) == compiled  # of so small a shard the index is much
 
 
 def test_every_store_is_asked_for_parts(store: Store, source: Path, make: Make) -> None:

@@ -15,6 +15,8 @@ from ringfeed.sharding import BuildOptions, build
 from ringfeed.sharding.formats.example import encode_examples
 from ringfeed.sharding.schema import Feature, Schema
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 RECORDS = 90
 PIECES = [bytes([number]) * (number % 20) for number in range(60)]
 

@@ -13,6 +13,8 @@ from ringfeed.sharding.formats.matrix import decode_matrix
 from ringfeed.sharding.formats.protobuf import read_fields
 from tests.sharding.test_example import GOLDEN, batches, golden_case, layout_of
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 
 def decoded(messages: list[bytes], schema: Schema, names: list[str] | None = None) -> pa.RecordBatch:
     """With other bytes between the messages, as TFRecord frames have them."""

@@ -14,6 +14,8 @@ from ringfeed.sharding.formats.decode import decode_example
 from ringfeed.sharding.formats.example import RecordLayout, encode_examples, plan_layout, varint_width
 from ringfeed.sharding.tasks import _widen_ranges
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 INT_BOUNDS = {
     **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},

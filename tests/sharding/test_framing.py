@@ -7,9 +7,16 @@ from hypothesis import strategies as st
 
 from ringfeed.sharding.formats import framing
 from ringfeed.sharding.formats.example import encode_examples, encode_pieces
-from ringfeed.sharding.formats.framing import frame_pieces
+from ringfeed.sharding.formats.framing import Frames, frame_pieces
 from ringfeed.sharding.formats.tfrecord import frame_records, iterate_records
 from ringfeed.sharding.schema import Schema
+
+pytestmark = pytest.mark.usefixtures("implementation")
+
+
+def joined(framed: Frames) -> bytes:
+    return b"".join(bytes(piece) for run in framed.runs for piece in run)
+
 
 values = st.one_of(st.none(), st.binary(max_size=40))
 
@@ -25,9 +32,10 @@ def test_pieces_make_the_frames_of_whole_messages(
     schema = Schema.from_arrow(batch.schema, None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(framing, "_LARGE_BYTES", large_bytes)
+        patch.setattr(framing, "_RUN_BYTES", large_bytes)
         framed = frame_pieces(encode_pieces(batch, schema))
     whole = frame_records(encode_examples(batch, schema, None)).to_pylist()
-    assert b"".join(framed.pieces) == b"".join(whole)
+    assert joined(framed) == b"".join(whole)
     assert framed.lengths.tolist() == list(map(len, whole))
 
 
@@ -35,6 +43,6 @@ def test_large_values_are_framed_and_found_again() -> None:
     images = [bytes([i]) * (5000 * i) for i in range(4)]
     batch = pa.record_batch({"image": pa.array(images, pa.binary()), "n": pa.array(range(4))})
     framed = frame_pieces(encode_pieces(batch, Schema.from_arrow(batch.schema, None)))
-    data = b"".join(framed.pieces)
+    data = joined(framed)
     payloads = [payload for _, payload in iterate_records(data, "x")]
     assert payloads == encode_examples(batch, Schema.from_arrow(batch.schema, None), None).to_pylist()

@@ -14,6 +14,8 @@ from ringfeed.sharding.sources import Source, image_files, open_source
 from ringfeed.sharding.sources.base import BadRecord, Checked, fail_on_bad
 from tests.servers.store import Store
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 
 def image(seed: int, form: str = "PNG", width: int = 9) -> bytes:
     pixels = np.random.default_rng(seed).integers(0, 256, (7, width, 3), np.uint8)

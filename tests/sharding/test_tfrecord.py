@@ -17,6 +17,8 @@ from ringfeed.sharding.formats.tfrecord import (
     iterate_records,
 )
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 # Written by tf.io.TFRecordWriter of TensorFlow 2.21.0 for the payloads b"", b"ringfeed", b"ab"; 2026-11-21
 GOLDEN = bytes.fromhex(
     "000000000000000029039807d8ea82a20800000000000000ff86240f72696e6766656564c053a36d"

@@ -25,6 +25,7 @@ HEALTHY = Facts(
         "horovod": "0.28.1",
         "hdfs-native": "0.14.7",
     },
+    kernels=True,
     runtime=Runtime(tensorflow=TensorflowProbe(), horovod=HorovodProbe(collectives=("gloo",))),
     horovod_built_for="2.21.0",
     gpus=(),
@@ -58,6 +59,13 @@ def test_a_bare_data_host_is_not_broken_and_is_told_how_to_get_the_rest() -> Non
         "pip install 'ringfeed[cpu]'",
         "pip install 'ringfeed[hdfs]'",
     }
+
+
+def test_kernels_that_were_not_compiled_are_missing_and_no_fault() -> None:
+    finding = only(diagnose(replace(HEALTHY, kernels=False)))
+    assert not finding.broken
+    assert "kernels" in finding.what
+    assert "gcc" in finding.command
 
 
 def test_horovod_for_another_tensorflow_is_broken() -> None:

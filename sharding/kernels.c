@@ -1,0 +1,274 @@
+/* The loops over files and records whose steps are too short for Python: see kernels.py, which says what each is for,
+ * checks the arguments, and calls with the interpreter's lock released. Nothing here allocates or keeps anything.
+ *
+ * Numbers are little-endian, as in the files; kernels.py loads nothing of this on other machines.
+ */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#define HEADER_BYTES 12
+#define FOOTER_BYTES 4
+#define FILE_CHANGED (-1)
+
+typedef uint32_t (*crc32c_extend)(uint32_t crc, const uint8_t *data, size_t count);
+
+/* Files, one after the other, into memory that has room for exactly as many bytes as each had.
+ * Returns 0; or errno, or FILE_CHANGED, with the number of the file in `failed`. */
+int ringfeed_read_files(const char *paths, int64_t files, const int64_t *offsets, uint8_t *target, int64_t *failed)
+{
+    for (int64_t i = 0; i < files; i++, paths += strlen(paths) + 1) {
+        uint8_t *next = target + offsets[i], beyond;
+        size_t left = (size_t)(offsets[i + 1] - offsets[i]);
+        ssize_t count;
+        int file, error;
+
+        *failed = i;
+        do
+            file = open(paths, O_RDONLY | O_CLOEXEC);
+        while (file < 0 && errno == EINTR);
+        if (file < 0)
+            return errno;
+        do { /* one that stops at the end, though there was room for a byte beyond, has met it */
+            struct iovec places[2] = {{next, left}, {&beyond, 1}};
+            count = readv(file, places, 2);
+            if (count > 0) {
+                size_t taken = (size_t)count < left ? (size_t)count : left;
+                next += taken;
+                left -= taken;
+                if ((size_t)count > taken) {
+                    left = 1; /* it has grown */
+                    break;
+                }
+            }
+        } while ((count > 0 && left) || (count < 0 && errno == EINTR));
+        error = count < 0 ? errno : left ? FILE_CHANGED : 0;
+        close(file);
+        if (error)
+            return error;
+    }
+    return 0;
+}
+
+static uint32_t mask(uint32_t crc)
+{
+    return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
+}
+
+static void write_header(crc32c_extend extend, uint64_t length, uint8_t *header)
+{
+    uint32_t crc;
+    memcpy(header, &length, 8);
+    crc = mask(extend(0, header, 8));
+    memcpy(header + 8, &crc, 4);
+}
+
+/* Puts the message in the middle of each row of a matrix into a frame. */
+void ringfeed_frame_rows(crc32c_extend extend, uint8_t *matrix, int64_t rows, int64_t row_bytes)
+{
+    const size_t length = (size_t)row_bytes - HEADER_BYTES - FOOTER_BYTES;
+    uint8_t header[HEADER_BYTES];
+
+    write_header(extend, length, header);
+    for (uint8_t *row = matrix; row < matrix + rows * row_bytes; row += row_bytes) {
+        uint32_t crc = mask(extend(0, row + HEADER_BYTES, length));
+        memcpy(row, header, HEADER_BYTES);
+        memcpy(row + row_bytes - FOOTER_BYTES, &crc, FOOTER_BYTES);
+    }
+}
+
+/* Writes a frame for each row, one after the other: its message is the row's element of each column in turn. */
+void ringfeed_frame_columns(crc32c_extend extend, int64_t rows, int64_t columns, const uint8_t *const *data,
+                            const int64_t *const *offsets, uint8_t *target)
+{
+    for (int64_t row = 0; row < rows; row++) {
+        uint8_t *next = target + HEADER_BYTES;
+        uint32_t crc = 0;
+
+        for (int64_t column = 0; column < columns; column++) {
+            const int64_t start = offsets[column][row];
+            const size_t count = (size_t)(offsets[column][row + 1] - start);
+            memcpy(next, data[column] + start, count);
+            crc = extend(crc, next, count);
+            next += count;
+        }
+        write_header(extend, (uint64_t)(next - target - HEADER_BYTES), target);
+        crc = mask(crc);
+        memcpy(next, &crc, FOOTER_BYTES);
+        target = next + FOOTER_BYTES;
+    }
+}
+
+/* The first of frames that lie one after the other, each at least as long as an empty one, that is not as its length
+ * and its CRCs say; or `rows`. */
+int64_t ringfeed_first_bad_frame(crc32c_extend extend, int64_t rows, const int64_t *ends, const uint8_t *data)
+{
+    int64_t start = 0;
+
+    for (int64_t row = 0; row < rows; start = ends[row++]) {
+        const uint8_t *frame = data + start;
+        const size_t length = (size_t)(ends[row] - start) - HEADER_BYTES - FOOTER_BYTES;
+        uint8_t header[HEADER_BYTES];
+        uint32_t crc = mask(extend(0, frame + HEADER_BYTES, length));
+
+        write_header(extend, length, header);
+        if (memcmp(frame, header, HEADER_BYTES) || memcmp(frame + HEADER_BYTES + length, &crc, FOOTER_BYTES))
+            return row;
+    }
+    return rows;
+}
+
+/* Varints without padding, and the offset at which each ends. Returns how many bytes they are. */
+int64_t ringfeed_pack_varints(const uint64_t *values, int64_t count, uint8_t *target, int64_t *ends)
+{
+    uint8_t *next = target;
+
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t value = values[i];
+        for (; value > 0x7f; value >>= 7)
+            *next++ = (uint8_t)(value | 0x80);
+        *next++ = (uint8_t)value;
+        ends[i] = next - target;
+    }
+    return next - target;
+}
+
+/* The varint at `at`, which has to end before `end`. Returns the place after it, or -1. */
+static int64_t read_varint(const uint8_t *data, int64_t at, int64_t end, uint64_t *value)
+{
+    *value = 0;
+    for (int shift = 0; shift < 70 && at < end; shift += 7) {
+        const uint8_t byte = data[at++];
+        *value |= (uint64_t)(byte & 0x7f) << shift;
+        if (byte < 0x80)
+            return at;
+    }
+    return -1;
+}
+
+/* A tag, and after it the length of what goes on to exactly `end`. Returns the place after them, or -1. */
+static int64_t enter(const uint8_t *data, int64_t at, int64_t end, uint8_t tag)
+{
+    uint64_t length;
+
+    if (at >= end || data[at] != tag)
+        return -1;
+    at = read_varint(data, at + 1, end, &length);
+    return at >= 0 && length == (uint64_t)(end - at) ? at : -1;
+}
+
+#define DELIMITED_1 0x0a /* field 1, length-delimited */
+
+/* Where the serialised list of each feature lies in messages that are laid out as ringfeed lays out a tf.train.Example:
+ * `bodies` and `stops` are [features, messages], -1 where a message has not the feature.
+ * Returns the first message that is laid out otherwise, or how many there are. */
+int64_t ringfeed_walk_examples(const uint8_t *data, int64_t messages, const int64_t *starts, const int64_t *ends,
+                               int64_t features, const uint8_t *keys, const int64_t *key_offsets, const uint8_t *tags,
+                               int64_t *bodies, int64_t *stops)
+{
+    for (int64_t row = 0; row < messages; row++) {
+        const int64_t end = ends[row];
+        int64_t at = enter(data, starts[row], end, DELIMITED_1);
+
+        if (at < 0)
+            return row;
+        for (int64_t feature = 0; feature < features; feature++) {
+            const uint8_t *key = keys + key_offsets[feature];
+            const int64_t key_bytes = key_offsets[feature + 1] - key_offsets[feature];
+            int64_t *body = bodies + feature * messages + row, *stop = stops + feature * messages + row;
+            uint64_t length;
+            int64_t entry;
+
+            *body = *stop = -1;
+            if (at >= end || data[at] != DELIMITED_1)
+                continue;
+            entry = read_varint(data, at + 1, end, &length);
+            if (entry < 0 || length > (uint64_t)(end - entry))
+                return row;
+            if (length < (uint64_t)key_bytes || memcmp(data + entry, key, (size_t)key_bytes))
+                continue;
+            *stop = entry + (int64_t)length; /* a key ends with the tag of the value */
+            entry = read_varint(data, entry + key_bytes, *stop, &length);
+            if (entry < 0 || length != (uint64_t)(*stop - entry) || (*body = enter(data, entry, *stop, tags[feature])) < 0)
+                return row;
+            at = *stop;
+        }
+        if (at != end)
+            return row;
+    }
+    return messages;
+}
+
+/* For each sample the next member of its class, pass after pass: `next` says where each class is, and is moved on.
+ * Classes are numbers of `class_bytes` bytes, 1 or 4. Returns how many samples come before one whose class has no members. */
+int64_t ringfeed_draw(const void *classes, int64_t class_bytes, int64_t samples, const int64_t *members,
+                      const int64_t *bounds, int64_t *next, int64_t *drawn)
+{
+    for (int64_t i = 0; i < samples; i++) {
+        const int64_t class = class_bytes == 1 ? ((const uint8_t *)classes)[i] : ((const int32_t *)classes)[i];
+        const int64_t start = bounds[class], count = bounds[class + 1] - start, at = next[class];
+
+        if (!count)
+            return i;
+        drawn[i] = members[start + at];
+        next[class] = at + 1 == count ? 0 : at + 1;
+    }
+    return samples;
+}
+
+/* Where the one value of each list starts: behind its tag and length, or at the end of a list that is empty.
+ * Returns the first list that holds something else, or how many there are. */
+int64_t ringfeed_enter_lists(const uint8_t *data, int64_t lists, const int64_t *bodies, const int64_t *stops,
+                             int64_t *starts)
+{
+    for (int64_t i = 0; i < lists; i++) {
+        starts[i] = bodies[i] < stops[i] ? enter(data, bodies[i], stops[i], DELIMITED_1) : stops[i];
+        if (starts[i] < 0)
+            return i;
+    }
+    return lists;
+}
+
+/* Numbers of one varint each. Returns the first piece that is not one, or how many there are. */
+int64_t ringfeed_read_varints(const uint8_t *data, int64_t pieces, const int64_t *starts, const int64_t *ends,
+                              uint64_t *values)
+{
+    for (int64_t i = 0; i < pieces; i++)
+        if (read_varint(data, starts[i], ends[i], values + i) != ends[i])
+            return i;
+    return pieces;
+}
+
+struct view { /* of Arrow's binary_view */
+    int32_t length;
+    union {
+        uint8_t value[12]; /* where it fits */
+        struct {
+            uint8_t prefix[4];
+            int32_t buffer, offset;
+        } place;
+    } content;
+};
+
+/* Views of pieces of data whose buffers begin every `span` bytes. */
+void ringfeed_view_bytes(const uint8_t *data, int64_t pieces, const int64_t *starts, const int64_t *ends, int64_t span,
+                         struct view *views)
+{
+    for (int64_t i = 0; i < pieces; i++) {
+        struct view view = {(int32_t)(ends[i] - starts[i]), {{0}}};
+        const uint8_t *piece = data + starts[i];
+
+        if ((size_t)view.length <= sizeof view.content.value) {
+            memcpy(view.content.value, piece, (size_t)view.length);
+        } else {
+            memcpy(view.content.place.prefix, piece, sizeof view.content.place.prefix);
+            view.content.place.buffer = (int32_t)(starts[i] / span);
+            view.content.place.offset = (int32_t)(starts[i] % span);
+        }
+        views[i] = view;
+    }
+}

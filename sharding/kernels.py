@@ -1,0 +1,288 @@
+"""The loops over files and records whose steps are too short for Python, compiled from kernels.c.
+
+The long ones run with the interpreter's lock released, so that threads do such work side by side. Each also has a form
+in Python and NumPy, at the place that calls it, for machines where the package was installed without a C compiler. What
+both give is the same, byte for byte. With ``RINGFEED_KERNELS=0`` in the environment the compiled ones are left alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Sequence
+from ctypes import POINTER, c_char_p, c_int, c_int64, c_void_p
+from importlib.util import find_spec
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "FILE_CHANGED", "VIEW", "are_compiled", "draw", "enter_lists", "first_bad_frame", "frame_columns", "frame_rows",
+    "pack_varints", "read_files", "read_varints", "view_bytes", "walk_examples",
+]  # fmt: skip
+
+FILE_CHANGED = -1
+VIEW = np.dtype([("length", "<i4"), ("prefix", "<u4"), ("buffer", "<i4"), ("offset", "<i4")])  # of Arrow's binary_view
+_MODULE = "._kernels"
+_SWITCH = "RINGFEED_KERNELS"
+_VARINT_BYTES = 10  # at most
+_FRAME_BYTES = 16  # around an empty message
+
+Bytes = npt.NDArray[np.uint8]
+Int64 = npt.NDArray[np.int64]
+
+
+def are_compiled() -> bool:
+    """Whether there are kernels to call; without, none of the others may be."""
+    return _library is not None
+
+
+def read_files(paths: Sequence[bytes], offsets: Int64, target: Bytes) -> tuple[int, int]:
+    """Read whole files of this machine into memory.
+
+    Args:
+        paths: of the files.
+        offsets: where each begins in `target`, and ends: int64 [files + 1]. It has to have just as many bytes.
+        target: uint8 [bytes].
+
+    Raises:
+        ValueError: a byte of a path is 0.
+
+    Returns:
+        0, or the system's error number, or `FILE_CHANGED` where one has fewer bytes or more; and that file's number.
+    """
+    failed = c_int64()
+    _check(offsets, np.int64, len(paths) + 1)
+    _check(target, np.uint8, int(offsets[-1]))
+    names = b"\0".join([*paths, b""])
+    if names.count(b"\0") != len(paths):
+        raise ValueError("embedded null byte")
+    error = _kernels().ringfeed_read_files(names, len(paths), _address(offsets), _address(target), ctypes.byref(failed))
+    return int(error), failed.value
+
+
+def frame_rows(matrix: Bytes) -> None:
+    """Write header and footer of the TFRecord frame that is each row; its message stands there already.
+
+    Args:
+        matrix: uint8 [records, 12 + length + 4], contiguous.
+    """
+    _check(matrix, np.uint8, matrix.size)
+    _check_frames(matrix.shape[1:])
+    _kernels().ringfeed_frame_rows(_extend_crc, _address(matrix), *matrix.shape)
+
+
+def frame_columns(columns: Sequence[tuple[Bytes, Int64]], target: Bytes) -> None:
+    """Write TFRecord frames, one after the other.
+
+    Args:
+        columns: data and offsets, int64 [records + 1], of each; a record's message is its elements, end to end.
+        target: uint8, of the size of all frames.
+    """
+    rows = len(columns[0][1]) - 1
+    size = _FRAME_BYTES * rows
+    for data, offsets in columns:
+        _check(offsets, np.int64, rows + 1)
+        _check(data, np.uint8, int(offsets[-1]))
+        size += int(offsets[-1] - offsets[0])
+    _check(target, np.uint8, size)
+    pointers = c_void_p * len(columns)
+    data_of = pointers(*(_address(data) for data, _ in columns))
+    offsets_of = pointers(*(_address(offsets) for _, offsets in columns))
+    _kernels().ringfeed_frame_columns(_extend_crc, rows, len(columns), data_of, offsets_of, _address(target))
+
+
+def first_bad_frame(data: Bytes, ends: Int64) -> int:
+    """The number of the first TFRecord frame whose length or content is not what its CRCs say; or how many there are.
+
+    Args:
+        data: frames one after the other, each of 16 bytes at least.
+        ends: past the last byte of each.
+    """
+    _check(ends, np.int64, len(ends))
+    _check_frames(np.diff(ends, prepend=0))
+    _check(data, np.uint8, int(ends[-1]) if len(ends) else 0)
+    return int(_kernels().ringfeed_first_bad_frame(_extend_crc, len(ends), _address(ends), _address(data)))
+
+
+def pack_varints(values: npt.NDArray[np.uint64]) -> tuple[Bytes, Int64]:
+    """Varints without padding, end to end, and where each starts: uint8, and int64 [values + 1]."""
+    _check(values, np.uint64, len(values))
+    packed, offsets = np.empty(_VARINT_BYTES * len(values), np.uint8), np.zeros(len(values) + 1, np.int64)
+    ends = offsets[1:]
+    count = _kernels().ringfeed_pack_varints(_address(values), len(values), _address(packed), _address(ends))
+    return packed[:count], offsets
+
+
+def walk_examples(
+    data: Bytes, starts: Int64, ends: Int64, keys: Sequence[bytes], tags: Sequence[int]
+) -> tuple[Int64, Int64] | None:
+    """Where the serialised list of each feature lies in messages of `tf.train.Example`.
+
+    Args:
+        data: with the messages in it.
+        starts: of each message, int64 [messages].
+        ends: past the last byte of each.
+        keys: of each feature, what an entry of the map begins with: its serialised key, and the tag of its value.
+        tags: of each feature, that of its kind of list.
+
+    Returns:
+        Where each begins, and ends: int64 [features, messages], -1 where a message has not the feature. None if one has
+        others, or in another order.
+    """
+    starts, ends = (np.ascontiguousarray(places, np.int64) for places in (starts, ends))
+    _check_places(data, starts, ends)
+    bodies, stops = (np.empty((len(keys), len(starts)), np.int64) for _ in range(2))
+    joined, of_tags = np.frombuffer(b"".join(keys), np.uint8), np.array(tags, np.uint8)
+    key_offsets = np.concatenate([[0], np.cumsum(list(map(len, keys)))]).astype(np.int64)
+    walked = _kernels().ringfeed_walk_examples(
+        *(_address(data), len(starts), _address(starts), _address(ends)),
+        *(len(keys), _address(joined), _address(key_offsets), _address(of_tags), _address(bodies), _address(stops)),
+    )
+    return (bodies, stops) if walked == len(starts) else None
+
+
+def enter_lists(data: Bytes, bodies: Int64, stops: Int64) -> Int64 | None:
+    """Where the one value of each serialised list of strings or bytes starts; at the end of a list that is empty.
+
+    Args:
+        data: with the lists in it.
+        bodies: where each begins, as `walk_examples` gives it.
+        stops: where each ends.
+
+    Returns:
+        int64 [lists]; None if one holds something else.
+    """
+    _check_places(data, bodies, stops)
+    starts = np.empty(len(bodies), np.int64)
+    places = _address(bodies), _address(stops), _address(starts)
+    return starts if _kernels().ringfeed_enter_lists(_address(data), len(bodies), *places) == len(bodies) else None
+
+
+def read_varints(data: Bytes, starts: Int64, ends: Int64) -> npt.NDArray[np.uint64] | None:
+    """Numbers that are one varint each; None if a piece is not one.
+
+    Args:
+        data: with the pieces in it.
+        starts: where each begins.
+        ends: past its last byte.
+    """
+    _check_places(data, starts, ends)
+    values = np.empty(len(starts), np.uint64)
+    places = _address(starts), _address(ends), _address(values)
+    return values if _kernels().ringfeed_read_varints(_address(data), len(starts), *places) == len(starts) else None
+
+
+def view_bytes(data: Bytes, starts: Int64, ends: Int64, span: int) -> npt.NDArray[np.void]:
+    """Views of pieces of data as Arrow has them, `VIEW` [pieces].
+
+    Args:
+        data: with the pieces in it.
+        starts: where each begins.
+        ends: past its last byte.
+        span: where buffers of the data begin, every so many bytes.
+    """
+    _check_places(data, starts, ends)
+    if (lengths := ends - starts).min(initial=0) < 0 or lengths.max(initial=0) >= 1 << 31 or span < 1:
+        raise ValueError("expected pieces of less than 2 GiB, and buffers of a byte at least")
+    views = np.empty(len(starts), VIEW)
+    places = _address(starts), _address(ends)
+    _kernels().ringfeed_view_bytes(_address(data), len(starts), *places, span, _address(views))
+    return views
+
+
+def draw(classes: npt.NDArray[np.integer], members: Int64, bounds: Int64, following: Int64) -> Int64:
+    """For each sample the next member of its class, pass after pass over them; int64 [samples].
+
+    Args:
+        classes: of the samples, from 0; uint8, or numbers of 32 bits.
+        members: of all classes, class after class.
+        bounds: where those of each class begin, and end: int64 [classes + 1].
+        following: the number of the next member of each class, within its members; is moved on.
+
+    Raises:
+        ValueError: there is no such class, or it has no members.
+    """
+    classes = np.ascontiguousarray(classes, np.uint8 if classes.dtype == np.uint8 else np.int32)
+    _check(members, np.int64, int(bounds[-1]))
+    _check(bounds, np.int64, len(following) + 1)
+    _check(following, np.int64, len(bounds) - 1)
+    if len(classes) and not 0 <= classes.min() <= classes.max() < len(following):
+        raise ValueError(f"expected classes in [0, {len(following)}), got {classes.min()} to {classes.max()}")
+    drawn = np.empty(len(classes), np.int64)
+    count = _kernels().ringfeed_draw(
+        *(_address(classes), classes.itemsize, len(classes), _address(members), _address(bounds)),
+        *(_address(following), _address(drawn)),
+    )
+    if count < len(classes):
+        raise ValueError(f"class {classes[count]} has no members")
+    return drawn
+
+
+def _check(array: npt.NDArray[Any], dtype: npt.DTypeLike, size: int) -> None:
+    """A wrong argument would write over memory of others."""
+    if array.dtype != dtype or array.size < size or not array.flags.c_contiguous:
+        raise ValueError(f"expected {size} contiguous {np.dtype(dtype)}, got {array.size} {array.dtype}")
+
+
+def _check_frames(lengths: npt.ArrayLike) -> None:
+    if (least := np.min(lengths, initial=_FRAME_BYTES)) < _FRAME_BYTES:
+        raise ValueError(f"a frame has {_FRAME_BYTES} bytes at least, got {least}")
+
+
+def _check_places(data: Bytes, starts: Int64, ends: Int64) -> None:
+    _check(starts, np.int64, len(ends))
+    _check(ends, np.int64, len(starts))
+    _check(data, np.uint8, int(max(starts.max(initial=0), ends.max(initial=0))))
+    if len(starts) and min(starts.min(), ends.min()) < 0:
+        raise ValueError(f"expected places in the data, got {starts.min()} and {ends.min()}")
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    return array.ctypes.data
+
+
+def _kernels() -> Any:
+    if _library is None:
+        raise RuntimeError("the kernels were not compiled; ask are_compiled() first")
+    return _library
+
+
+def _load() -> tuple[ctypes.CDLL | None, ctypes.c_void_p | None]:
+    """The compiled module, and the CRC of the C library within google_crc32c; neither unless there are both.
+
+    Kernels that are done in microseconds keep the interpreter's lock: to get it back, a thread may wait for 5 ms.
+    """
+    found = find_spec(_MODULE, __package__)
+    if found is None or found.origin is None or sys.byteorder != "little" or os.environ.get(_SWITCH) == "0":
+        return None, None
+    try:
+        library, short = ctypes.CDLL(found.origin), ctypes.PyDLL(found.origin)
+        checksums = ctypes.CDLL(google_crc32c._crc32c.__file__)
+        extend = ctypes.cast(checksums.crc32c_extend, c_void_p)
+    except (OSError, AttributeError):  # google_crc32c of pure Python, or one that hides what it is made of
+        return None, None
+    for brief in ("draw", "enter_lists", "pack_varints", "read_varints", "view_bytes", "walk_examples"):
+        setattr(library, f"ringfeed_{brief}", getattr(short, f"ringfeed_{brief}"))
+    signatures: tuple[tuple[Any, ...], ...] = (
+        ("read_files", c_int, c_char_p, c_int64, c_void_p, c_void_p, POINTER(c_int64)),
+        ("frame_rows", None, c_void_p, c_void_p, c_int64, c_int64),
+        ("frame_columns", None, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p),
+        ("first_bad_frame", c_int64, c_void_p, c_int64, c_void_p, c_void_p),
+        ("pack_varints", c_int64, c_void_p, c_int64, c_void_p, c_void_p),
+        ("walk_examples", c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64, *[c_void_p] * 5),
+        ("enter_lists", c_int64, c_void_p, c_int64, *[c_void_p] * 3),
+        ("read_varints", c_int64, c_void_p, c_int64, *[c_void_p] * 3),
+        ("view_bytes", None, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p),
+        ("draw", c_int64, c_void_p, c_int64, c_int64, *[c_void_p] * 4),
+    )
+    for name, result, *arguments in signatures:
+        kernel = getattr(library, f"ringfeed_{name}")
+        kernel.restype, kernel.argtypes = result, arguments
+    return library, extend
+
+
+_library, _extend_crc = _load()

@@ -1,0 +1,113 @@
+"""The compiled kernels: there, switched off, given wrong arguments, and given bytes that are no messages.
+
+That they do what they stand for is tested where they are called, with and without them: see `implementation`.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfeed.sharding import kernels
+from ringfeed.sharding.formats.decode import decode_examples
+from ringfeed.sharding.formats.tfrecord import frames_are_whole
+from tests.conftest import Cli
+from tests.sharding.test_example import GOLDEN, golden_case
+
+
+def test_they_are_compiled() -> None:
+    assert kernels.are_compiled()
+
+
+@pytest.mark.parametrize("rows", ["{i},{text},{label}", "{i}.5,{label},{label}"], ids=["of many layouts", "of one"])
+def test_a_build_without_them_writes_the_same_bytes(cli: Cli, tmp_path: Path, rows: str) -> None:
+    lines = [rows.format(i=i, text="n" * (i % 7), label=i % 3) for i in range(200)]
+    (tmp_path / "rows.csv").write_text("\n".join(["x,y,label", *lines, ""]))
+    written = []
+    for switch in ("0", "1"):
+        target = tmp_path / switch
+        options = [str(target), "--label", "label", "--shards", "3"]
+        cli(
+            "shard-dataset", "build", str(tmp_path / "rows.csv"), *options, env={"RINGFEED_KERNELS": switch}, check=True
+        )
+        written.append({path.name: path.read_bytes() for path in target.glob("train-*")})
+    assert len(written[0]) == 6
+    assert written[0] == written[1]
+
+
+@given(data=st.data())
+def test_damaged_messages_are_read_as_without_them(data: st.DataObject) -> None:
+    """Above all, nothing beyond the message is touched."""
+    schema, _ = golden_case()
+    message = bytearray(GOLDEN)
+    for _ in range(data.draw(st.integers(1, 3))):
+        message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
+    content = np.frombuffer(bytes(message)[: data.draw(st.integers(0, len(message)))], np.uint8)
+    place = np.zeros(1, np.int64), np.array([len(content)])
+
+    def read() -> object:
+        try:
+            return decode_examples(content, *place, schema).to_pydict()
+        except (ValueError, KeyError) as error:
+            return type(error)
+
+    ours = read()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_library", None)
+        assert repr(read()) == repr(ours)  # NaN is not equal to itself
+
+
+@given(
+    payloads=st.lists(st.binary(max_size=9), min_size=1, max_size=4), at=st.integers(0, 100), flip=st.integers(0, 255)
+)
+def test_frames_are_whole_as_without_them(payloads: list[bytes], at: int, flip: int) -> None:
+    offsets = np.cumsum([0, *map(len, payloads)])
+    lengths = np.diff(offsets) + 16
+    frames = np.empty(lengths.sum(), np.uint8)
+    kernels.frame_columns([(np.frombuffer(b"".join(payloads), np.uint8), offsets)], frames)
+    frames[at % len(frames)] ^= flip
+    data = pa.py_buffer(frames.tobytes())
+    assert frames_are_whole(data, lengths) == (flip == 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_library", None)
+        assert frames_are_whole(data, lengths) == (flip == 0)
+
+
+def test_arguments_that_would_write_beyond_memory_are_refused() -> None:
+    offsets, data = np.array([0, 4]), np.zeros(4, np.uint8)
+    with pytest.raises(ValueError, match="expected 20 contiguous uint8, got 19 uint8"):
+        kernels.frame_columns([(data, offsets)], np.empty(19, np.uint8))
+    with pytest.raises(ValueError, match="expected 4 contiguous uint8, got 3 uint8"):
+        kernels.read_files([b"/dev/null"], offsets, data[:3])
+    with pytest.raises(ValueError, match="expected 2 contiguous int64, got 2 int32"):
+        kernels.read_files([b"/dev/null"], offsets.astype(np.int32), data)
+    with pytest.raises(ValueError, match="null byte"):
+        kernels.read_files([b"/dev/\0null"], offsets, data)
+    with pytest.raises(ValueError, match="contiguous"):
+        kernels.frame_rows(np.empty((4, 40), np.uint8)[:, :20])
+    with pytest.raises(ValueError, match="a frame has 16 bytes at least, got 15"):
+        kernels.frame_rows(np.empty((4, 15), np.uint8))
+    with pytest.raises(ValueError, match="a frame has 16 bytes at least, got -1"):
+        kernels.first_bad_frame(np.empty(40, np.uint8), np.array([20, 19]))
+    with pytest.raises(ValueError, match="expected places in the data, got -1 and 4"):
+        kernels.view_bytes(data, offsets[:1] - 1, offsets[1:], 4)
+    with pytest.raises(ValueError, match="class 1 has no members"):
+        kernels.draw(np.array([0, 1]), np.array([7]), np.array([0, 1, 1]), np.zeros(2, np.int64))
+    with pytest.raises(ValueError, match=r"expected classes in \[0, 2\), got 0 to 2"):
+        kernels.draw(np.array([0, 2]), np.array([7]), np.array([0, 1, 1]), np.zeros(2, np.int64))
+
+
+def test_what_is_wrong_with_a_file_is_told_by_its_number(tmp_path: Path) -> None:
+    (tmp_path / "four").write_bytes(b"four")
+    (tmp_path / "folder").mkdir()
+    target = np.zeros(8, np.uint8)
+    paths = [str(tmp_path / name).encode() for name in ("four", "folder", "missing")]
+    assert kernels.read_files([paths[0]] * 2, np.array([0, 4, 8]), target)[0] == 0
+    assert target.tobytes() == b"fourfour"
+    for other, size, error in [(paths[0], 3, -1), (paths[0], 2, -1), (paths[1], 4, 21), (paths[2], 4, 2)]:
+        assert kernels.read_files([paths[0], other], np.array([0, 4, 4 + size]), target) == (error, 1)
+    longer = np.zeros(9, np.uint8)
+    assert kernels.read_files([paths[0]] * 2, np.array([0, 4, 9]), longer) == (-1, 1)
