@@ -75,9 +75,12 @@ class TestRaise:
 
     def test_the_error_names_an_index_and_a_shard_that_was_cut(self, copied: Callable[..., Path]) -> None:
         root = copied(fixed=False)
+        index = root / "train-00002-of-00007.index.arrow"
+        whole = index.read_bytes()
         damage(root, 2, suffix="index")
         with pytest.raises(CorruptionError, match=r"train-00002-of-00007\.index\.arrow is damaged: its checksum"):
             batches(Loader(str(root), batch_size=10))
+        index.write_bytes(whole)
         victim = root / "train-00002-of-00007.tfrecord"
         victim.write_bytes(victim.read_bytes()[:1000])
         with pytest.raises(CorruptionError, match=r"it has 1000 bytes, \d+ were written \(record \d+ at offset"):
