@@ -70,7 +70,7 @@ def test_another_process_reads_the_same_or_says_at_once_that_it_cannot(
     process = context.Process(target=tell, args=(loader, answer))
     process.start()
     try:
-        found = answer.get(timeout=60)  # calls of the client would hang for longer
+        found = answer.get(timeout=20)  # calls of the client would hang for longer
     finally:
         process.kill()
         process.join()
