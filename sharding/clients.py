@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Mapping
 from functools import lru_cache
@@ -94,5 +95,12 @@ def _connect(
         fs.connect_timeout, fs.read_timeout = 5, 15
         fs.retries = 1
     if kind == "hdfs":
+        _leave_to_the_parent()
         fs.client.inner = BoundedClient(fs.client.inner, int(merged[_RPC_TIMEOUT]) / 1000)
     return fs
+
+
+@lru_cache(maxsize=1)
+def _leave_to_the_parent() -> None:
+    """In processes forked from now on, never collect what is garbage here: to free a client waits for its threads."""
+    os.register_at_fork(after_in_child=gc.freeze)

@@ -30,6 +30,12 @@ def numbered(table: pa.Table) -> pa.Table:
     return table.set_column(2, "label", codes)
 
 
+def rewrite(file: Path, data: bytes) -> None:
+    """Put another file in its place: a reader that has failed, or ended, may still have threads at what it mapped."""
+    (file.parent / "rewritten").write_bytes(data)
+    (file.parent / "rewritten").replace(file)
+
+
 @pytest.fixture(scope="session")
 def make_dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """Build a dataset of numbered records; equal arguments share one."""

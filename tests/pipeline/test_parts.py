@@ -18,6 +18,7 @@ from ringfeed.sharding import BuildOptions, CorruptionError, build, build_plan, 
 from ringfeed.sharding.formats.parquet import groups_of_rows
 from ringfeed.sharding.formats.tfrecord import frame_records, frames_are_whole
 from ringfeed.sharding.storage import Storage
+from tests.pipeline.conftest import rewrite
 from tests.servers.proxy import Fault, proxied
 from tests.servers.seaweedfs import S3Server
 from tests.servers.store import Store
@@ -157,12 +158,12 @@ def test_damage_stops_the_rank_that_reads_it(make: Make, tmp_path: Path, kind: s
     for at, rank, other in ((1000, 1, 2), (size - 200_000, 2, 1)):
         data = bytearray((root / path).read_bytes())
         data[at] ^= 4
-        (root / path).write_bytes(data)
+        rewrite(root / path, data)
         with pytest.raises(CorruptionError, match=rf"{path} is damaged: .*offset .*repair"):
             read(str(root), rank=rank, world_size=6)
         assert read(str(root), rank=other, world_size=6)[0] == read(make(kind), rank=other, world_size=6)[0]
         data[at] ^= 4
-        (root / path).write_bytes(data)
+        rewrite(root / path, data)
 
 
 @pytest.mark.parametrize("kind", KINDS)

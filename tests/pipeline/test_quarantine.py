@@ -17,6 +17,7 @@ from ringfeed.pipeline import Loader, Mixture
 from ringfeed.pipeline.quarantine import stand_ins
 from ringfeed.pipeline.selection import Selection
 from ringfeed.sharding import BuildOptions, ConfigError, CorruptionError, DatasetError, build, open_dataset
+from tests.pipeline.conftest import rewrite
 
 Make = Callable[..., str]
 
@@ -28,7 +29,7 @@ def damage(root: Path, *numbers: int, suffix: str = "") -> list[str]:
         file = root / (shard.index_path if suffix == "index" else shard.path)
         data = bytearray(file.read_bytes())
         data[len(data) // 2] ^= 4
-        file.write_bytes(data)
+        rewrite(file, data)
     return [shard.path for shard in shards]
 
 
@@ -80,9 +81,9 @@ class TestRaise:
         damage(root, 2, suffix="index")
         with pytest.raises(CorruptionError, match=r"train-00002-of-00007\.index\.arrow is damaged: its checksum"):
             batches(Loader(str(root), batch_size=10))
-        index.write_bytes(whole)
+        rewrite(index, whole)
         victim = root / "train-00002-of-00007.tfrecord"
-        victim.write_bytes(victim.read_bytes()[:1000])
+        rewrite(victim, victim.read_bytes()[:1000])
         with pytest.raises(CorruptionError, match=r"it has 1000 bytes, \d+ were written \(record \d+ at offset"):
             batches(Loader(str(root), batch_size=10))
 

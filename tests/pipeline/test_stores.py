@@ -1,5 +1,6 @@
 """Loading and resuming on local disk, S3 and HDFS: the same samples in the same order, and damage never goes unseen."""
 
+import gc
 import multiprocessing
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +12,9 @@ import pytest
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, CorruptionError, StorageError, build, verify
+from ringfeed.sharding.storage import Storage
 from tests.pipeline.conftest import make_table
+from tests.servers.hdfs import HdfsServer
 from tests.servers.store import Store
 
 
@@ -78,6 +81,25 @@ def test_another_process_reads_the_same_or_says_at_once_that_it_cannot(
         assert "this process was forked from one that has used HDFS" in found
     else:
         assert found == expected
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:os.fork")
+def test_a_process_forked_after_hdfs_was_used_collects_no_client_of_its_parent(hdfs_server: HdfsServer) -> None:
+    assert not Storage(hdfs_server.url).exists("absent")
+    fs, _ = fsspec.url_to_fs(hdfs_server.url, skip_instance_cache=True)
+    assert fs.exists("/")
+    fs.itself = fs
+    process = multiprocessing.get_context("fork").Process(target=gc.collect)
+    gc.disable()
+    try:
+        del fs  # garbage now, which the collector alone finds
+        process.start()
+        process.join(20)  # to free it there would take for ever
+        assert process.exitcode == 0
+    finally:
+        gc.enable()
+        process.kill()
 
 
 def test_a_flipped_byte_stops_the_loader_on_every_store(store: Store, source: str) -> None:

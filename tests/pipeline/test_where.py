@@ -21,7 +21,7 @@ from ringfeed.pipeline.where import open_filter
 from ringfeed.sharding import BuildOptions, ConfigError, CorruptionError, build
 from ringfeed.sharding.formats.parquet import write_parquet
 from ringfeed.sharding.schema import Schema
-from tests.pipeline.conftest import make_table
+from tests.pipeline.conftest import make_table, rewrite
 from tests.pipeline.test_loader import read
 from tests.servers.store import Store
 
@@ -140,16 +140,16 @@ def test_damage_is_seen_when_records_are_counted_and_a_false_count_when_they_are
     whole = first.read_bytes()
     options: dict[str, Any] = {"batch_size": 12, "where": "id < 700"}
 
-    first.write_bytes(second.read_bytes())  # whole in itself
+    rewrite(first, second.read_bytes())  # whole in itself
     loader = Loader(url, **options)
-    first.write_bytes(whole)
+    rewrite(first, whole)
     with pytest.raises(CorruptionError, match=r"train-00000-of-00007\.parquet: \d+ of its records passed where"):
         read(loader)
 
     column = pq.ParquetFile(first).metadata.row_group(0).column(0)
     damaged = bytearray(whole)
     damaged[column.data_page_offset + column.total_compressed_size - 9] ^= 1
-    first.write_bytes(damaged)
+    rewrite(first, damaged)
     with pytest.raises(CorruptionError, match=r"train-00000-of-00007\.parquet is damaged: .*CRC"):
         Loader(url, **options)
     first.unlink()
