@@ -12,8 +12,9 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from ringfeed.sharding import BuildOptions, build
 SHARDS = 16
 _LARGE, _LARGEST = 8, 32  # copies of the table, for what is of no use on a small one
 _UPLOADS = 8  # at a time
-_LINKS = (1, 0.3)  # Gbit/s
+_COPIES = 4  # as many images as elsewhere: what takes 3 s to begin and to end is not to be all of it
 
 
 def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
@@ -79,44 +80,46 @@ def run_s3(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     Of rows, which are all read before the first shard can be written, and of images, which are not. Next to the server,
     so that server, build and upload share the cores; and over links on which they wait more and more.
     """
+    photos, count = folder / "photos-s3", _COPIES * images.IMAGES
+    images.write_photos(photos, count)
+    results = _to_s3(f"{_LARGE // 2}M rows", _repeated(folder, _LARGE), "label", (None, 1, 0.3), folder, rounds)
+    return results + _to_s3(f"{count:,} JPEGs", photos, None, (None, 1), folder, rounds)
+
+
+def _to_s3(
+    name: str, source: Path, label: str | None, links: Sequence[float | None], folder: Path, rounds: int
+) -> list[tuple[str, list[float], float]]:
+    """Ratios of one source, next to the server and over links of so many Gbit/s."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from tests.servers.seaweedfs import seaweedfs
 
-    photos = folder / "photos"
-    if not photos.exists():
-        images.write_photos(photos, images.IMAGES)
-    sources = {f"{_LARGE // 2}M rows": (_repeated(folder, _LARGE), "label"), f"{images.IMAGES:,} JPEGs": (photos, None)}
-    shards = {name: folder / f"upload-{path.stem}" for name, (path, _) in sources.items()}
-    for name, (path, label) in sources.items():
-        _command(path, str(shards[name]), workers=2, label=label)
-    with seaweedfs(folder / "s3") as server:
-        os.environ.update(server.env)
-        server.make_bucket("bench")
-
-        def ratios(endpoint: str, name: str) -> list[float]:
-            source, label = sources[name]
-            os.environ["AWS_ENDPOINT_URL_S3"] = endpoint
+    shards = folder / f"upload-{source.stem}"
+    _command(source, str(shards), workers=2, label=label)
+    results = []
+    for gigabits in links:
+        with ExitStack() as stack:
+            stack.callback(shutil.rmtree, folder / "s3")  # the server frees nothing that is removed from it
+            server = stack.enter_context(seaweedfs(folder / "s3"))
+            server.make_bucket("bench")
+            endpoint, how = server.endpoint_url, ""
+            if gigabits is not None:
+                endpoint = stack.enter_context(link(endpoint, int(gigabits * GIGABIT)))
+                how = f", both over a link of {gigabits:g} Gbit/s"
+            os.environ |= {**server.env, "AWS_ENDPOINT_URL_S3": endpoint}
             keys = {"access_key": server.access_key, "secret_key": server.secret_key}
             client = pafs.S3FileSystem(**keys, endpoint_override=endpoint)
 
-            def plain(_: Path, target: Path) -> None:
+            def plain(_: Path, target: Path, client: pafs.S3FileSystem = client) -> None:
                 send = partial(_upload, client, f"bench/{target.name}")
                 with ThreadPoolExecutor(_UPLOADS) as pool:
-                    list(pool.map(send, shards[name].iterdir()))
+                    list(pool.map(send, shards.iterdir()))
 
             def ours(source: Path, target: Path) -> None:
                 _command(source, f"s3://bench/{target.name}", workers=2, label=label)
 
-            return _ratios(plain, ours, source, folder, rounds)
-
-        results = []
-        for name in sources:
-            what = f"{name} to S3, against a plain upload of the shards by pyarrow.fs"
-            results.append((what, ratios(server.endpoint_url, name), 0.8))
-            for gigabits in _LINKS:
-                with link(server.endpoint_url, int(gigabits * GIGABIT)) as far:
-                    results.append((f"{what}, both over a link of {gigabits:g} Gbit/s", ratios(far, name), 0.8))
-        return results
+            what = f"{name} to S3, against a plain upload of the shards by pyarrow.fs{how}"
+            results.append((what, _ratios(plain, ours, source, folder, rounds), 0.8))
+    return results
 
 
 def _upload(client: pafs.S3FileSystem, folder: str, path: Path) -> None:

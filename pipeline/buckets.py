@@ -21,9 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..sharding.errors import ConfigError
+from ..sharding.kernels import VIEW
 from ..sharding.keyed import shuffled
 from ..sharding.schema import Schema
-from .columns import VIEW, Columns
+from .columns import Columns
 from .frames import EXAMPLES
 from .integers import integer
 from .order import EpochOrder

@@ -18,13 +18,12 @@ import pyarrow.compute as pc
 from ..sharding import kernels
 from ..sharding.formats.parquet import read_columns
 from ..sharding.grouping import stable_order
-from ..sharding.kernels import VIEW
+from ..sharding.kernels import INLINE_AT, INLINE_BYTES, VIEW
 from ..sharding.schema import Feature, Schema
 from .pool import BufferPool
 
 __all__ = [
     "CLASS_ID",
-    "VIEW",
     "WEIGHT",
     "Column",
     "Columns",
@@ -42,7 +41,6 @@ __all__ = [
 CLASS_ID = "class_id"  # of the sample's label among `manifest.classes`
 WEIGHT = "sample_weight"
 _VIEW_SPAN = 1 << 30
-_INLINE = 12  # bytes: shorter values stand in their view themselves
 _ALIGNMENT = 64
 
 Column: TypeAlias = npt.NDArray[Any] | Any  # the rest are Arrow arrays, which carry no type information
@@ -167,11 +165,11 @@ def view_bytes(data: pa.Buffer, starts: npt.NDArray[np.int64], ends: npt.NDArray
     views = np.zeros(len(starts), VIEW)
     views["length"], views["buffer"], views["offset"] = ends - starts, starts // _VIEW_SPAN, starts % _VIEW_SPAN
     cells = views.view(np.uint8).reshape(-1, VIEW.itemsize)
-    short = np.flatnonzero(ends - starts <= _INLINE)
-    cells[short, 4:] = 0
-    for place in range(_INLINE):
+    short = np.flatnonzero(ends - starts <= INLINE_BYTES)
+    cells[short, INLINE_AT:] = 0
+    for place in range(INLINE_BYTES):
         rows = np.flatnonzero(starts + place < ends) if place < 4 else short[starts[short] + place < ends[short]]
-        cells[rows, 4 + place] = content[starts[rows] + place]
+        cells[rows, INLINE_AT + place] = content[starts[rows] + place]
     return pa.Array.from_buffers(pa.binary_view(), len(starts), [None, pa.py_buffer(views), *buffers])
 
 
@@ -182,8 +180,8 @@ def copy_views(values: Any, *, before: int = 0, after: int = 0) -> npt.NDArray[A
     copies = np.empty(len(values), object)
     places = np.frombuffer(views, VIEW)[values.offset : values.offset + len(values)]
     for row, (length, _, buffer, offset) in enumerate(places.tolist()):
-        if length <= _INLINE:
-            at = VIEW.itemsize * (values.offset + row) + 4
+        if length <= INLINE_BYTES:
+            at = VIEW.itemsize * (values.offset + row) + INLINE_AT
             copies[row] = cells[at + before : at + length - after].tobytes()
         else:
             copies[row] = buffers[buffer][offset + before : offset + length - after].tobytes()

@@ -16,8 +16,9 @@ import pyarrow as pa
 from ..sharding.formats.example import ColumnLayout, RecordLayout
 from ..sharding.formats.matrix import decode_cells
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
+from ..sharding.kernels import VIEW
 from ..sharding.schema import Feature, Schema
-from .columns import VIEW, Columns, empty_aligned
+from .columns import Columns, empty_aligned
 from .pool import BufferPool
 
 __all__ = ["EXAMPLES", "FRAMES", "decode_frames", "join_frames", "open_features", "open_tfrecord"]

@@ -63,7 +63,7 @@ def generated_dataset(
         return named if finish is None else finish(named)
 
     following = function(element, number)
-    elements = {name: tf.TensorSpec.from_tensor(one) for name, one in following.structured_outputs.items()}
+    elements = {name: tf.TensorSpec(one.shape, one.dtype) for name, one in following.structured_outputs.items()}
     functions = {
         "init_func": function(lambda *numbers: tf.numpy_function(begin, numbers, tf.int64), number, number),
         "next_func": following,

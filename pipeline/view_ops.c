@@ -1,7 +1,7 @@
 /* A TensorFlow operation: values that lie in memory, copied into a tensor of strings, with no lock of Python's held.
  *
  * TensorFlow's C API is looked up in the process that loads this, as `tf.load_op_library` does: nothing of TensorFlow is
- * needed to compile it, and it fits every version that has these functions. Without them no operation is registered.
+ * needed to compile it, and it fits every version that has these functions. Without one of them no operation is registered.
  */
 
 #include <dlfcn.h>
@@ -47,7 +47,7 @@ static void copy_views(void *kernel, Opaque *context)
 {
     Opaque *status = TF_NewStatus(), *addresses = NULL, *lengths = NULL, *values = NULL;
     int64_t dims[MOST_DIMENSIONS], count;
-    int rank;
+    int rank, same;
 
     (void)kernel;
     TF_GetInput(context, 0, &addresses, status);
@@ -57,7 +57,10 @@ static void copy_views(void *kernel, Opaque *context)
         goto end;
     rank = TF_NumDims(addresses);
     count = TF_TensorElementCount(addresses);
-    if (rank > MOST_DIMENSIONS || count != TF_TensorElementCount(lengths)) {
+    same = rank <= MOST_DIMENSIONS && rank == TF_NumDims(lengths);
+    for (int i = 0; same && i < rank; i++)
+        same = TF_Dim(addresses, i) == TF_Dim(lengths, i);
+    if (!same) {
         TF_SetStatus(status, TF_INVALID_ARGUMENT, "addresses and lengths must have one shape, of 8 dimensions at most");
         goto end;
     }
@@ -67,8 +70,12 @@ static void copy_views(void *kernel, Opaque *context)
     if (TF_GetCode(status) == TF_OK) {
         const int64_t *address = TF_TensorData(addresses), *length = TF_TensorData(lengths);
         char *value = TF_TensorData(values);
-        for (int64_t i = 0; i < count; i++, value += STRING_BYTES)
-            TF_StringCopy(value, (const char *)(intptr_t)address[i], (size_t)length[i]);
+        for (int64_t i = 0; i < count; i++, value += STRING_BYTES) {
+            if (length[i] >= 0)
+                TF_StringCopy(value, (const char *)(intptr_t)address[i], (size_t)length[i]);
+            else
+                TF_SetStatus(status, TF_INVALID_ARGUMENT, "a value has a negative length");
+        }
     }
 end:
     if (TF_GetCode(status) != TF_OK)

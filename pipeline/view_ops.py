@@ -14,13 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from .columns import VIEW
+from ..sharding.kernels import INLINE_AT, INLINE_BYTES, VIEW
 
 __all__ = ["copy_operation", "locate_views"]
 
 _MODULE = "._view_ops"
-_INLINE = 12  # bytes: shorter values stand in their view themselves
-_INLINE_AT = 4  # in the view
 
 Copy = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 Int64 = npt.NDArray[np.int64]
@@ -50,8 +48,8 @@ def locate_views(values: Any, *, before: int = 0, after: int = 0) -> tuple[Int64
     cells = np.frombuffer(views, VIEW)[values.offset : values.offset + len(values)]
     bases = np.array([buffer.address for buffer in data], np.int64)
     lengths = cells["length"].astype(np.int64)
-    inline = views.address + VIEW.itemsize * np.arange(values.offset, values.offset + len(values)) + _INLINE_AT
-    short = lengths <= _INLINE
+    inline = views.address + VIEW.itemsize * np.arange(values.offset, values.offset + len(values)) + INLINE_AT
+    short = lengths <= INLINE_BYTES
     addresses = np.where(short, inline, 0)
     addresses[~short] = bases[cells["buffer"][~short]] + cells["offset"][~short]
     return addresses + before, lengths - (before + after)

@@ -11,6 +11,7 @@ from .build_plan import BuildPlan, writer
 from .capacity import build_engine, memory_share
 from .destination import Draft, Purpose, draft_dataset
 from .errors import RingfeedError
+from .execute import begin_processes
 from .gathered import Gathered
 from .interop.tfds import tfds_files
 from .manifest import Manifest, ShardInfo, describe
@@ -50,6 +51,8 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
             untouched, unless it is the last step, the replacing, that fails.
     """
     source = open_build_source(options)
+    if executor is None and options.engine == "local" and options.workers > 1:
+        begin_processes(options.source, options.destination)
     purpose: Purpose = "replace" if options.overwrite else "new"
     with draft_dataset(Storage(options.destination), purpose, about_build(options.source)) as draft:
 

@@ -152,8 +152,8 @@ class _DaskExecutor(ClusterExecutor):
             try:
                 probe.result(_WORKERS_SECONDS)
                 return
-            except WorkerError:  # once, a result that had been there never came
-                if not again:
+            except WorkerError as error:  # once, a result that had been there never came
+                if not again or not isinstance(error.__cause__, (TimeoutError, asyncio.TimeoutError)):
                     raise
                 probe, again = self.submit(_nothing), False
             except FutureTimeoutError as error:  # busy with the work of others, perhaps

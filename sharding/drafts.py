@@ -31,7 +31,7 @@ class Draft(Protocol):
     """A file that is being written, until `commit` or `discard`; after a `commit` that failed, `discard` it."""
 
     def write(self, *pieces: Bytes) -> None:
-        """Append to it."""
+        """Append to it; nothing of the pieces is kept, for their memory is used again."""
 
     def commit(self, *, exclusive: bool = False) -> None:
         """Make it appear under its name, whole and lasting, in place of a file of that name.

@@ -8,9 +8,10 @@ import multiprocessing.connection
 import os
 import pickle
 import signal
+import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -20,7 +21,11 @@ from typing import Any, TypeVar
 
 from .errors import WorkerError
 
-__all__ = ["ClusterExecutor", "Job", "local_executor", "portable_error", "run_tasks", "stream_tasks"]
+__all__ = ["ClusterExecutor", "Job", "begin_processes", "local_executor", "portable_error", "run_tasks", "stream_tasks"]
+
+# A fork of this process would have copies of its threads' locks, held as they may be. On Linux processes are forked
+# from one that does nothing but import what they need, once for all of them.
+_START = "forkserver" if sys.platform == "linux" else "spawn"
 
 T = TypeVar("T")
 Job = tuple[Callable[..., T], tuple[Any, ...]]
@@ -45,19 +50,42 @@ def local_executor(workers: int) -> Iterator[Executor]:
         with ThreadPoolExecutor(2) as threads:
             yield threads
         return
-    spawn = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks, held as they may be
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_begin_worker) as pool:
+    begin_processes()
+    context = multiprocessing.get_context(_START)
+    with ProcessPoolExecutor(workers, context, _begin_worker, (dict(os.environ),)) as pool:
         with _interrupts_held():
             for _ in range(workers):
                 pool.submit(int)  # all of them begin now, side by side, and not when the first tasks wait for them
         yield pool
 
 
-def _begin_worker() -> None:
-    """Let this process end as soon as it may: without Python's own end, which takes long, and when its parent is gone.
+def begin_processes(*places: str) -> None:
+    """Have imports begin that the first processes of `local_executor` would have to wait for.
 
-    Whoever takes over from a parent that was killed must have no worker of it beside itself that goes on writing.
+    Args:
+        places: what they will read and write, by URLs.
     """
+    if _START != "forkserver":
+        return
+    from multiprocessing import forkserver  # which not every system has
+
+    modules = [__package__, "pandas"]  # which Arrow imports with the first array that it makes of a list
+    if any(place.startswith("s3") for place in places):
+        modules.append("s3fs")
+    multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
+    with _interrupts_held():
+        forkserver.ensure_running()
+
+
+def _begin_worker(environment: Mapping[str, str]) -> None:
+    """Give this process its parent's environment, and let it end as soon as it may.
+
+    That is without Python's own end, which takes long, and when its parent is gone: whoever takes over from a parent
+    that was killed must have no worker of it beside itself that goes on writing.
+    """
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
     atexit.register(os._exit, 0)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

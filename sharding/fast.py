@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -17,7 +17,7 @@ import fsspec
 import pyarrow as pa
 from fsspec.asyn import sync
 
-__all__ = ["copy_object", "read_object"]
+__all__ = ["copy_object", "credentials", "is_plain", "read_object"]
 
 _logger = logging.getLogger(__name__)
 
@@ -83,6 +83,31 @@ def copy_object(fs: fsspec.AbstractFileSystem, path: str, take: Callable[[Any], 
     return done
 
 
+def is_plain(fs: fsspec.AbstractFileSystem, path: str) -> bool:
+    """Whether s3fs was told nothing of this place but what is known here."""
+    options, bucket = fs.storage_options, path.partition("/")[0]
+    return (
+        options.keys() <= _OPTIONS
+        and (options.get("client_kwargs") or {}).keys() <= _CLIENT_OPTIONS
+        and (options.get("config_kwargs") or {}).keys() <= _CONFIG_OPTIONS
+        and ":" not in bucket
+        and not bucket.endswith("--x-s3")
+    )
+
+
+def credentials(fs: fsspec.AbstractFileSystem) -> dict[str, Any]:
+    """Those that s3fs has found, by obstore's names."""
+    if fs.key:
+        return {"access_key_id": fs.key, "secret_access_key": fs.secret, "token": fs.token, "expires_at": None}
+    found = sync(fs.loop, _frozen_credentials, fs.session)
+    return {
+        "access_key_id": found.access_key,
+        "secret_access_key": found.secret_key,
+        "token": found.token,
+        "expires_at": datetime.now(timezone.utc) + _REFRESH,
+    }
+
+
 def _read(
     fs: fsspec.AbstractFileSystem, path: str, take: Callable[[Any], None], span: tuple[int, int] | None = None
 ) -> bool:
@@ -113,7 +138,7 @@ def _read(
 
 def _open(fs: fsspec.AbstractFileSystem, bucket: str) -> Any:
     """A store of obstore, or None."""
-    if not _is_plain(fs.storage_options) or ":" in bucket or bucket.endswith("--x-s3"):
+    if not is_plain(fs, bucket):
         return None
     try:
         from obstore.store import S3Store
@@ -132,28 +157,8 @@ def _open(fs: fsspec.AbstractFileSystem, bucket: str) -> Any:
         },
         client_options={**_TIMEOUTS, "allow_http": endpoint.startswith("http://")},
         retry_config={"max_retries": 0},
-        **({} if fs.anon else {"credential_provider": lambda: _credentials(fs)}),
+        **({} if fs.anon else {"credential_provider": lambda: credentials(fs)}),
     )
-
-
-def _is_plain(options: Mapping[str, Any]) -> bool:
-    return (
-        options.keys() <= _OPTIONS
-        and (options.get("client_kwargs") or {}).keys() <= _CLIENT_OPTIONS
-        and (options.get("config_kwargs") or {}).keys() <= _CONFIG_OPTIONS
-    )
-
-
-def _credentials(fs: fsspec.AbstractFileSystem) -> dict[str, Any]:
-    if fs.key:
-        return {"access_key_id": fs.key, "secret_access_key": fs.secret, "token": fs.token, "expires_at": None}
-    found = sync(fs.loop, _frozen_credentials, fs.session)
-    return {
-        "access_key_id": found.access_key,
-        "secret_access_key": found.secret_key,
-        "token": found.token,
-        "expires_at": datetime.now(timezone.utc) + _REFRESH,
-    }
 
 
 async def _frozen_credentials(session: Any) -> Any:

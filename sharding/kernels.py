@@ -20,12 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
-    "FILE_CHANGED", "VIEW", "are_compiled", "draw", "enter_lists", "first_bad_frame", "frame_columns", "frame_rows",
-    "pack_varints", "read_files", "read_varints", "view_bytes", "walk_examples",
+    "FILE_CHANGED", "INLINE_AT", "INLINE_BYTES", "VIEW", "are_compiled", "draw", "enter_lists", "first_bad_frame",
+    "frame_columns", "frame_rows", "pack_varints", "read_files", "read_varints", "view_bytes", "walk_examples",
 ]  # fmt: skip
 
 FILE_CHANGED = -1
 VIEW = np.dtype([("length", "<i4"), ("prefix", "<u4"), ("buffer", "<i4"), ("offset", "<i4")])  # of Arrow's binary_view
+INLINE_BYTES, INLINE_AT = 12, 4  # values of at most so many stand in their view themselves, from there on
 _MODULE = "._kernels"
 _SWITCH = "RINGFEED_KERNELS"
 _VARINT_BYTES = 10  # at most
@@ -55,8 +56,8 @@ def read_files(paths: Sequence[bytes], offsets: Int64, target: Bytes) -> tuple[i
         0, or the system's error number, or `FILE_CHANGED` where one has fewer bytes or more; and that file's number.
     """
     failed = c_int64()
-    _check(offsets, np.int64, len(paths) + 1)
-    _check(target, np.uint8, int(offsets[-1]))
+    _check_offsets(offsets, len(paths) + 1)
+    _check(target, np.uint8, int(offsets[-1]), writeable=True)
     names = b"\0".join([*paths, b""])
     if names.count(b"\0") != len(paths):
         raise ValueError("embedded null byte")
@@ -70,7 +71,7 @@ def frame_rows(matrix: Bytes) -> None:
     Args:
         matrix: uint8 [records, 12 + length + 4], contiguous.
     """
-    _check(matrix, np.uint8, matrix.size)
+    _check(matrix, np.uint8, matrix.size, writeable=True)
     _check_frames(matrix.shape[1:])
     _kernels().ringfeed_frame_rows(_extend_crc, _address(matrix), *matrix.shape)
 
@@ -85,10 +86,10 @@ def frame_columns(columns: Sequence[tuple[Bytes, Int64]], target: Bytes) -> None
     rows = len(columns[0][1]) - 1
     size = _FRAME_BYTES * rows
     for data, offsets in columns:
-        _check(offsets, np.int64, rows + 1)
+        _check_offsets(offsets, rows + 1)
         _check(data, np.uint8, int(offsets[-1]))
         size += int(offsets[-1] - offsets[0])
-    _check(target, np.uint8, size)
+    _check(target, np.uint8, size, writeable=True)
     pointers = c_void_p * len(columns)
     data_of = pointers(*(_address(data) for data, _ in columns))
     offsets_of = pointers(*(_address(offsets) for _, offsets in columns))
@@ -198,7 +199,7 @@ def draw(classes: npt.NDArray[np.integer], members: Int64, bounds: Int64, follow
     """For each sample the next member of its class, pass after pass over them; int64 [samples].
 
     Args:
-        classes: of the samples, from 0; uint8, or numbers of 32 bits.
+        classes: of the samples, from 0; those of uint8 are not copied, nor those of int32.
         members: of all classes, class after class.
         bounds: where those of each class begin, and end: int64 [classes + 1].
         following: the number of the next member of each class, within its members; is moved on.
@@ -206,12 +207,14 @@ def draw(classes: npt.NDArray[np.integer], members: Int64, bounds: Int64, follow
     Raises:
         ValueError: there is no such class, or it has no members.
     """
-    classes = np.ascontiguousarray(classes, np.uint8 if classes.dtype == np.uint8 else np.int32)
+    _check_offsets(bounds, len(following) + 1)
     _check(members, np.int64, int(bounds[-1]))
-    _check(bounds, np.int64, len(following) + 1)
-    _check(following, np.int64, len(bounds) - 1)
+    _check(following, np.int64, len(bounds) - 1, writeable=True)
+    if (following < 0).any() or (following >= np.maximum(np.diff(bounds), 1)).any():
+        raise ValueError("expected numbers of members of their classes to come next")
     if len(classes) and not 0 <= classes.min() <= classes.max() < len(following):
         raise ValueError(f"expected classes in [0, {len(following)}), got {classes.min()} to {classes.max()}")
+    classes = np.ascontiguousarray(classes, np.uint8 if classes.dtype == np.uint8 else np.int32)
     drawn = np.empty(len(classes), np.int64)
     count = _kernels().ringfeed_draw(
         *(_address(classes), classes.itemsize, len(classes), _address(members), _address(bounds)),
@@ -222,10 +225,18 @@ def draw(classes: npt.NDArray[np.integer], members: Int64, bounds: Int64, follow
     return drawn
 
 
-def _check(array: npt.NDArray[Any], dtype: npt.DTypeLike, size: int) -> None:
+def _check(array: npt.NDArray[Any], dtype: npt.DTypeLike, size: int, *, writeable: bool = False) -> None:
     """A wrong argument would write over memory of others."""
     if array.dtype != dtype or array.size < size or not array.flags.c_contiguous:
         raise ValueError(f"expected {size} contiguous {np.dtype(dtype)}, got {array.size} {array.dtype}")
+    if writeable and not array.flags.writeable:
+        raise ValueError("expected an array that may be written to")
+
+
+def _check_offsets(offsets: Int64, count: int) -> None:
+    _check(offsets, np.int64, count)
+    if offsets[0] < 0 or (np.diff(offsets) < 0).any():
+        raise ValueError("expected offsets that ascend, from 0 or more")
 
 
 def _check_frames(lengths: npt.ArrayLike) -> None:
@@ -254,7 +265,7 @@ def _kernels() -> Any:
 def _load() -> tuple[ctypes.CDLL | None, ctypes.c_void_p | None]:
     """The compiled module, and the CRC of the C library within google_crc32c; neither unless there are both.
 
-    Kernels that are done in microseconds keep the interpreter's lock: to get it back, a thread may wait for 5 ms.
+    Kernels that take nanoseconds a value keep the interpreter's lock: to get it back, a thread may wait for 5 ms.
     """
     found = find_spec(_MODULE, __package__)
     if found is None or found.origin is None or sys.byteorder != "little" or os.environ.get(_SWITCH) == "0":

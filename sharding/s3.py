@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import secrets
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,8 +10,10 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import fsspec
+import pyarrow as pa
 
 from .drafts import Bytes
+from .fast_upload import send_part
 from .retry import IncompleteError, RetryPolicy, is_transient, retry
 
 __all__ = ["SINGLE_BYTES", "S3Draft", "create_object", "put_object"]
@@ -72,7 +73,7 @@ class S3Draft:
         self._fs, self._target, self._policy = fs, target, policy
         self._bucket, self._key, _ = fs.split_path(target)
         self._upload = ""
-        self._part = io.BytesIO()  # that is being filled; its `getvalue` copies nothing
+        self._part, self._filled = memoryview(b""), 0  # that is being filled, and how much of it is
         self._bytes = 0
         self._parts: list[Future[str]] = []
         self._discarded = False
@@ -83,21 +84,24 @@ class S3Draft:
             rest = memoryview(piece).cast("B")
             self._bytes += len(rest)
             while len(rest):
-                room = self._part_bytes() - self._part.tell()
-                self._part.write(rest[:room])
-                if room <= len(rest):
-                    self._send(self._part.getvalue())
-                    self._part = io.BytesIO()
-                rest = rest[room:]
+                if not len(self._part):
+                    self._part = _new_part(_PART_BYTES << (len(self._parts) // _PARTS_OF_ONE_SIZE))
+                some = rest[: len(self._part) - self._filled]
+                self._part[self._filled : self._filled + len(some)] = some
+                self._filled += len(some)
+                if self._filled == len(self._part):
+                    self._send()
+                rest = rest[len(some) :]
 
     def commit(self, *, exclusive: bool = False) -> None:
         if exclusive:
             raise ValueError("an exclusive object is to be written by create_object")
         if not self._parts:
-            retry(lambda: put_object(self._fs, self._target, self._part.getvalue()), self._policy)
+            data = bytes(self._part[: self._filled])
+            retry(lambda: put_object(self._fs, self._target, data), self._policy)
         else:
-            if self._part.tell():
-                self._send(self._part.getvalue())
+            if self._filled:
+                self._send()
             etags = [part.result() for part in self._parts]
             parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, start=1)]
             self._retry(lambda: self._complete(parts))
@@ -110,20 +114,24 @@ class S3Draft:
             with suppress(Exception):  # what made the write fail is what to tell
                 self._call("abort_multipart_upload", UploadId=self._upload)
 
-    def _part_bytes(self) -> int:
-        return _PART_BYTES << (len(self._parts) // _PARTS_OF_ONE_SIZE)
-
-    def _send(self, body: bytes) -> None:
+    def _send(self) -> None:
         if not self._upload:
             self._upload = self._retry(lambda: self._call("create_multipart_upload"))["UploadId"]
         if len(self._parts) >= _PARTS_AT_ONCE:
             self._parts[-_PARTS_AT_ONCE].result()  # bounds what is held in memory, and tells of a failure early
-        number = len(self._parts) + 1
-        self._parts.append(self._pool.submit(self._send_part, number, body))
+        body = self._part[: self._filled]
+        self._part, self._filled = memoryview(b""), 0
+        self._parts.append(self._pool.submit(self._send_part, len(self._parts) + 1, body))
 
-    def _send_part(self, number: int, body: bytes) -> str:
-        reply = self._retry(lambda: self._call("upload_part", UploadId=self._upload, PartNumber=number, Body=body))
-        return str(reply["ETag"])
+    def _send_part(self, number: int, body: memoryview) -> str:
+        upload, fast = {"UploadId": self._upload, "PartNumber": number}, iter([True])
+
+        def attempt() -> str:
+            if next(fast, False) and (etag := send_part(self._fs, self._target, upload, body)):
+                return etag
+            return str(self._call("upload_part", **upload, Body=bytes(body))["ETag"])
+
+        return self._retry(attempt)
 
     def _complete(self, parts: list[dict[str, Any]]) -> None:
         try:
@@ -139,6 +147,11 @@ class S3Draft:
 
     def _retry(self, operation: Callable[[], T]) -> T:
         return retry(operation, self._policy, transient=lambda error: not self._discarded and is_transient(error))
+
+
+def _new_part(size: int) -> memoryview:
+    """Memory to write to, of Arrow's pool: its pages were used before, and need no clearing."""
+    return memoryview(pa.allocate_buffer(size)).cast("B")
 
 
 def _check_size(fs: fsspec.AbstractFileSystem, bucket: str, key: str, expected: int) -> None:

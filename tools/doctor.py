@@ -13,11 +13,11 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 
 from rich.console import Console
 from rich.table import Table
 
-from ..sharding.kernels import are_compiled
 from .horovod_recipe import HOROVOD_VERSION
 from .probe import Runtime, horovod_target, probe_runtime, tensorflow_distribution, version_of
 
@@ -25,6 +25,7 @@ __all__ = ["Facts", "Finding", "add_parser", "diagnose", "run"]
 
 BASE = ("pyarrow", "numpy", "fsspec", "s3fs")
 GIBIBYTE = 2**30
+COMPILED = ("..sharding._kernels", "..pipeline._view_ops")
 REBUILD_HOROVOD = "ringfeed install-horovod --force"
 
 
@@ -60,9 +61,7 @@ def diagnose(facts: Facts) -> tuple[Finding, ...]:
     ]
     if not facts.kernels:
         command = "apt-get install -y gcc libc6-dev && pip install --force-reinstall --no-deps ringfeed"
-        findings.append(
-            Finding(what="compiled kernels: all works without, but takes up to twice as long", command=command)
-        )
+        findings.append(Finding(what="compiled kernels: all works without, but slower", command=command))
     findings += _diagnose_tensorflow(facts)
     if runtime.horovod is None:
         if runtime.tensorflow is not None:
@@ -127,7 +126,7 @@ def examine() -> Facts:
             "tensorflow": tensorflow[1] if tensorflow else None,
             **{name: version_of(name) for name in others},
         },
-        kernels=are_compiled(),
+        kernels=all(find_spec(name, __package__) for name in COMPILED),
         runtime=probe_runtime(),
         horovod_built_for=horovod_target(),
         gpus=_gpus(),

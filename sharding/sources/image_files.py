@@ -129,8 +129,11 @@ def _read_local(paths: Sequence[str], sizes: npt.NDArray[np.int64] | None) -> tu
         if kernels.are_compiled():
             names = [os.fsencode(path) for path in paths[start:stop]]
             error, failed = kernels.read_files(names, offsets[start : stop + 1], target)
+            if error == kernels.FILE_CHANGED:
+                raise _changed(paths[start + failed])
             if error:
-                raise _failure(paths[start + failed], error)
+                cause = OSError(error, os.strerror(error))  # of the subclass that fits the number
+                raise _translated(paths[start + failed], cause) from cause
             return []
         for path, begin, end in zip(paths[start:stop], bounds[start:stop], bounds[start + 1 : stop + 1], strict=True):
             _read_into(path, view[begin:end])
@@ -165,12 +168,6 @@ def _read_into(path: str, target: memoryview) -> None:
         raise _translated(path, error) from error
     if done != size:
         raise _changed(path)
-
-
-def _failure(path: str, error: int) -> Exception:
-    if error == kernels.FILE_CHANGED:
-        return _changed(path)
-    return _translated(path, OSError(error, os.strerror(error)))  # of the subclass that fits the number
 
 
 def _changed(path: str) -> SourceError:

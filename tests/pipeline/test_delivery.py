@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from ringfeed.pipeline import Loader
+from ringfeed.pipeline import loader as loader_module
 from ringfeed.pipeline.delivery import feature_spec, parse_batch
 from ringfeed.sharding import BuildOptions, ConfigError, build, open_dataset
 
@@ -85,6 +86,20 @@ def test_all_kinds_of_features_keep_their_values_and_dtypes(tmp_path: Path, shar
                 assert value.dtype == np.dtype(feature.dtype), feature.name
         assert record["matrix"].shape == (2, 3)
         assert record["class_id"] == record["label"]
+
+
+def test_batches_that_cross_one_by_one_are_those_that_cross_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader, records = load(make_table(), tmp_path, "tfrecord")
+    spec = loader.epoch(0).element_spec
+    monkeypatch.setattr(loader_module, "_CHUNK_STEPS", 1)
+    alone = Loader(str(tmp_path / "shards"), batch_size=12).epoch(0)
+    assert alone.element_spec == spec
+    for batch in alone:
+        for row, key in enumerate(batch["id"].numpy().tolist()):
+            for name, value in records[key].items():
+                np.testing.assert_array_equal(batch[name][row].numpy(), value)
 
 
 def test_shards_open_with_plain_tensorflow(tmp_path: Path) -> None:
@@ -179,6 +194,7 @@ def test_under_op_determinism_tensorflow_sees_a_graph_to_rewrite(make_dataset: C
     program = f"""
 import tensorflow as tf
 from ringfeed.pipeline import Loader
+from ringfeed.pipeline import loader as loader_module
 tf.config.experimental.enable_op_determinism()
 print(len(list(Loader({make_dataset()!r}, batch_size=10).epoch(0))))
 """  # in a process of its own: it cannot be switched off again

@@ -499,6 +499,13 @@ def test_a_task_that_ends_its_workers_is_given_up(tmp_path: Path) -> None:
         executor.submit(os._exit, 1).result(60)
 
 
+def test_a_result_that_does_not_come_is_given_up(dask: DaskCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_engine(dask.engine, 1) as executor:
+        monkeypatch.setattr(dask_module, "_RESULT_SECONDS", 1e-9)
+        with pytest.raises(WorkerError, match="went away, or gave the task up, or its result"):
+            executor.submit(bytes, 8 << 20).result(60)
+
+
 def test_a_scheduler_that_dies_is_said_and_the_build_can_go_on(doubled: str, tmp_path: Path, files_of: FilesOf) -> None:
     options = BuildOptions(source=doubled, destination=str(tmp_path / "there"), label="label", shards=16)
     with dask_cluster(tmp_path, 2) as cluster:

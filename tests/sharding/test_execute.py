@@ -57,6 +57,21 @@ def test_one_worker_is_this_process() -> None:
         assert pool.submit(os.getpid).result() == os.getpid()
 
 
+def test_workers_have_the_environment_and_the_folder_of_their_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in ("first", None, "third"):
+        monkeypatch.chdir(tmp_path)
+        if value is None:
+            monkeypatch.delenv("RINGFEED_TESTED", raising=False)
+        else:
+            monkeypatch.setenv("RINGFEED_TESTED", value)
+        with local_executor(2) as pool:
+            assert pool.submit(os.getenv, "RINGFEED_TESTED").result() == value
+            assert pool.submit(os.getcwd).result() == str(tmp_path)
+            assert pool.submit(os.getpid).result() != os.getpid()
+
+
 PROGRAM = """
 import os, time
 from ringfeed.sharding.execute import local_executor

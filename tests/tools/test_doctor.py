@@ -125,6 +125,7 @@ def test_doctor_reports_this_environment_as_json() -> None:
     document = json.loads(done.stdout)
     assert done.returncode == (0 if document["ok"] else 1), done.stderr
     assert document["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert document["kernels"] is True
     assert document["clients"]["s3"] is True
     assert document["horovod"] is None or "gloo" in document["horovod"]["collectives"]
 
