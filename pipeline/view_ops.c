@@ -1,7 +1,8 @@
 /* A TensorFlow operation: values that lie in memory, copied into a tensor of strings, with no lock of Python's held.
  *
  * TensorFlow's C API is looked up in the process that loads this, as `tf.load_op_library` does: nothing of TensorFlow is
- * needed to compile it, and it fits every version that has these functions. Without one of them no operation is registered.
+ * needed to compile it, and it fits every version that has these functions. Without one of them no operation is
+ * registered.
  */
 
 #include <dlfcn.h>

@@ -83,9 +83,9 @@ def copy_object(fs: fsspec.AbstractFileSystem, path: str, take: Callable[[Any], 
     return done
 
 
-def is_plain(fs: fsspec.AbstractFileSystem, path: str) -> bool:
-    """Whether s3fs was told nothing of this place but what is known here."""
-    options, bucket = fs.storage_options, path.partition("/")[0]
+def is_plain(fs: fsspec.AbstractFileSystem, bucket: str) -> bool:
+    """Whether the bucket is an ordinary one, and s3fs was told nothing but what is known here."""
+    options = fs.storage_options
     return (
         options.keys() <= _OPTIONS
         and (options.get("client_kwargs") or {}).keys() <= _CLIENT_OPTIONS

@@ -1,4 +1,4 @@
-"""Parts of uploads to S3 by urllib3: s3fs takes five times the CPU time, for it copies and hashes all in one thread.
+"""Parts of uploads to S3 by urllib3: s3fs copies and hashes all bodies in one Python thread.
 
 To the same places, with the same credentials and the same checksum: see `fast.py`, which does so for what is read. What
 fails is to be left to s3fs, which says what is wrong.
@@ -21,8 +21,8 @@ from .retry import IncompleteError
 
 __all__ = ["send_part"]
 
-_SENDER = "_ringfeed_sender"  # kept in the s3fs instance, to live as long as it does
-_FAILURES = 3  # without a success between, and all is left to s3fs
+_SENDERS = "_ringfeed_senders"  # by bucket; kept in the s3fs instance, to live as long as it does
+_FAILURES = 3  # of a bucket, without a success between, and it is left to s3fs
 _CONNECTIONS = 32
 _CONNECT_SECONDS, _READ_SECONDS = 5.0, 15.0  # those of s3fs
 _BLOCK_BYTES = 256 << 10  # that the store has to take within the first of them
@@ -44,9 +44,11 @@ def send_part(fs: fsspec.AbstractFileSystem, target: str, upload: Mapping[str, A
     Raises:
         IncompleteError: it failed; s3fs has to send it then.
     """
-    if _SENDER not in fs.__dict__:
-        fs.__dict__[_SENDER] = _Sender(fs) if is_plain(fs, target) and not fs.anon and not getproxies() else None
-    sender: _Sender | None = fs.__dict__[_SENDER]
+    bucket = target.partition("/")[0]
+    senders: dict[str, _Sender | None] = fs.__dict__.setdefault(_SENDERS, {})
+    if bucket not in senders:
+        senders[bucket] = _Sender(fs) if is_plain(fs, bucket) and not fs.anon and not getproxies() else None
+    sender = senders[bucket]
     return None if sender is None else sender.send(target, upload, body)
 
 

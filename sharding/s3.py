@@ -124,7 +124,8 @@ class S3Draft:
         self._parts.append(self._pool.submit(self._send_part, len(self._parts) + 1, body))
 
     def _send_part(self, number: int, body: memoryview) -> str:
-        upload, fast = {"UploadId": self._upload, "PartNumber": number}, iter([True])
+        upload = {"UploadId": self._upload, "PartNumber": number}
+        fast = iter([self._policy.attempts > 1])  # once, if s3fs can try again, and say what is wrong
 
         def attempt() -> str:
             if next(fast, False) and (etag := send_part(self._fs, self._target, upload, body)):

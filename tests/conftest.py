@@ -17,7 +17,7 @@ from hypothesis import settings
 
 from ringfeed.sharding import kernels
 from tests.servers.hdfs import HdfsServer, hdfs
-from tests.servers.seaweedfs import S3Server, seaweedfs
+from tests.servers.seaweedfs import REGION, S3Server, seaweedfs
 from tests.servers.sharing import shared
 from tests.servers.store import Store
 
@@ -97,6 +97,23 @@ def s3_env(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[dic
     filesystem.clear_instance_cache()  # its key is the options, not the environment
     yield s3_server.env
     filesystem.clear_instance_cache()
+
+
+@pytest.fixture
+def s3_profile(s3_server: S3Server, s3_env: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """A profile of AWS's configuration file, which alone knows the server from here on; ask for it after all else."""
+    lines = [
+        "[profile lab]",
+        f"region = {REGION}",
+        f"endpoint_url = {s3_server.endpoint_url}",
+        f"aws_access_key_id = {s3_server.access_key}",
+        f"aws_secret_access_key = {s3_server.secret_key}",
+    ]
+    (tmp_path / "aws-config").write_text("\n".join(lines))
+    for name in s3_env:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "aws-config"))
+    return "lab"
 
 
 @pytest.fixture(params=["local", "s3", "hdfs"])

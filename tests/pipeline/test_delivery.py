@@ -194,7 +194,6 @@ def test_under_op_determinism_tensorflow_sees_a_graph_to_rewrite(make_dataset: C
     program = f"""
 import tensorflow as tf
 from ringfeed.pipeline import Loader
-from ringfeed.pipeline import loader as loader_module
 tf.config.experimental.enable_op_determinism()
 print(len(list(Loader({make_dataset()!r}, batch_size=10).epoch(0))))
 """  # in a process of its own: it cannot be switched off again

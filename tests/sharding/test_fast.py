@@ -5,7 +5,6 @@ import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from ringfeed.sharding import StorageError
 from ringfeed.sharding.retry import RetryPolicy
 from ringfeed.sharding.storage import Storage
 from tests.servers.proxy import Fault, Proxy, proxied
-from tests.servers.seaweedfs import REGION, S3Server
+from tests.servers.seaweedfs import S3Server
 
 pytest.importorskip("obstore")
 
@@ -63,21 +62,8 @@ class TestCredentials:
         options = {**s3_server.storage_options, "requester_pays": True}
         assert Storage(url, options).map("a").to_pybytes() == DATA
 
-    def test_from_a_profile(
-        self, url: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        lines = [
-            "[profile lab]",
-            f"region = {REGION}",
-            f"endpoint_url = {s3_server.endpoint_url}",
-            f"aws_access_key_id = {s3_server.access_key}",
-            f"aws_secret_access_key = {s3_server.secret_key}",
-        ]
-        (tmp_path / "config").write_text("\n".join(lines))
-        for name in s3_server.env:
-            monkeypatch.delenv(name)
-        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-        assert Storage(url, {"profile": "lab"}).map("a").to_pybytes() == DATA
+    def test_from_a_profile(self, url: str, s3_profile: str) -> None:
+        assert Storage(url, {"profile": s3_profile}).map("a").to_pybytes() == DATA
 
 
 def test_errors_are_those_of_s3fs(url: str, s3_server: S3Server) -> None:

@@ -3,15 +3,15 @@
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ringfeed.sharding import StorageError
 from ringfeed.sharding.retry import RetryPolicy
 from ringfeed.sharding.storage import Storage
 from tests.servers.proxy import Fault, Proxy, proxied
-from tests.servers.seaweedfs import REGION, S3Server
+from tests.servers.seaweedfs import S3Server
 
 DATA = bytes(range(256)) * (70 << 12)  # 70 MiB: five parts
 QUICK = RetryPolicy(attempts=4, base_seconds=0.02, cap_seconds=0.1)
@@ -67,22 +67,27 @@ def test_credentials_from_options(
     assert sent_by_s3fs == []
 
 
-def test_credentials_from_a_profile(
-    url: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sent_by_s3fs: list[int]
-) -> None:
-    lines = [
-        "[profile lab]",
-        f"region = {REGION}",
-        f"endpoint_url = {s3_server.endpoint_url}",
-        f"aws_access_key_id = {s3_server.access_key}",
-        f"aws_secret_access_key = {s3_server.secret_key}",
-    ]
-    (tmp_path / "config").write_text("\n".join(lines))
-    for name in s3_server.env:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    assert written(Storage(url, {"profile": "lab"})) == DATA
+def test_credentials_from_a_profile(url: str, s3_profile: str, sent_by_s3fs: list[int]) -> None:
+    assert written(Storage(url, {"profile": s3_profile})) == DATA
     assert sent_by_s3fs == []
+
+
+def test_the_failures_of_one_bucket_and_a_policy_of_one_attempt(
+    url: str, s3_server: S3Server, proxy: Proxy, sent_by_s3fs: list[int]
+) -> None:
+    """What stands in the way of one bucket says nothing of another; and where nothing is tried again, s3fs tells."""
+    options = replace(s3_server, endpoint_url=proxy.url).storage_options
+    other = f"other-{uuid.uuid4().hex}"
+    s3_server.make_bucket(other)
+    proxy.begin(Fault(kind="reply", method="PUT", path="partNumber", times=5))
+    assert written(Storage(url, options, QUICK)) == DATA
+    proxy.begin()
+    sent_by_s3fs.clear()
+    assert written(Storage(f"s3://{other}/data", options, QUICK)) == DATA
+    assert sent_by_s3fs == []
+    proxy.begin(Fault(kind="reply", method="PUT", path="partNumber", times=99))
+    with pytest.raises(StorageError, match="asks for fewer requests"):
+        written(Storage(f"s3://{other}/data", options, RetryPolicy(attempts=1)))
 
 
 def test_options_and_proxies_that_only_s3fs_knows_are_left_to_it(
