@@ -9,6 +9,7 @@ import argparse
 import json
 import math
 import os
+import shlex
 import signal
 import sys
 from base64 import b64encode
@@ -280,7 +281,7 @@ def _verify(args: argparse.Namespace) -> int:
         print(*(f"{damage.path}: {one_line(damage.problem)}\n" for damage in found.damages), sep="", end="")
         print(*(f"note: {note.path}: {one_line(note.remark)}\n" for note in found.notes), sep="", end="")
     if damaged:
-        hint = "; see what can be saved with: shard-dataset repair --dry-run"
+        hint = f"; see what can be saved with: shard-dataset repair {shlex.quote(args.url)} --dry-run"
         return _failed(args, f"{counted(damaged, 'file', 'is/are')} damaged or missing{hint}")
     if not args.json:
         print(f"all {found.files:,} files of {args.url} are as they were written")

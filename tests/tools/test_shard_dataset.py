@@ -256,7 +256,7 @@ class TestVerify:
         ]
         assert done.stderr.splitlines()[-1] == (
             "shard-dataset: error: 2 files are damaged or missing; "
-            "see what can be saved with: shard-dataset repair --dry-run"
+            f"see what can be saved with: shard-dataset repair {dataset} --dry-run"
         )
         done = cli("shard-dataset", "verify", str(dataset), "--json")
         assert done.returncode == 1
