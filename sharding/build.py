@@ -50,9 +50,9 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
             unless starting again may help (`RingfeedError.may_pass`), and a dataset that was to be replaced is
             untouched, unless it is the last step, the replacing, that fails.
     """
+    if executor is None and options.engine == "local" and options.workers > 1:
+        begin_processes(options.source, options.destination)
     source, destination = open_build_source(options), Storage(options.destination)
-    if executor is None and options.engine == "local" and options.workers > 1 and destination.local_path is None:
-        begin_processes(options.source, options.destination)  # a local destination takes no time to look at
     purpose: Purpose = "replace" if options.overwrite else "new"
     with draft_dataset(destination, purpose, about_build(options.source)) as draft:
 

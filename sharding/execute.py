@@ -7,8 +7,10 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,15 +19,14 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
+from multiprocessing.util import get_temp_dir
 from typing import Any, TypeVar
 
 from .errors import WorkerError
 
 __all__ = ["ClusterExecutor", "Job", "begin_processes", "local_executor", "portable_error", "run_tasks", "stream_tasks"]
 
-# A fork of this process would have copies of its threads' locks, held as they may be. On Linux processes are forked
-# from one that does nothing but import what they need, once for all of them.
-_START = "forkserver" if sys.platform == "linux" else "spawn"
+_SOCKET_PATH = 107  # bytes of one, at most, on Linux
 
 T = TypeVar("T")
 Job = tuple[Callable[..., T], tuple[Any, ...]]
@@ -51,8 +52,8 @@ def local_executor(workers: int) -> Iterator[Executor]:
             yield threads
         return
     begin_processes()
-    context = multiprocessing.get_context(_START)
-    with ProcessPoolExecutor(workers, context, _begin_worker, (dict(os.environ),)) as pool:
+    context = multiprocessing.get_context(_start_method())
+    with ProcessPoolExecutor(workers, context, _begin_worker, (dict(os.environ), get_temp_dir())) as pool:
         with _interrupts_held():
             for _ in range(workers):
                 pool.submit(int)  # all of them begin now, side by side, and not when the first tasks wait for them
@@ -65,7 +66,7 @@ def begin_processes(*places: str) -> None:
     Args:
         places: what they will read and write, by URLs.
     """
-    if _START != "forkserver":
+    if _start_method() != "forkserver":
         return
     from multiprocessing import forkserver  # which not every system has
 
@@ -77,7 +78,18 @@ def begin_processes(*places: str) -> None:
         forkserver.ensure_running()
 
 
-def _begin_worker(environment: Mapping[str, str]) -> None:
+def _start_method() -> str:
+    """How processes are started.
+
+    A fork of this process would have copies of its threads' locks, held as they may be. On Linux processes are forked
+    from one that does nothing but import what they need, once for all of them; it listens at a socket in the folder
+    for temporary files, whose path may be too long for one.
+    """
+    socket = f"{tempfile.gettempdir()}/pymp-01234567/listener-01234567"
+    return "forkserver" if sys.platform == "linux" and len(os.fsencode(socket)) <= _SOCKET_PATH else "spawn"
+
+
+def _begin_worker(environment: Mapping[str, str], parents_folder: str) -> None:
     """Give this process its parent's environment, and let it end as soon as it may.
 
     That is without Python's own end, which takes long, and when its parent is gone: whoever takes over from a parent
@@ -87,13 +99,14 @@ def _begin_worker(environment: Mapping[str, str]) -> None:
         del os.environ[name]
     os.environ.update(environment)
     atexit.register(os._exit, 0)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(parents_folder,), daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(folder: str) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     multiprocessing.connection.wait([parent.sentinel])
+    shutil.rmtree(folder, ignore_errors=True)  # of its sockets, which it would have removed
     os._exit(1)
 
 

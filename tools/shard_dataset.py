@@ -28,13 +28,16 @@ def run() -> NoReturn:
     """The program: `main`, and then an end without Python's own.
 
     A thread of Arrow that lets go of a Python buffer while the interpreter shuts down aborts the process (3 of 30
-    builds that failed early). All that there is to tidy up has been by then.
+    builds that failed early). What is left to tidy up is the folder of the sockets of `multiprocessing`.
     """
     settle_streams()
     try:
         status = main()
     except SystemExit as stop:  # of argparse: usage, help, version
         status = stop.code if isinstance(stop.code, int) else 0
+    from multiprocessing import util
+
+    util._exit_function()  # type: ignore[attr-defined]  # typeshed has no private names
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -90,13 +90,17 @@ if __name__ == "__main__":
 """
 
 
-def test_workers_are_gone_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
+def test_workers_and_sockets_are_gone_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    program, temporary = tmp_path / "program.py", tmp_path / "t"
     program.write_text(PROGRAM)
-    with subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True) as parent:
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen([sys.executable, program], env=environment, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout
         workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
         assert len(workers) == 2
+        assert list(temporary.glob("*/*"))
         parent.send_signal(signal.SIGKILL)
     _, alive = psutil.wait_procs(workers, timeout=20)
     assert alive == []
+    assert list(temporary.iterdir()) == []

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from fractions import Fraction
@@ -135,6 +136,16 @@ assert main(["build", {source!r}, {str(tmp_path / "o")!r}, "--label", "status", 
 assert main(["verify", {str(tmp_path / "o")!r}]) == main(["inspect", {str(tmp_path / "o")!r}]) == 0
 """
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+    @pytest.mark.parametrize("length", [8, 100])
+    def test_leaves_nothing_among_temporary_files(self, cli: Cli, source: str, tmp_path: Path, length: int) -> None:
+        """Nor needs a path that a socket can have."""
+        with tempfile.TemporaryDirectory() as folder:
+            temporary = Path(folder, "t" * length)
+            temporary.mkdir()
+            command = ["build", source, str(tmp_path / "o"), "--label", "status", "--workers", "2"]
+            cli("shard-dataset", *command, env={"TMPDIR": str(temporary)}, check=True)
+            assert list(temporary.iterdir()) == []
 
     @pytest.mark.parametrize(("sig", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_a_signal_says_how_to_go_on_and_clean_leaves_nothing(self, tmp_path: Path, sig: int, status: int) -> None:
