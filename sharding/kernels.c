@@ -81,11 +81,12 @@ void ringfeed_frame_rows(crc32c_extend extend, uint8_t *matrix, int64_t rows, in
     }
 }
 
-/* Writes a frame for each row, one after the other: its message is the row's element of each column in turn. */
-void ringfeed_frame_columns(crc32c_extend extend, int64_t rows, int64_t columns, const uint8_t *const *data,
-                            const int64_t *const *offsets, uint8_t *target)
+/* Writes a frame for each row from `first` to before `stop`, one after the other: its message is the row's element of
+ * each column in turn. */
+void ringfeed_frame_columns(crc32c_extend extend, int64_t first, int64_t stop, int64_t columns,
+                            const uint8_t *const *data, const int64_t *const *offsets, uint8_t *target)
 {
-    for (int64_t row = 0; row < rows; row++) {
+    for (int64_t row = first; row < stop; row++) {
         uint8_t *next = target + HEADER_BYTES;
         uint32_t crc = 0;
 

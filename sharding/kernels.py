@@ -10,9 +10,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_void_p
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any
 
 import google_crc32c
@@ -76,24 +77,33 @@ def frame_rows(matrix: Bytes) -> None:
     _kernels().ringfeed_frame_rows(_extend_crc, _address(matrix), *matrix.shape)
 
 
-def frame_columns(columns: Sequence[tuple[Bytes, Int64]], target: Bytes) -> None:
-    """Write TFRecord frames, one after the other.
+def frame_columns(columns: Sequence[tuple[Bytes, Int64]], bounds: Int64) -> Iterator[Bytes]:
+    """TFRecord frames, one after the other, a run of records at a time; each run lies where the one before was.
 
     Args:
         columns: data and offsets, int64 [records + 1], of each; a record's message is its elements, end to end.
-        target: uint8, of the size of all frames.
+        bounds: of the runs, int64 [runs + 1]: each reaches from one to before the next.
     """
-    rows = len(columns[0][1]) - 1
-    size = _FRAME_BYTES * rows
+    records = len(columns[0][1]) - 1
+    _check_offsets(bounds, len(bounds))
+    if bounds[-1] > records:
+        raise ValueError(f"expected runs of {records} records, got {bounds[-1]}")
+    sizes = _FRAME_BYTES * np.diff(bounds)
     for data, offsets in columns:
-        _check_offsets(offsets, rows + 1)
+        _check_offsets(offsets, records + 1)
         _check(data, np.uint8, int(offsets[-1]))
-        size += int(offsets[-1] - offsets[0])
-    _check(target, np.uint8, size, writeable=True)
-    pointers = c_void_p * len(columns)
+        sizes += np.diff(offsets[bounds])
+    return _frame_runs(columns, bounds.tolist(), sizes.tolist())
+
+
+def _frame_runs(columns: Sequence[tuple[Bytes, Int64]], bounds: list[int], sizes: list[int]) -> Iterator[Bytes]:
+    target, pointers = np.empty(max(sizes, default=0), np.uint8), c_void_p * len(columns)
     data_of = pointers(*(_address(data) for data, _ in columns))
     offsets_of = pointers(*(_address(offsets) for _, offsets in columns))
-    _kernels().ringfeed_frame_columns(_extend_crc, rows, len(columns), data_of, offsets_of, _address(target))
+    address, frame = _address(target), _kernels().ringfeed_frame_columns
+    for (start, stop), size in zip(pairwise(bounds), sizes, strict=True):
+        frame(_extend_crc, start, stop, len(columns), data_of, offsets_of, address)
+        yield target[:size]
 
 
 def first_bad_frame(data: Bytes, ends: Int64) -> int:
@@ -235,7 +245,7 @@ def _check(array: npt.NDArray[Any], dtype: npt.DTypeLike, size: int, *, writeabl
 
 def _check_offsets(offsets: Int64, count: int) -> None:
     _check(offsets, np.int64, count)
-    if offsets[0] < 0 or (np.diff(offsets) < 0).any():
+    if offsets[0] < 0 or (offsets[1:] < offsets[:-1]).any():
         raise ValueError("expected offsets that ascend, from 0 or more")
 
 
@@ -281,7 +291,7 @@ def _load() -> tuple[ctypes.CDLL | None, ctypes.c_void_p | None]:
     signatures: tuple[tuple[Any, ...], ...] = (
         ("read_files", c_int, c_char_p, c_int64, c_void_p, c_void_p, POINTER(c_int64)),
         ("frame_rows", None, c_void_p, c_void_p, c_int64, c_int64),
-        ("frame_columns", None, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p),
+        ("frame_columns", None, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p),
         ("first_bad_frame", c_int64, c_void_p, c_int64, c_void_p, c_void_p),
         ("pack_varints", c_int64, c_void_p, c_int64, c_void_p, c_void_p),
         ("walk_examples", c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64, *[c_void_p] * 5),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
+from itertools import islice
 from typing import IO, Any
 
 import numpy as np
@@ -70,20 +71,24 @@ def write_shard(
                 known = statistics.get(feature.name)
                 statistics[feature.name] = more if known is None else merge_statistics(known, more)
             yield batch, class_ids
+            del batch, class_ids  # nothing is to hold a block while the next is made
 
     how: dict[str, Any] = {"shard_format": shard_format, "compression": compression, "layout": layout}
     each = counted()
-    first, second = next(each), next(each, None)
-    if second is None and storage.local_path is None:  # a shard of usual size: one write, beside that of the index
-        data, index = encode_shard(first[0], schema, first[1], **how)
+    is_local = storage.local_path is not None
+    ready = deque(islice(each, 1 if is_local else 2))
+    if len(ready) == 1 and not is_local:  # a shard of usual size: one write, beside that of the index
+        batch, class_ids = ready.pop()
+        data, index = encode_shard(batch, schema, class_ids, **how)
         extra = _dali_file(path, index) if dali_index else {}
         storage.write_all({path: data, index_path: index, **extra})
         data_bytes, data_checksum = data.size, checksum(data)
     else:
         with _hashed(storage, path, blocks=shard_format == "parquet") as sink:
             encoder = open_encoder(sink, schema, **how)
-            for batch, class_ids in chain((first,), () if second is None else (second,), each):
-                encoder.write(batch, class_ids)
+            while ready:
+                encoder.write(*ready.popleft())
+                ready.extend(islice(each, 0 if ready else 1))
             index = encoder.finish(sink.sums)
         data_bytes, data_checksum = sink.bytes, sink.checksum
         extra = _dali_file(path, index) if dali_index else {}

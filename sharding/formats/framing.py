@@ -6,7 +6,7 @@ kernels large values stay where they are, and are written from there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
@@ -83,19 +83,10 @@ def _framed(pieces: Sequence[pa.LargeBinaryArray]) -> Frames:
     columns = [(_data(piece), _offsets(piece)) for piece in pieces]
     lengths: npt.NDArray[np.int64] = np.sum([np.diff(offsets) for _, offsets in columns], axis=0, dtype=np.int64)
     lengths += HEADER_BYTES + FOOTER_BYTES
-    return Frames(_framed_runs(columns, np.concatenate([[0], np.cumsum(lengths)])), lengths)
-
-
-def _framed_runs(
-    columns: Sequence[tuple[Bytes, npt.NDArray[np.int64]]], ends: npt.NDArray[np.int64]
-) -> Iterator[list[Bytes]]:
-    cuts = np.searchsorted(ends, np.arange(0, ends[-1], _RUN_BYTES)).tolist()
-    bounds = sorted({*cuts, len(ends) - 1})
-    scratch = np.empty(np.diff(ends[bounds]).max(initial=0), np.uint8)
-    for start, stop in pairwise(bounds):
-        frames = scratch[: ends[stop] - ends[start]]
-        kernels.frame_columns([(data, offsets[start : stop + 1]) for data, offsets in columns], frames)
-        yield [frames]
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    cuts = np.searchsorted(ends, np.arange(0, ends[-1], _RUN_BYTES))
+    bounds = np.unique(np.append(cuts, len(lengths)))
+    return Frames(([frames] for frames in kernels.frame_columns(columns, bounds)), lengths)
 
 
 _EMPTY = np.empty(0, np.uint8)

@@ -66,8 +66,9 @@ def test_damaged_messages_are_read_as_without_them(data: st.DataObject) -> None:
 def test_frames_are_whole_as_without_them(payloads: list[bytes], at: int, flip: int) -> None:
     offsets = np.cumsum([0, *map(len, payloads)])
     lengths = np.diff(offsets) + 16
-    frames = np.empty(lengths.sum(), np.uint8)
-    kernels.frame_columns([(np.frombuffer(b"".join(payloads), np.uint8), offsets)], frames)
+    bounds = np.array([0, len(payloads) // 2, len(payloads)])
+    runs = kernels.frame_columns([(np.frombuffer(b"".join(payloads), np.uint8), offsets)], bounds)
+    frames = np.concatenate([run.copy() for run in runs])
     frames[at % len(frames)] ^= flip
     data = pa.py_buffer(frames.tobytes())
     assert frames_are_whole(data, lengths) == (flip == 0)
@@ -78,8 +79,10 @@ def test_frames_are_whole_as_without_them(payloads: list[bytes], at: int, flip: 
 
 def test_arguments_that_would_write_beyond_memory_are_refused() -> None:
     offsets, data = np.array([0, 4]), np.zeros(4, np.uint8)
-    with pytest.raises(ValueError, match="expected 20 contiguous uint8, got 19 uint8"):
-        kernels.frame_columns([(data, offsets)], np.empty(19, np.uint8))
+    with pytest.raises(ValueError, match="expected runs of 1 records, got 2"):
+        kernels.frame_columns([(data, offsets)], np.array([0, 2]))
+    with pytest.raises(ValueError, match="expected 4 contiguous uint8, got 3 uint8"):
+        kernels.frame_columns([(data[:3], offsets)], np.array([0, 1]))
     with pytest.raises(ValueError, match="expected 4 contiguous uint8, got 3 uint8"):
         kernels.read_files([b"/dev/null"], offsets, data[:3])
     with pytest.raises(ValueError, match="expected 2 contiguous int64, got 2 int32"):
@@ -102,7 +105,9 @@ def test_arguments_that_would_write_beyond_memory_are_refused() -> None:
         with pytest.raises(ValueError, match="expected offsets that ascend, from 0 or more"):
             kernels.read_files([b"/dev/null"] * 2, wrong, data)
         with pytest.raises(ValueError, match="expected offsets that ascend, from 0 or more"):
-            kernels.frame_columns([(np.zeros(100, np.uint8), wrong)], np.empty(200, np.uint8))
+            kernels.frame_columns([(np.zeros(100, np.uint8), wrong)], np.array([0, 2]))
+        with pytest.raises(ValueError, match="expected offsets that ascend, from 0 or more"):
+            kernels.frame_columns([(data, np.array([0, 4, 4]))], wrong)
     frozen = np.zeros((1, 20), np.uint8)
     frozen.flags.writeable = False
     with pytest.raises(ValueError, match="may be written to"):
