@@ -19,6 +19,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
+from multiprocessing import resource_tracker
 from multiprocessing.util import get_temp_dir
 from typing import Any, TypeVar
 
@@ -66,6 +67,7 @@ def begin_processes(*places: str) -> None:
     Args:
         places: what they will read and write, by URLs.
     """
+    resource_tracker.ensure_running()  # which lets interrupts through, held back or not, when it begins
     if _start_method() != "forkserver":
         return
     from multiprocessing import forkserver  # which not every system has
@@ -114,13 +116,26 @@ def _end_with_parent(folder: str) -> None:
 def _interrupts_held() -> Iterator[None]:
     """Hold Ctrl-C back for the body, and for ever from the processes that it starts, which inherit the mask.
 
-    Ctrl-C reaches every process of a terminal's job; the parent alone is to answer, by cancelling the tasks.
+    Ctrl-C reaches every process of a terminal's job; the parent alone is to answer, by cancelling the tasks. It may
+    reach any thread of the parent, too, as does SIGTERM: their handlers wait, or a process that is just being started
+    would miss what it begins with.
     """
+    came: list[int] = []
+    handlers: dict[signal.Signals, Any] = {}
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    if threading.current_thread() is threading.main_thread():  # no other may set them
+        known = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {number: handler for number, handler in known.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, lambda number, _: came.append(number))
     try:
         yield
     finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def portable_error(error: Exception) -> Exception:

@@ -13,6 +13,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -146,6 +147,24 @@ assert main(["verify", {str(tmp_path / "o")!r}]) == main(["inspect", {str(tmp_pa
             command = ["build", source, str(tmp_path / "o"), "--label", "status", "--workers", "2"]
             cli("shard-dataset", *command, env={"TMPDIR": str(temporary)}, check=True)
             assert list(temporary.iterdir()) == []
+
+    @pytest.mark.parametrize("after", [0.2, 0.4, 0.6, 0.8])
+    def test_an_interrupt_while_workers_begin_is_one_line(self, source: str, tmp_path: Path, after: float) -> None:
+        """A terminal sends it to every process of the job: none may say anything of its own."""
+        command = [Path(sys.executable).with_name("shard-dataset"), "build", source, tmp_path / "o"]
+        flags = ["--label", "status", "--workers", "2", "--json"]
+        with subprocess.Popen(
+            [*map(str, command), *flags], stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
+            deadline = time.monotonic() + 60
+            while not any("forkserver" in " ".join(c.cmdline()) for c in psutil.Process(process.pid).children()):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            time.sleep(after)  # it imports, then the workers are forked
+            os.killpg(process.pid, signal.SIGINT)
+            events = [json.loads(line) for line in process.communicate(timeout=60)[1].splitlines()]
+        assert process.returncode in (0, 130)
+        assert events[-1]["event"] == ("interrupted" if process.returncode else "progress")
 
     @pytest.mark.parametrize(("sig", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_a_signal_says_how_to_go_on_and_clean_leaves_nothing(self, tmp_path: Path, sig: int, status: int) -> None:
