@@ -22,6 +22,8 @@ from time import perf_counter
 from types import FrameType
 from typing import Any, NoReturn
 
+import pyarrow as pa
+
 from ..sharding import (
     AppendOptions,
     BuildOptions,
@@ -430,6 +432,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def execute(args: argparse.Namespace) -> int:
     """Run a command and return its exit status; an error that a user can mend is one line on stderr."""
+    pa.enable_signal_handlers(False)  # Arrow's own, while it reads CSV: one that comes as they end may be lost
     try:
         status = _COMMANDS[args.command](args)
         sys.stdout.flush()
