@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
 from .build_plan import BuildPlan, writer
@@ -151,10 +151,11 @@ def _write(
     gathered = Gathered(plan.assignment)
     for result in finished.values():
         gathered.add(result)
-    for results in assemble(plan, options, target, bucketing, finished, parts, spill, pool, report):
-        draft.finished += len(results)
-        for result in results:
-            gathered.add(result)
+    with closing(assemble(plan, options, target, bucketing, finished, parts, spill, pool, report)) as written:
+        for results in written:
+            draft.finished += len(results)
+            for result in results:
+                gathered.add(result)
     manifest = Manifest(
         shard_format=options.shard_format,
         compression=options.codec,

@@ -13,10 +13,10 @@ import sys
 import tempfile
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from itertools import islice
 from multiprocessing import resource_tracker
@@ -162,17 +162,27 @@ def _run(function: Callable[..., T], *arguments: Any) -> T:
         raise portable from error
 
 
-def stream_tasks(pool: Executor, jobs: Iterable[Job[T]], at_once: int | Callable[[], int]) -> Iterator[tuple[int, T]]:
-    """Run tasks, some at a time, and yield the number and the result of each as it ends.
+@contextmanager
+def stream_tasks(
+    pool: Executor, jobs: Iterable[Job[T]], at_once: int | Callable[[], int]
+) -> Iterator[Iterator[tuple[int, T]]]:
+    """Run tasks, some at a time: an iterator of the number and the result of each as it ends.
 
-    The first error, or an interrupt, cancels what has not begun and is raised when nothing runs any more: whoever
-    cleans up after it has no task beside them that goes on writing.
+    The first error, be it in the body, or an interrupt, cancels what has not begun and is raised when nothing runs any
+    more: whoever cleans up after it has no task beside them that goes on writing.
 
     Args:
         pool: where to run them.
         jobs: functions and their arguments; taken as they are needed.
         at_once: how many to have submitted and not ended; a function where that changes, as clusters grow.
     """
+    with closing(_stream(pool, jobs, at_once)) as ended:
+        yield ended
+
+
+def _stream(
+    pool: Executor, jobs: Iterable[Job[T]], at_once: int | Callable[[], int]
+) -> Generator[tuple[int, T], None, None]:
     submit: Callable[..., Future[T]] = pool.submit
     if isinstance(pool, ProcessPoolExecutor):
         submit = partial(pool.submit, _run)  # type: ignore[arg-type]  # mypy solves no function of a function
@@ -212,12 +222,9 @@ def run_tasks(pool: Executor | None, jobs: Sequence[Job[T]], report: Callable[[i
     """
     report(0, None)
     results: dict[int, T] = {}
-    ended: Iterable[tuple[int, T]]
-    if pool is None:
-        ended = ((number, function(*arguments)) for number, (function, arguments) in enumerate(jobs))
-    else:
-        ended = stream_tasks(pool, jobs, len(jobs))
-    for number, result in ended:
-        results[number] = result
-        report(len(results), result)
+    here = ((number, function(*arguments)) for number, (function, arguments) in enumerate(jobs))
+    with nullcontext(here) if pool is None else stream_tasks(pool, jobs, len(jobs)) as ended:
+        for number, result in ended:
+            results[number] = result
+            report(len(results), result)
     return [results[number] for number in range(len(jobs))]

@@ -197,9 +197,10 @@ def _count_parts(
         else (take_census, (light(source, n), part, n, census))
         for n, part in enumerate(source.parts)
     )
-    for number, tally in stream_tasks(pool, jobs, at_once(pool, options)):
-        counted.add(number, tally)
-        tell(1, tally.records)
+    with stream_tasks(pool, jobs, at_once(pool, options)) as ended:
+        for number, tally in ended:
+            counted.add(number, tally)
+            tell(1, tally.records)
     return counted
 
 

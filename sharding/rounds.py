@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Executor
 
 import numpy as np
@@ -52,9 +52,10 @@ def partition(
         for n, placement in enumerate(plan.placements)
         if n not in done
     )
-    for number, part in stream_tasks(pool, jobs, tasks_at_once(pool, options, memory.partition_tasks())):
-        done[todo[number]] = part
-        tell(1, part.records)
+    with stream_tasks(pool, jobs, tasks_at_once(pool, options, memory.partition_tasks())) as ended:
+        for number, part in ended:
+            done[todo[number]] = part
+            tell(1, part.records)
     return [done[number] for number in range(len(parts))]
 
 
@@ -84,7 +85,7 @@ def assemble(
     spill: Spill,
     pool: Executor,
     report: Report,
-) -> Iterator[list[ShardResult]]:
+) -> Generator[list[ShardResult], None, None]:
     """The third round: all shards but the `finished` ones are written; what is yielded are those of a bucket."""
     inputs: list[list[tuple[int, list[int]]]] = [[] for _ in range(bucketing.buckets)]
     for number, part in enumerate(parts):
@@ -99,9 +100,10 @@ def assemble(
     )
     records = sum(plan.assignment.shard_records(number) for number in finished)
     tell = Teller(report, "write", plan.assignment.shards, len(finished), records)
-    for _, results in stream_tasks(pool, jobs, assemble_tasks(plan, options, bucketing, pool)):
-        yield results
-        tell(len(results), sum(result.info.records for result in results))
+    with stream_tasks(pool, jobs, assemble_tasks(plan, options, bucketing, pool)) as ended:
+        for _, results in ended:
+            yield results
+            tell(len(results), sum(result.info.records for result in results))
 
 
 def assemble_tasks(

@@ -170,9 +170,10 @@ def _look_over(
     rejected: list[list[BadRecord]] = [[] for _ in source.parts]
     good = 0
     jobs = ((check, (light(source, number), part, budget)) for number, part in enumerate(source.parts))
-    for number, (positions, found, records) in stream_tasks(pool, jobs, at_once):
-        dropped[number], rejected[number] = positions, found
-        good += records
+    with stream_tasks(pool, jobs, at_once) as ended:
+        for number, (positions, found, records) in ended:
+            dropped[number], rejected[number] = positions, found
+            good += records
     return dropped, [record for found in rejected for record in found], good
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 
 from .build_plan import BuildPlan
@@ -173,10 +173,11 @@ class Workshop:
         )
         results: list[ShardResult] = []
         parts = partition(plan, options, bucketing, others, spill, pool, self.report)
-        for made in assemble(plan, options, target, bucketing, others, parts, spill, pool, lambda _: None):
-            results += made
-            records = sum(result.info.records for result in results)
-            self.report(Progress(stage="write", done=len(results), total=len(rebuild.numbers), records=records))
+        with closing(assemble(plan, options, target, bucketing, others, parts, spill, pool, lambda _: None)) as written:
+            for made in written:
+                results += made
+                records = sum(result.info.records for result in results)
+                self.report(Progress(stage="write", done=len(results), total=len(rebuild.numbers), records=records))
         return results
 
 

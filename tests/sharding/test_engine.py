@@ -136,9 +136,8 @@ def test_a_ray_worker_killed_in_the_midst_changes_nothing(
     for name, value in ray.environment.items():
         monkeypatch.setenv(name, value)
     built(doubled, tmp_path / "here", label="label", shards=16)
-    with open_engine("ray://auto", 1) as executor:
-        jobs = [after(1.5, tmp_path / f"{i}.done") for i in range(3)]
-        results = stream_tasks(executor, jobs, 3)
+    jobs = [after(1.5, tmp_path / f"{i}.done") for i in range(3)]
+    with open_engine("ray://auto", 1) as executor, stream_tasks(executor, jobs, 3) as results:
         options = BuildOptions(source=doubled, destination=str(tmp_path / "there"), label="label", shards=16)
         slow = executor.submit(jobs[0][0], *jobs[0][1])
         victim = wait_for(lambda: next(iter(ray.busy_workers()), None))
@@ -312,7 +311,8 @@ engine, folder = sys.argv[1:]
 jobs = [(subprocess.run, (["sh", "-c", f"sleep 1; touch {folder}/{i}.done"],)) for i in range(40)]
 with open_engine(engine, 1) as executor:
     try:
-        list(stream_tasks(executor, jobs, 30))
+        with stream_tasks(executor, jobs, 30) as ended:
+            list(ended)
     except KeyboardInterrupt:
         print("interrupted", sorted(os.listdir(folder)), flush=True)
 """,
@@ -365,8 +365,8 @@ def test_an_error_leaves_no_task_running(engine: str, tmp_path: Path) -> None:
         assert isinstance(executor, ClusterExecutor)
         jobs = [after(1, tmp_path / f"{i}.done") for i in range(2)]
         jobs += [(int, ("no number",)), *(after(0.2, tmp_path / f"{i}.late") for i in range(20))]
-        with pytest.raises(ValueError, match="no number"):
-            for _ in stream_tasks(executor, jobs, 30):
+        with pytest.raises(ValueError, match="no number"), stream_tasks(executor, jobs, 30) as ended:
+            for _ in ended:
                 pass
         at_the_error = set(tmp_path.iterdir())
         time.sleep(1.5)

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ringfeed.sharding.execute import local_executor, run_tasks
+from ringfeed.sharding.execute import local_executor, run_tasks, stream_tasks
 
 
 def double(number: int) -> int:
@@ -50,6 +50,26 @@ def test_an_error_is_raised_when_nothing_runs_any_more_and_what_waits_is_cancell
     assert 0 in at_the_error
     assert finished == at_the_error
     assert len(finished) < 4
+
+
+def test_an_interrupt_of_the_body_waits_for_what_runs_too() -> None:
+    begun, finished = [], []
+
+    def slow(number: int) -> None:
+        begun.append(number)
+        time.sleep(0.5 if number else 0)
+        finished.append(number)
+
+    def interrupted() -> None:
+        with stream_tasks(threads, [(slow, (i,)) for i in range(9)], 9) as ended:
+            next(ended)
+            raise KeyboardInterrupt
+
+    with ThreadPoolExecutor(2) as threads:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        assert sorted(finished) == sorted(begun)
+        assert len(begun) < 9
 
 
 def test_one_worker_is_this_process() -> None:
