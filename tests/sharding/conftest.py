@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Callable, Iterator
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def files_of() -> Callable[[Path], dict[str, bytes]]:
 @pytest.fixture
 def spill_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where this test, and the commands that it starts, spill."""
+    get_temp_dir()  # of this process's sockets: whoever needs it first makes it, and it stays
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
