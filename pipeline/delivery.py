@@ -19,7 +19,7 @@ from .allocator import keep_freed_memory
 from .blend import SOFT_LABEL
 from .columns import CLASS_ID, WEIGHT, Column, Columns, copy_views, slice_columns
 from .frames import EXAMPLES, join_frames
-from .generated import generated_dataset, is_op_determinism_enabled, rewritable
+from .generated import generated_dataset, is_op_determinism_enabled, rewritable, unbatched
 from .keys import SAMPLE_KEY, SOURCE_ID
 from .tracing import annotate
 from .view_ops import copy_operation, locate_views
@@ -170,15 +170,15 @@ def dataset_maker(
     def batches(dataset: tf.data.Dataset, steps: tf.Tensor) -> tf.data.Dataset:
         if large and undecoded:
             # Parsing copies once more: let it not keep this thread, which holds Python's lock, from the next batch.
-            dataset = dataset.unbatch().prefetch(1).map(parse)
+            dataset = unbatched(dataset).prefetch(1).map(parse)
         elif undecoded:
-            dataset = dataset.map(lambda chunk: _cut_examples(chunk, local_batch)).unbatch()
+            dataset = unbatched(dataset.map(lambda chunk: _cut_examples(chunk, local_batch)))
             # One at a time: parse_example itself uses all threads, and deterministic runs forbid parallel maps here.
             dataset = dataset.map(parse)
         elif ragged:  # chunks of one step
             dataset = dataset.map(lambda chunk: _join_ragged(chunk, ragged))
         elif not single:
-            dataset = dataset.unbatch()
+            dataset = unbatched(dataset)
         return dataset.prefetch(prefetch).apply(tf.data.experimental.assert_cardinality(steps))
 
     def parse(batch: Batch) -> Batch:
