@@ -18,7 +18,8 @@ All locks are `flock`s, which the kernel lifts when their holder dies, however i
 - The bytes held are counted up before they are there and down after they are gone, under the lock of the first file.
   So a process that is killed in between leaves a count that is too high, which the next look at all files puts right.
 
-Nothing is synced: an entry that a power cut has spoilt has another checksum, and is fetched again.
+Nothing is synced: an entry that a power cut has spoilt has another checksum, and is fetched again; the first file, if
+that is spoilt, is written anew. Files that are not named as entries are others', and are left alone.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import fcntl
 import json
 import mmap
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -45,6 +47,9 @@ __all__ = ["CacheEntry", "CacheFolder", "CacheKey", "MappedEntry", "dataset_fold
 STATE_NAME = "ringfeed-cache.json"
 _STATE_BYTES = 256  # always as many, so that one write changes it
 _PART = ".part"
+_ENTRY = re.compile(
+    r"(?P<path>.+)@[0-9]+-[a-z0-9]+-[a-z0-9]+-[0-9a-f]+(?P<filling>\.part)?"
+)  # as `CacheKey.file` has it
 _BLOCK_BYTES = 4096  # what a file takes on a disk is a multiple
 _NAME_LENGTH = 120  # of what a name quotes; with the rest it stays under 255
 _DEFAULT_SHARE = 0.8
@@ -260,21 +265,23 @@ class CacheFolder:
             os.close(claimed)
 
     def entries(self) -> list[CacheEntry]:
-        """All files but the first, the least recently used first."""
+        """Its files but the first, the least recently used first."""
         found = []
         for folder in _listed(self.path):
             dataset = unquote(folder.name.partition("+")[0])
             for file in _listed(Path(folder.path)) if folder.is_dir(follow_symlinks=False) else ():
+                if (named := _ENTRY.fullmatch(file.name)) is None:
+                    continue
                 with suppress(FileNotFoundError):
                     status = file.stat(follow_symlinks=False)
                     found.append(
                         CacheEntry(
                             file=Path(file.path),
                             dataset=dataset,
-                            path=unquote(file.name.rpartition("@")[0].partition("+")[0]),
+                            path=unquote(named["path"].partition("+")[0]),
                             bytes=_on_disk(status.st_size),
                             used=status.st_mtime_ns / 1e9,
-                            filling=file.name.endswith(_PART),
+                            filling=named["filling"] is not None,
                         )
                     )
         return sorted(found, key=lambda entry: (entry.used, entry.file))
@@ -314,17 +321,25 @@ class CacheFolder:
     def _locked(self) -> Iterator[_State]:
         with _opened(self.path / STATE_NAME, os.O_RDWR | os.O_CREAT) as descriptor:
             _lock(descriptor, fcntl.LOCK_EX)
-            text = os.pread(descriptor, _STATE_BYTES, 0)
-            if text:
-                known = json.loads(text)
-                yield _State(descriptor, known["limit_bytes"], known["held_bytes"])
-            else:  # new, or its maker was killed
-                yield _State(descriptor, self._limit_bytes, _sum(self.entries()))
+            known = _numbers(os.pread(descriptor, _STATE_BYTES, 0))
+            if known is None:  # new, or its maker was killed, or the power was cut
+                known = self._limit_bytes, _sum(self.entries())
+            yield _State(descriptor, *known)
 
 
 def is_cache(path: Path) -> bool:
     """Whether a folder is one of a cache."""
     return (path / STATE_NAME).is_file()
+
+
+def _numbers(text: bytes) -> tuple[int, int] | None:
+    """The limit and the bytes held, as `_State.save` wrote them; None if it did not write this."""
+    try:
+        known = json.loads(text)
+        limit_bytes, held_bytes = known["limit_bytes"], known["held_bytes"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    return (limit_bytes, held_bytes) if isinstance(limit_bytes, int) and isinstance(held_bytes, int) else None
 
 
 def _on_disk(size: int) -> int:

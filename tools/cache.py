@@ -13,6 +13,7 @@ from typing import Any
 
 from ..pipeline.cache_folder import CacheEntry, CacheFolder, dataset_folder, is_cache
 from ..sharding.errors import ConfigError
+from ..sharding.location import Location
 from ..sharding.storage import Storage, public_url
 from .console import align, human_bytes, human_seconds, one_line
 
@@ -45,9 +46,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run `ringfeed cache`."""
-    path = Path(args.path).expanduser()
-    if not is_cache(path):
-        raise ConfigError(f"{path} is no cache; a loader makes one: Loader(..., cache={str(path)!r})")
+    path = Location(args.path).local_path
+    if path is None or not is_cache(path):
+        raise ConfigError(f"{args.path} is no cache; a loader makes one, on a local disk: Loader(..., cache=PATH)")
     age = 0.0 if args.older_than is None else parse_age(args.older_than)
     folder = CacheFolder(path)
     chosen = _choose(folder, age, args.dataset)

@@ -1,6 +1,7 @@
 """The cache: fetched once, within its limit, right whatever happens to it, and nothing in the way of the next."""
 
 import fcntl
+import json
 import logging
 import os
 import shutil
@@ -420,6 +421,20 @@ class TestFolder:
             print(moment)
         """
         assert int(finished(python(script, str(tmp_path)))) > 100
+
+    @pytest.mark.parametrize(
+        "text", [b"\0" * 256, b"{", b"null", b"[]", b'{"version": 1}', b'{"limit_bytes": "", "held_bytes": 0}']
+    )
+    def test_a_first_file_that_a_power_cut_has_spoilt_is_written_anew(self, tmp_path: Path, text: bytes) -> None:
+        cache = Cache(tmp_path, 1 << 20)
+        fetch_from(cache, content(1))
+        (tmp_path / STATE_NAME).write_bytes(text)
+        assert not fetch_from(cache, content(1))[1]
+        assert fetch_from(cache, content(2))[1]
+        assert json.loads((tmp_path / STATE_NAME).read_text())["held_bytes"] == on_disk(tmp_path)
+        (tmp_path / STATE_NAME).write_bytes(text)
+        Cache(tmp_path, 1 << 19)
+        assert json.loads((tmp_path / STATE_NAME).read_text())["limit_bytes"] == 1 << 19
 
     def test_a_folder_of_other_files_is_refused_and_left_alone(self, make_dataset: Make, tmp_path: Path) -> None:
         url = make_dataset(1000, shards=SHARDS)

@@ -67,6 +67,17 @@ def test_only_what_is_chosen_is_cleared(folder: Path, capsys: pytest.CaptureFixt
     assert (left["dataset"], left["path"]) == (URLS[0], "b.tfrecord")
 
 
+def test_files_of_others_are_neither_shown_nor_removed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    others = [folder / name for name in ("photos/thesis.txt", "flights/train@9.tfrecord", "downloads/movie.mkv.part")]
+    for other in others:
+        other.parent.mkdir()
+        other.write_bytes(b"mine" * 5000)
+    Cache(folder, 20_000)
+    assert len(json.loads(said(capsys, f"file://{folder}", "--json"))["entries"]) == 1  # makes room by its own alone
+    assert said(capsys, str(folder), "--clear").startswith("removed 1 entries")
+    assert all(other.exists() for other in others)
+
+
 def test_what_is_in_use_is_kept_and_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     held = use(Cache(folder), URLS[0], "a.tfrecord", 5000)
     assert said(capsys, str(folder), "--clear").splitlines() == [
@@ -84,7 +95,8 @@ def test_what_is_in_use_is_kept_and_told(folder: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["{}/none"], r"none is no cache; a loader makes one: Loader\(..., cache="),
+        (["{}/none"], r"none is no cache; a loader makes one, on a local disk: Loader\(..., cache="),
+        (["s3://bucket/cache"], "s3://bucket/cache is no cache; a loader makes one, on a local disk"),
         (["{}", "--clear", "--older-than", "a week"], "an age is a number with s, m, h or d, such as 12h or 7d"),
     ],
 )
