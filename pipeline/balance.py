@@ -3,9 +3,11 @@ of the window serves it. No sample is drawn and thrown away.
 
 How many seats a class gets in a batch is systematic sampling (Madow 1949): with cumulative targets W_c and a start u
 in [0, 1), class c gets floor(W_c + u) - floor(W_(c-1) + u), which is floor or ceiling of its target. Over an epoch
-the starts are the multiples of 1 / steps in a golden-ratio order, so by Hermite's identity each class's total is
-within one of its target too. Inside a batch the classes are dealt by (j + 1/2) / seats, the balanced word of an
-apportionment (compare Tijdeman's chairman assignment, 1980), so that each stream's piece is balanced as well.
+the starts are the multiples of 1 / steps, and an offset, in a golden-ratio order, so by Hermite's identity each class's
+total is within one of its target too. The offset moves on by the golden ratio from epoch to epoch: over many epochs
+totals meet their targets, also where an epoch has less than one seat for a class. Inside a batch the classes are dealt
+by (j + 1/2) / seats, the balanced word of an apportionment (compare Tijdeman's chairman assignment, 1980), so that each
+stream's piece is balanced as well.
 """
 
 from __future__ import annotations
@@ -41,12 +43,14 @@ class ClassSchedule:
         batch_size: of the global batch.
         steps: in the epoch.
         key: of the epoch.
+        epoch: its number.
     """
 
     weights: npt.NDArray[np.float64]
     batch_size: int
     steps: int
     key: int
+    epoch: int = 0
     _turns: tuple[int, int] = field(init=False)  # stride and start, modulo steps
     _rotation: float = field(init=False)  # of the first step's word, in [0, 1)
     _whole: npt.NDArray[np.float64] = field(init=False)  # seats of all classes up to each, at the least; [classes]
@@ -151,7 +155,8 @@ class ClassSchedule:
     def _pattern_numbers(self, steps: Int64) -> Int64:
         stride, start = self._turns
         turns = (steps * stride + start) % self.steps
-        return np.searchsorted(self._starts[1:], (turns + 0.5) / self.steps, side="right")
+        offset = (0.5 + self.epoch * _GOLDEN) % 1.0
+        return np.searchsorted(self._starts[1:], (turns + offset) / self.steps, side="right")
 
 
 @lru_cache(maxsize=1024)

@@ -350,7 +350,7 @@ class Loader(Epochs):
         if weights is None:
             return None
         return ClassSchedule(
-            weights, self._geometry.batch_size, self._geometry.steps, self._order(epoch).key("classes")
+            weights, self._geometry.batch_size, self._geometry.steps, self._order(epoch).key("classes"), epoch
         )
 
     def _weights(self, epoch: int) -> npt.NDArray[np.float64] | None:

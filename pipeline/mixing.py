@@ -1,10 +1,10 @@
 """Several datasets as one: every batch holds samples of each in given shares, with the promises of a single loader.
 
 Each dataset is cut into the same number of canonical streams, and stream k of the mixture is fed by stream k of each.
-Which dataset fills which seat of a global batch is a `ClassSchedule` that has datasets for classes, the same in each
-epoch of equal shares. A stream takes each dataset's samples one after the other, through one epoch of that dataset and
-into the next, so how far it has come is a number of seats, which the schedule tells for any step: the whole state is
-(seed, epoch, step) here too.
+Which dataset fills which seat of a global batch is a `ClassSchedule` that has datasets for classes; of epochs of equal
+shares there are few, one after the other and over again. A stream takes each dataset's samples one after the other,
+through one epoch of that dataset and into the next, so how far it has come is a number of seats, which the schedules
+tell for any step: the whole state is (seed, epoch, step) here too.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from .targets import Balance, parse_balance, settled_epoch, target_weights
 __all__ = ["Mixture", "MixturePlan", "SourceMix"]
 
 Int64 = npt.NDArray[np.int64]
+_CYCLE = 16
+_CYCLE_STEPS = 1 << 12  # in longer epochs a seat more or less is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +150,7 @@ class Mixture(Epochs):
             world_size=world_size,
             sample_keys=sample_keys,
         )
-        self._seats_of: dict[tuple[int, bytes], Int64] = {}
+        self._seats_of: dict[tuple[int, bytes, int], Int64] = {}
         self._schedule(epoch=0)  # impossible shares are refused now
         self.classes: tuple[Any, ...] = tuple(
             dict.fromkeys(value for loader in self._loaders for value in loader.manifest.classes)
@@ -235,7 +237,12 @@ class Mixture(Epochs):
         if weights is None:
             weights = np.array(self._records) / sum(self._records)
         key = derive_key(self._seed, "mixture")
-        return ClassSchedule(weights, self._geometry.batch_size, self._geometry.steps, key)
+        return ClassSchedule(weights, self._geometry.batch_size, self._geometry.steps, key, epoch % self._cycle)
+
+    @property
+    def _cycle(self) -> int:
+        """After how many epochs of equal shares their seats are the same again; of long ones all have the same."""
+        return max(min(_CYCLE_STEPS // self._geometry.steps, _CYCLE), 1)
 
     def _served(self, epoch: int, step: int, stream: int) -> Int64:
         """How many samples of each dataset a stream has had before a step, in all epochs; int64 [datasets]."""
@@ -245,14 +252,14 @@ class Mixture(Epochs):
         changing = min(settled_epoch(self._weights, epoch), epoch)
         for earlier in range(changing):
             served = served + self._served_in(earlier, stream, positions)
-        if epoch > changing:
-            served = served + (epoch - changing) * self._served_in(changing, stream, positions)
+        for first in range(changing, min(changing + self._cycle, epoch)):
+            served = served + -(-(epoch - first) // self._cycle) * self._served_in(first, stream, positions)
         return served
 
     def _served_in(self, epoch: int, stream: int, positions: range) -> Int64:
         """Of each dataset, in all of an epoch."""
         schedule = self._schedule(epoch)
-        key = (stream, schedule.weights.tobytes())
+        key = (stream, schedule.weights.tobytes(), schedule.epoch)
         if key not in self._seats_of:
             self._seats_of[key] = schedule.seats_before(self._geometry.steps, positions)
         return self._seats_of[key]

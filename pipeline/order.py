@@ -83,7 +83,7 @@ class Geometry:
         if self.steps == 0:
             raise ConfigError(
                 f"the split has {self.records} records, fewer than one global batch of {self.batch_size}; "
-                "use a smaller batch_size, or remainder='pad' or 'wrap'"
+                "use a smaller batch_size, or remainder='pad' or 'wrap', or with a balance an epoch_length"
             )
 
     @property

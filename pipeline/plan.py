@@ -32,7 +32,7 @@ class ClassMix:
         records: of the class in the split.
         samples: of the class in the epoch (an expectation in natural order, where a remainder is dropped or
             wrapped).
-        per_batch: the fewest and the most in a global batch; in natural order, the expected number twice.
+        per_batch: the fewest and the most in a global batch; in natural order, the mean expected of an epoch, twice.
         repeats: samples / records: above 1, records come more than once.
     """
 
@@ -61,7 +61,8 @@ class LoaderPlan:
         steps: global batches; every rank makes so many.
         batch_size: of the global batch.
         streams: canonical streams.
-        dropped: records that no batch of the epoch holds.
+        dropped: records that no batch of the epoch holds; with a balance 0, for there classes come as often as their
+            shares ask for, and nothing is left over.
         padded: samples of weight 0 in the global batches.
         class_mix: by class value.
         bytes_per_rank: of the files each rank reads in the epoch, each once. Of a TFRecord shard that a cut divides,
@@ -124,14 +125,14 @@ def plan_epoch(
         steps=geometry.steps,
         batch_size=geometry.batch_size,
         streams=geometry.streams,
-        dropped=geometry.dropped,
+        dropped=geometry.dropped if schedule is None else 0,
         padded=geometry.padded,
         class_mix=_mix(order, schedule, classes, np.asarray(class_totals, np.int64)),
         bytes_per_rank=_bytes_per_rank(order, shards, world_size, donors, in_parts=in_parts),
         missing=tuple(missing),
         wrapped=geometry.wrapped,
         filled=geometry.steps * (geometry.local_batch(world_size) * world_size - geometry.batch_size),
-        dropped_records=dropped_ranges(order, shards),
+        dropped_records=dropped_ranges(order, shards) if schedule is None else (),
         wrapped_records=wrapped_ranges(order, shards),
     )
 
@@ -143,8 +144,7 @@ def _mix(
     if schedule is None:
         served = geometry.records - geometry.dropped + geometry.wrapped
         samples = records / records.sum() * served
-        expected = records / records.sum() * geometry.batch_size
-        bounds = np.stack([expected, expected])
+        bounds = np.stack([samples, samples]) / geometry.steps
     else:
         seats, fewest, most = schedule.seats_of_epoch()
         samples = seats.astype(np.float64)

@@ -15,7 +15,8 @@ pytestmark = pytest.mark.usefixtures("implementation")
 @st.composite
 def schedules(draw: st.DrawFn) -> ClassSchedule:
     raw = np.array(draw(st.lists(st.integers(0, 50), min_size=1, max_size=12).filter(any)), float)
-    return ClassSchedule(raw / raw.sum(), draw(st.integers(1, 200)), draw(st.integers(1, 80)), draw(st.integers(0, 9)))
+    sizes = draw(st.integers(1, 200)), draw(st.integers(1, 80))
+    return ClassSchedule(raw / raw.sum(), *sizes, draw(st.integers(0, 9)), draw(st.integers(0, 99)))
 
 
 @given(schedules())
@@ -35,6 +36,12 @@ def test_the_seats_of_an_epoch_are_those_of_its_batches(schedule: ClassSchedule)
         schedule.seats_of_epoch(), (seats.sum(axis=0), seats.min(axis=0), seats.max(axis=0)), strict=True
     ):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_over_many_epochs_a_class_meets_a_target_of_less_than_a_seat_in_each() -> None:
+    weights = np.array([0.002, 0.1, 0.25, 0.6, 0.048])
+    epochs = [ClassSchedule(weights, 4, 2, key=5, epoch=epoch).seats_of_epoch()[0] for epoch in range(1000)]
+    assert np.abs(np.sum(epochs, axis=0) - weights * 8 * 1000).max() < 5
 
 
 def test_very_many_classes_take_memory_for_each_of_them_and_not_for_each_pair() -> None:

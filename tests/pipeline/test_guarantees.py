@@ -252,7 +252,6 @@ def check_plan(
     assert plan.padded == np.count_nonzero(weight == 0)
     assert (
         plan.padded + plan.wrapped + plan.dropped == 0
-        or options["balance"] != "natural"
         or (len(records) + plan.padded + plan.wrapped - plan.dropped == ids.size)
     )
     assert (plan.row_filter is None) == (options["where"] is None)

@@ -120,12 +120,19 @@ def test_a_late_epoch_goes_on_where_all_before_it_ended(sources: Any) -> None:
     options: dict[str, Any] = {"batch_size": 24, "steps_per_epoch": 5}
     ramp = "uniform->natural:3"
     steady, function = (Mixture(sources, weights=weights, **options) for weights in (ramp, _ramp))
-    for epoch in (2, 3, 4, 7):
+    for epoch in (2, 3, 4, 7, 18, 19, 37):
         np.testing.assert_array_equal(read(steady, epoch)["id"], read(function, epoch)["id"])
     begun = time.process_time()
     for weights in (ramp, "natural"):
         read(Mixture(sources, weights=weights, **options), 10**6)
     assert time.process_time() - begun < 20
+
+
+def test_a_share_of_less_than_a_seat_an_epoch_is_met_over_many(sources: Any) -> None:
+    rare = Mixture(sources, batch_size=24, weights={"large": 0.99, "small": 0.01}, steps_per_epoch=1)
+    served = [rare.plan(epoch).sources["small"].samples for epoch in range(160)]
+    assert set(served) == {0, 1}
+    assert abs(sum(served) - 0.24 * 160) < 10  # of every 16 epochs one seat too many or too few, at most
 
 
 def _ramp(epoch: int) -> Any:
