@@ -6,12 +6,13 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..sharding.errors import ConfigError
+from ..sharding.errors import ConfigError, RingfeedError
 from ..sharding.schema import Schema
 from .arguments import boolean
 from .carrying import remake
@@ -72,6 +73,7 @@ class Epochs(ABC):
         self._sample_keys = boolean("sample_keys", sample_keys)
         self._counters = Counters()
         self._make_dataset: Callable[[int, int, int], tf.data.Dataset] | None = None
+        self._error: RingfeedError | None = None  # that ended an epoch in TensorFlow
 
     def __reduce__(self) -> tuple[Any, ...]:
         return remake, (type(self), self.arguments, self.identity)
@@ -174,7 +176,11 @@ class Epochs(ABC):
         def chunks(epoch: int, start_step: int) -> Iterator[tuple[int, Columns]]:
             loader = this()
             assert loader is not None
-            return loader._chunks(epoch, start_step, found=loader.finds)
+            try:
+                yield from loader._chunks(epoch, start_step, found=loader.finds)
+            except RingfeedError as error:
+                loader._error = error
+                raise
 
         return dataset_maker(
             chunks,
@@ -187,6 +193,20 @@ class Epochs(ABC):
             single=self._chunk_steps() == 1,
             prefetch=_PREFETCH,
         )
+
+    @contextmanager
+    def own_errors(self) -> Iterator[None]:
+        """Around what takes the batches of `epoch`: raises the loader's errors, such as `CorruptionError`, as they are.
+
+        TensorFlow makes `tf.errors.UnknownError` of them, with the line of each, and its traceback, in its text.
+        """
+        self._error = None
+        try:
+            yield
+        except Exception:
+            if self._error is None:
+                raise
+            raise self._error from None
 
     def distributed_epoch(
         self, strategy: tf.distribute.Strategy, epoch: int, start_step: int = 0, *, as_supervised: bool = False

@@ -18,6 +18,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.config import is_op_determinism_enabled  # there is no public name for it
 
+from ..sharding.errors import RingfeedError
+
 __all__ = ["generated_dataset", "is_op_determinism_enabled", "rewritable", "unbatched"]
 
 Element = dict[str, Any]
@@ -50,7 +52,10 @@ def generated_dataset(
         return np.int64(name)
 
     def proceed(name: np.int64) -> list[Any]:
-        chunk: list[Any] = tf.nest.flatten(next(running[int(name)]))  # TensorFlow takes StopIteration for the end
+        try:
+            chunk: list[Any] = tf.nest.flatten(next(running[int(name)]))  # TensorFlow takes StopIteration for the end
+        except RingfeedError as error:
+            raise error.with_traceback(None) from None  # its line is all that a user needs of TensorFlow's long text
         return chunk
 
     def end(name: np.int64) -> np.int64:

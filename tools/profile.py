@@ -185,7 +185,7 @@ def _drain(loader: Loader, total: int, progress: bool) -> tuple[float, float, in
     dataset = loader.epoch(0).take(total)  # TensorFlow is imported here, before the clock starts
     start = first = time.perf_counter()
     done = epoch = decoded_bytes = 0
-    with stage_progress({"read": "read"}, silent=not progress) as report:
+    with loader.own_errors(), stage_progress({"read": "read"}, silent=not progress) as report:
         while done < total:
             for batch in dataset:
                 done += 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import time
 import traceback
@@ -40,7 +39,6 @@ A run that was killed goes on from its last checkpoint when it is started again.
 keys of the configuration (also of --set) [default]:
 """
 
-_RAISED_INSIDE_TENSORFLOW = re.compile(r"ringfeed\.sharding\.errors\.\w+: (.+)")
 _OTHER_RANK_FAILED = "Horovod has been shut down"
 _YIELD_SECONDS = 1.5  # horovodrun ended the other ranks within 0.1 s of the first exit; ranks share most errors
 
@@ -78,11 +76,10 @@ def run(args: argparse.Namespace) -> int:
     except RingfeedError as error:
         return _leave(str(error), 1)
     except Exception as error:
-        text = _inner_message(error)
-        if text is None:
-            traceback.print_exc()
-            text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        return _leave(text, 1)
+        if _OTHER_RANK_FAILED in str(error):
+            return _leave("stopped, because another rank failed", 1)
+        traceback.print_exc()
+        return _leave(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", 1)
     return 0
 
 
@@ -99,14 +96,6 @@ def _train(args: argparse.Namespace) -> None:
     if args.json and ring.rank == 0:
         sys.stdout.write(encode_metrics(metrics).decode())
         sys.stdout.flush()
-
-
-def _inner_message(error: Exception) -> str | None:
-    """The one line in an error that came through TensorFlow, if it is one of ours or of another rank's failure."""
-    found = _RAISED_INSIDE_TENSORFLOW.search(str(error))
-    if found:
-        return found.group(1).strip()
-    return "stopped, because another rank failed" if _OTHER_RANK_FAILED in str(error) else None
 
 
 def _leave(message: str, status: int) -> int:

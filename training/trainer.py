@@ -157,7 +157,7 @@ class Trainer:
 
     def _run_epoch(self) -> None:
         epoch = self.position.epoch
-        batches = iter(self._batches(self.loader, epoch, self.position.epoch_step))
+        batches = self._batches(self.loader, epoch, self.position.epoch_step)
         self._window = _Window()
         while self.position.epoch == epoch and self.position.step < self.total_steps:
             self._one_step(batches)
@@ -176,9 +176,10 @@ class Trainer:
         self._evaluate(epoch)
         self._save()
 
-    def _batches(self, loader: Any, epoch: int, start_step: int) -> Any:
+    def _batches(self, loader: Any, epoch: int, start_step: int) -> Iterator[Any]:
         dataset = loader.epoch(epoch, start_step=start_step)
-        return preprocessed(dataset, self._preprocess, deterministic=self.config.deterministic)
+        with loader.own_errors():
+            yield from preprocessed(dataset, self._preprocess, deterministic=self.config.deterministic)
 
     def _one_step(self, batches: Iterator[Any]) -> None:
         window = self._window

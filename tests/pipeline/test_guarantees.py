@@ -250,9 +250,8 @@ def check_plan(
     weight = whole.get("sample_weight", np.ones(ids.shape))
     assert (plan.steps, plan.steps * plan.batch_size) == (len(ids), ids.size)
     assert plan.padded == np.count_nonzero(weight == 0)
-    assert (
-        plan.padded + plan.wrapped + plan.dropped == 0
-        or (len(records) + plan.padded + plan.wrapped - plan.dropped == ids.size)
+    assert plan.padded + plan.wrapped + plan.dropped == 0 or (
+        len(records) + plan.padded + plan.wrapped - plan.dropped == ids.size
     )
     assert (plan.row_filter is None) == (options["where"] is None)
     if plan.row_filter is not None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -341,6 +342,12 @@ def test_a_damaged_shard_stops_the_epoch_and_is_named(make_dataset: Make, tmp_pa
     loader = Loader(str(tmp_path / "copy"), batch_size=60)
     with pytest.raises(CorruptionError, match=r"train-00003-of-00007\.tfrecord is damaged"):
         read(loader)
+    with pytest.raises(tf.errors.UnknownError, match=r"CorruptionError: .*train-00003-of-00007\.tfrecord is damaged"):
+        list(loader.epoch(0))
+    with pytest.raises(CorruptionError, match=r"train-00003-of-00007\.tfrecord is damaged"), loader.own_errors():
+        list(loader.epoch(0))
+    with pytest.raises(ZeroDivisionError), loader.own_errors():
+        raise ZeroDivisionError
 
 
 def test_stages_are_counted(make_dataset: Make) -> None:
