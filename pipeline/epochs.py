@@ -23,6 +23,7 @@ from .integers import integer
 from .keys import SAMPLE_KEY, sample_keys
 from .numpy_batches import NumpyBatch, iterate_numpy
 from .order import Geometry
+from .state import check_state
 from .transform import Transform, apply_transform
 
 if TYPE_CHECKING:
@@ -193,6 +194,29 @@ class Epochs(ABC):
             single=self._chunk_steps() == 1,
             prefetch=_PREFETCH,
         )
+
+    def state(self, epoch: int, step: int) -> dict[str, Any]:
+        """Where an epoch stands after so many steps, on all ranks: small, and for `json.dumps`; see `resume`.
+
+        Raises:
+            ConfigError: there is no such step.
+        """
+        epoch, step = self._checked(epoch, step)
+        return {"epoch": epoch, "step": step, **self._state(epoch)}
+
+    def resume(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        """The epoch and the step of a state, to go on with: ``loader.epoch(*loader.resume(state))``.
+
+        Raises:
+            ConfigError: it is the state of another dataset, or of options with which the batches would be others.
+        """
+        place = state.get("epoch"), state.get("step")
+        check_state(state, self.state(*(number if isinstance(number, int) else -1 for number in place)))
+        return state["epoch"], state["step"]
+
+    @abstractmethod
+    def _state(self, epoch: int) -> dict[str, Any]:
+        """What the batches from an epoch on follow from, beside its number."""
 
     @contextmanager
     def own_errors(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +37,7 @@ from .quality import ShuffleQuality, shuffle_quality
 from .quarantine import OnBadShard, Quarantine
 from .selection import Selection
 from .shards import ShardFetcher
+from .state import shares_digest
 from .streams import OpenStreams
 from .targets import Balance, EpochLength, epoch_samples, parse_balance, target_weights
 from .values import has_plain_values
@@ -232,6 +233,17 @@ class Loader(Epochs):
     def identity(self) -> tuple[Any, ...]:
         """See `Epochs`."""
         return self.manifest.shards_checksum, self._geometry
+
+    def _state(self, epoch: int) -> dict[str, Any]:
+        return {
+            "seed": self._seed,
+            "dataset": self.manifest.shards_checksum,
+            **asdict(self._geometry),
+            "shares": shares_digest(self._weights(epoch)),
+            **{name: self._arguments[name] for name in ("split", "bucket_by", "bucket_steps")},
+            "where": None if (where := self._arguments["where"]) is None else str(where),
+            "quarantined": list(self.quarantined),
+        }
 
     @property
     def records(self) -> int:

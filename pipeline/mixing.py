@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from .integers import integer
 from .keys import SOURCE_ID
 from .mixture_sources import common_fill, common_schema, open_loaders
 from .order import Geometry, StreamSlice
+from .state import shares_digest
 from .streams import OpenStreams, StreamReader
 from .targets import Balance, parse_balance, settled_epoch, target_weights
 
@@ -174,6 +175,14 @@ class Mixture(Epochs):
     def identity(self) -> tuple[Any, ...]:
         """See `Epochs`."""
         return self._geometry, *(loader.identity for loader in self._loaders)
+
+    def _state(self, epoch: int) -> dict[str, Any]:
+        return {
+            "seed": self._seed,
+            **asdict(self._geometry),
+            "shares": shares_digest(self._schedule(epoch).weights),
+            "datasets": {name: loader._state(0) for name, loader in zip(self._names, self._loaders, strict=True)},
+        }
 
     @property
     def quarantined(self) -> dict[str, tuple[str, ...]]:

@@ -1,0 +1,77 @@
+"""The state of a loader: through JSON, into any other that gives the same batches, and into no other."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringfeed.pipeline import Loader, Mixture
+from ringfeed.sharding import ConfigError
+
+Make = Callable[..., str]
+OPTIONS: dict[str, Any] = {"batch_size": 12, "seed": 3, "balance": "uniform->natural:3"}
+
+
+def test_another_rank_count_goes_on_where_the_state_says(make_dataset: Make) -> None:
+    url = make_dataset(1000)
+    whole = list(Loader(url, **OPTIONS).numpy_epoch(1))
+    kept = json.dumps(Loader(url, rank=1, world_size=2, **OPTIONS).state(1, 70))
+    ranks = [Loader(url, rank=rank, world_size=3, cache="memory", **OPTIONS) for rank in range(3)]
+    parts = [list(rank.numpy_epoch(*rank.resume(json.loads(kept)))) for rank in ranks]
+    for batch, *shares in zip(whole[70:], *parts, strict=True):
+        np.testing.assert_array_equal(batch["id"], np.concatenate([share["id"] for share in shares]))
+    assert len(kept) < 1000
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 4}, "the state is of seed=3, this loader has 4: its batches are others"),
+        ({"batch_size": 24}, "the state is of batch_size=12, this loader has 24"),
+        ({"balance": "uniform"}, "the state is of shares="),
+        (
+            {"where": "id < 500"},
+            'the state is of records=1000, this loader has 500|where=null, this loader has "id < 500"',
+        ),
+        ({"window_shards": 2}, "the state is of window_shards=1, this loader has 2"),
+    ],
+)
+def test_other_batches_are_refused(make_dataset: Make, change: dict[str, Any], message: str) -> None:
+    url = make_dataset(1000)
+    state = json.loads(json.dumps(Loader(url, **OPTIONS).state(1, 7)))
+    with pytest.raises(ConfigError, match=message):
+        Loader(url, **OPTIONS | change).resume(state)
+
+
+def test_another_dataset_and_what_is_no_state_are_refused(make_dataset: Make) -> None:
+    loader = Loader(make_dataset(1000), **OPTIONS)
+    with pytest.raises(ConfigError, match="the state is of dataset="):
+        Loader(make_dataset(1000, shards=3), **OPTIONS).resume(loader.state(0, 0))
+    for wrong, message in [
+        ({}, "an epoch has steps 0 to"),
+        ({"epoch": 0, "step": 10**6}, "an epoch has steps 0 to"),
+        ({"epoch": 0, "step": 0}, "this is no state of such a loader: it has no seed"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            loader.resume(wrong)
+
+
+def test_shards_in_quarantine_are_kept(make_dataset: Make) -> None:
+    url, path = make_dataset(1000), "train-00001-of-00007.tfrecord"
+    state = Loader(url, quarantined=[path], **OPTIONS).state(0, 5)
+    assert Loader(url, quarantined=state["quarantined"], **OPTIONS).resume(state) == (0, 5)
+    with pytest.raises(ConfigError, match=rf"make the loader with quarantined=\['{path}'\]"):
+        Loader(url, **OPTIONS).resume(state)
+
+
+def test_of_a_mixture_it_tells_the_dataset_that_is_another(make_dataset: Make) -> None:
+    sources: dict[str, Any] = {"a": {"url": make_dataset(1000)}, "b": {"url": make_dataset(90)}}
+    state = json.loads(json.dumps(Mixture(sources, batch_size=12).state(2, 5)))
+    assert Mixture(sources, batch_size=12, world_size=2).resume(state) == (2, 5)
+    changed = {**sources, "b": {**sources["b"], "balance": "uniform"}}
+    with pytest.raises(ConfigError, match=r"the state is of b\.shares=null"):
+        Mixture(changed, batch_size=12).resume(state)
+    with pytest.raises(ConfigError, match="this is no state of such a loader: it has no dataset"):
+        Loader(sources["a"]["url"], batch_size=12).resume(state)
