@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -80,6 +81,7 @@ class _ArrowFilter:
         self.text = str(expression)
         self._expression = expression
         self._empty = {name: pa.array([], schema[name].arrow_type) for name in schema.names}
+        self._check_names()
         self.rows(self._empty)
         self.columns = frozenset(name for name in schema.names if self._needs(name))
         if not self.columns:
@@ -87,6 +89,16 @@ class _ArrowFilter:
         # pyarrow 26.0.1 forgets NaN where it holds an expression against statistics: see `prepare.pushdown`.
         floats = any(schema[name].dtype.startswith("float") for name in self.columns)
         self.implied = pc.scalar(True) if floats else expression
+
+    def _check_names(self) -> None:
+        """Refuses columns by position, which would be others where not all are read: Arrow writes down names alone."""
+        try:
+            pickle.dumps(self._expression)
+        except pa.ArrowNotImplementedError as error:
+            raise ConfigError(
+                f"where {self.text!r}: name the columns, such as pc.field({next(iter(self._empty))!r}), and not by "
+                f"position ({_line(error)})"
+            ) from error
 
     def _needs(self, name: str) -> bool:
         """Whether the expression means nothing without a column: it does not tell what it names."""

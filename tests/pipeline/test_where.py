@@ -124,6 +124,7 @@ def test_a_shard_with_nothing_let_through_is_not_opened(make_dataset: Make) -> N
         (pc.field("nowhere") < 1, "No match for FieldRef"),
         (pc.field("id") == "a", r"where '\(id == \"a\"\)'"),
         (pc.scalar(True), "names no column"),
+        ((pc.field(0) < 9) & (pc.field("label") == "rare"), r"name the columns, such as pc.field\('id'\), and not by p"),
     ],
 )
 def test_impossible_filters_are_refused(make_dataset: Make, where: Any, message: str) -> None:
