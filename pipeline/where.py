@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..sharding.errors import ConfigError
+from ..sharding.prepare.columns import check_columns
 from ..sharding.prepare.expression import columns_of, evaluate
 from ..sharding.prepare.pushdown import implied
 from ..sharding.schema import Schema
@@ -20,6 +22,7 @@ __all__ = ["RowFilter", "open_filter"]
 
 Int64 = npt.NDArray[np.int64]
 _ROW = "\0row"
+_NO_COLUMN = re.compile(r"No match for FieldRef\.(?:Name\()?(.+?)\)? in ", re.DOTALL)  # as Arrow says it
 
 
 class RowFilter(Protocol):
@@ -122,6 +125,8 @@ class _ArrowFilter:
         try:
             kept = plan.to_table(use_threads=False).column(_ROW)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError) as error:
+            unknown = _NO_COLUMN.match(str(error))
+            check_columns(f"where {self.text!r}", unknown.groups() if unknown else (), self._empty)
             raise ConfigError(f"where {self.text!r}: {_line(error)}") from error
         return np.sort(kept.to_numpy())
 
