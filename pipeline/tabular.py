@@ -111,7 +111,7 @@ def plan_columns(
         split: whose statistics count.
         categorical: integers that are codes, to be looked up.
         vocabularies: of texts, by column; by default what the split holds.
-        fill: what the loader puts where a value is missing; see `missing_codes`.
+        fill: what the loader puts where a value is missing, for integers one that no record holds.
         leave_out: what errors tell the user to do about a column, with its name to be formatted in.
 
     Raises:
@@ -131,7 +131,10 @@ def plan_columns(
         elif feature.name in categorical:
             categories.append(_code_column(feature, known))
         else:
-            numeric.append(_numeric_column(feature, known, (fill or {}).get(feature.name), leave_out))
+            missing_code = (fill or {}).get(feature.name)
+            numeric.append(_numeric_column(feature, known, missing_code, leave_out))
+            if missing_code is None:
+                _check_missing(feature, manifest, leave_out)
     return TabularPlan(numeric=tuple(numeric), categories=tuple(categories))
 
 
@@ -190,6 +193,16 @@ def _numeric_column(feature: Feature, known: FeatureStatistics, missing_code: An
         elements=feature.elements,
         missing_code=missing_code,
     )
+
+
+def _check_missing(feature: Feature, manifest: Manifest, leave_out: str) -> None:
+    """Refuses what could not be told from values, once the loader has filled it in."""
+    for name, split in manifest.splits.items():
+        if split.statistics[feature.name].nulls and not feature.dtype.startswith("float"):
+            raise ConfigError(
+                f"column {feature.name!r} ({feature.dtype}) has missing values in split {name!r}; say what the loader "
+                f"puts there: plan_columns(..., fill={{{feature.name!r}: ...}}), or {leave_out.format(feature.name)}"
+            )
 
 
 def _code_column(feature: Feature, known: FeatureStatistics) -> CategoryColumn:

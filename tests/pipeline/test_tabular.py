@@ -1,8 +1,11 @@
 """Columns as inputs: standardised by the manifest, looked up in vocabularies, the same in any part of a batch."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 from ringfeed.pipeline import Loader, TabularTransform, plan_columns
 from ringfeed.pipeline.tabular import CategoryColumn, NumericColumn, TabularPlan
 from ringfeed.pipeline.tabular_ops import tabular_inputs, text_ids
-from ringfeed.sharding import ConfigError
+from ringfeed.sharding import BuildOptions, ConfigError, build
 from ringfeed.sharding.schema import Feature
 
 Make = Callable[..., str]
@@ -53,6 +56,22 @@ def test_texts_are_looked_up_in_what_is_given_or_in_what_there_is(make_dataset: 
     ragged = Feature(name="id", dtype="int64", shape=(None,))
     with pytest.raises(ConfigError, match="no input of a tabular model; leave 'id' out of columns"):
         plan_columns(loader.manifest, [ragged])
+
+
+def test_integers_that_the_loader_fills_in_count_as_missing(tmp_path: Path) -> None:
+    codes = [None if i % 5 == 0 else i % 4 for i in range(30)]
+    pq.write_table(pa.table({"code": pa.array(codes, pa.int16()), "label": [0, 1] * 15}), tmp_path / "source.parquet")
+    source, url = str(tmp_path / "source.parquet"), str(tmp_path / "shards")
+    build(BuildOptions(source=source, destination=url, label="label", shards=2))
+    loader = Loader(url, batch_size=6, fill={"code": -9})
+    plan = plan_columns(loader.manifest, fill={"code": -9})
+    batch = next(iter(loader.epoch(0, transform=TabularTransform(plan=plan))))
+    is_missing = batch["code"].numpy() == -9
+    numbers = batch["numeric"].numpy()
+    np.testing.assert_array_equal(numbers[:, 1], is_missing)
+    np.testing.assert_array_equal(numbers[is_missing, 0], 0)
+    with pytest.raises(ConfigError, match=r"'code' \(int16\) has missing .*: plan_columns\(..., fill={'code': ...}"):
+        plan_columns(loader.manifest)
 
 
 @settings(max_examples=40, deadline=None)
