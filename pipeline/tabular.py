@@ -13,9 +13,11 @@ import numpy as np
 
 from ..sharding.errors import ConfigError
 from ..sharding.manifest import Manifest
+from ..sharding.prepare.columns import check_columns
 from ..sharding.schema import Feature
 from ..sharding.statistics import FeatureStatistics
-from .arguments import texts
+from .arguments import mapping, texts
+from .features import checked_fill
 from .transform import GraphTransform, with_added
 
 __all__ = ["CategoryColumn", "NumericColumn", "TabularPlan", "TabularTransform", "missing_codes", "plan_columns"]
@@ -115,13 +117,16 @@ def plan_columns(
         leave_out: what errors tell the user to do about a column, with its name to be formatted in.
 
     Raises:
-        ConfigError: a column cannot be an input of a tabular model; the message says what to do with it.
+        ConfigError: a column cannot be an input of a tabular model, or a name is that of no column; the message says
+            what to do.
     """
     if columns is not None and not all(isinstance(feature, Feature) for feature in columns):
         raise ConfigError(f"columns must be features, such as manifest.schema['name'], got {columns!r}")
-    texts("categorical", categorical, "names")
-    statistics, given = manifest.split(split).statistics, vocabularies or {}
-    label = manifest.schema.label
+    given = mapping("vocabularies", {} if vocabularies is None else vocabularies, "texts by column")
+    check_columns("categorical", texts("categorical", categorical, "names"), manifest.schema.names)
+    check_columns("vocabularies", given, manifest.schema.names)
+    codes = checked_fill(manifest.schema, fill)
+    statistics, label = manifest.split(split).statistics, manifest.schema.label
     features = [f for f in manifest.schema.features if f.name != label] if columns is None else columns
     numeric, categories = [], []
     for feature in features:
@@ -131,7 +136,7 @@ def plan_columns(
         elif feature.name in categorical:
             categories.append(_code_column(feature, known))
         else:
-            missing_code = (fill or {}).get(feature.name)
+            missing_code = codes.get(feature.name)
             numeric.append(_numeric_column(feature, known, missing_code, leave_out))
             if missing_code is None:
                 _check_missing(feature, manifest, leave_out)
@@ -181,10 +186,7 @@ def _missing_code(feature: Feature, known: Sequence[FeatureStatistics], is_used:
 
 def _numeric_column(feature: Feature, known: FeatureStatistics, missing_code: Any, leave_out: str) -> NumericColumn:
     if not feature.numeric or feature.elements is None:
-        raise ConfigError(
-            f"column {feature.name!r} ({feature.dtype}, shape {feature.shape}) is no input of a tabular model; "
-            f"{leave_out.format(feature.name)}"
-        )
+        raise _no_input(feature, leave_out)
     return NumericColumn(
         name=feature.name,
         mean=known.mean or 0.0,
@@ -222,10 +224,20 @@ def _code_column(feature: Feature, known: FeatureStatistics) -> CategoryColumn:
 
 
 def _text_column(feature: Feature, vocabulary: Sequence[str] | None, leave_out: str) -> CategoryColumn:
+    if feature.dtype != "string":
+        raise ConfigError(f"column {feature.name!r} ({feature.dtype}, shape {feature.shape}) holds no text to look up")
+    if feature.shape != ():
+        raise _no_input(feature, leave_out)
     if vocabulary is None:
         raise ConfigError(
             f"column {feature.name!r} holds too many different texts to be embedded; {leave_out.format(feature.name)}"
         )
-    if feature.dtype != "string" or feature.shape != ():
-        raise ConfigError(f"column {feature.name!r} ({feature.dtype}, shape {feature.shape}) holds no text to look up")
-    return CategoryColumn(name=feature.name, size=len(vocabulary) + 1, vocabulary=tuple(vocabulary))
+    words = texts(f"the vocabulary of column {feature.name!r}", vocabulary, "texts")
+    return CategoryColumn(name=feature.name, size=len(words) + 1, vocabulary=words)
+
+
+def _no_input(feature: Feature, leave_out: str) -> ConfigError:
+    return ConfigError(
+        f"column {feature.name!r} ({feature.dtype}, shape {feature.shape}) is no input of a tabular model; "
+        f"{leave_out.format(feature.name)}"
+    )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from ringfeed.pipeline import Loader, TabularTransform, plan_columns
 from ringfeed.pipeline.tabular import CategoryColumn, NumericColumn, TabularPlan
 from ringfeed.pipeline.tabular_ops import tabular_inputs, text_ids
-from ringfeed.sharding import BuildOptions, ConfigError, build
+from ringfeed.sharding import BuildOptions, ConfigError, build, open_dataset
 from ringfeed.sharding.schema import Feature
 
 Make = Callable[..., str]
@@ -53,9 +54,28 @@ def test_texts_are_looked_up_in_what_is_given_or_in_what_there_is(make_dataset: 
     assert batch["categories"].numpy()[:, 0].tolist() == [ids[text] for text in batch["label"].numpy()]
     with pytest.raises(ConfigError, match=r"column 'id' \(int64, shape \(\)\) holds no text to look up"):
         plan_columns(loader.manifest, [loader.schema["id"]], vocabularies={"id": ["1"]})
-    ragged = Feature(name="id", dtype="int64", shape=(None,))
-    with pytest.raises(ConfigError, match="no input of a tabular model; leave 'id' out of columns"):
-        plan_columns(loader.manifest, [ragged])
+    for several in (Feature(name="id", dtype="int64", shape=(None,)), Feature(name="id", dtype="string", shape=(2,))):
+        with pytest.raises(ConfigError, match="no input of a tabular model; leave 'id' out of columns"):
+            plan_columns(loader.manifest, [several])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"categorical": ["idd"]}, "categorical: there is no column 'idd'; did you mean 'id'"),
+        ({"vocabularies": {"lable": ["rare"]}}, "vocabularies: there is no column 'lable'; did you mean 'label'"),
+        ({"vocabularies": {"label": "rare"}}, "the vocabulary of column 'label' must be a list of texts, got 'rare'"),
+        ({"vocabularies": ["label"]}, r"vocabularies must be a dict of texts by column, got \['label'\]"),
+        ({"fill": {"idd": 3}}, "fill names 'idd', which is no feature; they are: id, vector, label"),
+        ({"fill": {"id": 0.5}}, "fill of feature 'id' must be one int64 value, got 0.5"),
+    ],
+)
+def test_what_names_no_column_or_is_not_of_its_kind_is_refused(
+    make_dataset: Make, options: dict[str, Any], message: str
+) -> None:
+    manifest = open_dataset(make_dataset(fixed=False)).manifest
+    with pytest.raises(ConfigError, match=message):
+        plan_columns(manifest, manifest.schema.features, **options)
 
 
 def test_integers_that_the_loader_fills_in_count_as_missing(tmp_path: Path) -> None:
