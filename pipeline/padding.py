@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..sharding.errors import ConfigError
 from .arguments import boolean
 from .integers import integer
@@ -23,7 +25,7 @@ class Pad(GraphTransform):
     Attributes:
         feature: of variable length.
         length: to pad to; by default that of the longest in this rank's batch, so that shapes differ between ranks.
-        value: put in; by default 0, False or the empty text.
+        value: put in, of the feature's dtype; by default 0, False or the empty text.
         multiple_of: the length of the longest is rounded up to one of this, so that fewer shapes are compiled for.
         truncate: whether longer ones are cut off at `length`; else they are an error when they come.
 
@@ -50,13 +52,18 @@ class Pad(GraphTransform):
         """The element with its feature padded.
 
         Raises:
-            ConfigError: it has no such feature of variable length, or others of the names that are added.
+            ConfigError: it has no such feature of variable length, or others of the names that are added; or `value` is
+                none of its dtype.
         """
         import tensorflow as tf
 
         values = element.get(self.feature)
         if not isinstance(values, tf.RaggedTensor):
             raise ConfigError(f"the element has no feature {self.feature!r} of variable length")
+        if self.value is not None and not _fits(self.value, values.dtype):
+            raise ConfigError(
+                f"value of Pad must be one {values.dtype.name}, as feature {self.feature!r} holds, got {self.value!r}"
+            )
         lengths = tf.cast(values.row_lengths(), tf.int32)
         longest = tf.reduce_max(tf.concat([lengths, [0]], axis=0))
         width: Any = self.length
@@ -73,3 +80,12 @@ class Pad(GraphTransform):
         filler = None if self.value is None else tf.cast(self.value, values.dtype)
         padded = {**element, self.feature: values.to_tensor(filler, shape=shape)}
         return with_added(padded, {f"{self.feature}_length": lengths, f"{self.feature}_mask": inside})
+
+
+def _fits(value: Any, dtype: Any) -> bool:
+    """Whether a value is one of a dtype of TensorFlow; a float may be rounded."""
+    given = np.asarray(value)
+    if dtype == "string" or given.dtype.kind not in "biuf":
+        return dtype == "string" and given.dtype.kind in "SU"
+    with np.errstate(invalid="ignore"):
+        return dtype.is_floating or np.array_equal(given.astype(dtype.as_numpy_dtype), given)

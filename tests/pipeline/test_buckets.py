@@ -171,6 +171,25 @@ def test_what_is_too_long_is_refused_or_cut(texts: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("dtype", "fit", "unfit"),
+    [
+        (tf.string, ["-", b"", np.str_("a")], [0, 1.5, False]),
+        (tf.float32, [0, -0.1, np.float64(2), float("nan")], ["x", b"", object()]),
+        (tf.uint8, [0, 255, 1.0, np.int64(2)], ["0", 0.5, -1, 256, 2**70, float("nan")]),
+        (tf.bool, [True, np.False_, 0], ["no", 2]),
+    ],
+)
+def test_a_value_of_another_dtype_is_refused(dtype: tf.DType, fit: list[Any], unfit: list[Any]) -> None:
+    element = {"x": tf.RaggedTensor.from_row_lengths(tf.zeros([0], dtype), [0, 0])}
+    for value in fit:
+        padded = Pad(feature="x", length=1, value=value)(element)["x"]
+        np.testing.assert_array_equal(padded, tf.cast([[value], [value]], dtype))
+    for value in unfit:
+        with pytest.raises(ConfigError, match=f"value of Pad must be one {dtype.name}, as feature 'x' holds, got"):
+            Pad(feature="x", value=value)(element)
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"bucket_by": "words"}, "bucket_by names 'words', which is no feature; they are: id, tokens, label"),
