@@ -31,7 +31,7 @@ class Mixup(GraphTransform):
 
     Attributes:
         features: floats that are mixed, such as images that were decoded before.
-        classes: how many there are: ``len(loader.manifest.classes)``.
+        classes: how many there are: ``len(loader.manifest.classes)``. A `class_id` that is not below ends the epoch.
         alpha: of the Beta distribution, above 0.
         group: samples that are mixed among themselves; a divisor of the batch of each rank.
 

@@ -105,7 +105,11 @@ def _partners(draws: Any, group: int) -> Any:
 
 def _labels(element: Mapping[str, Any], classes: int) -> Any:
     known = element.get(SOFT_LABEL)
-    return tf.one_hot(element[CLASS_ID], classes) if known is None else known
+    if known is not None:
+        return known
+    message = f"a {CLASS_ID} is not below classes={classes}: give as many as the dataset has"
+    with tf.control_dependencies([tf.debugging.assert_less(element[CLASS_ID], classes, message)]):
+        return tf.one_hot(element[CLASS_ID], classes)  # of an id past them, it would be a label of no class
 
 
 def _mixed(values: Any, partners: Any, shares: Any) -> Any:

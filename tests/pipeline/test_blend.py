@@ -136,6 +136,13 @@ def test_what_cannot_be_mixed_is_refused(element: Batch, message: str) -> None:
             transform(batch)
 
 
+@pytest.mark.parametrize("kind", [0, 1])
+def test_fewer_classes_than_there_are_end_the_epoch(kind: int) -> None:
+    dataset = tf.data.Dataset.from_tensors(batch_of(16, classes=5)).map(mixes()[kind])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a class_id is not below classes=4: give as many as the"):
+        next(iter(dataset))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"alpha": 0.0}, "alpha must be above 0"), ({"group": 1}, "group must be at least 2, got 1")],
