@@ -76,8 +76,8 @@ class Loader(Epochs):
             returns one of them for an epoch.
         epoch_length: samples in an epoch, in whole batches; default: as many as records. Fewer need only a part of the
             shards, if shuffled another each epoch; more need a balance, whose ``natural`` epochs then are ``power:1``.
-            Or, with one balance for all epochs, ``oversample``: until about each record was served, or
-            ``undersample``: until the scarcest class has no fresh ones.
+            Or, with one balance for all epochs, ``oversample``: as many as it takes to serve each record once, or
+            ``undersample``: as many as there are with none twice, were the records of a class served evenly.
         seed: of the order.
         rank: of this process, in ``[0, world_size)``.
         world_size: processes that share each global batch.

@@ -120,8 +120,9 @@ def epoch_samples(
     """How many samples an epoch has, and whether all of the dataset serves them, some records more often than others.
 
     Args:
-        epoch_length: ``oversample``: until each record of each class was served; ``undersample``: until the first
-            class has no fresh ones; or a number of samples, None for as many as there are records.
+        epoch_length: ``oversample``: as many as it takes to serve each record of each class once; ``undersample``: as
+            many as there are with none twice, if records of a class are served evenly; or a number of samples, None for
+            as many as there are records.
         balance, classes, class_counts: as for `target_weights`.
         batch_size: of the global batch, to the next whole one of which oversampling goes.
 
