@@ -6,9 +6,11 @@ Serving it is the caller's: as one more route of a server, or as a file for the 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ..sharding.errors import ConfigError
+from .arguments import mapping
 from .counters import StageStats
 
 __all__ = ["prometheus_text"]
@@ -23,32 +25,48 @@ _METRICS = (
 )
 
 
-def prometheus_text(stats: Mapping[str, StageStats], labels: Mapping[str, str] | None = None) -> str:
+def prometheus_text(
+    stats: Mapping[str, StageStats] | Mapping[str, Mapping[str, StageStats]], labels: Mapping[str, str] | None = None
+) -> str:
     r"""The counters of all stages, one sample a line.
 
     Args:
-        stats: of `Loader.stats`.
-        labels: for every sample beside ``stage``, such as the rank.
+        stats: of `Loader.stats`, or of `Mixture.stats`, whose samples have a label ``dataset``, too.
+        labels: for every sample beside these and ``stage``, such as the rank.
 
     Raises:
-        ConfigError: a label has a name that Prometheus does not take.
+        ConfigError: a label has a name that Prometheus does not take, or one that is taken.
 
     >>> print(prometheus_text({"fetch": StageStats(items=3)}, {"rank": "0"}).splitlines()[2])
     ringfeed_loader_items_total{stage="fetch",rank="0"} 3
     """
-    labels = labels or {}
-    for name in labels:
-        if not _LABEL.fullmatch(name) or name.startswith("__") or name == "stage":
+    samples = list(_samples(stats))
+    taken = {"stage"}.union(*(own for own, _ in samples))
+    added: Mapping[Any, str] = {} if labels is None else mapping("labels", labels, "values by name")
+    for name in added:
+        if not isinstance(name, str) or not _LABEL.fullmatch(name) or name.startswith("__") or name in taken:
             raise ConfigError(
-                f"a label's name has letters, digits and _, no digit first, and is not 'stage'; got {name!r}"
+                "a label's name has letters, digits and _, no digit first, and is not "
+                f"{' or '.join(map(repr, sorted(taken)))}; got {name!r}"
             )
     lines = []
     for attribute, metric, kind, meaning in _METRICS:
         lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} {kind}"]
-        for stage, totals in stats.items():
-            pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in {"stage": stage, **labels}.items())
+        for own, totals in samples:
+            pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in {**own, **added}.items())
             lines.append(f"{metric}{{{pairs}}} {getattr(totals, attribute)!r}")
     return "\n".join([*lines, ""])
+
+
+def _samples(
+    stats: Mapping[str, StageStats] | Mapping[str, Mapping[str, StageStats]],
+) -> Iterator[tuple[dict[str, str], StageStats]]:
+    """The totals of each stage, with the labels that tell them from others."""
+    for name, totals in stats.items():
+        if isinstance(totals, StageStats):
+            yield {"stage": name}, totals
+        else:
+            yield from (({"dataset": name, "stage": stage}, each) for stage, each in totals.items())
 
 
 def _escaped(value: str) -> str:

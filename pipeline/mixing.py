@@ -38,6 +38,7 @@ __all__ = ["Mixture", "MixturePlan", "SourceMix"]
 Int64 = npt.NDArray[np.int64]
 _CYCLE = 16
 _CYCLE_STEPS = 1 << 12  # in longer epochs a seat more or less is none
+_TOGETHER = "mixture"  # in `Mixture.stats`, what is done for all datasets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ class Mixture(Epochs):
         sample_keys: as for a `Loader`, of the mixture's positions.
 
     Raises:
-        ConfigError: an argument its rule forbids, or datasets whose features differ.
+        ConfigError: an argument its rule forbids, datasets whose features differ, or one called ``mixture``.
         CorruptionError: all that is needed of a dataset is in quarantine.
         DatasetError: there is no such dataset or split.
         StorageError: a store refuses.
@@ -127,6 +128,8 @@ class Mixture(Epochs):
             mapping(f"dataset {name!r} of the mixture", given, "its Loader's arguments")
         if not sources:
             raise ConfigError("a mixture needs at least one dataset")
+        if _TOGETHER in sources:
+            raise ConfigError(f"no dataset of a mixture may be called {_TOGETHER!r}: stats() calls all together so")
         batch_size, seed = integer("batch_size", batch_size, 1), integer("seed", seed)
         streams = None if streams is None else integer("streams", streams, 1)
         self._names = tuple(sources)
@@ -217,7 +220,7 @@ class Mixture(Epochs):
     def stats(self) -> dict[str, dict[str, StageStats]]:
         """What each stage did since the mixture was made, by dataset; ``mixture`` is what is done for all together."""
         return {name: loader.stats() for name, loader in zip(self._names, self._loaders, strict=True)} | {
-            "mixture": self._counters.snapshot()
+            _TOGETHER: self._counters.snapshot()
         }
 
     def _gathered(self, epoch: int, start_step: int, *, found: bool) -> Iterator[tuple[int, Columns]]:

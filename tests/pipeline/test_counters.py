@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from prometheus_client.parser import text_string_to_metric_families
 
-from ringfeed.pipeline import Loader, StageStats, prometheus_text
+from ringfeed.pipeline import Loader, Mixture, StageStats, prometheus_text
 from ringfeed.pipeline.counters import CACHE_STAGES, FAULT_STAGES, STAGES
 from ringfeed.sharding import ConfigError
 
@@ -49,10 +49,38 @@ def test_labels_are_there_whatever_their_values_hold() -> None:
         assert sample.value == (1 << 60 if family.name == "ringfeed_loader_bytes" else 0)
 
 
+def test_the_counters_of_a_mixture_are_told_apart_by_dataset(make_dataset: Make) -> None:
+    mixture = Mixture({name: {"url": make_dataset()} for name in ("web", "books")}, batch_size=60)
+    list(mixture.numpy_epoch(0))
+    stats = mixture.stats()
+    text = prometheus_text(stats, {"rank": "0"})
+    assert text.count("# TYPE") == 5
+    read = {
+        (sample.name, sample.labels["dataset"], sample.labels["stage"]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.labels["rank"] == "0"
+    }
+    assert len(read) == 5 * 3 * len(STAGES)
+    assert read["ringfeed_loader_items_total", "mixture", "deliver"] == 1980
+    for name, stages in stats.items():
+        for stage, totals in stages.items():
+            assert read["ringfeed_loader_bytes_total", name, stage] == totals.bytes
+    with pytest.raises(ConfigError, match="and is not 'dataset' or 'stage'; got 'dataset'"):
+        prometheus_text(stats, {"dataset": "web"})
+
+
 @pytest.mark.parametrize("name", ["stage", "9", "a-b", "__a", ""])
 def test_a_label_that_prometheus_does_not_take_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"a label's name has letters.* got '{name}'"):
         prometheus_text({}, {name: "x"})
+
+
+def test_labels_of_another_kind_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"a label's name has letters.* got 3"):
+        prometheus_text({}, {3: "x"})  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match=r"labels must be a dict of values by name, got \['rank'\]"):
+        prometheus_text({}, ["rank"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("read", [lambda loader: loader.epoch(0), lambda loader: loader.numpy_epoch(0)])

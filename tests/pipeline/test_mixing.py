@@ -158,6 +158,7 @@ def test_batches_cross_into_tensorflow(make_dataset: Make, sources: Any) -> None
     [
         ({"weights": {"large": 0.5, "medium": 0.5}}, "there is no class 'medium'"),
         ({"sources": {}}, "needs at least one dataset"),
+        ({"sources": {"mixture": {}}}, "no dataset of a mixture may be called 'mixture'"),
         ({"rank": 2, "world_size": 2}, "rank must lie in"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"steps_per_epoch": 0}, "at least one global batch of 24 samples"),
