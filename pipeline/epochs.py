@@ -233,7 +233,14 @@ class Epochs(ABC):
             raise self._error from None
 
     def distributed_epoch(
-        self, strategy: tf.distribute.Strategy, epoch: int, start_step: int = 0, *, as_supervised: bool = False
+        self,
+        strategy: tf.distribute.Strategy,
+        epoch: int,
+        start_step: int = 0,
+        *,
+        transform: Transform | Sequence[Transform] | None = None,
+        num_parallel_calls: int | None = None,
+        as_supervised: bool = False,
     ) -> Any:
         """The same batches as a `tf.distribute.DistributedDataset`: each worker is a rank, whose replicas share it.
 
@@ -241,14 +248,18 @@ class Epochs(ABC):
             strategy: its workers are the ranks.
             epoch: as for `epoch`.
             start_step: as for `epoch`.
+            transform: as for `epoch`; it is given the worker's whole batch.
+            num_parallel_calls: as for `epoch`.
             as_supervised: as for `epoch`.
 
         Raises:
-            ConfigError: there is no such step, or the strategy has other workers than there are ranks.
+            ConfigError: as for `epoch`, or the strategy has other workers than there are ranks.
         """
         from .distribute import distribute
 
-        batches = self.epoch(epoch, start_step, as_supervised=as_supervised)
+        batches = self.epoch(
+            epoch, start_step, transform=transform, num_parallel_calls=num_parallel_calls, as_supervised=as_supervised
+        )
         ranks = {"rank": self._rank, "world_size": self._world_size, "local_batch": self.local_batch_size}
         return distribute(batches, strategy, **ranks)
 

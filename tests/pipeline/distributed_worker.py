@@ -6,7 +6,7 @@ from typing import Any
 
 
 def main(kind: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The ids that each local replica got at each step; what the replicas of all workers added up; and Keras' loss."""
+    """The ids that each local replica got at each step; what the replicas of all workers added up; and Keras' steps."""
     import tensorflow as tf
 
     from ringfeed.pipeline import Loader
@@ -23,10 +23,13 @@ def main(kind: str, url: str, options: dict[str, Any]) -> dict[str, Any]:
     def add_up(ids: Any) -> Any:
         return tf.distribute.get_replica_context().all_reduce("SUM", tf.reduce_sum(ids))
 
+    def negate(batch: Any) -> Any:
+        return {**batch, "negative": -batch["id"]}
+
     seen, sums = [], []
-    for batch in loader.distributed_epoch(strategy, 1, 2):
+    for batch in loader.distributed_epoch(strategy, 1, 2, transform=negate, num_parallel_calls=2):
         seen.append([ids.numpy().tolist() for ids in strategy.experimental_local_results(batch["id"])])
-        total = strategy.run(add_up, (batch["id"],))
+        total = strategy.run(add_up, (batch["negative"],))
         sums.append(int(strategy.experimental_local_results(total)[0]))
     result: dict[str, Any] = {"ids": seen, "sums": sums}
     if kind == "mirrored":  # Keras 3.15 fits no model in a strategy of several workers, whatever the data are

@@ -94,12 +94,23 @@ def test_without_a_label_there_is_no_target(make_dataset: Make, tmp_path: Path) 
         Loader(str(tmp_path / "out"), batch_size=60).epoch(0, as_supervised=True)
 
 
+def test_transforms_come_before_the_strategy(make_dataset: Make) -> None:
+    loader = Loader(make_dataset(), batch_size=60, columns=["vector"], sample_keys=True)
+    mixed = Mixup(features=("vector",), classes=3, group=2)
+    given: dict[str, Any] = {"transform": [mixed, dict], "num_parallel_calls": 1, "as_supervised": True}
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    distributed = loader.distributed_epoch(strategy, 0, 14, **given)
+    for here, plain in zip(distributed, loader.epoch(0, 14, **given), strict=True):
+        for one, other in zip(here, plain, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
 def test_the_replicas_of_a_mirrored_strategy_share_each_batch(make_dataset: Make) -> None:
     url = make_dataset(1000)
     seen = result(start("mirrored", url, OPTIONS))
     assert [[*first, *second] for first, second in seen["ids"]] == global_batches(url)
     assert {len(part) for replicas in seen["ids"] for part in replicas} == {60}
-    assert seen["sums"] == [sum(batch) for batch in global_batches(url)]
+    assert seen["sums"] == [-sum(batch) for batch in global_batches(url)]
     assert seen["steps"] == 8
 
 
@@ -122,7 +133,7 @@ def test_two_workers_share_each_global_batch_as_ranks(make_dataset: Make) -> Non
             worker.kill()
             worker.wait()
     assert [[*a, *b] for (a,), (b,) in zip(first["ids"], second["ids"], strict=True)] == global_batches(url)
-    assert first["sums"] == second["sums"] == [sum(batch) for batch in global_batches(url)]
+    assert first["sums"] == second["sums"] == [-sum(batch) for batch in global_batches(url)]
 
 
 def test_a_strategy_of_other_workers_than_ranks_is_refused(make_dataset: Make) -> None:
