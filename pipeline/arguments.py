@@ -12,7 +12,7 @@ import numpy as np
 
 from ..sharding.errors import ConfigError
 
-__all__ = ["boolean", "mapping", "number", "numbers", "texts"]
+__all__ = ["boolean", "mapping", "number", "numbers", "text", "texts"]
 
 
 def boolean(name: str, value: object) -> bool:
@@ -63,6 +63,17 @@ def numbers(name: str, value: Any, count: int | None = None) -> tuple[float, ...
     if count not in (None, len(found)):
         raise ConfigError(f"{name} must be {wanted} numbers, got {value!r}")
     return found
+
+
+def text(name: str, value: object) -> str:
+    """A value that must be a text.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} must be text, got {value!r}")
+    return value
 
 
 def texts(name: str, value: Any, what: str) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from ..sharding.errors import ConfigError
 from ..sharding.manifest import Manifest
 from ..sharding.storage import Place
 from .access import RandomAccess
-from .arguments import boolean
+from .arguments import boolean, text
 from .balance import ClassSchedule
 from .buckets import Buckets
 from .cache import ShardCache, open_cache
@@ -153,7 +153,7 @@ class Loader(Epochs):
                 integer(name, number, least)
         batch_size, window_shards = integer("batch_size", batch_size), integer("window_shards", window_shards)
         self._dataset = open_dataset(url)
-        self._split = split
+        self._split = split = text("split", split)
         self._shards = self._dataset.split_shards(split)
         info = self.manifest.split(split)
         self._selection = None

@@ -31,7 +31,7 @@ from .mixture_sources import common_fill, common_schema, open_loaders
 from .order import Geometry, StreamSlice
 from .state import shares_digest
 from .streams import OpenStreams, StreamReader
-from .targets import Balance, parse_balance, settled_epoch, target_weights
+from .targets import DATASETS, Balance, parse_balance, settled_epoch, target_weights
 
 __all__ = ["Mixture", "MixturePlan", "SourceMix"]
 
@@ -133,7 +133,7 @@ class Mixture(Epochs):
         batch_size, seed = integer("batch_size", batch_size, 1), integer("seed", seed)
         streams = None if streams is None else integer("streams", streams, 1)
         self._names = tuple(sources)
-        self._weights = parse_balance(weights)
+        self._weights = parse_balance(weights, DATASETS)
         self._loaders = open_loaders(sources, batch_size, seed, streams)
         self._records = [loader.records for loader in self._loaders]
         steps = (
@@ -155,7 +155,7 @@ class Mixture(Epochs):
             sample_keys=sample_keys,
         )
         self._seats_of: dict[tuple[int, bytes, int], Int64] = {}
-        self._schedule(epoch=0)  # impossible shares are refused now
+        target_weights(self._weights, self._names, self._records, of=DATASETS)  # impossible shares are refused now
         self.classes: tuple[Any, ...] = tuple(
             dict.fromkeys(value for loader in self._loaders for value in loader.manifest.classes)
         )

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any
 
-from ..sharding.errors import ConfigError
+from ..sharding.errors import ConfigError, DatasetError
 from ..sharding.keyed import derive_key
 from ..sharding.schema import Feature, Schema
 from .features import checked_fill
@@ -53,8 +53,8 @@ def _naming(name: str) -> Iterator[None]:
     """Let an error say which dataset's options it is about."""
     try:
         yield
-    except ConfigError as error:
-        raise ConfigError(f"dataset {name!r} of the mixture: {error}") from error
+    except (ConfigError, DatasetError) as error:
+        raise type(error)(f"dataset {name!r} of the mixture: {error}") from error
 
 
 def common_schema(names: Sequence[str], loaders: Sequence[Loader]) -> Schema:

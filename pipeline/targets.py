@@ -14,9 +14,12 @@ from .arguments import number
 from .integers import integer
 
 __all__ = [
+    "CLASSES",
+    "DATASETS",
     "Balance",
     "EpochLength",
     "Ramp",
+    "Sharers",
     "Shares",
     "epoch_samples",
     "parse_balance",
@@ -27,7 +30,25 @@ __all__ = [
 EpochLength: TypeAlias = int | Literal["oversample", "undersample"]
 Shares: TypeAlias = str | Mapping[Any, float]
 _POWER, _ARROW = "power:", "->"
-_WORDS = "'natural', 'uniform', 'power:A', 'X->Y:EPOCHS' or a share by class"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharers:
+    """What the shares are of, in the words of errors.
+
+    Attributes:
+        argument: that the user gives them by.
+        one: of those that share.
+        many: of these.
+    """
+
+    argument: str
+    one: str
+    many: str
+
+
+CLASSES = Sharers(argument="balance", one="class", many="classes")
+DATASETS = Sharers(argument="weights", one="dataset", many="datasets")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,32 +67,34 @@ class Ramp:
 
     def __post_init__(self) -> None:
         if integer("epochs", self.epochs) < 1:
-            raise ConfigError(f"a ramp of balance takes at least 1 epoch, got {self.epochs}")
+            raise ConfigError(f"a ramp takes at least 1 epoch, got {self.epochs}")
 
 
 Balance: TypeAlias = Shares | Ramp | Callable[[int], Shares]
 
 
-def parse_balance(balance: Balance) -> Balance:
+def parse_balance(balance: Balance, of: Sharers = CLASSES) -> Balance:
     """A ramp where the text ``X->Y:EPOCHS`` stands for one; anything else as it is.
 
     >>> parse_balance("uniform->natural:5")
     Ramp(start='uniform', end='natural', epochs=5)
 
     Raises:
-        ConfigError: the text is no such thing.
+        ConfigError: the text is no such thing, or `balance` is of another kind.
     """
+    if not isinstance(balance, str | Mapping | Ramp) and not callable(balance):
+        raise _not_shares(balance, of)
     if not isinstance(balance, str) or _ARROW not in balance:
         return balance
     start, _, rest = balance.partition(_ARROW)
     end, colon, epochs = rest.rpartition(":")
     if not colon or not epochs.strip().isdecimal():
-        raise ConfigError(f"balance {balance!r} does not say over how many epochs, as in 'uniform->natural:10'")
+        raise ConfigError(f"{of.argument} {balance!r} does not say over how many epochs, as in 'uniform->natural:10'")
     return Ramp(start=start.strip(), end=end.strip(), epochs=int(epochs))
 
 
 def target_weights(
-    balance: Balance, classes: Sequence[Any], class_counts: Sequence[int], epoch: int = 0
+    balance: Balance, classes: Sequence[Any], class_counts: Sequence[int], epoch: int = 0, of: Sharers = CLASSES
 ) -> npt.NDArray[np.float64] | None:
     """The share of each class in every batch of an epoch, float64 [classes], or None for the natural mix.
 
@@ -82,19 +105,20 @@ def target_weights(
         classes: values of the label.
         class_counts: records of each in the split.
         epoch: from 0.
+        of: what errors are to call the classes.
 
     Raises:
         ConfigError: an unknown word or class, shares that do not add up to 1, or a share for a class without records.
     """
     if callable(balance):
-        return target_weights(parse_balance(balance(epoch)), classes, class_counts, epoch)
+        return target_weights(parse_balance(balance(epoch), of), classes, class_counts, epoch, of)
     if not isinstance(balance, Ramp):
-        return _shares(balance, classes, np.asarray(class_counts))
+        return _shares(balance, classes, np.asarray(class_counts), of)
     if epoch >= balance.epochs:
-        return target_weights(balance.end, classes, class_counts)
+        return target_weights(balance.end, classes, class_counts, of=of)
     start, end = (
         _power(classes, np.asarray(class_counts), 1.0) if shares is None else shares
-        for shares in (target_weights(side, classes, class_counts) for side in (balance.start, balance.end))
+        for shares in (target_weights(side, classes, class_counts, of=of) for side in (balance.start, balance.end))
     )
     return np.asarray(start + (end - start) * (epoch / balance.epochs), np.float64)
 
@@ -149,25 +173,28 @@ def epoch_samples(
     return int(np.ceil(lengths.max() / batch_size - 1e-9)) * batch_size, True
 
 
-def _shares(balance: Shares, classes: Sequence[Any], counts: npt.NDArray[Any]) -> npt.NDArray[np.float64] | None:
+def _shares(
+    balance: Shares, classes: Sequence[Any], counts: npt.NDArray[Any], of: Sharers
+) -> npt.NDArray[np.float64] | None:
+    if not isinstance(balance, str | Mapping):
+        raise _not_shares(balance, of)
     if balance == "natural":
         return None
     if balance == "uniform":
         return _power(classes, counts, 0.0)
     if isinstance(balance, str):
-        return _power(classes, counts, _exponent(balance))
-    if not isinstance(balance, Mapping):
-        raise ConfigError(f"balance must be {_WORDS}, got {balance!r}")
+        return _power(classes, counts, _exponent(balance, of))
     unknown = [value for value in balance if value not in classes]
     if unknown:
-        raise ConfigError(f"there is no class {unknown[0]!r}; the classes are: {', '.join(map(repr, classes[:20]))}")
-    shares = {value: number(f"the share of {value!r} in balance", share) for value, share in balance.items()}
+        there = ", ".join(map(repr, classes[:20]))
+        raise ConfigError(f"{of.argument}: there is no {of.one} {unknown[0]!r}; the {of.many} are: {there}")
+    shares = {value: number(f"the share of {value!r} in {of.argument}", share) for value, share in balance.items()}
     weights = np.array([shares.get(value, 0.0) for value in classes])
     if not (weights.min() >= 0 and abs(weights.sum() - 1) <= 1e-6):  # nor NaN
-        raise ConfigError(f"the shares of balance must be positive and add up to 1, got {dict(balance)}")
+        raise ConfigError(f"the shares of {of.argument} must be positive and add up to 1, got {dict(balance)}")
     for value, weight, count in zip(classes, weights, counts, strict=True):
         if weight and not count:
-            raise ConfigError(f"balance asks for class {value!r}, which has no record in this split")
+            raise ConfigError(f"{of.argument} asks for {of.one} {value!r}, which has no record in this split")
     return np.asarray(weights / weights.sum(), np.float64)
 
 
@@ -179,9 +206,16 @@ def _power(classes: Sequence[Any], counts: npt.NDArray[Any], exponent: float) ->
     return np.asarray(weights / weights.sum(), np.float64)
 
 
-def _exponent(balance: str) -> float:
+def _not_shares(balance: object, of: Sharers) -> ConfigError:
+    given = " ".join(repr(balance).split())  # an array's has several lines
+    return ConfigError(
+        f"{of.argument} must be 'natural', 'uniform', 'power:A', 'X->Y:EPOCHS' or a share by {of.one}, got {given}"
+    )
+
+
+def _exponent(balance: str, of: Sharers) -> float:
     if not balance.startswith(_POWER):
-        raise ConfigError(f"balance must be {_WORDS}, got {balance!r}")
+        raise _not_shares(balance, of)
     try:
         exponent = float(balance.removeprefix(_POWER))
     except ValueError:

@@ -44,6 +44,10 @@ SHARES = "'natural', 'uniform', 'power:A', 'X->Y:EPOCHS' or a share by class"
         ({"balance": {"rare": None}}, "the share of 'rare' in balance must be a number, got None"),
         ({"balance": {"rare": NAN, "common": 1.0}}, "the shares of balance must be positive and add up to 1"),
         ({"balance": lambda epoch: 5}, f"balance must be {SHARES}, got 5"),
+        ({"balance": np.array([0.2, 0.3, 0.5])}, f"balance must be {SHARES}, got array([0.2, 0.3, 0.5])"),
+        ({"balance": np.eye(3)}, f"balance must be {SHARES}, got array([[1., 0., 0.], [0., 1., 0.], [0., 0., 1.]])"),
+        ({"balance": Ramp(start="natural", end=np.ones(2), epochs=2)}, f"balance must be {SHARES}, got array("),  # type: ignore[arg-type]
+        ({"split": ["train"]}, "split must be text, got ['train']"),
         ({"fill": 5}, "fill must be a dict of values by feature, got 5"),
         ({"fill": ["id"]}, "fill must be a dict of values by feature, got ['id']"),
         ({"shuffle": "no"}, "shuffle must be True or False, got 'no'"),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ringfeed.pipeline import Mixture, Ramp
 from ringfeed.pipeline.balance import ClassSchedule
-from ringfeed.sharding import BuildOptions, ConfigError, build
+from ringfeed.sharding import BuildOptions, ConfigError, DatasetError, build
 
 Make = Callable[..., str]
 Samples = dict[str, npt.NDArray[Any]]
@@ -156,7 +156,14 @@ def test_batches_cross_into_tensorflow(make_dataset: Make, sources: Any) -> None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weights": {"large": 0.5, "medium": 0.5}}, "there is no class 'medium'"),
+        (
+            {"weights": {"large": 0.5, "medium": 0.5}},
+            "weights: there is no dataset 'medium'; the datasets are: 'large', 'small'",
+        ),
+        ({"weights": {"large": 0.5}}, "the shares of weights must be positive and add up to 1"),
+        ({"weights": lambda epoch: {"small": "all"}}, "the share of 'small' in weights must be a number, got 'all'"),
+        ({"weights": np.array([0.5, 0.5])}, r"weights must be 'natural', .* or a share by dataset, got array\("),
+        ({"weights": "uniform->natural"}, "weights 'uniform->natural' does not say over how many epochs"),
         ({"sources": {}}, "needs at least one dataset"),
         ({"sources": {"mixture": {}}}, "no dataset of a mixture may be called 'mixture'"),
         ({"rank": 2, "world_size": 2}, "rank must lie in"),
@@ -177,6 +184,8 @@ def test_an_impossible_mixture_is_refused(sources: Any, change: dict[str, Any], 
         ConfigError, match="'small' of the mixture: the split has 90 records, fewer than its 96 streams"
     ):
         Mixture(sources, batch_size=96, streams=96)
+    with pytest.raises(DatasetError, match="'large' of the mixture: there is no split 'val'; the dataset has 'train'"):
+        Mixture({"large": {**sources["large"], "split": "val"}}, batch_size=24)
     with pytest.raises(ConfigError, match="'large' of the mixture has a bucket_by"):
         Mixture({"large": {**sources["large"], "bucket_by": "vector"}}, batch_size=24)
 
