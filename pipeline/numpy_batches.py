@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..sharding.errors import RingfeedError
 from ..sharding.formats.decode import decode_examples
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.schema import Feature, Schema
@@ -63,7 +65,11 @@ def iterate_numpy(
         fill: what stands for missing values.
         counters: of the loader.
         prefetch_bytes: that may be ready and not yet taken; 0 for no thread.
+
+    Raises:
+        RingfeedError: this process was forked from the one that the iterator was begun in.
     """
+    process = os.getpid()
 
     def decoded() -> Generator[tuple[int, Columns], None, None]:
         for steps, columns in chunks:
@@ -78,7 +84,13 @@ def iterate_numpy(
         counters.add("deliver", queue=change)
 
     for steps, columns in prefetch(decoded(), size, prefetch_bytes, queued):
-        yield from _batches(columns, steps, schema)
+        for batch in _batches(columns, steps, schema):
+            yield batch
+            if os.getpid() != process:
+                raise RingfeedError(
+                    "this iterator was begun in the process that this one was forked from, and its threads are not "
+                    "there in it; make one here: loader.numpy_epoch(epoch, start_step)"
+                )
 
 
 def _decode_messages(columns: Columns, stored: Schema, schema: Schema, fill: Mapping[str, Any]) -> Columns:

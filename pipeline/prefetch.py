@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
@@ -20,7 +21,8 @@ def prefetch(
 
     The thread makes items until they hold `limit_bytes` together, at least one, and then ends its turn: it never
     waits for the consumer, so that it holds up no program that ends. Once the iterator has ended, raised, been closed
-    or been let go of, its thread has ended and `items` is closed.
+    or been let go of, its thread has ended and `items` is closed; in a process that was forked meanwhile, where there
+    is no such thread, nothing is.
 
     Args:
         items: run in the thread, from the first item asked for on.
@@ -34,6 +36,7 @@ def prefetch(
     if limit_bytes <= 0:
         yield from items
         return
+    process = os.getpid()
     pool = ThreadPoolExecutor(1, thread_name_prefix="ringfeed-prefetch")
     ahead = _Ahead(items, size, limit_bytes, queued)
     try:
@@ -43,10 +46,11 @@ def prefetch(
                 pool.submit(ahead.fill)
             yield item[0]
     finally:
-        ahead.stop()
-        pool.shutdown(wait=True, cancel_futures=True)
-        items.close()
-        ahead.clear()
+        if os.getpid() == process:  # in a fork, `items` may run and locks be held, for ever
+            ahead.stop()
+            pool.shutdown(wait=True, cancel_futures=True)
+            items.close()
+            ahead.clear()
 
 
 class _Ahead(Generic[T]):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +56,7 @@ class OpenStreams:
     counters: Counters
     ahead: Lookahead
     buckets: Buckets | None = None
+    _process: int = field(init=False, default_factory=os.getpid)
 
     def reader(self, epoch: int, part: StreamSlice, start_step: int) -> StreamReader:
         """One stream of an epoch, from a step on; see `StreamReader`."""
@@ -65,7 +67,9 @@ class OpenStreams:
         return StreamReader(order, opener, self.fetcher, self.counters, self.ahead, part, start_step, self.buckets)
 
     def close(self) -> None:
-        """Begin nothing more, and let the threads end."""
+        """Begin nothing more, and let the threads end; in a process that was forked meanwhile there are none."""
+        if os.getpid() != self._process:  # and locks may be held, for ever
+            return
         self.planner.shutdown(wait=False, cancel_futures=True)
         self.fetcher.close()
 
