@@ -147,7 +147,8 @@ class Epochs(ABC):
                 dict, or the one there is. Where they mixed samples, ``soft_label`` is in the place of `class_id`.
 
         Raises:
-            ConfigError: there is no such step, no TensorFlow, or no label or feature for `as_supervised`.
+            ConfigError: there is no such step, no TensorFlow, or no label or feature for `as_supervised`; or the epoch
+                or its steps exceed 64 bits.
         """
         if boolean("as_supervised", as_supervised) and self._stored.label is None:
             raise ConfigError(
@@ -161,6 +162,11 @@ class Epochs(ABC):
                 "epoch needs TensorFlow; install it with: pip install 'ringfeed[cpu]', or use numpy_epoch"
             ) from error
         epoch, start_step = self._checked(epoch, start_step)
+        if max(epoch, self.steps_per_epoch) >= 1 << 63:
+            raise ConfigError(
+                "epoch and steps_per_epoch must be less than 2**63 for TensorFlow, got "
+                f"epoch {epoch} of {self.steps_per_epoch} steps"
+            )
         if self._make_dataset is None:
             self._make_dataset = self._dataset_maker()
         dataset = self._make_dataset(epoch, start_step, self.steps_per_epoch - start_step)
