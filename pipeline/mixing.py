@@ -245,7 +245,7 @@ class Mixture(Epochs):
         return {SOURCE_ID: np.int32, **super()._added()}
 
     def _schedule(self, epoch: int) -> ClassSchedule:
-        weights = target_weights(self._weights, self._names, self._records, epoch)
+        weights = target_weights(self._weights, self._names, self._records, epoch, DATASETS)
         if weights is None:
             weights = np.array(self._records) / sum(self._records)
         key = derive_key(self._seed, "mixture")
