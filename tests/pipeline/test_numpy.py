@@ -1,7 +1,6 @@
 """NumPy batches equal those of TensorFlow, also where there is none; and a loader gives the columns asked for."""
 
 import json
-import multiprocessing
 import subprocess
 import sys
 import threading
@@ -15,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.pipeline import Loader, Ragged
-from ringfeed.sharding import BuildOptions, ConfigError, RingfeedError, build
+from ringfeed.sharding import BuildOptions, ConfigError, build
 from tests.pipeline import without_tensorflow
 from tests.pipeline.test_delivery import make_table, make_variable_table
 from tests.pipeline.without_tensorflow import BATCH_SIZE, EPOCH, SEED, START_STEP, digest, parts_of
@@ -169,24 +168,32 @@ def test_an_abandoned_iterator_leaves_no_thread_and_the_next_one_starts_anew(mak
         loader.numpy_epoch(0, 17)
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:os.fork")  # of JAX, if another test has imported it
 @pytest.mark.parametrize("prefetch_bytes", [0, 1])
 def test_an_iterator_ends_with_an_error_in_a_forked_process_and_another_begins(
     make_dataset: Make, prefetch_bytes: int
 ) -> None:
-    loader = Loader(make_dataset(), batch_size=60)
-    batches = loader.numpy_epoch(0, prefetch_bytes=prefetch_bytes)
-    first = next(batches)
+    script = """if True:
+        import os, sys
+        from ringfeed.pipeline import Loader
+        from ringfeed.sharding import RingfeedError
 
-    def go_on() -> None:
-        with pytest.raises(RingfeedError, match=r"begun in the process that this one was forked from.*; make one here"):
-            next(batches)
-        assert same(next(loader.numpy_epoch(0))["id"], first["id"])
-
-    child = multiprocessing.get_context("fork").Process(target=go_on)
-    child.start()
-    child.join(30)
-    child.kill()
-    assert child.exitcode == 0
-    assert len(list(batches)) == 15
+        loader = Loader(sys.argv[1], batch_size=60)
+        batches = loader.numpy_epoch(0, prefetch_bytes=int(sys.argv[2]))
+        first = next(batches)
+        child = os.fork()
+        if not child:
+            try:
+                next(batches)
+            except RingfeedError as error:
+                print(error)
+            print(next(loader.numpy_epoch(0))["id"].tolist() == first["id"].tolist(), flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+        print(len(list(batches)))
+    """
+    command = [sys.executable, "-c", script, make_dataset(), str(prefetch_bytes)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    error, again, left = done.stdout.splitlines()
+    assert "begun in the process that this one was forked from" in error
+    assert "make one here" in error
+    assert (again, left) == ("True", "15")

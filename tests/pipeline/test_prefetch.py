@@ -1,6 +1,7 @@
 """Work ahead of its consumer: in order, within its bytes, and with no thread left behind."""
 
-import multiprocessing
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -81,26 +82,29 @@ def test_an_iterator_that_is_let_go_of_leaves_no_thread(taken: int) -> None:
     assert numbers.made < 100
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:os.fork")  # of JAX, if another test has imported it
 def test_a_forked_process_lets_go_of_an_iterator_whose_thread_is_at_work_elsewhere() -> None:
-    going_on, at_work = threading.Event(), threading.Event()
+    script = """if True:
+        import os, threading
+        from ringfeed.pipeline.prefetch import prefetch
 
-    def slow() -> Generator[int, None, None]:
-        yield 0
-        at_work.set()
-        going_on.wait()
-        yield 1
+        going_on, at_work = threading.Event(), threading.Event()
 
-    items = prefetch(slow(), lambda number: 10, 100, lambda change: None)
-    next(items)
-    at_work.wait()
-    child = multiprocessing.get_context("fork").Process(target=items.close)
-    try:
-        child.start()
-        child.join(30)
-        assert child.exitcode == 0
-    finally:
-        child.kill()
+        def slow():
+            yield 0
+            at_work.set()
+            going_on.wait()
+            yield 1
+
+        items = prefetch(slow(), lambda number: 10, 100, lambda change: None)
+        next(items)
+        at_work.wait()
+        child = os.fork()
+        if not child:
+            items.close()
+            os._exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         going_on.set()
-    assert list(items) == [1]
+        print(list(items))
+    """
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["7", "[1]"]
