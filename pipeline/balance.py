@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -86,9 +87,7 @@ class ClassSchedule:
         pattern on at which its own end counts one more, and one less from that on at which that of the class before
         does.
         """
-        times = np.bincount(self._pattern_numbers(np.arange(self.steps)), minlength=len(self._starts))
-        later = np.concatenate([[0], np.cumsum(times)])
-        later = later[-1] - later  # batches of a pattern and all behind it
+        later = np.append(self.steps - self._first_turns(), 0)  # batches of a pattern and all behind it
         least = np.diff(self._whole, prepend=0).astype(np.int64)
         gains = np.searchsorted(self._starts, self._ups)
         loses = np.concatenate([[len(self._starts)], gains[:-1]])
@@ -154,9 +153,15 @@ class ClassSchedule:
 
     def _pattern_numbers(self, steps: Int64) -> Int64:
         stride, start = self._turns
-        turns = (steps * stride + start) % self.steps
-        offset = (0.5 + self.epoch * _GOLDEN) % 1.0
-        return np.searchsorted(self._starts[1:], (turns + offset) / self.steps, side="right")
+        return np.searchsorted(self._starts[1:], self._starts_of((steps * stride + start) % self.steps), side="right")
+
+    def _first_turns(self) -> Int64:
+        """Of each pattern, the first of the turns that have it, which follow on one another; int64 [patterns]."""
+        below = np.ceil(self._starts * self.steps - self._starts_of(np.zeros(1)) * self.steps).astype(np.int64) - 1
+        return below + sum(self._starts_of(below + more) < self._starts for more in (0, 1))  # for that was rounded
+
+    def _starts_of(self, turns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        return (turns + (0.5 + self.epoch * _GOLDEN) % 1.0) / self.steps
 
 
 @lru_cache(maxsize=1024)
