@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Epochs"]
 
-_PREFETCH = 4
 _PREFETCH_BYTES = 16 << 20  # of decoded chunks that wait for a NumPy consumer
 
 
@@ -123,6 +122,10 @@ class Epochs(ABC):
         """The same of `undecoded` examples so long that each had better cross by itself; 0 if they are not."""
 
     @abstractmethod
+    def _ready_batches(self) -> int:
+        """Batches that TensorFlow keeps ready."""
+
+    @abstractmethod
     def _gathered(self, epoch: int, start_step: int, *, found: bool) -> Iterator[tuple[int, Columns]]:
         """Runs of steps of an epoch, without keys; undecoded examples where they lie, or what is `found` in them."""
 
@@ -198,7 +201,7 @@ class Epochs(ABC):
             added=self._added(),
             large=self._large_steps(),
             single=self._chunk_steps() == 1,
-            prefetch=_PREFETCH,
+            prefetch=self._ready_batches(),
         )
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:

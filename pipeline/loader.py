@@ -52,6 +52,8 @@ _CHUNK_STEPS = 64
 _LARGE_RECORD = 4096  # bytes, undecoded, from which on each crosses by itself, and chunks only say where they lie
 _LARGE_STEPS = 32  # of views
 _LARGE_BYTES = 8 << 20  # of one crossing
+_READY_BYTES = 16 << 20  # of batches: a consumer that takes those of one crossing leaves those of the next to be made
+_READY_BATCHES = 64
 _AHEAD_BYTES = 64 << 20  # of shards: what a link of 10 Gbit/s brings in 50 ms
 _COUNT_THREADS = 4
 _PLAN_THREADS = 1  # two hinder each other: balanced then has 0.85 of natural's rate, not 0.91 (2 cores, 2026-11-21)
@@ -405,6 +407,13 @@ class Loader(Epochs):
 
     def _large_steps(self) -> int:
         return self.large_steps(self.local_batch_size)
+
+    def ready_batches(self, local_batch: int) -> int:
+        """Batches of so many samples that TensorFlow keeps ready: as many as fit `_READY_BYTES`, or two."""
+        return int(np.clip(_READY_BYTES // (self._record_bytes * local_batch), 2, _READY_BATCHES))
+
+    def _ready_batches(self) -> int:
+        return self.ready_batches(self.local_batch_size)
 
     @property
     def finds(self) -> bool:

@@ -312,6 +312,9 @@ class Mixture(Epochs):
     def _large_steps(self) -> int:
         return min(loader.large_steps(self.local_batch_size) for loader in self._loaders)
 
+    def _ready_batches(self) -> int:
+        return min(loader.ready_batches(self.local_batch_size) for loader in self._loaders)
+
 
 class _Lane:
     """One stream of the mixture: which sample of which dataset sits in each of its seats.
