@@ -19,6 +19,7 @@ from .counting import Tally, class_array
 from .errors import ConfigError, SourceError
 from .formats.lengths import example_lengths
 from .formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
+from .origins import tell_origin
 from .prepare.columns import check_columns
 from .prepare.source import narrowed
 from .schema import Feature, Schema
@@ -159,21 +160,20 @@ def take_census(source: Source, part: Part, number: int, census: Census) -> Tall
 
 def _noted(source: Source, part: Part, columns: dict[str, str], census: Census) -> Iterator[pa.RecordBatch]:
     reader = source if census.sizes else narrowed(source, list(columns.values()))
-    record = part.first_record
+    position = 0
     for batch in reader.drafts(part):
         found: dict[str, Any] = {}
         for role, name in columns.items():
             column = batch.column(name)
             if column.null_count:
-                record += int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+                position += int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
                 what = f"the label {name!r}" if role == _CLASS else f"{census.flag} {name}"
-                raise SourceError(
-                    f"{part.path}: record {record} (from 0) has no value for {what}; drop or fill it first"
-                )
+                place = tell_origin(source, part, position, name)
+                raise SourceError(f"{part.path}: {place} has no value for {what}; drop or fill it first")
             found[role] = column.dictionary_encode()
         if census.sizes:
             found[_BYTES] = pa.array(_sizes(source, part, batch))
-        record += batch.num_rows
+        position += batch.num_rows
         yield pa.record_batch(found)
 
 

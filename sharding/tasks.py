@@ -24,6 +24,7 @@ from .formats.encode import SUFFIXES
 from .generations import shard_stem
 from .grouping import group
 from .journal import ShardResult, record_shards
+from .origins import tell_origin
 from .placement import Placement
 from .read_ahead import read_ahead
 from .schema import Schema
@@ -106,15 +107,15 @@ def count_classes(source: Source, part: Part) -> Tally:
 
 
 def _checked_labels(source: Source, part: Part) -> Iterator[pa.Array]:
-    record = part.first_record
+    label, position = str(source.schema.label), 0
     for labels in source.labels(part):
         if labels.null_count:
-            record += int(np.flatnonzero(labels.is_null().to_numpy(zero_copy_only=False))[0])
+            position += int(np.flatnonzero(labels.is_null().to_numpy(zero_copy_only=False))[0])
             raise SourceError(
-                f"{part.path}: record {record} (from 0) has no value for the label {source.schema.label!r}; "
+                f"{part.path}: {tell_origin(source, part, position, label)} has no value for the label {label!r}; "
                 "drop or fill it first, or pass over such records with --on-bad-record skip:N"
             )
-        record += len(labels)
+        position += len(labels)
         yield labels
 
 

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -22,6 +22,7 @@ from .dropping import DroppingSource
 from .errors import ConfigError, SourceError
 from .execute import stream_tasks
 from .generations import folder_of
+from .origins import base_of, find_origins, rebased
 from .schema import Schema
 from .sources import Part, Source, light
 from .sources.base import BadRecord, Checked, Reject, fail_on_bad
@@ -144,14 +145,12 @@ def without_bad_records(
     Raises:
         SourceError: there are more; it names the first.
     """
-    base: Any = source
-    while hasattr(base, "inner"):
-        base = base.inner
+    base = base_of(source)
     rejected: list[BadRecord] = []
     if isinstance(base, Checked):  # what `complete` would fail on; it may be that `drafts` does not even read it
         files: Any = base
         dropped, found, _ = _look_over(_check_files, files, budget, pool, at_once)
-        source, rejected = _rebased(source, DroppingSource.over(files, dropped)), found
+        source, rejected = rebased(source, DroppingSource.over(files, dropped)), found
     source = LenientSource(inner=source)
     dropped, found, records = _look_over(_check_labels, source, budget, pool, at_once)
     rejected += found
@@ -191,16 +190,13 @@ def _check_labels(source: Source, part: Part, budget: Budget) -> tuple[Int64, li
     for labels in source.labels(part, collector):
         if source.schema.label is not None and labels.null_count:
             missing.append(np.flatnonzero(labels.is_null().to_numpy(zero_copy_only=False)) + records)
-            for position in missing[-1].tolist():
-                reason = f"it has no value for the label {source.schema.label!r}"
-                collector(BadRecord(path=part.path, place=f"record {part.first_record + position}", reason=reason))
         records += len(labels)
     positions = np.concatenate(missing)
+    if len(positions):
+        reason = f"it has no value for the label {source.schema.label!r}"
+        for place in find_origins(source, part, positions, str(source.schema.label)):
+            collector(BadRecord(path=part.path, place=place, reason=reason))
     return positions, collector.found, records - len(positions)
-
-
-def _rebased(source: Any, base: Source) -> Source:
-    return replace(source, inner=_rebased(source.inner, base)) if hasattr(source, "inner") else base
 
 
 def _check_budget(rejected: Sequence[BadRecord], records: int, budget: Budget) -> None:

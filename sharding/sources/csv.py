@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import ConfigError, SourceError
@@ -21,10 +22,11 @@ from .base import (
     fingerprint_files,
     list_files,
 )
-from .csv_blocks import MISSING, Header, Rows, delimiter_of, parse_block, read_header
+from .csv_blocks import MISSING, Header, Rows, delimiter_of, parse_block, read_header, record_lines
 from .csv_records import cut_records
 from .csv_types import infer_types
 from .given import arrow_type_given, cast_text, check_names
+from .places import line_places
 from .text import read_blocks, read_marked, span_of
 
 __all__ = ["SUFFIXES", "CsvSource"]
@@ -119,6 +121,12 @@ class CsvSource:
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Nothing is left to do."""
         return drafts
+
+    def places(self, part: Part, positions: npt.NDArray[np.int64], rejected: Sequence[BadRecord]) -> list[str]:
+        """The lines in which some records start."""
+        delimiter = delimiter_of(part.path)
+        lines = [record_lines(block, delimiter) for block in read_marked(part.path, part.pieces)]
+        return line_places(np.concatenate(lines), positions, rejected)
 
     def _batches(
         self, part: Part, columns: Sequence[str] | None, reject: Reject, *, sample: bool = False

@@ -16,7 +16,7 @@ from .base import BadRecord, Reject, compression_of, translate_errors
 from .csv_records import cut_records, find_records
 from .text import Block, Span, count_lines, not_utf8, read_blocks
 
-__all__ = ["MISSING", "Header", "Rows", "delimiter_of", "parse_block", "read_header"]
+__all__ = ["MISSING", "Header", "Rows", "delimiter_of", "parse_block", "read_header", "record_lines"]
 
 MISSING = tuple(pacsv.ConvertOptions().null_values)  # texts that stand for no value in columns that are not text
 _MOST_COLUMNS = 1 << 15  # each costs some 25 KB of memory while a block is parsed
@@ -55,7 +55,7 @@ class Rows:
 
     def line(self, row: int) -> int:
         """The number of the line in which a row of the table starts."""
-        lines = _lines(self.block, self.delimiter) if self.lines is None else self.lines
+        lines = record_lines(self.block, self.delimiter) if self.lines is None else self.lines
         return int(lines[row])
 
 
@@ -162,7 +162,7 @@ def parse_block(
         raise translate_errors(path, error, "the file changed while it was read; build again") from error
     clean = lines is None and not bad
     if bad:
-        lines = _lines(block, header.delimiter) if lines is None else lines
+        lines = record_lines(block, header.delimiter) if lines is None else lines
         rows = [0 if number is None else number - 1 for number, _ in bad]
         for row, (_, reason) in zip(rows, bad, strict=True):
             reject(BadRecord(path=path, place=f"line {lines[row]}", reason=reason))
@@ -200,7 +200,7 @@ def _utf8(path: str, block: Block, delimiter: str, reject: Reject) -> tuple[byte
     except UnicodeDecodeError:
         pass
     found = find_records(block.data, delimiter)
-    lines = _lines(block, delimiter)
+    lines = record_lines(block, delimiter)
     kept: list[int] = []
     for number, (start, stop) in enumerate(zip(found.starts.tolist(), found.stops.tolist(), strict=True)):
         try:
@@ -211,7 +211,7 @@ def _utf8(path: str, block: Block, delimiter: str, reject: Reject) -> tuple[byte
     return b"".join(block.data[found.starts[k] : found.stops[k]] + b"\n" for k in kept), lines[kept]
 
 
-def _lines(block: Block, delimiter: str) -> npt.NDArray[np.int64]:
+def record_lines(block: Block, delimiter: str) -> npt.NDArray[np.int64]:
     """The number of the line in which each record of a block starts."""
     letters = np.frombuffer(block.data, np.uint8)
     ends = letters == 0x0A

@@ -5,7 +5,7 @@ A plain text of one path a line (`.txt`, `.lst`) is one, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from ..schema import Feature, Schema
 from .base import BadRecord, Part, Reject, Source, fail_on_bad
 from .image_files import bad_images, file_sizes, read_images
 from .lines import LINE_SUFFIXES, LineSource
+from .places import places
 
 __all__ = ["ImageListSource"]
 
@@ -115,6 +116,10 @@ class ImageListSource:
         if urls.null_count:
             fail_on_bad(_nameless(part.path, ""))
         return file_sizes(urls.to_pylist())
+
+    def places(self, part: Part, positions: npt.NDArray[np.int64], rejected: Sequence[BadRecord]) -> list[str]:
+        """In the table."""
+        return places(self.table, part, positions, rejected)
 
     def check(self, part: Part, reject: Reject) -> Iterator[pa.Array]:
         """Read the files and look at each as `complete` will."""

@@ -14,6 +14,7 @@ from math import isinf
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.json as pajson
 
@@ -56,6 +57,11 @@ class Lines:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    def filled(self) -> npt.NDArray[np.int64]:
+        """The numbers of those that are not empty."""
+        spans = enumerate(zip(self.starts.tolist(), self.stops.tolist(), strict=True), self.first)
+        return np.array([n for n, (start, stop) in spans if self.data[start:stop].strip(b" \t\r\n")], np.int64)
 
     def part(self, start: int, stop: int) -> Lines:
         """The lines [start, stop), counted from 0, or as many of them as there are."""

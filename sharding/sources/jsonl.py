@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import SourceError
 from ..schema import Feature, Schema
-from .base import NO_FEATURES, Part, Reject, fail_on_bad, fingerprint_files, list_files
+from .base import NO_FEATURES, BadRecord, Part, Reject, fail_on_bad, fingerprint_files, list_files
 from .given import arrow_type_given, check_names
 from .json_columns import Column, read_columns, rows_at_once
 from .json_records import Lines, split_lines
 from .json_types import Columns
+from .places import line_places
 from .text import Mark, Span, cut_parts, read_blocks, read_marked, span_of
 
 __all__ = ["SUFFIXES", "JsonlSource"]
@@ -119,6 +122,11 @@ class JsonlSource:
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Nothing is left to do."""
         return drafts
+
+    def places(self, part: Part, positions: npt.NDArray[np.int64], rejected: Sequence[BadRecord]) -> list[str]:
+        """The lines of some records; empty lines are none."""
+        blocks = (Lines(block.data, block.line) for block in read_marked(part.path, part.pieces))
+        return line_places(np.concatenate([lines.filled() for lines in blocks]), positions, rejected)
 
     def _read(
         self, part: Part, columns: Sequence[Column], reject: Reject, *, sample: bool = False

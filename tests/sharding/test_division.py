@@ -285,7 +285,7 @@ class TestGroupBy:
 
     def test_a_record_without_a_group_is_named(self, write_csv: Callable[..., str], tmp_path: Path) -> None:
         url = write_csv(["id", "user"], [0, 7], [1, 8], [2, None], [3, 7])
-        with pytest.raises(SourceError, match=r"source.csv: record 2 \(from 0\) has no value for --group-by user"):
+        with pytest.raises(SourceError, match=r"source.csv: line 4 has no value for --group-by user"):
             built(url, tmp_path / "out", group_by="user", splits=SPLITS)
 
     def test_fewer_groups_than_splits_are_refused(self, write_csv: Callable[..., str], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 from pyarrow import feather, orc
 
 from ringfeed.sharding import ConfigError, SourceError, read_records, verify
-from ringfeed.sharding.prepare import Filter, PrepareOptions
+from ringfeed.sharding.prepare import Filter, MapBatches, PrepareOptions
 from ringfeed.sharding.sources import open_source
 from ringfeed.sharding.tolerance import LenientSource, parse_budget
 from tests.sharding.conftest import built
@@ -94,6 +94,55 @@ def test_a_missing_label_is_named_by_its_record(tmp_path: Path) -> None:
     ]
     assert [entry["position"] for entry in rejected(tmp_path / "out")] == ["record 7", "record 31"]
     assert all("no value for the label 'y'" in entry["reason"] for entry in rejected(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("ending", "text", "places"),
+    [
+        ("jsonl", '{"id": 0}\n\n[]\n{"id": 1, "y": "a"}\n{"id": 2}\n{"id": 3, "y": "b"}\n', ["line 3", "line 5"]),
+        ("csv", 'id,y,z\n0,,"a\n\nb"\n1,1,a,too many\n2,,a\n3,2,b\n', ["line 5", "line 6"]),
+    ],
+)
+def test_a_missing_label_behind_a_filter_is_named_by_its_line(
+    tmp_path: Path, ending: str, text: str, places: list[str]
+) -> None:
+    (tmp_path / f"x.{ending}").write_text(text)
+    how: dict[str, Any] = {"label": "y", "prepare": PrepareOptions(steps=(Filter("id > 0"),)), "min_class_records": 1}
+    built(str(tmp_path / f"x.{ending}"), tmp_path / "out", shards=1, on_bad_record="skip:2", **how)
+    assert [entry["position"] for entry in rejected(tmp_path / "out")] == places
+
+
+@pytest.mark.parametrize("option", ["label", "split_column", "group_by"])
+def test_an_error_names_the_record_of_the_source_behind_a_filter(tmp_path: Path, option: str) -> None:
+    table = pa.table({"id": range(10), "y": [None if i == 7 else "a" for i in range(10)]})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=3)
+    how: dict[str, Any] = {option: "y", "shards": 2, "prepare": PrepareOptions(steps=(Filter("id > 4"),))}
+    how |= {"splits": {"a": Fraction(1, 2), "b": Fraction(1, 2)}} if option == "group_by" else {}
+    with pytest.raises(SourceError, match=r"x\.parquet: record 7 \(from 0\) has no value for"):
+        built(str(tmp_path / "x.parquet"), tmp_path / "out", **how)
+
+
+def test_a_missing_label_behind_a_damaged_block_and_a_filter_is_named_by_its_record(tmp_path: Path) -> None:
+    table = pa.table({"id": range(40), "y": [None if i in (7, 31) else f"{i % 2}" for i in range(40)]})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=10)
+    data = bytearray((tmp_path / "x.parquet").read_bytes())
+    damaged = pq.read_metadata(tmp_path / "x.parquet").row_group(1).column(0).dictionary_page_offset
+    data[damaged : damaged + 8] = b"\xff" * 8
+    (tmp_path / "x.parquet").write_bytes(data)
+    how: dict[str, Any] = {"label": "y", "shards": 1, "prepare": PrepareOptions(steps=(Filter("id not in (4, 5)"),))}
+    built(str(tmp_path / "x.parquet"), tmp_path / "out", on_bad_record="skip:12", **how)
+    entries = [entry["position"] for entry in rejected(tmp_path / "out") if "label" in entry["reason"]]
+    assert entries == ["record 7", "record 31"]
+
+
+def test_behind_a_function_that_hides_the_record_of_the_source_no_such_is_named(tmp_path: Path) -> None:
+    (tmp_path / "steps_hiding.py").write_text("def cut(batch):\n    return batch.slice(1)\n")
+    pq.write_table(pa.table({"y": ["a", "b", None]}), tmp_path / "x.parquet")
+    prepare = PrepareOptions(steps=(MapBatches("steps_hiding:cut", str(tmp_path)),))
+    how: dict[str, Any] = {"label": "y", "prepare": prepare, "min_class_records": 1}
+    built(str(tmp_path / "x.parquet"), tmp_path / "out", shards=1, on_bad_record="skip:1", **how)
+    (entry,) = rejected(tmp_path / "out")
+    assert entry["position"] == "record 1 of what --map makes of the records from 0 on"
 
 
 def test_without_bad_records_the_policy_writes_no_list(parquet: str, tmp_path: Path) -> None:
