@@ -21,6 +21,7 @@ from .dropping import DroppingSource
 from .execute import Job, stream_tasks
 from .formats import encode_shard
 from .groups_there import read_groups
+from .image_checks import check_images
 from .manifest import Manifest
 from .memory import RecordBytes
 from .plan import BuildOptions, check_label, plan_assignment, share_out, sort_classes
@@ -235,6 +236,7 @@ def _sample_record_bytes(source: Source, options: BuildOptions) -> RecordBytes:
         batch = source.sample(part, _SAMPLE_RECORDS)
         if not batch.num_rows:
             continue
+        check_images(source, part, batch, 0)
         complete = source.complete(batch)
         data, _ = encode_shard(
             complete,

@@ -23,6 +23,7 @@ from .formats import RecordLayout
 from .formats.encode import SUFFIXES
 from .generations import shard_stem
 from .grouping import group
+from .image_checks import check_images
 from .journal import ShardResult, record_shards
 from .origins import tell_origin
 from .placement import Placement
@@ -143,15 +144,18 @@ def partition_part(
     """
     placer = placement.start(number)
     first_places = bucketing.first_places()
+    position = 0
     ranges: dict[str, tuple[int, int]] = {}
     has_nulls = False
 
     def tagged() -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
-        nonlocal has_nulls
+        nonlocal has_nulls, position
         for batch in read_ahead(source.drafts(part)):
             class_ids, shards, slots = placer.locate(batch)
             has_nulls = has_nulls or any(column.null_count for column in batch.columns)
             _check_elements(batch, part.path)
+            check_images(source, part, batch, position)
+            position += batch.num_rows
             _widen_ranges(ranges, batch, source.schema)
             buckets = shards // bucketing.shards_per_bucket
             batch = _tag(batch, first_places[shards] + slots, class_ids)

@@ -22,6 +22,7 @@ from .dropping import DroppingSource
 from .errors import ConfigError, SourceError
 from .execute import stream_tasks
 from .generations import folder_of
+from .image_checks import damaged_records, image_columns
 from .origins import base_of, find_origins, rebased
 from .schema import Schema
 from .sources import Part, Source, light
@@ -134,7 +135,7 @@ def _too_many(found: Sequence[BadRecord], allowed: str) -> str:
 def without_bad_records(
     source: Source, budget: Budget, pool: Executor, at_once: int | Callable[[], int]
 ) -> tuple[Source, list[BadRecord]]:
-    """A source without the records that cannot be read or have no label; and which these are.
+    """A source without the records that cannot be read, hold damaged images or have no label; and which these are.
 
     Args:
         source: of all records.
@@ -152,7 +153,7 @@ def without_bad_records(
         dropped, found, _ = _look_over(_check_files, files, budget, pool, at_once)
         source, rejected = rebased(source, DroppingSource.over(files, dropped)), found
     source = LenientSource(inner=source)
-    dropped, found, records = _look_over(_check_labels, source, budget, pool, at_once)
+    dropped, found, records = _look_over(_check_records, source, budget, pool, at_once)
     rejected += found
     _check_budget(rejected, records + len(rejected), budget)
     return (DroppingSource.over(source, dropped) if any(map(len, dropped)) else source), rejected
@@ -182,20 +183,23 @@ def _check_files(source: Any, part: Part, budget: Budget) -> tuple[Int64, list[B
     return np.concatenate([np.empty(0, np.int64), *positions]), collector.found, 0
 
 
-def _check_labels(source: Source, part: Part, budget: Budget) -> tuple[Int64, list[BadRecord], int]:
-    """The records that have no label; those that cannot be read are met on the way."""
+def _check_records(source: Source, part: Part, budget: Budget) -> tuple[Int64, list[BadRecord], int]:
+    """The records that have no label or hold a damaged image; those that cannot be read are met on the way."""
     collector = _Collector(budget)
-    missing = [np.empty(0, np.int64)]
-    records = 0
+    faults: dict[int, str] = {}
+    label, records = source.schema.label, 0
     for labels in source.labels(part, collector):
-        if source.schema.label is not None and labels.null_count:
-            missing.append(np.flatnonzero(labels.is_null().to_numpy(zero_copy_only=False)) + records)
+        if label is not None and labels.null_count:
+            missing = np.flatnonzero(labels.is_null().to_numpy(zero_copy_only=False)) + records
+            faults.update(dict.fromkeys(missing.tolist(), f"it has no value for the label {label!r}"))
         records += len(labels)
-    positions = np.concatenate(missing)
+    for position, reason in damaged_records(source, part, pass_over):
+        faults.setdefault(position, reason)
+    positions = np.array(sorted(faults), np.int64)
     if len(positions):
-        reason = f"it has no value for the label {source.schema.label!r}"
-        for place in find_origins(source, part, positions, str(source.schema.label)):
-            collector(BadRecord(path=part.path, place=place, reason=reason))
+        column = label or image_columns(source)[0]
+        for position, place in zip(positions.tolist(), find_origins(source, part, positions, column), strict=True):
+            collector(BadRecord(path=part.path, place=place, reason=faults[position]))
     return positions, collector.found, records - len(positions)
 
 

@@ -22,7 +22,7 @@ from ..formats.jpeg_size import plain_jpeg_sizes
 from ..storage import Storage
 from .base import BATCH_BYTES, BadRecord, Reject, fail_on_bad, read_files, stat_files
 
-__all__ = ["ImageFiles", "bad_images", "file_sizes", "read_images"]
+__all__ = ["ImageFiles", "bad_images", "damaged_images", "file_sizes", "read_images"]
 
 _THREADS = 4
 _FEW_FILES = 8  # a run
@@ -103,6 +103,21 @@ def bad_images(files: Sequence[str | BadRecord], sizes: Sequence[int] | None, re
             reject(record)
         if found:
             yield pa.array([position for position, _ in found], pa.int64())
+
+
+def damaged_images(column: pa.BinaryArray) -> Iterator[tuple[int, str]]:
+    """The positions in a column of those that are no whole images, and what is wrong with each; a null is none."""
+    _, bounds, data = column.buffers()
+    if data is None:
+        return
+    offsets = np.frombuffer(bounds, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    view = memoryview(data).cast("B")
+    _, known = plain_jpeg_sizes(np.frombuffer(data, np.uint8), offsets)
+    for i in np.flatnonzero(~known & column.is_valid().to_numpy(zero_copy_only=False)).tolist():
+        try:
+            check_image(view[offsets[i] : offsets[i + 1]])
+        except ValueError as error:
+            yield i, str(error)
 
 
 def _damaged(url: str, error: Exception) -> BadRecord:

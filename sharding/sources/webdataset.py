@@ -7,6 +7,8 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import SourceError
@@ -95,6 +97,11 @@ class WebDatasetSource:
         """Nothing is left to do."""
         return drafts
 
+    def places(self, part: Part, positions: npt.NDArray[np.int64], rejected: Sequence[BadRecord]) -> list[str]:
+        """Numbers, keys and offsets of some records."""
+        wanted = set(positions.tolist())
+        return [record.place for i, record in enumerate(_good(part, lambda _: None, ())) if i in wanted]
+
     def _batch(self, part: Part, records: list[_Record]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(self._columns(part, records, self.schema.names), schema=self.schema.arrow)
 
@@ -175,11 +182,15 @@ class _Record:
         elif wanted is None or extension in wanted:
             self.contents[extension] = archive.read()
 
+    @property
+    def place(self) -> str:
+        """In the archive."""
+        name = self.key.decode(errors="backslashreplace")[:100]
+        return f"record {self.number} ({name!r}) at offset {self.offset}"
+
     def bad(self, path: str) -> BadRecord:
         """As it is told."""
-        name = self.key.decode(errors="backslashreplace")[:100]
-        place = f"record {self.number} ({name!r}) at offset {self.offset}"
-        return BadRecord(path=path, place=place, reason=self.fault)
+        return BadRecord(path=path, place=self.place, reason=self.fault)
 
 
 def _split(name: bytes) -> tuple[bytes, str]:

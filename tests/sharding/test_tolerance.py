@@ -1,7 +1,10 @@
 """Bad records are passed over within a budget, named, and left out of every count."""
 
 import json
+import re
+import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from io import BytesIO
 from pathlib import Path
@@ -15,8 +18,8 @@ import pytest
 from PIL import Image
 from pyarrow import feather, orc
 
-from ringfeed.sharding import ConfigError, SourceError, read_records, verify
-from ringfeed.sharding.prepare import Filter, MapBatches, PrepareOptions
+from ringfeed.sharding import ConfigError, Feature, SourceError, read_records, verify
+from ringfeed.sharding.prepare import Drop, Filter, ImageOptions, MapBatches, PrepareOptions, Size
 from ringfeed.sharding.sources import open_source
 from ringfeed.sharding.tolerance import LenientSource, parse_budget
 from tests.sharding.conftest import built
@@ -160,6 +163,51 @@ def test_parse_budget() -> None:
 def test_what_is_no_policy_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"must be fail, skip:N or skip:P%, got"):
         parse_budget(text)
+
+
+# --- images within records ---------------------------------------------------------------------------------------
+
+
+AN_IMAGE = Feature(name="jpg", dtype="binary", encoding="image")
+
+
+def write_records_with_images(folder: Path, kind: str, bad: int) -> str:
+    sink = BytesIO()
+    Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(sink, "JPEG")
+    images = [sink.getvalue()[: 200 if i == bad else None] for i in range(6)]
+    if kind == "tar":
+        with tarfile.open(folder / "x.tar", "w") as archive:
+            for i, image in enumerate(images):
+                info = tarfile.TarInfo(f"k{i}.jpg")
+                info.size = len(image)
+                archive.addfile(info, BytesIO(image))
+    else:
+        table = pa.table({"jpg": [*images[:5], None, *images[5:]], "id": range(7)})
+        pq.write_table(table, folder / "x.parquet", row_group_size=2)
+    return str(folder / f"x.{kind}")
+
+
+@pytest.mark.parametrize("images", [None, ImageOptions(size=Size(width=8))])
+@pytest.mark.parametrize(("kind", "place"), [("tar", "record 3 ('k3') at offset 4608"), ("parquet", "record 3")])
+def test_a_damaged_image_within_a_record_is_named_and_left_out(
+    tmp_path: Path, kind: str, place: str, images: ImageOptions | None
+) -> None:
+    source = write_records_with_images(tmp_path, kind, bad=3)
+    prepare = PrepareOptions(images=images)
+    if kind == "parquet":
+        prepare = replace(prepare, steps=(Filter("id != 0"),), features={"jpg": AN_IMAGE})
+    with pytest.raises(SourceError, match=rf"x\.{kind}: {re.escape(place)}.*: the image in column 'jpg' is damaged"):
+        built(source, tmp_path / "out", shards=2, prepare=prepare)
+    dataset = built(source, tmp_path / "out", shards=2, prepare=prepare, on_bad_record="skip:1")
+    assert dataset.manifest.records == 5
+    assert [entry["position"] for entry in rejected(tmp_path / "out")] == [place]
+
+
+def test_a_damaged_image_that_is_not_stored_does_not_matter(tmp_path: Path) -> None:
+    source = write_records_with_images(tmp_path, "parquet", bad=3)
+    for number, step in enumerate((Filter("id != 3"), Drop(("jpg",)))):
+        prepare = PrepareOptions(steps=(step,), features={"jpg": AN_IMAGE})
+        assert built(source, tmp_path / f"{number}", shards=2, prepare=prepare).manifest.records >= 6
 
 
 # --- blocks of tables --------------------------------------------------------------------------------------------

@@ -1,0 +1,58 @@
+"""Images within the records of tables, archives and the like: damaged ones are found before a shard holds them.
+
+Sources whose images are files of their own look at these themselves (`sources.base.Checked`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from .origins import base_of, tell_origin
+from .sources import Part, Source
+from .sources.base import BadRecord, Checked, Reject, fail_on_bad
+from .sources.image_files import damaged_images
+from .sources.ringfeed import RingfeedSource
+
+__all__ = ["check_images", "damaged_records", "image_columns"]
+
+
+def image_columns(source: Source) -> tuple[str, ...]:
+    """The columns of a source whose drafts hold images that nothing has checked yet."""
+    if isinstance(base_of(source), (Checked, RingfeedSource)):
+        return ()
+    return tuple(f.name for f in source.schema.features if f.encoding == "image" and f.shape == ())
+
+
+def check_images(source: Source, part: Part, drafts: pa.RecordBatch, first: int) -> None:
+    """Fail at a damaged image among drafts.
+
+    Args:
+        source: of the drafts.
+        part: of the source.
+        drafts: of the part.
+        first: position of the first of them among all of the part.
+
+    Raises:
+        SourceError: names the first record that holds one.
+    """
+    for name in image_columns(source):
+        for row, reason in _damaged(name, drafts):
+            place = tell_origin(source, part, first + row, name)
+            fail_on_bad(BadRecord(path=part.path, place=place, reason=reason))
+
+
+def damaged_records(source: Source, part: Part, reject: Reject) -> Iterator[tuple[int, str]]:
+    """The positions among a part's drafts of those that hold a damaged image, and what is wrong, column by column."""
+    columns = image_columns(source)
+    first = 0
+    for drafts in source.drafts(part, reject) if columns else ():
+        for name in columns:
+            yield from ((first + row, reason) for row, reason in _damaged(name, drafts))
+        first += drafts.num_rows
+
+
+def _damaged(name: str, drafts: pa.RecordBatch) -> Iterator[tuple[int, str]]:
+    for row, reason in damaged_images(drafts.column(name)):
+        yield row, f"the image in column {name!r} is damaged or cut short ({reason})"
