@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pyarrow as pa
 
 from .origins import base_of, tell_origin
 from .sources import Part, Source
 from .sources.base import BadRecord, Checked, Reject, fail_on_bad
 from .sources.image_files import damaged_images
+from .sources.image_list import URL, nameless_record
 from .sources.ringfeed import RingfeedSource
 
 __all__ = ["check_images", "damaged_records", "image_columns"]
@@ -26,7 +28,7 @@ def image_columns(source: Source) -> tuple[str, ...]:
 
 
 def check_images(source: Source, part: Part, drafts: pa.RecordBatch, first: int) -> None:
-    """Fail at a damaged image among drafts.
+    """Fail at a damaged image among drafts, or at one of a list that has no name.
 
     Args:
         source: of the drafts.
@@ -35,8 +37,11 @@ def check_images(source: Source, part: Part, drafts: pa.RecordBatch, first: int)
         first: position of the first of them among all of the part.
 
     Raises:
-        SourceError: names the first record that holds one.
+        SourceError: names the first such record.
     """
+    for urls in (drafts.column(name) for name in drafts.schema.names if name.endswith(URL)):
+        for row in np.flatnonzero(urls.is_null().to_numpy(zero_copy_only=False)).tolist():
+            fail_on_bad(nameless_record(part.path, tell_origin(source, part, first + row, source.schema.names[0])))
     for name in image_columns(source):
         for row, reason in _damaged(name, drafts):
             place = tell_origin(source, part, first + row, name)

@@ -19,12 +19,12 @@ from .image_files import bad_images, file_sizes, read_images
 from .lines import LINE_SUFFIXES, LineSource
 from .places import places
 
-__all__ = ["ImageListSource"]
+__all__ = ["URL", "ImageListSource", "nameless_record"]
 
 _PATH_NAMES = ("image", "path", "file", "filename", "file_name")
 _OWN_SIZES = ("height", "width")  # the images' own; what a list says of them is not taken over
 _SAMPLE_FILES = 16
-_URL = "\0url"  # a column of the drafts; no table has such a name
+URL = "\0url"  # a column of the drafts, null where a record names no image; no table has such a name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,18 +93,16 @@ class ImageListSource:
         """With every path in full, in a column beside it."""
         batch = self.table.complete(batch)
         paths = batch.column(self.path_column).to_pylist()
-        urls = pa.array([None if path is None else _locate(folder, path) for path in paths], pa.string())
+        urls = pa.array([_locate(folder, path) if path else None for path in paths], pa.string())
         names = [name for name in self.schema.names if name not in ("image", *_OWN_SIZES, "path")]
         columns = [batch.column(name) for name in names]
-        return pa.RecordBatch.from_arrays(
-            [*columns, batch.column(self.path_column), urls], names=[*names, "path", _URL]
-        )
+        return pa.RecordBatch.from_arrays([*columns, batch.column(self.path_column), urls], names=[*names, "path", URL])
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Read the files, and check that each is a whole image."""
-        urls = drafts.column(_URL)
+        urls = drafts.column(URL)
         if urls.null_count:
-            fail_on_bad(_nameless(self.url, ""))
+            fail_on_bad(nameless_record(self.url, ""))
         files = read_images(urls.to_pylist())
         columns = {"image": files.images, "height": files.heights, "width": files.widths}
         columns |= {name: drafts.column(name) for name in self.schema.names if name not in columns}
@@ -112,9 +110,9 @@ class ImageListSource:
 
     def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
         """The files' sizes, asked of the file system: no image is opened."""
-        urls = drafts.column(_URL)
+        urls = drafts.column(URL)
         if urls.null_count:
-            fail_on_bad(_nameless(part.path, ""))
+            fail_on_bad(nameless_record(part.path, ""))
         return file_sizes(urls.to_pylist())
 
     def places(self, part: Part, positions: npt.NDArray[np.int64], rejected: Sequence[BadRecord]) -> list[str]:
@@ -124,11 +122,15 @@ class ImageListSource:
     def check(self, part: Part, reject: Reject) -> Iterator[pa.Array]:
         """Read the files and look at each as `complete` will."""
         first = 0
-        for batch in self.drafts(part, _pass_over):
-            files: list[str | BadRecord] = [
-                _nameless(part.path, f"record {part.first_record + first + i} (from 0)") if url is None else url
-                for i, url in enumerate(batch.column(_URL).to_pylist())
-            ]
+        passed_over: list[BadRecord] = []  # what is wrong with the table's own records was said with its labels
+        for batch in self.drafts(part, passed_over.append):
+            urls = batch.column(URL)
+            nameless = np.flatnonzero(urls.is_null().to_numpy(zero_copy_only=False))
+            files: list[str | BadRecord] = urls.to_pylist()
+            if len(nameless):
+                told = self.places(part, nameless + first, passed_over)
+                for i, place in zip(nameless.tolist(), told, strict=True):
+                    files[i] = nameless_record(part.path, place)
             for positions in bad_images(files, None, reject):
                 yield pa.compute.add(positions, first)
             first += batch.num_rows
@@ -153,9 +155,6 @@ def _locate(folder: str, path: str) -> str:
     return path if path.startswith("/") or "://" in path else f"{folder}/{path}"
 
 
-def _nameless(url: str, place: str) -> BadRecord:
+def nameless_record(url: str, place: str) -> BadRecord:
+    """A record with no path, or an empty one."""
     return BadRecord(path=url, place=place, reason="a record names no image")
-
-
-def _pass_over(_: BadRecord) -> None:
-    """What is wrong with the table's own records was said when its labels were read."""

@@ -9,8 +9,10 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv
 
 from ringfeed.sharding import SourceError
+from ringfeed.sharding.prepare import Filter, PrepareOptions
 from ringfeed.sharding.sources import Source, image_files, lines, open_source
 from ringfeed.sharding.sources.base import BadRecord, Checked
 from tests.servers.store import Store
@@ -125,7 +127,7 @@ def test_a_check_finds_what_complete_would_fail_on(tmp_path: Path, folder: str) 
     assert positions == [2, 4, 5]
     assert "2.png: the image is damaged" in str(found[0])
     assert "4.png: there is no such file" in str(found[1])
-    assert "record 5 (from 0): a record names no image" in str(found[2])
+    assert "record 5: a record names no image" in str(found[2])
     drafts = next(source.drafts(source.parts[0]))
     assert source.complete(drafts.take(pa.array([0, 1, 3, 6]))).num_rows == 4
     for bad in positions:
@@ -146,3 +148,19 @@ def test_an_image_that_is_not_there_is_not_said_to_have_gone(tmp_path: Path) -> 
     (tmp_path / "list.csv").write_text("path,y\nnope.png,1\n")
     with pytest.raises(SourceError, match=r"was never there, or went missing .*/nope\.png; check its name"):
         completed(open_source(str(tmp_path / "list.csv"), "y", "image-list"))
+
+
+@pytest.mark.parametrize("prepare", [PrepareOptions(), PrepareOptions(steps=(Filter("y != 'c'"),))])
+@pytest.mark.parametrize(("ending", "place"), [("csv", "line 4"), ("parquet", "record 2")])
+def test_a_record_without_a_path_is_named_and_passed_over(
+    tmp_path: Path, ending: str, place: str, prepare: PrepareOptions
+) -> None:
+    for i in range(4):
+        (tmp_path / f"{i}.png").write_bytes(image(i))
+    table = pa.table({"path": ["0.png", "1.png", "" if ending == "csv" else None, "3.png"], "y": ["c", "a", "a", "a"]})
+    (csv.write_csv if ending == "csv" else pq.write_table)(table, tmp_path / f"list.{ending}")
+    how: dict[str, Any] = {"source_kind": "image-list", "shards": 1, "prepare": prepare}
+    with pytest.raises(SourceError, match=rf"list\.{ending}: {place}.*: a record names no image"):
+        built(str(tmp_path / f"list.{ending}"), tmp_path / "out", **how)
+    built(str(tmp_path / f"list.{ending}"), tmp_path / "out", on_bad_record="skip:1", **how)
+    assert f'"position": "{place}"' in (tmp_path / "out" / "rejected.jsonl").read_text()
