@@ -17,7 +17,10 @@ from .image_files import bad_images, read_images
 
 __all__ = ["SUFFIXES", "ImageFolderSource"]
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp")
+SUFFIXES = (
+    ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".jp2", ".j2k", ".avif",
+    ".ppm", ".pgm", ".pbm", ".pnm",
+)  # fmt: skip
 _PART_FILES = 4096
 _SAMPLE_FILES = 16
 _BYTES = "\0bytes"  # a column of drafts; no folder has such a name

@@ -46,6 +46,14 @@ def test_images_come_as_they_are_with_their_folder_s_name(store: Store) -> None:
     ]
 
 
+@pytest.mark.parametrize(("ending", "form"), [("TIF", "TIFF"), ("jfif", "JPEG"), ("jp2", "JPEG2000"), ("pgm", "PPM")])
+def test_images_of_rarer_endings_are_images(tmp_path: Any, ending: str, form: str) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / f"1.{ending}").write_bytes(image(1, form))
+    (row,) = completed(open_source(str(tmp_path), None))
+    assert (row["path"], row["height"], row["width"]) == (f"cat/1.{ending}", 7, 9)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
