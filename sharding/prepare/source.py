@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -88,7 +88,8 @@ class PreparedSource:
             SourceError: a function fails on the first records, or there is no such label in the end.
         """
         schema = Schema(features=inner.schema.features)
-        late = frozenset(schema.names) - draft_columns(inner)
+        inner = narrowed(inner, _kept(steps, schema))  # what is dropped need not be fit to be read
+        late = frozenset(inner.schema.names) - draft_columns(inner)
         source = cls(inner=inner, steps=(), taken=(), schema=schema, eager=False, late=late, fingerprint="")
         for step in steps:
             if step.changes_rows and source._late_now() & step.needs((), source.schema):
@@ -240,6 +241,18 @@ class PreparedSource:
         names = set(self.schema.names) - self._late_now()
         fields = [field for field in self.schema.arrow if field.name in names]
         return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in fields], schema=pa.schema(fields))
+
+
+def _kept(steps: Sequence[Step], schema: Schema) -> frozenset[str]:
+    """The columns that are not dropped unused before the first function, which takes all that are left."""
+    taken = []
+    for step in takewhile(lambda step: not isinstance(step, MapBatches), steps):
+        taken.append((step, schema))
+        schema = step.schema(schema)
+    needed = frozenset(schema.names)
+    for step, before in reversed(taken):
+        needed = step.needs(needed, before)
+    return needed
 
 
 def _inner_drafts(drafts: pa.RecordBatch) -> pa.RecordBatch:

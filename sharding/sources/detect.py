@@ -57,15 +57,9 @@ _OPENERS: dict[str, tuple[tuple[str, ...], Callable[..., Source]]] = {
     "python": ((), IterableSource.open),
 }
 _INFERRING = {"csv", "jsonl", "tfrecord"}  # kinds whose files do not say the types: they can be given
-_CHOOSING = {
-    "parquet",
-    "ipc",
-    "orc",
-    "csv",
-    "jsonl",
-    "hdf5",
-    "numpy",
-}  # kinds of which columns can be left out beforehand
+_CHOOSING = {  # kinds of which columns can be left out beforehand
+    "parquet", "ipc", "orc", "csv", "jsonl", "hdf5", "numpy", "webdataset",
+}  # fmt: skip
 KINDS = tuple(_OPENERS)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import importlib
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm, prod
 from types import ModuleType
 from typing import IO, Any
@@ -60,7 +60,8 @@ class _Column:
 class Hdf5Source:
     """A source of HDF5 files; a part is a run of rows, of whole chunks where chunks are small enough.
 
-    The pieces of a part are its first row and the one after its last.
+    The pieces of a part are its first row and the one after its last. Damage in any of the `checked` columns costs
+    records: those of the files, also where the schema has fewer by now.
     """
 
     url: str
@@ -68,6 +69,7 @@ class Hdf5Source:
     columns: tuple[_Column, ...]
     parts: tuple[Part, ...]
     fingerprint: str
+    checked: tuple[_Column, ...]
     left_out: tuple[str, ...] = ()
 
     @classmethod
@@ -113,6 +115,7 @@ class Hdf5Source:
             columns=columns,
             parts=tuple(parts),
             fingerprint=fingerprint_files(files),
+            checked=columns,
             left_out=tuple(left_out),
         )
 
@@ -129,7 +132,7 @@ class Hdf5Source:
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """The records; they are complete. Where some may be bad, all rows are read once more before."""
-        for rows in [part] if reject is fail_on_bad else _readable(part, self.columns, reject):
+        for rows in [part] if reject is fail_on_bad else _readable(part, self.checked, reject):
             for columns in _read(rows, self.columns):
                 yield pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow)
 
@@ -139,6 +142,11 @@ class Hdf5Source:
         head = Part(path=part.path, pieces=(start, min(stop, start + records)), first_record=start)
         found = pa.Table.from_batches(self.drafts(head), self.schema.arrow).combine_chunks().to_batches()
         return found[0] if found else self.schema.empty
+
+    def narrow(self, columns: Collection[str]) -> Hdf5Source:
+        """The same records with these columns alone, or with one; no others are read."""
+        kept = tuple(column for column in self.columns if column.feature.name in columns) or self.columns[:1]
+        return replace(self, columns=kept, schema=self.schema.select([column.feature.name for column in kept]))
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Nothing is left to do."""

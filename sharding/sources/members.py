@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -135,9 +135,14 @@ def _read_npy(content: bytes) -> npt.NDArray[Any]:
 
 
 class MemberTypes:
-    """The narrowest types that hold all members, found record by record."""
+    """The narrowest types that hold all members, found record by record; of extensions not wanted, bytes.
 
-    def __init__(self) -> None:
+    Args:
+        wanted: whether a column is, or one in what has the name.
+    """
+
+    def __init__(self, wanted: Callable[[str], bool] = lambda _: True) -> None:
+        self._wanted = wanted
         self._seen: dict[str, _Seen] = {}
 
     def add(self, members: dict[str, bytes]) -> None:
@@ -148,7 +153,7 @@ class MemberTypes:
         """
         values = {}
         for extension, content in members.items():
-            seen = self._seen.get(extension) or _Seen(extension)
+            seen = self._seen.get(extension) or _Seen(extension, self._wanted(extension))
             try:
                 values[extension] = seen, seen.decode(content)
             except (ValueError, TypeError) as error:
@@ -165,11 +170,12 @@ class MemberTypes:
 class _Seen:
     """What is known of the members of one extension so far."""
 
-    def __init__(self, extension: str) -> None:
+    def __init__(self, extension: str, wanted: bool) -> None:
         self._extension = extension
         last = extension.rpartition(".")[2]
         self._codec = (
-            "image" if last in _IMAGES
+            "binary" if not wanted
+            else "image" if last in _IMAGES
             else "int64" if last in _INTEGERS
             else "string" if last in _TEXTS
             else last if last in ("json", "npy")

@@ -11,9 +11,9 @@ from __future__ import annotations
 import ast
 import lzma
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import IO, Any
 from zipfile import BadZipFile, ZipFile
@@ -142,6 +142,11 @@ class NpySource:
         start, stop, arrays = part.pieces
         head = Part(path=part.path, pieces=(start, min(stop, start + records), arrays), first_record=start)
         return next(self.drafts(head))
+
+    def narrow(self, columns: Collection[str]) -> NpySource:
+        """The same records with these columns alone, or with one; no other text is decoded."""
+        leaves = tuple(leaf for leaf in self.columns if leaf.name in columns) or self.columns[:1]
+        return replace(self, columns=leaves, schema=self.schema.select([leaf.name for leaf in leaves]))
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Nothing is left to do."""

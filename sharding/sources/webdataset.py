@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
@@ -42,7 +42,7 @@ class WebDatasetSource:
     fingerprint: str
 
     @classmethod
-    def open(cls, url: str, label: str | None) -> WebDatasetSource:
+    def open(cls, url: str, label: str | None, wanted: Callable[[str], bool] = lambda _: True) -> WebDatasetSource:
         """Read all archives once to find what the members hold.
 
         Images (jpg and jpeg, png, webp, gif, bmp) stay as they are; cls, id and index are integers, or text if one is
@@ -52,6 +52,7 @@ class WebDatasetSource:
         Args:
             url: of an archive, a folder, a glob, or several with braces, such as ``train-{000000..000099}.tar``.
             label: the column that makes the classes, such as ``cls`` or ``json.label``.
+            wanted: whether a column, or one of an extension, is; what others hold is not looked at.
 
         Raises:
             SourceError: there is no archive, or no record in any.
@@ -59,7 +60,7 @@ class WebDatasetSource:
         files = [file for name in expand_braces(url) for file in list_files(name, SUFFIXES)]
         if not files:
             raise SourceError(f"there is no tar archive ({', '.join(SUFFIXES)}) at {url}")
-        found = MemberTypes()
+        found = MemberTypes(wanted)
         parts = tuple(_survey(file, found) for file in files)
         types = found.types()
         if not types:
@@ -92,6 +93,12 @@ class WebDatasetSource:
         """The head of the archive; what is bad there is for the passes to tell."""
         head = islice(_good(part, lambda _: None, self.types), records)
         return self._batch(part, next(_batched(head), []))
+
+    def narrow(self, columns: Collection[str]) -> WebDatasetSource:
+        """The same records with these columns alone, or with their names; no other members are read."""
+        types = tuple(kind for kind in self.types if not set(columns).isdisjoint(kind.columns.names))
+        names = [name for name in self.schema.names if name in columns] or [_KEY]
+        return replace(self, types=types, schema=self.schema.select(names))
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Nothing is left to do."""

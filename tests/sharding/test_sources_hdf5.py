@@ -15,7 +15,7 @@ import pytest
 from ringfeed.sharding import ConfigError, SourceError
 from ringfeed.sharding.prepare import PrepareOptions
 from ringfeed.sharding.prepare.opening import open_prepared
-from ringfeed.sharding.prepare.steps import Drop, Select
+from ringfeed.sharding.prepare.steps import Drop, Select, Step
 from ringfeed.sharding.sources import Source, arrays, open_source
 from tests.servers.store import Store
 
@@ -231,6 +231,15 @@ def test_fields_and_groups_can_be_left_out(tmp_path: Path) -> None:
     assert source.schema.names == ("c/a",)
     source = open_prepared(f"{url}::/g", None, "auto", PrepareOptions(steps=(Select(("y",)),)))
     assert table(source).to_pylist() == [{"y": 1.0}] * 3
+
+
+@pytest.mark.parametrize("step", [Drop(("s",)), Select(("x",))])
+def test_text_that_is_left_out_need_not_be_utf8(tmp_path: Path, step: Step) -> None:
+    def write(file: h5py.File) -> None:
+        file["x"], file["s"] = range(3), np.array([b"\xff", b"b", b"c"])
+
+    source = open_prepared(written(tmp_path / "a.h5", write), None, "auto", PrepareOptions(steps=(step,)))
+    assert table(source).to_pylist() == [{"x": x} for x in range(3)]
 
 
 def test_links_are_passed_over_and_loops_end(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 from ringfeed.sharding import SourceError
 from ringfeed.sharding.prepare import PrepareOptions
 from ringfeed.sharding.prepare.opening import open_prepared
-from ringfeed.sharding.prepare.steps import Drop, Select
+from ringfeed.sharding.prepare.steps import Drop, Rename, Select, Step
 from ringfeed.sharding.sources import Source, arrays, open_source
 from tests.servers.store import Store
 
@@ -72,6 +72,13 @@ def test_members_that_are_no_columns_can_be_left_out(tmp_path: Path) -> None:
         assert list(read(source)) == ["x", "y"]
     with pytest.raises(SourceError, match=r"few \(4\); choose .*, or leave 'few' out by the first --drop-columns"):
         open_prepared(str(tmp_path / "a.npz"), "y", "auto", PrepareOptions(steps=(Drop(("names", "z")),)))
+
+
+@pytest.mark.parametrize("steps", [[Drop(("s",))], [Rename((("s", "t"),)), Select(("x",))]])
+def test_text_that_is_left_out_need_not_be_utf8(tmp_path: Path, steps: list[Step]) -> None:
+    np.savez(tmp_path / "a.npz", x=X, s=np.array([b"\xff"] * len(X)))
+    source = open_prepared(str(tmp_path / "a.npz"), None, "auto", PrepareOptions(steps=tuple(steps)))
+    assert list(read(source)) == ["x"]
 
 
 def test_members_are_picked_by_name(tmp_path: Path) -> None:

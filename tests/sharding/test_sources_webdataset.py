@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ringfeed.sharding import SourceError
+from ringfeed.sharding.prepare import Drop, PrepareOptions, Select, Step, open_prepared
 from ringfeed.sharding.sources import Source, open_source
 from ringfeed.sharding.sources import webdataset as module
 from ringfeed.sharding.sources.base import BadRecord
@@ -356,6 +357,13 @@ def test_labels_read_headers_and_the_label_alone(write: Callable[..., str], monk
     monkeypatch.setattr(TarReader, "_some", counted)
     assert labels(source) == [0, 1, 2, 3, 4]
     assert read < 30_000
+
+
+@pytest.mark.parametrize("step", [Drop(("txt", "json", "npy")), Select(("cls",))])
+def test_members_that_are_left_out_need_not_be_sound(write: Callable[..., str], step: Step) -> None:
+    url = write([("a.cls", b"1"), ("a.txt", b"\xff"), ("a.json", b"{"), ("a.npy", b""), ("b.cls", b"2")])
+    source = open_prepared(url, "cls", "auto", PrepareOptions(steps=(step,)))
+    assert [record["cls"] for record in records(source)] == labels(source) == [1, 2]
 
 
 def test_an_archive_that_changes_is_found(write: Callable[..., str]) -> None:
