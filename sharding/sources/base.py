@@ -34,13 +34,14 @@ from .web import is_page, lacks_ranges, with_sizes
 __all__ = [
     "BATCH_BYTES", "BATCH_ROWS", "NO_FEATURES", "PASS_OVER", "BadRecord", "Checked", "Choosing", "Part", "Reject",
     "Sized", "Source", "SourceFile", "compression_of", "fail_on_bad", "fingerprint_files", "has_pattern",
-    "late_bytes", "light", "list_files", "open_file", "plain_name", "read_files", "size_if_seekable", "stat_files",
-    "translate_errors",
+    "late_bytes", "light", "list_files", "open_file", "plain_name", "read_files", "size_if_seekable", "split_chain",
+    "stat_files", "translate_errors",
 ]  # fmt: skip
 
 BATCH_ROWS = 1 << 16  # a source's batches hold at most so many records,
 BATCH_BYTES = 16 << 20  # and about so many bytes at most: what a build holds in memory is counted in them
 _RANGED = {*OBJECT_STORES, "hdfs"} - {"memory"}  # protocols that send any range of a file
+_IN_ARCHIVE = re.compile(r"((?:\w+::)*(?:zip|tar|libarchive|rar)://.*?)(::.*)", re.DOTALL)
 NO_FEATURES: Mapping[str, Feature] = MappingProxyType({})  # no types are given: all are inferred
 
 
@@ -205,6 +206,7 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
     Raises:
         SourceError: there is nothing there.
     """
+    chain = split_chain(url)[1]
     try:
         fs, path = fsspec.url_to_fs(url)
         root = path.rstrip("/")
@@ -214,7 +216,7 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
             if not found:
                 raise SourceError(f"no file matches {url}; check the pattern, or name a folder")
         elif fs.isfile(path) and (plain_name(path).endswith(tuple(filter(None, suffixes))) or not is_page(fs, path)):
-            return [_file(fs, fs.info(path))]
+            return [_file(fs, fs.info(path), chain)]
         elif isinstance(fs, LocalFileSystem) and fs.isdir(path):
             return sorted(_find_local(root or "/", tuple(suffixes)))
         else:
@@ -229,7 +231,17 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
     except Exception as error:
         raise _storage_error(url, error) from error
     matching = [info for info in found if plain_name(info["name"]).endswith(tuple(suffixes))]
-    return sorted((_file(fs, info) for info in with_sizes(fs, matching)), key=lambda file: file.url)
+    return sorted((_file(fs, info, chain) for info in with_sizes(fs, matching)), key=lambda file: file.url)
+
+
+def split_chain(url: str) -> tuple[str, str]:
+    """A URL, and the rest of one of fsspec's chains: where the archive lies that it is of a member of.
+
+    >>> split_chain("zip://a/b.csv::s3://bucket/c.zip"), split_chain("s3://bucket/c.zip")
+    (('zip://a/b.csv', '::s3://bucket/c.zip'), ('s3://bucket/c.zip', ''))
+    """
+    found = _IN_ARCHIVE.fullmatch(url) if "::" in url else None
+    return (found[1], found[2]) if found else (url, "")
 
 
 def plain_name(name: str) -> str:
@@ -238,7 +250,7 @@ def plain_name(name: str) -> str:
     >>> plain_name("Flowers.tfrecord-00003-of-00010"), plain_name("a.tfrecord-00003-of-00010.gz")
     ('flowers.tfrecord', 'a.tfrecord.gz')
     """
-    plain = name.lower()
+    plain = split_chain(name)[0].lower()
     return re.sub(r"-\d{3,}-of-\d{3,}(?=(\.\w+)?$)", "", plain) if "-of-" in plain else plain
 
 
@@ -278,10 +290,10 @@ def has_pattern(url: str) -> bool:
     return any(letter in url for letter in "*?[")
 
 
-def _file(fs: fsspec.AbstractFileSystem, info: dict[str, Any]) -> SourceFile:
+def _file(fs: fsspec.AbstractFileSystem, info: dict[str, Any], chain: str) -> SourceFile:
     version = next((info[key] for key in ("ETag", "mtime", "modification_time", "LastModified") if info.get(key)), "")
     return SourceFile(
-        url=str(fs.unstrip_protocol(info["name"])), bytes=int(info.get("size") or 0), version=str(version)
+        url=f"{fs.unstrip_protocol(info['name'])}{chain}", bytes=int(info.get("size") or 0), version=str(version)
     )
 
 
@@ -299,6 +311,7 @@ def compression_of(path: str) -> str | None:
     >>> compression_of("a.csv.gz"), compression_of("a.csv.zst"), compression_of("a.csv")
     ('gzip', 'zstd', None)
     """
+    path = split_chain(path)[0]
     codec: str | None = infer_compression(path)
     return "zstd" if path.endswith((".zst", ".zstd")) else codec  # fsspec knows it only where another package is
 
@@ -413,7 +426,7 @@ def stat_files(paths: Sequence[str]) -> list[int]:
 
 def _names_of(paths: Sequence[str]) -> tuple[fsspec.AbstractFileSystem, list[str]]:
     fs, _ = Storage(paths[0]).filesystem()
-    return fs, [fs._strip_protocol(path) for path in paths]
+    return fs, [fs._strip_protocol(split_chain(path)[0]) for path in paths]
 
 
 @contextmanager
@@ -437,8 +450,12 @@ def _storage_error(url: str, error: Exception) -> Exception:
 
 def fingerprint_files(files: Sequence[SourceFile]) -> str:
     """A hash of the files' names, sizes and, where the store knows them, versions or times of change."""
-    facts = [fact for file in files for fact in (file.url.rpartition("/")[2], file.bytes, file.version)]
+    facts = [fact for file in files for fact in (_base_name(file.url), file.bytes, file.version)]
     return f"{derive_key(*facts):016x}"
+
+
+def _base_name(url: str) -> str:
+    return split_chain(url)[0].rpartition("/")[2]
 
 
 def translate_errors(path: str, error: Exception, remedy: str) -> SourceError | RangesError:

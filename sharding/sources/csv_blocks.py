@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from ..errors import SourceError
-from .base import BadRecord, Reject, compression_of, translate_errors
+from .base import BadRecord, Reject, compression_of, split_chain, translate_errors
 from .csv_records import cut_records, find_records
 from .text import Block, Span, count_lines, not_utf8, read_blocks
 
@@ -65,7 +65,8 @@ def delimiter_of(path: str) -> str:
     >>> delimiter_of("a.tsv.gz"), delimiter_of("a.csv")
     ('\\t', ',')
     """
-    stem = path.rpartition(".")[0] if compression_of(path) else path
+    path, codec = split_chain(path)[0], compression_of(path)
+    stem = path.rpartition(".")[0] if codec else path
     return "\t" if stem.lower().endswith(".tsv") else ","
 
 

@@ -11,7 +11,7 @@ import fsspec
 import pyarrow as pa
 
 from ..errors import SourceError
-from .base import has_pattern
+from .base import has_pattern, split_chain
 
 __all__ = ["Partitions", "find_partitions"]
 
@@ -92,7 +92,7 @@ def _values(root: str, path: str) -> dict[str, str | None]:
     >>> _values("data", "data/year=2024/raw/city=K%C3%B6ln/zip=__HIVE_DEFAULT_PARTITION__/x=1.parquet")
     {'year': '2024', 'city': 'Köln', 'zip': None}
     """
-    folders = path[len(root) + 1 :].split("/")[:-1]
+    folders = split_chain(path)[0][len(root) + 1 :].split("/")[:-1]
     pairs = [folder.partition("=")[::2] for folder in folders if folder.find("=") > 0]
     return {_unquoted(key): None if value == _NULL else _unquoted(value) for key, value in pairs}
 

@@ -35,6 +35,8 @@ from .base import (
     fingerprint_files,
     list_files,
     open_file,
+    plain_name,
+    split_chain,
     translate_errors,
 )
 from .selection import split_selection
@@ -177,11 +179,11 @@ def _tables(url: str, files: Sequence[SourceFile]) -> Iterator[tuple[str, list[_
     fs, path = fsspec.url_to_fs(url)
     root = str(fs.unstrip_protocol(path)).rstrip("/") + "/"
     folder = all(file.url.startswith(root) for file in files)
-    archives = [file.url.lower().endswith(".npz") for file in files]
+    archives = [plain_name(file.url).endswith(".npz") for file in files]
     if folder and any(archives) and not all(archives):
         raise SourceError(f"{url} holds both .npy and .npz files; name those of one kind by a glob")
     if folder and not any(archives):
-        yield url, [_array_of(file, file.url.removeprefix(root)[: -len(".npy")]) for file in files]
+        yield url, [_array_of(file, split_chain(file.url)[0].removeprefix(root)[: -len(".npy")]) for file in files]
         return
     for file, archive in zip(files, archives, strict=True):
         yield file.url, _members(file) if archive else [_array_of(file, "")]

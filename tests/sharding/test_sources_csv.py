@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -345,6 +346,15 @@ def test_tabs_separate_the_fields_of_tsv_files(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_bytes(b"a,b\n1,5\n")
     with pytest.raises(SourceError, match=r"x\.tsv: the fields seem to be separated by ','; write the file with tabs"):
         open_source(str(tmp_path / "x.tsv"), None)
+
+
+@pytest.mark.parametrize("name", ["in/a.tsv", "in/*.tsv.gz", "in"])
+def test_members_of_archives_are_read(tmp_path: Path, name: str) -> None:
+    with zipfile.ZipFile(tmp_path / "a.b.zip", "w") as archive:
+        archive.writestr("in/a.tsv", "x\ty\n1\t2,5\n")
+        archive.writestr("in/b.tsv.gz", gzip.compress(b"x\ty\n1\t2,5\n"))
+    for chain in (f"zip://{name}::{tmp_path}/a.b.zip", f"simplecache::zip://{name}::file://{tmp_path}/a.b.zip"):
+        assert records(open_source(chain, None)) == [{"x": 1, "y": "2,5"}] * (2 if name == "in" else 1)
 
 
 def test_as_many_columns_as_there_may_be_are_read(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Parquet sources."""
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,15 @@ def test_a_folder_is_read_in_the_order_of_its_names_past_hidden_files(tmp_path: 
         pq.write_table(pa.table({"x": [value]}), tmp_path / name)
     assert [row["x"] for row in records(open_source(str(tmp_path), None))] == [1, 2, 3]
     assert [row["x"] for row in records(open_source(f"{tmp_path}/*.p*q*", None))] == [1, 2]
+
+
+def test_folders_in_an_archive_make_columns(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "a.parquet")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for k in (1, 2):
+            archive.write(tmp_path / "a.parquet", f"in/k={k}/a.parquet")
+    source = open_source(f"zip://in::{tmp_path}/a.zip", None)
+    assert records(source) == [{"x": 1, "k": 1}, {"x": 1, "k": 2}]
 
 
 def test_files_of_different_schemas_are_refused(tmp_path: Path) -> None:
