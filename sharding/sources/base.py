@@ -196,8 +196,9 @@ def late_bytes(source: Source, part: Part, drafts: pa.RecordBatch) -> npt.NDArra
 def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
     """The files of a path, folder or glob whose `plain_name` ends in one of `suffixes`, sorted by name.
 
-    A path that names one file is taken whatever its ending is. Files and folders whose names start with ``.`` or
-    ``_`` are passed over, as other readers of data folders do.
+    A path that names one file is taken whatever its ending is. A glob stands for the files that match it or, where
+    there is none, for those in the folders that do. Files and folders whose names start with ``.`` or ``_`` are passed
+    over, as other readers of data folders do.
 
     Args:
         url: of it.
@@ -211,8 +212,7 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
         fs, path = fsspec.url_to_fs(url)
         root = path.rstrip("/")
         if has_pattern(path) and not fs.exists(path):
-            found = [info for info in fs.glob(path, detail=True).values() if info["type"] == "file"]
-            found = [info for info in found if info["name"].rpartition("/")[2][0] not in "._"]
+            found = _matching(fs, path)
             if not found:
                 raise SourceError(f"no file matches {url}; check the pattern, or name a folder")
         elif fs.isfile(path) and (plain_name(path).endswith(tuple(filter(None, suffixes))) or not is_page(fs, path)):
@@ -220,8 +220,7 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
         elif isinstance(fs, LocalFileSystem) and fs.isdir(path):
             return sorted(_find_local(root or "/", tuple(suffixes)))
         else:
-            found = [info for info in fs.find(root, detail=True).values() if info["type"] == "file"]
-            found = [i for i in found if not any(p[0] in "._" for p in i["name"][len(root) :].split("/") if p)]
+            found = _below(fs, root)
             if not found and not fs.exists(path):
                 raise FileNotFoundError(path)
     except SourceError:
@@ -232,6 +231,20 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
         raise _storage_error(url, error) from error
     matching = [info for info in found if plain_name(info["name"]).endswith(tuple(suffixes))]
     return sorted((_file(fs, info, chain) for info in with_sizes(fs, matching)), key=lambda file: file.url)
+
+
+def _matching(fs: fsspec.AbstractFileSystem, pattern: str) -> list[dict[str, Any]]:
+    """What fsspec knows of the files that a glob stands for."""
+    found = fs.glob(pattern, detail=True).values()
+    found = [info for info in found if _base_name(info["name"].rstrip("/"))[0] not in "._"]
+    files = [info for info in found if info["type"] == "file"]
+    return files or [info for folder in found for info in _below(fs, folder["name"].rstrip("/"))]
+
+
+def _below(fs: fsspec.AbstractFileSystem, root: str) -> list[dict[str, Any]]:
+    """The same of the files in a folder."""
+    found = [info for info in fs.find(root, detail=True).values() if info["type"] == "file"]
+    return [i for i in found if not any(p[0] in "._" for p in i["name"][len(root) :].split("/") if p)]
 
 
 def split_chain(url: str) -> tuple[str, str]:

@@ -116,6 +116,8 @@ class TestPartitions:
         expected = [{"id": i, "year": 2023 + i // 2, "city": "Köln" if i < 2 else None} for i in range(4)]
         assert records(open_source(url, None)) == expected
         assert records(open_source(f"{url}/year=2*/*/x.*", None)) == expected
+        assert records(open_source(f"{url}/year=20*", None)) == expected
+        assert records(open_source(f"{url}/year=*3", None)) == expected[:2]
         assert records(open_source(f"{url}/year=2023", None)) == [{"id": i, "city": "Köln"} for i in range(2)]
         assert records(open_source(f"{url}/year=2023/city=K%C3%B6ln/{name}", None)) == [{"id": 0}, {"id": 1}]
 
