@@ -9,14 +9,14 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import ConfigError, SourceError
+from ..casting import cast_column
+from ..errors import ConfigError
 from ..schema import Feature, Schema
 from .columns import check_columns, check_distinct
 from .items import join_items
 
 __all__ = ["Cast", "SetTypes"]
 
-_INFINITE = ("inf", "infinity")  # as Arrow reads them, without a sign and in lower case
 _NUMBERS = ("int64", "uint64", "float64", "int32")  # what a column of times, held as integers, may become
 
 
@@ -50,7 +50,7 @@ class Cast:
             if i >= 0:
                 element = Feature(name=name, dtype=dtype).primitive
                 kind = _like(batch.column(i).type, element)
-                batch = batch.set_column(i, name, _cast(batch.column(i), kind, f"--cast {name}={dtype}"))
+                batch = batch.set_column(i, name, cast_column(batch.column(i), kind, f"--cast {name}={dtype}"))
         return batch
 
 
@@ -83,7 +83,7 @@ class SetTypes:
         for feature in self.features:
             i = batch.schema.get_field_index(feature.name)
             if i >= 0:
-                column = _cast(batch.column(i), feature.arrow_type, f"--schema: column {feature.name!r}")
+                column = cast_column(batch.column(i), feature.arrow_type, f"--schema: column {feature.name!r}")
                 batch = batch.set_column(i, feature.name, column)
         return batch
 
@@ -145,54 +145,3 @@ def _like(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(element, kind.list_size)
     return pa.list_(element) if pa.types.is_list(kind) else element
-
-
-def _cast(column: pa.Array, kind: pa.DataType, what: str) -> pa.Array:
-    """A column in another type.
-
-    Raises:
-        SourceError: a value has no place in it.
-    """
-    if column.type == kind:
-        return column
-    try:
-        result = pc.cast(column, kind)
-        _check_held(column, result)
-    except pa.ArrowInvalid as error:
-        detail = " ".join(str(error).split())[:200]
-        raise SourceError(
-            f"{what}: {detail}; choose a type that holds every value, or drop those records with --filter first"
-        ) from error
-    return result
-
-
-def _check_held(column: pa.Array, result: pa.Array) -> None:
-    """Refuse what Arrow lets pass: infinity for a large number, true for any, an integer that float16 rounds.
-
-    Raises:
-        pa.ArrowInvalid: names the first such value.
-    """
-    while pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
-        column, result = column.flatten(), result.flatten()
-    before, after = column.type, result.type
-    if pa.types.is_floating(after):
-        if pa.types.is_integer(before):
-            changed = pc.not_equal(result.cast(pa.float64()), column.cast(pa.float64(), safe=False))
-        elif pa.types.is_floating(before):
-            changed = pc.and_(_infinite(result), pc.invert(_infinite(column)))
-        elif pa.types.is_string(before) or pa.types.is_binary(before):
-            told = pc.is_in(pc.utf8_lower(pc.utf8_ltrim(column.cast(pa.string()), "+-")), pa.array(_INFINITE))
-            changed = pc.and_(_infinite(result), pc.invert(told))
-        else:
-            return
-    elif pa.types.is_boolean(after) and (pa.types.is_integer(before) or pa.types.is_floating(before)):
-        changed = pc.not_equal(result.cast(before), column)
-    else:
-        return
-    lost = column.filter(changed)
-    if len(lost):
-        raise pa.ArrowInvalid(f"value {lost[0].as_py()!r} has no place in it")
-
-
-def _infinite(column: pa.Array) -> pa.Array:
-    return pc.is_inf(column.cast(pa.float64()))

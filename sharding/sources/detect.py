@@ -57,6 +57,7 @@ _OPENERS: dict[str, tuple[tuple[str, ...], Callable[..., Source]]] = {
     "python": ((), IterableSource.open),
 }
 _INFERRING = {"csv", "jsonl", "tfrecord"}  # kinds whose files do not say the types: they can be given
+_TABLES = {"parquet", "ipc", "orc"}  # kinds that need a type for columns which have none, or several
 _CHOOSING = {  # kinds of which columns can be left out beforehand
     "parquet", "ipc", "orc", "csv", "jsonl", "hdf5", "numpy", "webdataset",
 }  # fmt: skip
@@ -79,7 +80,8 @@ def open_source(
         label: the column that classes are made of; None for data without. Image folders and IDX files have one in
             any case, and name it so (by default ``label``).
         kind: one of `KINDS`, or ``auto``: by the files' names.
-        features: types of columns, by name, for kinds whose types would else be inferred. Others pass over them.
+        features: types of columns, by name, for kinds whose types would else be inferred, and for columns of tables
+            that have none that a feature can hold. Others pass over them.
         reject: called with each record that cannot be read while types are inferred. What is passed over then must
             be passed over by `Source.labels` and `Source.drafts` too, which meet it again.
         wanted: whether a column is, by its name: of most kinds, others may have types that no feature can hold.
@@ -94,6 +96,8 @@ def open_source(
     if kind == "images":
         return ImageFolderSource.open(url, label, files)
     told: dict[str, Any] = {"features": features, "reject": reject} if kind in _INFERRING else {}
+    if kind in _TABLES:
+        told["features"] = features
     if kind in _CHOOSING:
         told["wanted"] = wanted
     return _OPENERS[kind][1](url, label, **told)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import ClassVar, TypeVar
 
 import pyarrow as pa
 
+from ..casting import can_become, declared_column
 from ..errors import ConfigError, RangesError, RingfeedError, SourceError
 from ..schema import Feature, Schema
 from ..storage import Storage
 from .base import (
     BATCH_BYTES,
     BATCH_ROWS,
+    NO_FEATURES,
     PASS_OVER,
     BadRecord,
     Part,
@@ -33,6 +35,7 @@ from .web import lacks_ranges
 
 __all__ = ["PART_BYTES", "TableSource", "bounded", "checked", "open_table", "plain_schema", "runs"]
 
+_NAMES_SHOWN = 8
 PART_BYTES = 64 << 20  # about so much data makes a part, if its rows do not first
 Self = TypeVar("Self", bound="TableSource")
 
@@ -59,6 +62,7 @@ class TableSource(ABC):
         partitions: the columns that the folders name; the last of the schema.
         narrowed_from: the columns in the files, where the schema has fewer by now: damage in any of them costs records.
         left_out: columns that no feature can hold, and that were not wanted.
+        given: the features that the user gives columns which have none, or not the same in all files.
     """
 
     kind: ClassVar[str]
@@ -71,6 +75,7 @@ class TableSource(ABC):
     partitions: Partitions
     narrowed_from: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    given: Mapping[str, Feature] = field(default_factory=dict)
 
     @classmethod
     @abstractmethod
@@ -94,12 +99,19 @@ class TableSource(ABC):
         return self.read(part, columns)
 
     @classmethod
-    def open(cls: type[Self], url: str, label: str | None, wanted: Callable[[str], bool] = lambda _: True) -> Self:
+    def open(
+        cls: type[Self],
+        url: str,
+        label: str | None,
+        features: Mapping[str, Feature] = NO_FEATURES,
+        wanted: Callable[[str], bool] = lambda _: True,
+    ) -> Self:
         """Read the heads or footers of all files.
 
         Args:
             url: of a file, a folder or a glob.
             label: the column of the classes, or None.
+            features: of columns, by name; used for those that have none of their own, or not the same in all files.
             wanted: whether a column is, by its name; others may have any type.
 
         Raises:
@@ -111,18 +123,25 @@ class TableSource(ABC):
         if not files:
             raise SourceError(f"there is no {cls.kind} file ({', '.join(cls.suffixes)}) at {url}")
         parts: list[Part] = []
+        given: dict[str, Feature] = {}
         first: pa.Schema | None = None
         for file in files:
             schema, found = cls.inspect(file)
             first = first or schema
-            _check_alike(schema, first, file.url, files[0].url)
+            told = _declared(schema, first, features)
+            _check_alike(schema, first, told, file.url, files[0].url)
+            given |= told
             parts += found
         assert first is not None
         partitions = find_partitions(url, [file.url for file in files]).without(first.names)
-        left_out = tuple(field.name for field in first if not (wanted(field.name) or _has_feature(field)))
-        fields = [field for field in first if field.name not in left_out]
+        typed = [*Schema(features=tuple(given.values())).arrow, *(f for f in first if f.name not in given)]
+        left_out = tuple(field.name for field in typed if not (wanted(field.name) or _feature(field)))
+        by_name = {field.name: field for field in typed}
+        fields = [by_name[name] for name in first.names if name not in left_out]
         if left_out and not fields:
             raise ConfigError(f"{url}: no column is left; leave fewer out")
+        if label in (None, *first.names, *partitions.names):  # else that is the first to be told
+            _check_features(fields)
         return cls(
             url=url,
             schema=Schema.from_arrow(pa.schema([*fields, *partitions.fields]), label),
@@ -130,6 +149,7 @@ class TableSource(ABC):
             fingerprint=fingerprint_files(files),
             partitions=partitions,
             left_out=left_out,
+            given=given,
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
@@ -146,7 +166,7 @@ class TableSource(ABC):
                 yield self.partitions.column(label, part.path, min(BATCH_ROWS, rows - start))
         else:
             for batch in self._bounded(part, [label]):
-                yield self.schema[label].conform(batch.column(label))
+                yield self.schema[label].conform(self._cast(part, batch).column(label))
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """The records; they are complete. Where some may be bad, each block is read once more before, as a whole."""
@@ -197,7 +217,14 @@ class TableSource(ABC):
     def _conformed(self, part: Part, batch: pa.RecordBatch | None) -> pa.RecordBatch:
         if batch is None:
             return self.schema.empty
-        return self.schema.conform(self.partitions.append(batch, part.path))
+        return self.schema.conform(self.partitions.append(self._cast(part, batch), part.path))
+
+    def _cast(self, part: Part, batch: pa.RecordBatch) -> pa.RecordBatch:
+        for i, name in enumerate(batch.schema.names):
+            if name in self.given:
+                what = f"{part.path}: --schema: column {name!r}"
+                batch = batch.set_column(i, name, declared_column(batch.column(i), self.given[name], what))
+        return batch
 
     def _bounded(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         with _telling_to_pass_over():
@@ -205,8 +232,21 @@ class TableSource(ABC):
                 yield from bounded(batch)
 
 
-def _check_alike(schema: pa.Schema, first: pa.Schema, path: str, first_path: str) -> None:
-    """Schemas are alike if their columns, in whatever order, are read as the same features.
+def _declared(schema: pa.Schema, first: pa.Schema, features: Mapping[str, Feature]) -> dict[str, Feature]:
+    """Of the features given, those of columns that have none of their own, or another than in the first file."""
+    found = {}
+    for name, feature in features.items():
+        if schema.names.count(name) != 1 or first.names.count(name) != 1:
+            continue
+        ours, theirs = schema.field(name), first.field(name)
+        needed = _feature(ours) is None or _feature(ours) != _feature(theirs)
+        if needed and can_become(ours.type, feature) and can_become(theirs.type, feature):
+            found[name] = feature
+    return found
+
+
+def _check_alike(schema: pa.Schema, first: pa.Schema, given: Collection[str], path: str, first_path: str) -> None:
+    """Schemas are alike if their columns, in whatever order, are read as the same features, or are given one.
 
     Raises:
         SourceError: names a column that differs.
@@ -214,26 +254,39 @@ def _check_alike(schema: pa.Schema, first: pa.Schema, path: str, first_path: str
     if schema.equals(first):
         return
     ours, theirs = ({field.name: field for field in fields} for fields in (schema, first))
+    remedy = ""
     for name in [*ours, *theirs]:
         if name not in ours or name not in theirs:
             problem = f"only one of the two has a column {name!r}"
-        elif ours[name].type != theirs[name].type and _feature(ours[name]) != _feature(theirs[name]):
+        elif name not in given and _feature(ours[name]) != _feature(theirs[name]):
             problem = f"column {name!r} is {ours[name].type} here and {theirs[name].type} there"
+            remedy = ", or say by --schema what both are to be"
         else:
             continue
-        raise SourceError(f"{path}: its schema differs from that of {first_path} ({problem}); cast one to the other")
+        raise SourceError(
+            f"{path}: its schema differs from that of {first_path} ({problem}); cast one to the other{remedy}"
+        )
 
 
-def _feature(field: pa.Field) -> Feature:
-    return Feature.from_arrow(field.remove_metadata())
+def _check_features(fields: Sequence[pa.Field]) -> None:
+    odd = [field for field in fields if _feature(field) is None]
+    if not odd:
+        return
+    others = ", ".join(repr(field.name) for field in odd[1:_NAMES_SHOWN]) + ", ..." * (len(odd) > _NAMES_SHOWN)
+    also = others and f" (nor those of {others})"
+    raise SourceError(
+        f"column {odd[0].name!r} has type {odd[0].type}, which no feature can hold{also}; "
+        "leave it out by the first --drop-columns or --select, give it a type by --schema (decimals, nulls, lists of "
+        "lists of one shape), or convert it to numbers, strings, bytes or lists of them before"
+    )
 
 
-def _has_feature(field: pa.Field) -> bool:
+def _feature(field: pa.Field) -> Feature | None:
+    """Of its type; None: it has none."""
     try:
-        _feature(field)
+        return Feature.from_arrow(field.remove_metadata())
     except SourceError:
-        return False
-    return True
+        return None
 
 
 def bounded(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

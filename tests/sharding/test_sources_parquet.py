@@ -10,6 +10,7 @@ import pytest
 
 from ringfeed.sharding import SourceError
 from ringfeed.sharding.formats.parquet import rows_within
+from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.sources import Source, open_source, tables
 from ringfeed.sharding.sources import parquet as module
 from ringfeed.sharding.sources.base import BATCH_BYTES
@@ -55,6 +56,14 @@ def test_folders_in_an_archive_make_columns(tmp_path: Path) -> None:
             archive.write(tmp_path / "a.parquet", f"in/k={k}/a.parquet")
     source = open_source(f"zip://in::{tmp_path}/a.zip", None)
     assert records(source) == [{"x": 1, "k": 1}, {"x": 1, "k": 2}]
+
+
+def test_columns_of_nulls_are_read_as_the_type_given(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": pa.nulls(2), "z": pa.nulls(2)}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"x": [3], "z": pa.nulls(1)}), tmp_path / "2.parquet")
+    features = {"x": Feature(name="x", dtype="int8"), "z": Feature(name="z", dtype="string", shape=(3,))}
+    expected = [{"x": None, "z": None}, {"x": None, "z": None}, {"x": 3, "z": None}]
+    assert records(open_source(str(tmp_path), "x", features=features)) == expected
 
 
 def test_files_of_different_schemas_are_refused(tmp_path: Path) -> None:

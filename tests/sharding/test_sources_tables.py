@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from pyarrow import orc
 
 from ringfeed.sharding import SourceError
+from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.sources import Source, open_source, tables
 from tests.servers.store import Store
 
@@ -102,6 +104,62 @@ def test_files_of_other_columns_are_refused(name: str, tmp_path: Path, columns: 
     WRITERS[name](pa.table(columns), tmp_path / f"2{name}")
     with pytest.raises(SourceError, match=rf"2{name}: its schema differs from that of .*1{name} \({problem}\)"):
         open_source(str(tmp_path), None)
+
+
+def given(**features: Any) -> dict[str, Feature]:
+    return {key: Feature(name=key, dtype=dtype, shape=tuple(shape)) for key, (dtype, *shape) in features.items()}
+
+
+MATRICES = pa.array([[[1, 2], [3, 4]], None, [[5, 6], [7, 8]]], pa.list_(pa.list_(pa.int16())))
+PRICES = pa.array([Decimal("1.25"), None, Decimal("0.10")], pa.decimal128(9, 2))
+
+
+def test_columns_that_no_feature_holds_are_read_as_the_types_given(name: str, tmp_path: Path) -> None:
+    WRITERS[name](pa.table({"m": MATRICES, "p": PRICES, "y": PRICES}), tmp_path / name)
+    features = given(m=("int64", 2, 2), p=("float64",), y=("string",))
+    source = open_source(str(tmp_path), "y", features=features)
+    assert source.schema.features == tuple(features.values())
+    assert records(source) == [
+        {"m": [1, 2, 3, 4], "p": 1.25, "y": "1.25"},
+        {"m": None, "p": None, "y": None},
+        {"m": [5, 6, 7, 8], "p": 0.1, "y": "0.10"},
+    ]
+    assert labels(source) == ["1.25", None, "0.10"]
+
+
+def test_files_of_differing_types_are_read_as_the_type_given(name: str, tmp_path: Path) -> None:
+    for number, values in enumerate([pa.array([1], pa.int8()), pa.array([1 << 53], pa.int64()), pa.array([0.5])]):
+        WRITERS[name](pa.table({"x": values}), tmp_path / f"{number}{name}")
+    with pytest.raises(SourceError, match=r"'x' is int64 here and int8 there\); .* or say by --schema what both are"):
+        open_source(str(tmp_path), None)
+    source = open_source(str(tmp_path), None, features=given(x=("float64",)))
+    assert records(source) == [{"x": 1.0}, {"x": float(1 << 53)}, {"x": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("column", "dtype", "told"),
+    [
+        (pa.array([Decimal("1.25")], pa.decimal128(9, 2)), ("int64",), "Rescaling"),
+        (pa.array([Decimal((1 << 53) + 1)], pa.decimal128(19, 0)), ("float64",), "value .* has no place in it"),
+        (MATRICES, ("int16", 4, 1), r"a value is not of shape \[4, 1\]"),
+        (pa.array([[[1, 2], [3]]]), ("int64", 2, 2), r"a value is not of shape \[2, 2\]"),
+        (pa.array([[[1, 2], None]]), ("int64", 2, 2), r"a value is not of shape \[2, 2\]"),
+        (pa.array([[[300]]]), ("int8", 1, 1), "not in range"),
+    ],
+)
+def test_a_value_that_the_type_given_does_not_hold_is_told(
+    name: str, tmp_path: Path, column: pa.Array, dtype: tuple[Any, ...], told: str
+) -> None:
+    WRITERS[name](pa.table({"x": column}), tmp_path / name)
+    source = open_source(str(tmp_path), None, features=given(x=dtype))
+    with pytest.raises(SourceError, match=f"{name}: --schema: column 'x': .*{told}"):
+        records(source)
+
+
+def test_all_columns_that_no_feature_holds_are_named(name: str, tmp_path: Path) -> None:
+    WRITERS[name](pa.table({"p": PRICES, "m": MATRICES, "y": [1, 2, 3]}), tmp_path / name)
+    with pytest.raises(SourceError, match=r"'p' has type decimal128.* \(nor those of 'm'\); .* by --schema \(decimals"):
+        open_source(str(tmp_path), "y", features=given(p=("binary", 3), m=("int16", 4)))
 
 
 class TestPartitions:
