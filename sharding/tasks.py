@@ -216,7 +216,9 @@ def _check_elements(batch: pa.RecordBatch, path: str) -> None:
     """A record may lack a value; a list that lacks some of its own has no place in a `tf.train.Example`."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if (pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type)) and column.flatten().null_count:
-            raise SourceError(f"{path}: the lists of column {name!r} hold nulls; fill them, or drop the records first")
+            raise SourceError(
+                f"{path}: the lists of column {name!r} hold nulls; drop those records with --drop-nulls, or fill them"
+            )
 
 
 def _tag(batch: pa.RecordBatch, places: npt.NDArray[np.int64], class_ids: npt.NDArray[np.int32]) -> pa.RecordBatch:
