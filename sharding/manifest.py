@@ -104,8 +104,9 @@ class SplitInfo:
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in `dataset.json`."""
-        value = asdict(replace(self, class_counts=()))
-        return value | {"class_counts": list(self.class_counts)}  # which stays the third key
+        value = asdict(replace(self, class_counts=(), statistics={}))
+        statistics = {name: entry.to_json() for name, entry in self.statistics.items()}
+        return value | {"class_counts": list(self.class_counts), "statistics": statistics}  # the keys stay in order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

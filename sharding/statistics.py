@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from math import isfinite, sqrt
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import frexp, fsum, hypot, sqrt
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,9 @@ VOCABULARY_LIMIT = 1000  # distinct strings; above it a feature is text or an id
 
 VOCABULARY_CHARACTERS = 1 << 16  # so that `dataset.json` stays small
 _BLOCK = 1 << 16  # elements widened to float64 at once: 512 KiB, which a core's cache holds
+_EXACT = 1 << 53  # up to it float64 holds every integer
+_PLAIN = 2.0**-400, 2.0**400  # of numbers between these, squares neither overflow nor vanish
+_SEEN = 2.0**-30  # of the deviation: what float64 rounds off a mean matters to no merge if it is less
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +35,8 @@ class FeatureStatistics:
         count: finite elements (all that are not null, for strings and bytes).
         nulls: records without a value.
         nonfinite: elements that are NaN or infinite.
-        mean, std, min, max: over the finite elements; std is the population's. None where count is 0; mean and std
-            also where they are beyond float64.
+        mean, std, min, max: over the finite elements; std is the population's. None where count is 0.
+        mean_rest: what float64 rounds off the mean, where it is much beside std: of 2**60 and 2**60 + 1, 0.5.
         vocabulary: the distinct strings of a scalar feature, sorted, where there are at most `VOCABULARY_LIMIT` of at
             most `VOCABULARY_CHARACTERS` together; of a feature of image files, their formats. Else None.
         image: of a feature that holds image files. Else None.
@@ -48,6 +51,12 @@ class FeatureStatistics:
     max: float | None = None
     vocabulary: tuple[str, ...] | None = None
     image: ImageStatistics | None = None
+    mean_rest: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `dataset.json`."""
+        value = asdict(self)
+        return value if self.mean_rest else {name: entry for name, entry in value.items() if name != "mean_rest"}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FeatureStatistics:
@@ -82,25 +91,55 @@ def _moments(numbers: npt.NDArray[Any]) -> FeatureStatistics:
 
 
 def _block_moments(block: npt.NDArray[Any]) -> FeatureStatistics:
-    values = block.astype(np.float64)
-    finite = np.isfinite(values)
-    nonfinite = len(values) - int(np.count_nonzero(finite))
-    if nonfinite:
-        block, values = block[finite], values[finite]
-    if not len(values):
-        return FeatureStatistics(count=0, nonfinite=nonfinite)
+    elements = len(block)
+    is_float = block.dtype.kind == "f"
+    if is_float and not (finite := np.isfinite(block)).all():
+        block = block[finite]
+    if not len(block):
+        return FeatureStatistics(count=0, nonfinite=elements)
     low, high = block.min().item() + 0, block.max().item() + 0  # exact for integers; + 0 makes -0.0 of 0.0
-    with np.errstate(over="ignore", invalid="ignore"):
-        mean = float(values.mean())
-        values -= mean
-        std = sqrt(float(np.square(values, out=values).mean()))
+    largest = max(-low, high)
+    origin, scale = 0, 1.0
+    if is_float and largest and not _PLAIN[0] < largest < _PLAIN[1]:
+        scale = 2.0 ** (frexp(largest)[1] - 1)
+    elif not is_float and largest > _EXACT:
+        origin = low
+        block = block.astype(np.uint64)
+        block -= np.uint64(low % (1 << 64))
+    values = block.astype(np.float64)
+    if scale != 1:
+        values /= scale
+    mean = float(values.mean())
+    values -= mean
+    rest = float(values.mean())  # of what was rounded
+    variance = float(np.square(values, out=values).mean()) - rest * rest
+    near = float(origin)
+    terms = (near, float(origin - int(near)), mean, rest)
     return FeatureStatistics(
-        count=len(values), nonfinite=nonfinite, mean=_finite(mean), std=_finite(std), min=low, max=high
+        count=len(values),
+        nonfinite=elements - len(values),
+        min=low,
+        max=high,
+        **_moments_of(terms, sqrt(max(variance, 0.0)), scale, largest),
     )
 
 
-def _finite(value: float) -> float | None:
-    return value if isfinite(value) else None
+def _moments_of(terms: Sequence[float], std: float, scale: float, largest: float) -> dict[str, Any]:
+    """As they are kept.
+
+    Args:
+        terms: whose sum is the mean.
+        std: that comes with it.
+        scale: a power of two that both were divided by.
+        largest: magnitude of any value; no deviation is larger, but by rounding.
+    """
+    mean = fsum(terms)
+    rest = fsum((*terms, -mean))
+    return {
+        "mean": mean * scale,
+        "mean_rest": rest * scale if abs(rest) > std * _SEEN else 0.0,
+        "std": float(min(std * scale, largest)),
+    }
 
 
 def _vocabulary(values: pa.Array, feature: Feature) -> tuple[str, ...] | None:
@@ -121,7 +160,7 @@ def _within_limits(distinct: Collection[str]) -> tuple[str, ...] | None:
 def merge_statistics(a: FeatureStatistics, b: FeatureStatistics) -> FeatureStatistics:
     """Statistics of two disjoint sets of records together.
 
-    Mean and variance by the pairwise update of Chan, Golub and LeVeque (1979).
+    Mean and deviation by the pairwise update of Chan, Golub and LeVeque (1979).
     """
     vocabulary = None
     if a.vocabulary is not None and b.vocabulary is not None:
@@ -136,23 +175,19 @@ def merge_statistics(a: FeatureStatistics, b: FeatureStatistics) -> FeatureStati
     )
 
 
-def _merge_moments(a: FeatureStatistics, b: FeatureStatistics) -> dict[str, float | None]:
+def _merge_moments(a: FeatureStatistics, b: FeatureStatistics) -> dict[str, Any]:
     if not (a.count and b.count):
         known = a if a.count else b
-        return {name: getattr(known, name) for name in ("mean", "std", "min", "max")}
-    bounds = {
-        "min": None if a.min is None or b.min is None else min(a.min, b.min),
-        "max": None if a.max is None or b.max is None else max(a.max, b.max),
-    }
+        return {name: getattr(known, name) for name in ("mean", "mean_rest", "std", "min", "max")}
+    if a.min is None or b.min is None or a.max is None or b.max is None:
+        return {}
+    low, high = min(a.min, b.min), max(a.max, b.max)
     if a.mean is None or b.mean is None or a.std is None or b.std is None:
-        return bounds | {"mean": None, "std": None}
-    count = a.count + b.count
-    delta = b.mean - a.mean
-    variance = a.std * a.std * (a.count / count) + b.std * b.std * (b.count / count)
-    variance += delta * delta * (a.count / count) * (b.count / count)
-    mean = (
-        a.mean * (a.count / count) + b.mean * (b.count / count)
-        if not isfinite(delta)
-        else a.mean + delta * (b.count / count)
-    )
-    return bounds | {"mean": _finite(mean), "std": _finite(sqrt(variance)) if isfinite(variance) else None}
+        return {"min": low, "max": high}
+    largest = max(-low, high)
+    scale = 4.0 if largest > _PLAIN[1] else 1.0  # no difference overflows
+    mean, rest = a.mean / scale, a.mean_rest / scale
+    delta = fsum((b.mean / scale, b.mean_rest / scale, -mean, -rest))
+    ours, theirs = a.count / (a.count + b.count), b.count / (a.count + b.count)
+    std = hypot(a.std / scale * sqrt(ours), b.std / scale * sqrt(theirs), delta * sqrt(ours * theirs))
+    return {"min": low, "max": high, **_moments_of((mean, rest, delta * theirs), std, scale, largest)}

@@ -2,7 +2,9 @@
 
 import json
 from dataclasses import asdict
+from fractions import Fraction
 from functools import reduce
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -44,6 +46,41 @@ def test_many_blocks_agree_with_numpy() -> None:
     statistics = of(values, "float32")
     assert statistics.mean == pytest.approx(values.mean(dtype=np.float64), rel=1e-12)
     assert statistics.std == pytest.approx(values.std(dtype=np.float64), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([2**62 + i for i in range(1000)], "int64"),
+        ([10**17 + i % 10 for i in range(1000)], "int64"),
+        ([2**53 + i % 2 for i in range(1000)], "int64"),
+        ([-(2**63) + i % 40 for i in range(1000)], "int64"),
+        ([2**64 - 1 - i % 40 for i in range(1000)], "uint64"),
+        ([-(2**63), 2**63 - 1], "int64"),
+        ([1e15 + i % 7 / 8 for i in range(1000)], "float64"),
+        ([1e301 * (i % 7) for i in range(1000)], "float64"),
+        ([1e-301 * (i % 7) for i in range(1000)], "float64"),
+    ],
+)
+@pytest.mark.parametrize("pieces", [1, 2, 7])
+def test_moments_far_from_zero_are_exact(values: list[float], dtype: str, pieces: int) -> None:
+    values = sorted(values)
+    step = -(-len(values) // pieces)
+    parts = (of(values[start : start + step], dtype) for start in range(0, len(values), step))
+    kept = (FeatureStatistics.from_json(json.loads(json.dumps(part.to_json()))) for part in parts)
+    merged = reduce(merge_statistics, kept)
+    exact = list(map(Fraction, values))
+    mean = sum(exact) / len(exact)
+    scale = Fraction(max(map(abs, values)))  # no square beyond float64
+    variance = sum(((x - mean) / scale) ** 2 for x in exact) / len(exact)
+    std = sqrt(variance) * scale
+    assert merged.mean == pytest.approx(float(mean), rel=1e-15, abs=1e-15 * std)
+    assert merged.std == pytest.approx(std, rel=1e-9)
+
+
+def test_of_a_mean_no_rest_is_kept_that_matters_to_no_merge() -> None:
+    assert "mean_rest" not in of(np.random.default_rng(0).normal(1e4, 3, 1000), "float64").to_json()
+    assert of([2**60, 2**60 + 1], "int64").to_json()["mean_rest"] == 0.5
 
 
 def test_nulls_and_nonfinite_values_are_counted_and_left_out() -> None:
@@ -103,7 +140,8 @@ def test_vocabularies_merge_until_they_are_too_large() -> None:
 
 def test_from_json_is_the_inverse_of_asdict() -> None:
     for statistics in (of(["a"], "string"), of([1.5, None], "float32"), of([], "int64")):
-        assert FeatureStatistics.from_json(json.loads(json.dumps(asdict(statistics)))) == statistics
+        for value in (asdict(statistics), statistics.to_json()):
+            assert FeatureStatistics.from_json(json.loads(json.dumps(value))) == statistics
 
 
 def test_the_vocabulary_of_images_is_their_formats() -> None:
