@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ..sharding import BuildPlan, Dataset
 from ..sharding.class_counts import count_matrix
 from ..sharding.generations import generation_of
-from .console import align, human_bytes
+from .console import align, human_bytes, one_line
 
 __all__ = ["SplitBalance", "balance_json", "balance_of_dataset", "balance_of_plan", "balance_text"]
 
@@ -150,7 +150,7 @@ def balance_text(splits: Sequence[SplitBalance], classes: Sequence[Any], *, esti
     order = np.argsort(-shares, kind="stable")
     rows = [
         [
-            str(classes[i]) if classes[i] != "" else "''",
+            one_line(classes[i]) or "''",
             f"{shares[i]:.2%}",
             *(
                 w

@@ -68,10 +68,10 @@ def inspection_text(dataset: Dataset) -> str:
         f"{dataset.storage.locate()}",
         f"  holds    {counted(manifest.records, 'record')} in {counted(len(dataset.shards), 'shard')} of "
         f"{manifest.shard_format}{codec}, {human_bytes(data_bytes)}{layout}",
-        f"  from     {manifest.source.get('url', 'unknown')} "
+        f"  from     {one_line(manifest.source.get('url', 'unknown'))} "
         f"(fingerprint {manifest.source.get('fingerprint', 'unknown')})",
         f"  written  by {manifest.writer}, seed {manifest.seed}",
-        f"  label    {manifest.schema.label if manifest.schema.label is not None else '(none)'}",
+        f"  label    {one_line(manifest.schema.label) if manifest.schema.label is not None else '(none)'}",
         f"  tfds     {f'cannot open it: {reason}' if reason else f'opens it{_tfds_place(manifest)}'}",
         *lost_lines(manifest),
         *_generation_lines(manifest),

@@ -24,7 +24,8 @@ def dataset_card(manifest: Manifest, splits: Sequence[str], suffix: str) -> byte
     lines = ["---", "configs:", "- config_name: default", "  data_files:"]
     for name in splits:  # a JSON string is a YAML one, and `on` in quotes is no bool
         lines += [f"  - split: {json.dumps(name)}", f"    path: {json.dumps(f'{name}-*.{suffix}')}"]
-    lines += ["---", "", f"Exported by {manifest.writer} from {manifest.source.get('url', 'an unknown source')}.", ""]
+    source = _plain(manifest.source.get("url", "an unknown source"))
+    lines += ["---", "", f"Exported by {manifest.writer} from {source}.", ""]
     lines += ["| split | records | shards |", "| --- | ---: | ---: |"]
     lines += [f"| {name} | {manifest.splits[name].records:,} | {manifest.splits[name].shards:,} |" for name in splits]
     if manifest.schema.label is not None:
@@ -41,8 +42,13 @@ def dataset_card(manifest: Manifest, splits: Sequence[str], suffix: str) -> byte
 def _cell(value: object) -> str:
     """A value as a cell of a Markdown table can hold it.
 
-    >>> _cell("a|b\\nc")
-    '`a\\\\|b c`'
+    >>> _cell("a|b\\nc\\x1b[31m")
+    '`a\\\\|b c?[31m`'
     """
-    text = " ".join(str(value).replace("`", "'").split()).replace("|", "\\|")
+    text = _plain(str(value).replace("`", "'")).replace("|", "\\|")
     return f"`{text}`" if text else ""
+
+
+def _plain(text: str) -> str:
+    """On one line, with nothing that a terminal would obey."""
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))

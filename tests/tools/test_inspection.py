@@ -28,3 +28,22 @@ def test_images_are_told_by_their_sizes_and_pixels(tmp_path: Path, capsys: pytes
     found = {feature["name"]: feature["statistics"]["train"]["image"] for feature in features}
     assert (found["image"]["images"], found["image"]["sampled"], found["image"]["pixels"]) == (8, 8, 2 * 920)
     assert found["path"] is None
+
+
+def test_names_of_classes_are_told_on_one_line_and_obeyed_by_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = [{"x": i, "a\tlabel": ("\x1b[31mred\n0", "blue")[i % 2]} for i in range(8)]
+    (tmp_path / "x\x1b[1m.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    source, out = str(tmp_path / "x\x1b[1m.jsonl"), str(tmp_path / "out")
+    build = ["build", source, out, "--shards", "2", "--workers", "1", "--label", "a\tlabel"]
+    for command in ([*build, "--dry-run"], build, ["inspect", out]):
+        assert main(command) == 0
+        text = capsys.readouterr().out
+        assert any(line.startswith("?[31mred 0  50.00%") for line in text.splitlines())
+        assert "\x1b" not in text
+    assert "  label    a label\n" in text
+    assert main(["export", out, str(tmp_path / "hf"), "--to", "hf", "--workers", "1"]) == 0
+    card = (tmp_path / "hf" / "README.md").read_text()
+    assert "| `?[31mred 0` |" in card
+    assert "\x1b" not in card
