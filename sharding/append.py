@@ -185,7 +185,8 @@ def append(options: AppendOptions, *, executor: Executor | None = None, report: 
         RingfeedError: something else is wrong with the options or the destination. The dataset is as it was, and
             nothing is left behind unless starting again may help (`RingfeedError.may_pass`).
     """
-    with draft_dataset(Storage(options.destination), "append", about_build(options.source, "append")) as draft:
+    about = about_build(options.source, options.spill, "append")
+    with draft_dataset(Storage(options.destination), "append", about) as draft:
         base = draft.base
         assert base is not None
 

@@ -21,7 +21,7 @@ from .planning import make_plan, open_build_source
 from .progress import Report, ignore
 from .rounds import assemble, assemble_tasks, common_layout, partition, shards_per_bucket
 from .sources import Source
-from .spill import open_scratch, open_spill, remove_spill, spill_root
+from .spill import about_spill, open_scratch, open_spill, remove_spill, spill_root
 from .storage import Storage, public_url
 from .stored import Stored
 from .table import seal
@@ -54,7 +54,7 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
         begin_processes(options.source, options.destination)
     source, destination = open_build_source(options), Storage(options.destination)
     purpose: Purpose = "replace" if options.overwrite else "new"
-    with draft_dataset(destination, purpose, about_build(options.source)) as draft:
+    with draft_dataset(destination, purpose, about_build(options.source, options.spill)) as draft:
 
         def committed(plan: BuildPlan) -> Manifest | None:
             return draft.committed(plan.fingerprint(options))
@@ -62,9 +62,9 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
         return write_dataset(source, options, draft, committed, executor=executor, report=report)
 
 
-def about_build(source: str, task: str = "build") -> dict[str, str]:
+def about_build(source: str, spill: str | None, task: str = "build") -> dict[str, str]:
     """What a build, or another `task`, leaves in the folder while it is at work, for whoever finds it."""
-    return {"task": task, "source": public_url(source), "writer": writer()}
+    return {"task": task, "source": public_url(source), "writer": writer(), **about_spill(spill)}
 
 
 def write_dataset(

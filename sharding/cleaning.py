@@ -25,7 +25,7 @@ def clean(destination: Place, *, spill: str | os.PathLike[str] | None = None, dr
 
     Args:
         destination: with a dataset, or without.
-        spill: where they were told to spill to.
+        spill: where they were told to spill to; None: where the mark that the last one left says.
         dry_run: only say what would be removed.
 
     Returns:
@@ -42,6 +42,8 @@ def clean(destination: Place, *, spill: str | os.PathLike[str] | None = None, dr
         who = f"{'an' if holder.task == 'append' else 'a'} {holder.task}"
         raise DestinationError(f"{who} is writing to {destination.locate()}; wait for it, or stop it first")
     check_no_damaged(destination, files)
+    if spill is None and holder is not None:
+        spill = holder.about.get("spill")
     known: set[str] = set()
     manifest = None
     if MANIFEST_NAME in files:
@@ -49,15 +51,15 @@ def clean(destination: Place, *, spill: str | os.PathLike[str] | None = None, dr
         known, manifest = set(files_of(dataset)), dataset.manifest
     debris = [name for name in files if OURS.fullmatch(name) and name not in known] if _was_built_in(files) else []
     debris += sorted(set(_of_other_generations(manifest, files)) - set(debris))
-    if not dry_run:
-        remove_files(destination, debris)
-        folders = [JOURNAL_FOLDER, STAGING, *folders_of(debris)]
-        remove_empty(destination, [*folders, *([] if set(files) - set(debris) else [""])])
     spilled = []
     for root in (spill_root(spill, destination.locate()), scratch_root(spill, destination)):
         spilled += [root.locate(name) for name in root.list()]
         if not dry_run:
             remove_spill(root)
+    if not dry_run:  # after what was spilled, to which the mark among them leads
+        remove_files(destination, debris)
+        folders = [JOURNAL_FOLDER, STAGING, *folders_of(debris)]
+        remove_empty(destination, [*folders, *([] if set(files) - set(debris) else [""])])
     return [destination.locate(name) for name in debris] + spilled
 
 

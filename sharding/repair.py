@@ -38,7 +38,7 @@ from .remedies import (
     workshop_of,
 )
 from .salvage import mend_shard, salvage_shard
-from .spill import scratch_root
+from .spill import about_spill, scratch_root
 from .staging import staged
 from .storage import Place, Storage
 from .table import seal
@@ -161,7 +161,7 @@ def _held(plan: RepairPlan) -> Iterator[Lease]:
     """
     storage = plan.known.storage
     storage.check_writable()
-    with hold(storage, {"task": "repair"}) as lease:
+    with hold(storage, {"task": "repair", **about_spill(plan.spill)}) as lease:
         try:
             if _look(storage, plan.known) != _seen(plan.known):
                 raise DestinationError(

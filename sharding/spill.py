@@ -26,11 +26,11 @@ import pyarrow as pa
 from .errors import DestinationError, RingfeedError
 from .keyed import derive_key
 from .lease import boot_id
-from .storage import Storage
+from .storage import Storage, public_url
 
 __all__ = [
-    "PartSpill", "Spill", "open_scratch", "open_spill", "planning_folder", "remove_spill", "scratch_root",
-    "side_folder", "spill_root",
+    "PartSpill", "Spill", "about_spill", "open_scratch", "open_spill", "planning_folder", "remove_spill",
+    "scratch_root", "side_folder", "spill_root",
 ]  # fmt: skip
 
 _SCRATCH = "_repair"  # no folder is there of this name: it makes another key of the destination's URL
@@ -131,6 +131,11 @@ def _file(part: int) -> str:
 
 def _note(part: int) -> str:
     return f"{part:06d}.json"
+
+
+def about_spill(url: str | None) -> dict[str, str]:
+    """What a mark at the destination says of the folder to spill to, for whoever cleans up; no password is told."""
+    return {} if url is None or public_url(url) != url else {"spill": Storage(url).locate()}
 
 
 def spill_root(url: str | None, destination: str) -> Storage:

@@ -139,16 +139,18 @@ examples:
         "clean",
         "remove what killed builds left",
         """\
-Removes finished shards without a dataset, journals, drafts, and what was spilled for them on this machine; and tables
-that an append has replaced, which only who opened the dataset before it still needs. A dataset that is there stays as
-it is, and a build that is at work is left alone.
+Removes finished shards without a dataset, journals, drafts, and what the last build spilled for them, on this machine
+or to its --spill; and tables that an append has replaced, which only who opened the dataset before it still needs. A
+dataset that is there stays as it is, and a build that is at work is left alone.
 
 examples:
   shard-dataset clean s3://bucket/flights --dry-run
   shard-dataset clean shards/
 """,
     )
-    clean_.add_argument("--spill", metavar="URL", help="folder that the builds were told to spill to")
+    clean_.add_argument(
+        "--spill", metavar="URL", help="folder that the builds were told to spill to (default: that of the last)"
+    )  # fmt: skip
     clean_.add_argument("--dry-run", action="store_true", help="show what would be removed, and remove nothing")
     for command in (inspect, verify_, repair_, cat, clean_):
         command.add_argument("url", metavar="URL", help="folder of the dataset")

@@ -69,16 +69,18 @@ def test_a_build_that_spills_to_a_store_goes_on_there(parts: str, store: Store, 
     assert not (tmp_path / "s").exists()
 
 
-def test_what_was_spilled_can_be_cleaned_away(parts: str, store: Store, tmp_path: Path, cli: Cli) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_what_was_spilled_can_be_cleaned_away(parts: str, store: Store, tmp_path: Path, cli: Cli, named: bool) -> None:
     spill = f"{store.url}/spill"
     other = Storage(spill)
     other.write("others.txt", b"x")
     options = BuildOptions(source=parts, destination=str(tmp_path / "out"), label="label", shards=SHARDS, spill=spill)
     interrupted_at("write", options)
     assert len(other.list()) > 6
-    dry = cli("shard-dataset", "clean", str(tmp_path / "out"), "--spill", spill, "--dry-run", env=store.env, check=True)
+    flags = ["--spill", spill] if named else []
+    dry = cli("shard-dataset", "clean", str(tmp_path / "out"), *flags, "--dry-run", env=store.env, check=True)
     assert "000005.arrow" in dry.stdout
-    cli("shard-dataset", "clean", str(tmp_path / "out"), "--spill", spill, env=store.env, check=True)
+    cli("shard-dataset", "clean", str(tmp_path / "out"), *flags, env=store.env, check=True)
     assert other.list() == ["others.txt"]
     assert not any((tmp_path / "out").rglob("*"))
 
