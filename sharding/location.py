@@ -108,6 +108,8 @@ class Location:
 
     def filesystem(self) -> tuple[fsspec.AbstractFileSystem, str]:
         """The fsspec file system, the same for all threads, and the folder's path in it; use it in `run`."""
+        if self.protocol in S3 and not self.url.partition("://")[2].partition("/")[0]:
+            raise ConfigError(f"{self.url} names no bucket; name one, as in {self.protocol}://bucket/path")
         with self.errors("open", ""):
             return filesystem(self.locate(), self.protocol, self.options)
 

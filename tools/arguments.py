@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import NoReturn, TypeVar
 
-__all__ = ["CommandParser", "at_least", "checked_text", "checked_type", "parse_bytes", "parse_splits"]
+__all__ = ["CommandParser", "at_least", "check_lasting", "checked_text", "checked_type", "parse_bytes", "parse_splits"]
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
@@ -57,6 +57,16 @@ def at_least(least: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def check_lasting(url: str) -> None:
+    """Refuse a folder that is gone when the command ends.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if url.lower().startswith("memory:"):
+        raise ValueError(f"memory:// is gone when the command ends; name a folder on a disk or a store, got {url!r}")
 
 
 def parse_bytes(text: str) -> int:

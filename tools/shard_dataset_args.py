@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from ..sharding.export import EXPORT_FORMATS
 from ..sharding.sources import KINDS
-from .arguments import CommandParser, at_least, checked_type
+from .arguments import CommandParser, at_least, check_lasting, checked_text, checked_type
 from .subcommands import EXIT_CODES, add_command, add_json, add_workers, cores, parser_with
 from .writing_args import add_append, add_build, add_reshard
 
@@ -182,7 +182,7 @@ examples:
 def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = add_command(commands, "export", "write a dataset as the files of another program", _EXPORT_EPILOG)
     command.add_argument("url", metavar="URL", help="folder of the dataset")
-    command.add_argument("dst", metavar="DST", help="folder to write; new or empty")
+    command.add_argument("dst", metavar="DST", type=checked_text(check_lasting), help="folder to write; new or empty")
     command.add_argument(
         "--to", choices=tuple(EXPORT_FORMATS), required=True,
         help="webdataset: tar shards; hf: a folder of Parquet files that datasets.load_dataset opens",

@@ -8,7 +8,7 @@ from ..sharding.engine import check_engine
 from ..sharding.formats.encode import COMPRESSIONS
 from ..sharding.sources import KINDS
 from ..sharding.tolerance import parse_budget
-from .arguments import at_least, checked_text, checked_type, parse_bytes, parse_splits
+from .arguments import at_least, check_lasting, checked_text, checked_type, parse_bytes, parse_splits
 from .prepare_args import PREPARE_EPILOG, add_prepare_flags
 from .subcommands import EXIT_CODES, add_command, add_json, add_workers
 
@@ -155,7 +155,9 @@ def add_reshard(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1") -> None:
     """The destination, and the flags that say what is written there and how."""
-    command.add_argument("dst", metavar="DST", help="folder to write; new or empty, unless --overwrite")
+    command.add_argument(
+        "dst", metavar="DST", type=checked_text(check_lasting), help="folder to write; new or empty, unless --overwrite"
+    )
     command.add_argument(
         "--format", choices=tuple(COMPRESSIONS), default="tfrecord", help="of the shards (default: tfrecord)"
     )

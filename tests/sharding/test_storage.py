@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringfeed.sharding import StorageError
+from ringfeed.sharding import ConfigError, StorageError
 from ringfeed.sharding.retry import RetryPolicy
 from ringfeed.sharding.storage import Storage, public_url
 from tests.servers.seaweedfs import S3Server
@@ -282,6 +282,21 @@ def test_a_name_node_that_takes_connections_and_answers_none_is_given_up() -> No
 def test_an_unknown_protocol_is_one_clear_error() -> None:
     with pytest.raises(StorageError, match="cannot open nosuch://x"):
         Storage("nosuch://x").read("a")
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3:///x", "s3a://"])
+def test_a_bucket_has_to_be_named(url: str) -> None:
+    for call in (Storage(url).list, Storage(url).check_writable, lambda: Storage(url).read("a")):
+        with pytest.raises(ConfigError, match=rf"^{url} names no bucket; name one, as in s3a?://bucket/path"):
+            call()
+
+
+def test_a_store_that_nothing_can_be_written_to_is_told_with_those_that_can() -> None:
+    for call in (Storage("http://localhost:1/x").write, Storage("http://localhost:1/x").create):
+        with pytest.raises(
+            StorageError, match=r"cannot write http://localhost:1/x/a: nothing can be .* local disk, S3"
+        ):
+            call("a", b"")
 
 
 def test_passwords_are_left_out_of_public_urls() -> None:

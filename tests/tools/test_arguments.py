@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from ringfeed.tools.arguments import parse_bytes, parse_splits
+from ringfeed.tools.arguments import check_lasting, parse_bytes, parse_splits
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,10 @@ def test_shares_are_exact() -> None:
 def test_what_are_no_splits_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="split"):
         parse_splits(text)
+
+
+def test_a_folder_that_ends_with_the_command_is_refused() -> None:
+    for url in ("memory://x", "MEMORY://"):
+        with pytest.raises(ValueError, match=f"gone when the command ends; name a folder .* got '{url}'"):
+            check_lasting(url)
+    check_lasting("memory")
