@@ -43,7 +43,8 @@ examples:
   ringfeed profile s3://bucket/flights --split train --batch-size 1024
   horovodrun -np 2 --gloo ringfeed train --config flights.yaml --set epochs=3
 
-Exit status: 0 all is well, 1 an error (one line on stderr), 2 wrong usage, 130 interrupted.
+Exit status: 0 all is well, 1 an error in what the command was given or met (one line on stderr), 2 a command line that
+cannot be parsed, 130 interrupted.
 Datasets are built, inspected and verified by `shard-dataset`.
 """
 

@@ -677,6 +677,20 @@ class TestUsage:
         assert message in capsys.readouterr().err
 
     @pytest.mark.parametrize(
+        "words",
+        [
+            ["--split", "a/b=1"],
+            ["--compression", "zstd"],
+            ["--format", "parquet", "--dali-index"],
+            ["--split-column", "x", "--group-by", "y"],
+        ],
+    )
+    def test_a_command_line_that_is_parsed_and_holds_an_error_is_exit_status_one(
+        self, tmp_path: Path, words: list[str]
+    ) -> None:
+        assert main(["build", "x.csv", str(tmp_path / "out"), *words]) == 1
+
+    @pytest.mark.parametrize(
         "command", [[], ["build"], ["reshard"], ["inspect"], ["verify"], ["repair"], ["cat"], ["clean"], ["export"]]
     )
     def test_help_shows_examples_and_exit_statuses(
@@ -687,6 +701,8 @@ class TestUsage:
         out = capsys.readouterr().out
         assert stop.value.code == 0
         assert "examples:\n" in out
+        assert "  1  an error in what the command was given or met" in out
+        assert "  2  a command line that cannot be parsed\n" in out
         assert "130  interrupted, by SIGTERM 143" in out
         assert f"shard-dataset {command[0] if command else 'build'} " in out
 
