@@ -222,10 +222,13 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
         else:
             found = _below(fs, root)
             if not found and not fs.exists(path):
+                fs.info(path)  # of a web server that cannot be reached, only this says so
                 raise FileNotFoundError(path)
     except SourceError:
         raise
     except FileNotFoundError as error:
+        if isinstance(cause := error.__cause__, OSError) and not isinstance(cause, FileNotFoundError):
+            raise _storage_error(url, cause) from error
         raise SourceError(f"there is nothing at {url}; {_did_you_mean(url)}check the path") from error
     except Exception as error:
         raise _storage_error(url, error) from error

@@ -89,3 +89,8 @@ def test_large_files_come_from_servers_that_send_parts(folder: Path, serve: Serv
 def test_a_file_that_is_not_there(serve: Serve, tmp_path: Path) -> None:
     with serve(ranges=True) as url, pytest.raises(SourceError, match=f"there is nothing at {url}/row.csv; .*check the"):
         built(f"{url}/row.csv", tmp_path / "there")
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="ClientConnectorError: Cannot connect to host"):
+        built("http://localhost:1/rows.csv", tmp_path / "there")
