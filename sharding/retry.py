@@ -19,6 +19,7 @@ __all__ = ["Exhausted", "IncompleteError", "RetryPolicy", "error_code", "error_n
 T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
+_draw = random.SystemRandom().random  # the numbers that a program has seeded are left to it
 
 _STATUSES = {408, 425, 429, 500, 502, 503, 504}
 _CODES = {  # of S3, where the status alone would say that the request itself is wrong
@@ -136,7 +137,7 @@ def retry(
     transient: Callable[[Exception], bool] | None = None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
-    draw: Callable[[], float] = random.random,
+    draw: Callable[[], float] = _draw,
 ) -> T:
     """Return the operation's result; repeat it, as the policy says, while its error may pass.
 

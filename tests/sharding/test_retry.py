@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import http.client
+import random
 from collections.abc import Callable
 
 import aiohttp
@@ -60,6 +61,12 @@ class TestRetry:
         operation = failing(3, ConnectionResetError(), time)
         assert retry(operation, policy, sleep=time.sleep, clock=time.clock, draw=lambda: 0.5) == "done"
         assert time.pauses == [0.5, 1.0, 1.5]
+
+    def test_the_numbers_that_a_program_has_seeded_are_left_to_it(self) -> None:
+        time, before = Time(), random.getstate()
+        operation = failing(2, ConnectionResetError(), time)
+        assert retry(operation, RetryPolicy(), sleep=time.sleep, clock=time.clock) == "done"
+        assert random.getstate() == before
 
     def test_the_last_error_is_the_cause(self) -> None:
         time, error = Time(), ConnectionResetError()

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from ringfeed.sharding import BuildOptions, SourceError, build
+from ringfeed.sharding import BuildOptions, SourceError, StorageError, build
 from tests.servers.web import served
 
 ROWS = 60_000
@@ -92,5 +92,5 @@ def test_a_file_that_is_not_there(serve: Serve, tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="ClientConnectorError: Cannot connect to host"):
+    with pytest.raises(StorageError, match="ClientConnectorError: Cannot connect to host"):
         built("http://localhost:1/rows.csv", tmp_path / "there")
