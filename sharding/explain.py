@@ -47,7 +47,7 @@ def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
     'the disk is full; free space or choose another folder'
     """
     name, text = type(error).__name__, str(error)
-    if writing and isinstance(error, NotImplementedError):
+    if writing and isinstance(error, NotImplementedError):  # so fsspec says of stores that are only read
         return "nothing can be written to such a store; name a folder on a local disk, S3, HDFS, GCS or Azure"
     code = error_code(error)
     if code in _EXPIRED:

@@ -1,8 +1,8 @@
-"""Numbers of things in words, for messages."""
+"""Words for messages: numbers of things, and texts of others that are shown."""
 
 from __future__ import annotations
 
-__all__ = ["counted", "some_of"]
+__all__ = ["counted", "one_line", "some_of"]
 
 
 def counted(number: int, noun: str, verb: str = "") -> str:
@@ -25,3 +25,12 @@ def some_of(number: int, total: int, noun: str, verb: str) -> str:
     """
     single, _, plural = verb.partition("/")
     return f"{number:,} of {counted(total, noun)} {single if number == 1 else plural}"
+
+
+def one_line(text: object) -> str:
+    """Any text on one line, with nothing that a terminal would obey.
+
+    >>> one_line("a\\n  b\\x1b[31m")
+    'a b?[31m'
+    """
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(str(text).split()))

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from ..sharding import BuildPlan, Dataset
 from ..sharding.class_counts import count_matrix
 from ..sharding.generations import generation_of
-from .console import align, human_bytes, one_line
+from ..sharding.wording import one_line
+from .console import align, human_bytes
 
 __all__ = ["SplitBalance", "balance_json", "balance_of_dataset", "balance_of_plan", "balance_text"]
 

@@ -15,7 +15,8 @@ from ..pipeline.cache_folder import CacheEntry, CacheFolder, dataset_folder, is_
 from ..sharding.errors import ConfigError
 from ..sharding.location import Location
 from ..sharding.storage import Storage, public_url
-from .console import align, human_bytes, human_seconds, one_line
+from ..sharding.wording import one_line
+from .console import align, human_bytes, human_seconds
 
 __all__ = ["add_parser", "parse_age", "run"]
 

@@ -46,14 +46,13 @@ from ..sharding import (
     repair,
 )
 from ..sharding.sources.ringfeed import only_split
-from ..sharding.wording import counted, some_of
+from ..sharding.wording import counted, one_line, some_of
 from .balance import balance_json, balance_of_dataset, balance_of_plan, balance_text
 from .console import (
     StageReport,
     align,
     human_bytes,
     human_seconds,
-    one_line,
     print_event,
     print_json,
     prints_aside,

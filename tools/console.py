@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from ..sharding.json_pieces import json_pieces
 
 __all__ = [
-    "StageReport", "align", "human_bytes", "human_seconds", "one_line", "print_event", "print_json", "prints_aside",
+    "StageReport", "align", "human_bytes", "human_seconds", "print_event", "print_json", "prints_aside",
     "stage_progress",
 ]  # fmt: skip
 
@@ -49,15 +49,6 @@ def human_seconds(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def one_line(text: object) -> str:
-    """Any text on one line, with nothing that a terminal would obey.
-
-    >>> one_line("a\\n  b\\x1b[31m")
-    'a b?[31m'
-    """
-    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(str(text).split()))
 
 
 def print_json(document: object) -> None:

@@ -27,8 +27,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ..sharding import RingfeedError, open_dataset
+from ..sharding.wording import one_line
 from .balance import balance_of_dataset, balance_text
-from .console import human_seconds, one_line
+from .console import human_seconds
 from .demo_data import FLIGHT_LABEL, write_digits, write_flights
 from .probe import tensorflow_distribution, version_of
 from .report import BuiltDataset, CommandRecord, DemoResult, compare_runs, render_report

@@ -9,9 +9,9 @@ from typing import Any
 from ..sharding import Dataset, Feature, FeatureStatistics, ImageStatistics, Manifest
 from ..sharding.generations import folder_of
 from ..sharding.interop.tfds import is_tfds, obstacle
-from ..sharding.wording import counted
+from ..sharding.wording import counted, one_line
 from .balance import balance_json, balance_of_dataset, balance_text
-from .console import align, human_bytes, one_line
+from .console import align, human_bytes
 from .repairing import lost_json, lost_lines
 from .shares import shares_json, shares_text
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..sharding import Manifest, RepairReport
-from ..sharding.wording import counted
-from .console import one_line
+from ..sharding.wording import counted, one_line
 
 __all__ = ["lost_json", "lost_lines", "repair_json", "repair_text"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ..sharding.wording import one_line
 from .balance import SplitBalance
-from .console import one_line
 
 __all__ = ["shares_json", "shares_text"]
 

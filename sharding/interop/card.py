@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from ..manifest import Manifest
+from ..wording import one_line
 
 __all__ = ["CARD_NAME", "dataset_card"]
 
@@ -24,7 +25,7 @@ def dataset_card(manifest: Manifest, splits: Sequence[str], suffix: str) -> byte
     lines = ["---", "configs:", "- config_name: default", "  data_files:"]
     for name in splits:  # a JSON string is a YAML one, and `on` in quotes is no bool
         lines += [f"  - split: {json.dumps(name)}", f"    path: {json.dumps(f'{name}-*.{suffix}')}"]
-    source = _plain(manifest.source.get("url", "an unknown source"))
+    source = one_line(manifest.source.get("url", "an unknown source"))
     lines += ["---", "", f"Exported by {manifest.writer} from {source}.", ""]
     lines += ["| split | records | shards |", "| --- | ---: | ---: |"]
     lines += [f"| {name} | {manifest.splits[name].records:,} | {manifest.splits[name].shards:,} |" for name in splits]
@@ -45,10 +46,5 @@ def _cell(value: object) -> str:
     >>> _cell("a|b\\nc\\x1b[31m")
     '`a\\\\|b c?[31m`'
     """
-    text = _plain(str(value).replace("`", "'")).replace("|", "\\|")
+    text = one_line(str(value).replace("`", "'")).replace("|", "\\|")
     return f"`{text}`" if text else ""
-
-
-def _plain(text: str) -> str:
-    """On one line, with nothing that a terminal would obey."""
-    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))

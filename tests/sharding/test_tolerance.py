@@ -205,9 +205,9 @@ def test_a_damaged_image_within_a_record_is_named_and_left_out(
 
 def test_a_damaged_image_that_is_not_stored_does_not_matter(tmp_path: Path) -> None:
     source = write_records_with_images(tmp_path, "parquet", bad=3)
-    for number, step in enumerate((Filter("id != 3"), Drop(("jpg",)))):
+    for step, records in ((Filter("id != 3"), 6), (Drop(("jpg",)), 7)):
         prepare = PrepareOptions(steps=(step,), features={"jpg": AN_IMAGE})
-        assert built(source, tmp_path / f"{number}", shards=2, prepare=prepare).manifest.records >= 6
+        assert built(source, tmp_path / f"{records}", shards=2, prepare=prepare).manifest.records == records
 
 
 # --- blocks of tables --------------------------------------------------------------------------------------------
