@@ -12,7 +12,7 @@ import yaml
 from ..errors import ConfigError
 from ..location import url_text
 from ..schema import Feature
-from ..sources.base import open_file
+from ..sources.files import open_file
 
 __all__ = ["parse_features", "read_features"]
 

@@ -12,19 +12,11 @@ import pyarrow as pa
 
 from ..errors import ConfigError, SourceError
 from ..schema import Feature, Schema
-from .base import (
-    BATCH_ROWS,
-    NO_FEATURES,
-    BadRecord,
-    Part,
-    Reject,
-    fail_on_bad,
-    fingerprint_files,
-    list_files,
-)
+from .base import BATCH_ROWS, NO_FEATURES, BadRecord, Part, Reject, fail_on_bad
 from .csv_blocks import MISSING, Header, Rows, delimiter_of, parse_block, read_header, record_lines
 from .csv_records import cut_records
 from .csv_types import infer_types
+from .files import fingerprint_files, list_files
 from .given import arrow_type_given, cast_text, check_names
 from .places import line_places
 from .text import read_blocks, read_marked, span_of

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from ..errors import SourceError
-from .base import BadRecord, Reject, compression_of, split_chain, translate_errors
+from .base import BadRecord, Reject
 from .csv_records import cut_records, find_records
+from .files import compression_of, split_chain, translate_errors
 from .text import Block, Span, count_lines, not_utf8, read_blocks
 
 __all__ = ["MISSING", "Header", "Rows", "delimiter_of", "parse_block", "read_header", "record_lines"]

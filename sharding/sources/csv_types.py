@@ -12,9 +12,10 @@ import pyarrow.compute as pc
 from ..errors import SourceError
 from ..schema import Feature
 from ..wording import counted
-from .base import BadRecord, Part, Reject, SourceFile
+from .base import BadRecord, Part, Reject
 from .csv_blocks import MISSING, Header, parse_block
 from .csv_records import cut_records
+from .files import SourceFile
 from .given import beyond_integers, cast_text
 from .text import Block, Mark, Span, cut_parts, read_blocks
 

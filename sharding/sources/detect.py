@@ -10,9 +10,10 @@ from ..errors import SourceError
 from ..location import url_text
 from ..manifest import MANIFEST_NAME
 from ..schema import Feature
-from .base import NO_FEATURES, Reject, Source, SourceFile, fail_on_bad, list_files, plain_name
+from .base import NO_FEATURES, Reject, Source, fail_on_bad
 from .csv import SUFFIXES as CSV_SUFFIXES
 from .csv import CsvSource
+from .files import SourceFile, list_files, plain_name
 from .hdf5 import SUFFIXES as HDF5_SUFFIXES
 from .hdf5 import Hdf5Source
 from .idx import SUFFIXES as IDX_SUFFIXES

@@ -11,7 +11,7 @@ import fsspec
 import pyarrow as pa
 
 from ..errors import SourceError
-from .base import has_pattern, split_chain
+from .files import has_pattern, split_chain
 
 __all__ = ["Partitions", "find_partitions"]
 

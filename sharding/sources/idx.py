@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from ..errors import SourceError
 from ..schema import Feature, Schema
-from .base import Part, Reject, fail_on_bad, fingerprint_files, list_files, open_file
+from .base import Part, Reject, fail_on_bad
+from .files import fingerprint_files, list_files, open_file
 
 __all__ = ["SUFFIXES", "IdxSource"]
 

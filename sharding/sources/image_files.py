@@ -20,7 +20,8 @@ from ..errors import ConfigError, SourceError, StorageError
 from ..formats.image_size import check_image
 from ..formats.jpeg_size import plain_jpeg_sizes
 from ..storage import Storage
-from .base import BATCH_BYTES, BadRecord, Reject, fail_on_bad, read_files, stat_files
+from .base import BATCH_BYTES, BadRecord, Reject, fail_on_bad
+from .files import read_files, stat_files
 
 __all__ = ["ImageFiles", "bad_images", "damaged_images", "file_sizes", "read_images"]
 

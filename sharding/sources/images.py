@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from ..errors import SourceError
 from ..schema import Feature, Schema
-from .base import Part, Reject, SourceFile, fail_on_bad, fingerprint_files, list_files
+from .base import Part, Reject, fail_on_bad
+from .files import SourceFile, fingerprint_files, list_files
 from .image_files import bad_images, read_images
 
 __all__ = ["SUFFIXES", "ImageFolderSource"]

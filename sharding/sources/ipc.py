@@ -10,7 +10,8 @@ from typing import ClassVar
 import pyarrow as pa
 
 from ..errors import SourceError
-from .base import Part, SourceFile
+from .base import Part
+from .files import SourceFile
 from .tables import PART_BYTES, TableSource, checked, open_table, plain_schema, runs
 
 __all__ = ["SUFFIXES", "IpcSource"]

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from ..errors import SourceError
 from ..schema import Feature, Schema
-from .base import NO_FEATURES, BadRecord, Part, Reject, fail_on_bad, fingerprint_files, list_files
+from .base import NO_FEATURES, BadRecord, Part, Reject, fail_on_bad
+from .files import fingerprint_files, list_files
 from .given import arrow_type_given, check_names
 from .json_columns import Column, read_columns, rows_at_once
 from .json_records import Lines, split_lines

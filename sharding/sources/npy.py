@@ -27,18 +27,8 @@ from ..errors import SourceError
 from ..schema import Schema
 from ..storage import Storage
 from .arrays import Leaf, batch_rows, choose, fixed_feature, leaves_of, part_bounds, to_arrow
-from .base import (
-    Part,
-    Reject,
-    SourceFile,
-    fail_on_bad,
-    fingerprint_files,
-    list_files,
-    open_file,
-    plain_name,
-    split_chain,
-    translate_errors,
-)
+from .base import Part, Reject, fail_on_bad
+from .files import SourceFile, fingerprint_files, list_files, open_file, plain_name, split_chain, translate_errors
 from .selection import split_selection
 
 __all__ = ["SUFFIXES", "NpySource"]

@@ -11,7 +11,8 @@ import pyarrow as pa
 from pyarrow import orc
 
 from ..formats.protobuf import read_fields
-from .base import Part, SourceFile
+from .base import Part
+from .files import SourceFile
 from .tables import PART_BYTES, TableSource, checked, open_table, plain_schema, runs
 
 __all__ = ["SUFFIXES", "OrcSource"]

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 
 from ..formats.parquet import rows_within
 from ..storage import Storage
-from .base import BATCH_BYTES, BATCH_ROWS, Part, SourceFile
+from .base import BATCH_BYTES, BATCH_ROWS, Part
+from .files import SourceFile
 from .tables import PART_BYTES, TableSource, checked, open_table, plain_schema, runs
 
 __all__ = ["SUFFIXES", "ParquetSource"]

@@ -15,21 +15,8 @@ from ..casting import can_become, declared_column
 from ..errors import ConfigError, RangesError, RingfeedError, SourceError
 from ..schema import Feature, Schema
 from ..storage import Storage
-from .base import (
-    BATCH_BYTES,
-    BATCH_ROWS,
-    NO_FEATURES,
-    PASS_OVER,
-    BadRecord,
-    Part,
-    Reject,
-    SourceFile,
-    fail_on_bad,
-    fingerprint_files,
-    list_files,
-    open_file,
-    translate_errors,
-)
+from .base import BATCH_BYTES, BATCH_ROWS, NO_FEATURES, PASS_OVER, BadRecord, Part, Reject, fail_on_bad
+from .files import SourceFile, fingerprint_files, list_files, open_file, translate_errors
 from .hive import Partitions, find_partitions
 from .web import lacks_ranges
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gzip import BadGzipFile
 from typing import IO
 
-from .base import open_file, size_if_seekable
+from .files import open_file, size_if_seekable
 
 __all__ = ["SUFFIXES", "Member", "TarDamage", "TarReader", "open_tar"]
 

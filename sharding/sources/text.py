@@ -13,7 +13,8 @@ from typing import IO
 import numpy as np
 
 from ..errors import SourceError
-from .base import BadRecord, Part, SourceFile, compression_of, open_file
+from .base import BadRecord, Part
+from .files import SourceFile, compression_of, open_file
 
 __all__ = [
     "LINE_BYTES",

@@ -17,21 +17,9 @@ from ..errors import SourceError
 from ..formats.parse import Parsed, parse_examples
 from ..formats.tfrecord import HEADER_BYTES, FrameBlock, FrameDamage, has_header, iterate_frames
 from ..schema import Feature, Schema
-from .base import (
-    BATCH_ROWS,
-    BadRecord,
-    Part,
-    Reject,
-    SourceFile,
-    fail_on_bad,
-    fingerprint_files,
-    has_pattern,
-    list_files,
-    open_file,
-    plain_name,
-    size_if_seekable,
-)
+from .base import BATCH_ROWS, BadRecord, Part, Reject, fail_on_bad
 from .examples import FeatureTypes, column_of
+from .files import SourceFile, fingerprint_files, has_pattern, list_files, open_file, plain_name, size_if_seekable
 
 __all__ = ["SUFFIXES", "TFRecordSource"]
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from ..errors import SourceError
 from ..schema import Schema
-from .base import BATCH_BYTES, BadRecord, Part, Reject, SourceFile, fail_on_bad, fingerprint_files, list_files
+from .base import BATCH_BYTES, BadRecord, Part, Reject, fail_on_bad
+from .files import SourceFile, fingerprint_files, list_files
 from .members import MemberType, MemberTypes, extension_of
 from .tar import SUFFIXES, Member, TarDamage, TarReader, open_tar
 

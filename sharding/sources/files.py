@@ -1,0 +1,331 @@
+"""The files of a source: how they are found, told from others, and opened."""
+
+from __future__ import annotations
+
+import difflib
+import lzma
+import os
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from gzip import BadGzipFile
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+import fsspec
+import pyarrow as pa
+from fsspec.compression import compr
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.utils import infer_compression
+
+from ..clients import OBJECT_STORES
+from ..errors import RangesError, RingfeedError, SourceError, StorageError
+from ..keyed import derive_key
+from ..retry import RetryPolicy, retry
+from ..storage import Storage
+from .web import is_page, lacks_ranges, with_sizes
+
+__all__ = [
+    "SourceFile", "compression_of", "fingerprint_files", "has_pattern", "list_files", "open_file", "plain_name",
+    "read_files", "size_if_seekable", "split_chain", "stat_files", "translate_errors",
+]  # fmt: skip
+
+_RANGED = {*OBJECT_STORES, "hdfs"} - {"memory"}  # protocols that send any range of a file
+_IN_ARCHIVE = re.compile(r"((?:\w+::)*(?:zip|tar|libarchive|rar)://.*?)(::.*)", re.DOTALL)
+
+
+class SourceFile(NamedTuple):
+    """A file of a source: its URL, and what the store says of its content without opening it."""
+
+    url: str
+    bytes: int
+    version: str
+
+
+def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
+    """The files of a path, folder or glob whose `plain_name` ends in one of `suffixes`, sorted by name.
+
+    A path that names one file is taken whatever its ending is. A glob stands for the files that match it or, where
+    there is none, for those in the folders that do. Files and folders whose names start with ``.`` or ``_`` are passed
+    over, as other readers of data folders do.
+
+    Args:
+        url: of it.
+        suffixes: endings, in lower case.
+
+    Raises:
+        SourceError: there is nothing there.
+    """
+    chain = split_chain(url)[1]
+    try:
+        fs, path = fsspec.url_to_fs(url)
+        root = path.rstrip("/")
+        if has_pattern(path) and not fs.exists(path):
+            found = _matching(fs, path)
+            if not found:
+                raise SourceError(f"no file matches {url}; check the pattern, or name a folder")
+        elif fs.isfile(path) and (plain_name(path).endswith(tuple(filter(None, suffixes))) or not is_page(fs, path)):
+            return [_file(fs, fs.info(path), chain)]
+        elif isinstance(fs, LocalFileSystem) and fs.isdir(path):
+            return sorted(_find_local(root or "/", tuple(suffixes)))
+        else:
+            found = _below(fs, root)
+            if not found and not fs.exists(path):
+                fs.info(path)  # of a web server that cannot be reached, only this says so
+                raise FileNotFoundError(path)
+    except SourceError:
+        raise
+    except FileNotFoundError as error:
+        if isinstance(cause := error.__cause__, OSError) and not isinstance(cause, FileNotFoundError):
+            raise _storage_error(url, cause) from error
+        raise SourceError(f"there is nothing at {url}; {_did_you_mean(url)}check the path") from error
+    except Exception as error:
+        raise _storage_error(url, error) from error
+    matching = [info for info in found if plain_name(info["name"]).endswith(tuple(suffixes))]
+    return sorted((_file(fs, info, chain) for info in with_sizes(fs, matching)), key=lambda file: file.url)
+
+
+def _matching(fs: fsspec.AbstractFileSystem, pattern: str) -> list[dict[str, Any]]:
+    """What fsspec knows of the files that a glob stands for."""
+    found = fs.glob(pattern, detail=True).values()
+    found = [info for info in found if _base_name(info["name"].rstrip("/"))[0] not in "._"]
+    files = [info for info in found if info["type"] == "file"]
+    return files or [info for folder in found for info in _below(fs, folder["name"].rstrip("/"))]
+
+
+def _below(fs: fsspec.AbstractFileSystem, root: str) -> list[dict[str, Any]]:
+    """The same of the files in a folder."""
+    found = [info for info in fs.find(root, detail=True).values() if info["type"] == "file"]
+    return [i for i in found if not any(p[0] in "._" for p in i["name"][len(root) :].split("/") if p)]
+
+
+def split_chain(url: str) -> tuple[str, str]:
+    """A URL, and the rest of one of fsspec's chains: where the archive lies that it is of a member of.
+
+    >>> split_chain("zip://a/b.csv::s3://bucket/c.zip"), split_chain("s3://bucket/c.zip")
+    (('zip://a/b.csv', '::s3://bucket/c.zip'), ('s3://bucket/c.zip', ''))
+    """
+    found = _IN_ARCHIVE.fullmatch(url) if "::" in url else None
+    return (found[1], found[2]) if found else (url, "")
+
+
+def plain_name(name: str) -> str:
+    """A file's name in lower case, without the number that some writers of shards put after its ending.
+
+    >>> plain_name("Flowers.tfrecord-00003-of-00010"), plain_name("a.tfrecord-00003-of-00010.gz")
+    ('flowers.tfrecord', 'a.tfrecord.gz')
+    """
+    plain = split_chain(name)[0].lower()
+    return re.sub(r"-\d{3,}-of-\d{3,}(?=(\.\w+)?$)", "", plain) if "-of-" in plain else plain
+
+
+def _find_local(root: str, suffixes: tuple[str, ...]) -> Iterator[SourceFile]:
+    """As `list_files` of a folder of this machine; 4 us a file where fsspec takes 50.
+
+    Links are followed; but none to a folder that holds the one it is met in, or that is read without it.
+    """
+    folders: list[tuple[str, tuple[str, ...]]] = [(root, (os.path.realpath(root),))]
+    while folders:
+        folder, trees = folders.pop()
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name[0] in "._":
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append((entry.path, trees))
+                elif entry.is_dir():
+                    target = os.path.realpath(entry.path)
+                    if not any(os.path.commonpath([target, tree]) in (target, tree) for tree in trees):
+                        folders.append((entry.path, (*trees, target)))
+                elif plain_name(entry.name).endswith(suffixes) and entry.is_file():
+                    info = entry.stat()
+                    _check_name(entry.path)
+                    yield SourceFile(f"file://{entry.path}", info.st_size, str(info.st_mtime or ""))
+
+
+def _check_name(path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise SourceError(f"the name of the file {path!r} is not UTF-8; rename it") from error
+
+
+def has_pattern(url: str) -> bool:
+    """Whether a URL may be a glob."""
+    return any(letter in url for letter in "*?[")
+
+
+def _file(fs: fsspec.AbstractFileSystem, info: dict[str, Any], chain: str) -> SourceFile:
+    version = next((info[key] for key in ("ETag", "mtime", "modification_time", "LastModified") if info.get(key)), "")
+    return SourceFile(
+        url=f"{fs.unstrip_protocol(info['name'])}{chain}", bytes=int(info.get("size") or 0), version=str(version)
+    )
+
+
+def _did_you_mean(url: str) -> str:
+    path = Storage(url).local_path
+    if path is None or not path.parent.is_dir():
+        return ""
+    names = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)
+    return f"did you mean {path.parent / names[0]}? Else " if names else ""
+
+
+def compression_of(path: str) -> str | None:
+    """What a file is compressed with, by its name.
+
+    >>> compression_of("a.csv.gz"), compression_of("a.csv.zst"), compression_of("a.csv")
+    ('gzip', 'zstd', None)
+    """
+    path = split_chain(path)[0]
+    codec: str | None = infer_compression(path)
+    return "zstd" if path.endswith((".zst", ".zstd")) else codec  # fsspec knows it only where another package is
+
+
+@contextmanager
+def open_file(path: str, compression: str | None = "infer", *, read_ahead: bool = True) -> Iterator[IO[bytes]]:
+    """Open a file for reading from its start; .gz, .bz2, .xz and .zst are decompressed.
+
+    Args:
+        path: or URL.
+        compression: fsspec's name of it, or None to read the bytes as they are; by default the name's ending says.
+        read_ahead: False for reads here and there: a store then sends what is asked for and no more, where it would
+            send megabytes beyond it (159 MiB of a Parquet file of 190 for one column of 21). Nothing is decompressed.
+
+    Raises:
+        StorageError: the store refuses, then or while the body reads.
+        SourceError: the compressed data is damaged.
+        FileNotFoundError: it is not there.
+    """
+    codec = compression_of(path) if compression == "infer" else compression
+    try:
+        with (
+            _open_plain(path, read_ahead=read_ahead) as file,
+            _decompressed(file, codec if read_ahead else None) as plain,
+        ):
+            yield plain
+    except (RingfeedError, FileNotFoundError, pa.ArrowException):
+        raise
+    except (EOFError, zlib.error, lzma.LZMAError, BadGzipFile) as error:
+        raise translate_errors(path, error, "the compressed file is damaged or cut short") from error
+    except Exception as error:
+        if codec == "zstd" and type(error) is OSError and error.errno is None:
+            raise translate_errors(path, error, "the compressed file is damaged or cut short") from error
+        if lacks_ranges(error):
+            raise RangesError.of(path) from error
+        if not _of_the_store(error):
+            raise
+        raise _storage_error(path, error) from error
+
+
+def _open_plain(path: str, *, read_ahead: bool) -> AbstractContextManager[IO[bytes]]:
+    folder, _, name = path.rpartition("/")
+    storage = Storage(folder)
+    if storage.protocol in _RANGED and "::" not in path:
+        return storage.open_input(name, read_ahead=read_ahead)
+    opened = fsspec.open(path, "rb")
+    if read_ahead or storage.protocol not in ("http", "https"):
+        return cast(AbstractContextManager[IO[bytes]], opened)
+    return cast(AbstractContextManager[IO[bytes]], opened.fs.open(opened.path, "rb", cache_type="none"))
+
+
+@contextmanager
+def _decompressed(file: IO[bytes], codec: str | None) -> Iterator[IO[bytes]]:
+    if codec is None:
+        yield file
+        return
+    with pa.input_stream(file, compression=codec) if codec == "zstd" else compr[codec](file, mode="rb") as stream:
+        yield stream
+
+
+def size_if_seekable(file: IO[bytes]) -> int | None:
+    """The size of a file that stands at its start and can go elsewhere; else None. It stands at its start again."""
+    try:
+        file.seek(0, 2)
+        size = file.tell()  # HDFS's seek returns nothing
+        file.seek(0)
+    except (OSError, ValueError, NotImplementedError):  # a stream of HTTP's says that it can, and then raises
+        return None
+    return size
+
+
+def _of_the_store(error: Exception) -> bool:
+    """Whether a client of a store raised it; many of theirs are no OSError. Arrow's, for bad data, have no errno."""
+    if isinstance(error, OSError):
+        return error.errno is not None or type(error) is not OSError
+    return isinstance(error, RuntimeError) or type(error).__module__.partition(".")[0] in ("botocore", "aiohttp")
+
+
+def read_files(paths: Sequence[str]) -> list[bytes]:
+    """The contents of many files, fetched side by side where they are not local.
+
+    Raises:
+        StorageError: the store refuses.
+        SourceError: one is not there any more.
+    """
+    storages = [Storage(path).local_path for path in paths]
+    with _errors_of_files(paths):
+        if all(storages):
+            return [Path(str(path)).read_bytes() for path in storages]
+        fs, names = _names_of(paths)
+        found: dict[str, bytes] = {}
+
+        def fetch() -> None:
+            missing = [name for name in names if name not in found]
+            replies = fs.cat_ranges(missing, None, None, on_error="return")  # `cat` takes names for patterns
+            found.update((name, data) for name, data in zip(missing, replies, strict=True) if isinstance(data, bytes))
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    raise reply
+
+        retry(fetch, RetryPolicy())
+        return [found[name] for name in names]
+
+
+def stat_files(paths: Sequence[str]) -> list[int]:
+    """The sizes of many files in bytes, asked for side by side; errors as of `read_files`."""
+    with _errors_of_files(paths):
+        fs, names = _names_of(paths)
+        sizes: list[int] = retry(lambda: fs.sizes(names), RetryPolicy())
+        return sizes
+
+
+def _names_of(paths: Sequence[str]) -> tuple[fsspec.AbstractFileSystem, list[str]]:
+    fs, _ = Storage(paths[0]).filesystem()
+    return fs, [fs._strip_protocol(split_chain(path)[0]) for path in paths]
+
+
+@contextmanager
+def _errors_of_files(paths: Sequence[str]) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise SourceError(f"a file went missing while the source was read: {' '.join(str(error).split())}") from error
+    except Exception as error:
+        raise _storage_error(paths[0], error) from error
+
+
+def _storage_error(url: str, error: Exception) -> Exception:
+    try:
+        with Storage(url).errors("read", ""):
+            raise error
+    except StorageError as translated:
+        return translated
+    raise AssertionError("unreachable: the error was raised")
+
+
+def fingerprint_files(files: Sequence[SourceFile]) -> str:
+    """A hash of the files' names, sizes and, where the store knows them, versions or times of change."""
+    facts = [fact for file in files for fact in (_base_name(file.url), file.bytes, file.version)]
+    return f"{derive_key(*facts):016x}"
+
+
+def _base_name(url: str) -> str:
+    return split_chain(url)[0].rpartition("/")[2]
+
+
+def translate_errors(path: str, error: Exception, remedy: str) -> SourceError | RangesError:
+    """One line for what a format's reader raised."""
+    if lacks_ranges(error):
+        return RangesError.of(path)
+    return SourceError(f"{path}: {' '.join(str(error).split())[:300]}; {remedy}")
