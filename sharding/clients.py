@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 import fsspec
 
@@ -38,6 +40,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 _hdfs_pids: set[int] = set()  # the process that began to use HDFS: in one that was forked from it all calls hang
+_hdfs_clients: WeakSet[fsspec.AbstractFileSystem] = WeakSet()
 
 
 def filesystem(url: str, protocol: str, options: Mapping[str, Any]) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -95,12 +98,19 @@ def _connect(
         fs.connect_timeout, fs.read_timeout = 5, 15
         fs.retries = 1
     if kind == "hdfs":
-        _leave_to_the_parent()
+        _register_at_fork()
+        _hdfs_clients.add(fs)
         fs.client.inner = BoundedClient(fs.client.inner, int(merged[_RPC_TIMEOUT]) / 1000)
     return fs
 
 
 @lru_cache(maxsize=1)
-def _leave_to_the_parent() -> None:
-    """In processes forked from now on, never collect what is garbage here: to free a client waits for its threads."""
-    os.register_at_fork(after_in_child=gc.freeze)
+def _register_at_fork() -> None:
+    os.register_at_fork(after_in_child=_leave_clients_to_the_parent)
+
+
+def _leave_clients_to_the_parent() -> None:
+    """Never free a client of HDFS here, neither let go of nor as garbage: that waits for threads of the parent's."""
+    for fs in _hdfs_clients:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(fs))
+    gc.freeze()

@@ -1,5 +1,6 @@
 """Loading and resuming on local disk, S3 and HDFS: the same samples in the same order, and damage never goes unseen."""
 
+import faulthandler
 import gc
 import multiprocessing
 from pathlib import Path
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.pipeline import Loader
-from ringfeed.sharding import BuildOptions, CorruptionError, StorageError, build, verify
+from ringfeed.sharding import BuildOptions, CorruptionError, StorageError, build, clients, verify
 from ringfeed.sharding.storage import Storage
 from tests.pipeline.conftest import make_table
 from tests.servers.hdfs import HdfsServer
@@ -55,6 +56,7 @@ def ids_or_error(loader: Loader) -> Any:
 
 
 def tell(loader: Loader, answer: Any) -> None:
+    faulthandler.dump_traceback_later(15)  # where it hangs, if it does
     answer.put(ids_or_error(loader))
 
 
@@ -81,6 +83,20 @@ def test_another_process_reads_the_same_or_says_at_once_that_it_cannot(
         assert "this process was forked from one that has used HDFS" in found
     else:
         assert found == expected
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:os.fork")
+def test_a_process_forked_after_hdfs_was_used_lets_go_of_no_client_of_its_parent(hdfs_server: HdfsServer) -> None:
+    assert Storage(hdfs_server.url).exists("")
+    fsspec.get_filesystem_class("hdfs").clear_instance_cache()  # of the fixture, as above
+    process = multiprocessing.get_context("fork").Process(target=clients._connect.cache_clear)
+    process.start()
+    process.join(20)  # as for another client in place of the oldest of 16
+    try:
+        assert process.exitcode == 0
+    finally:
+        process.kill()
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
