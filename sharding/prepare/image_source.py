@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ..errors import ConfigError, SourceError
 from ..keyed import derive_key
-from ..schema import Schema
+from ..schema import Feature, Schema
 from ..sources.base import Part, Reject, Source, fail_on_bad, late_bytes
 from .images import ImageOptions, NewImage, transform_all
 from .source import narrowed
@@ -28,15 +28,19 @@ class ImageSource:
         options: what to do.
         columns: of images.
         sizes: the columns that hold an image's height and its width; brought up to date where they do.
+        added: of each column of images that has none such, the names of two more: for its height, and its width.
     """
 
     inner: Source
     options: ImageOptions
     columns: tuple[str, ...]
     sizes: tuple[tuple[str, str], ...]
+    added: tuple[tuple[str, str, str], ...]
 
     @classmethod
-    def over(cls, inner: Source, options: ImageOptions, *, height: str | None, width: str | None) -> ImageSource:
+    def over(
+        cls, inner: Source, options: ImageOptions, *, height: str | None, width: str | None, left_out: bool = False
+    ) -> ImageSource:
         """Find the columns of images.
 
         Args:
@@ -44,6 +48,7 @@ class ImageSource:
             options: what to do.
             height: the column that tells an image's height, if one may.
             width: and its width.
+            left_out: whether there were such columns, and are not wanted.
 
         Raises:
             ConfigError: no column holds images.
@@ -57,7 +62,10 @@ class ImageSource:
             )
         named = [(name, side) for name, side in ((height, "height"), (width, "width")) if name in schema.names]
         sizes = tuple((str(name), side) for name, side in named if schema[str(name)].shape == ())
-        return cls(inner=inner, options=options, columns=columns, sizes=sizes if len(columns) == 1 else ())
+        if len(columns) > 1:
+            sizes = ()
+        added = () if sizes or left_out else tuple(_sizes_of(name, columns, schema.names) for name in columns)
+        return cls(inner=inner, options=options, columns=columns, sizes=sizes, added=added)
 
     @property
     def url(self) -> str:
@@ -66,8 +74,11 @@ class ImageSource:
 
     @property
     def schema(self) -> Schema:
-        """That of the inner source: an image stays an image."""
-        return self.inner.schema
+        """That of the inner source, where an image stays an image; and what is added."""
+        inner = self.inner.schema
+        names = [name for _, *sides in self.added for name in sides]
+        sizes = tuple(Feature(name=name, dtype="int32") for name in names)
+        return Schema(features=(*inner.features, *sizes), label=inner.label)
 
     @property
     def parts(self) -> Sequence[Part]:
@@ -104,6 +115,9 @@ class ImageSource:
             images = list(transform_all(columns[name].to_pylist(), self.options, place))
             columns[name] = pa.array([None if image is None else image.data for image in images], pa.binary())
             self._update_sizes(columns, images)
+            for _, height, width in (entry for entry in self.added if entry[0] == name):
+                columns[height] = pa.array([image and image.height for image in images], pa.int32())
+                columns[width] = pa.array([image and image.width for image in images], pa.int32())
         return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema.arrow)
 
     def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
@@ -134,6 +148,14 @@ class ImageSource:
                     f"{self.options.spec}: column {name!r} of type {columns[name].type} cannot hold the new sizes; "
                     "cast it to int32"
                 ) from error
+
+
+def _sizes_of(column: str, images: Sequence[str], taken: Sequence[str]) -> tuple[str, str, str]:
+    """A column of images, and what the columns for their height and width are called."""
+    sides = ("height", "width")
+    if len(images) > 1 or not set(sides).isdisjoint(taken):
+        sides = (f"{column}_height", f"{column}_width")
+    return (column, *sides)
 
 
 def _sides(sizes: Sequence[tuple[str, str]], size: tuple[int, int]) -> tuple[int, ...]:

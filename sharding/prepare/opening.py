@@ -45,7 +45,8 @@ def open_prepared(
         ConfigError: a step does not fit the columns.
     """
     name = None if label is None else _before(options.steps, label)
-    opened = partial(open_source, url, kind=kind, reject=reject, wanted=partial(_is_wanted, options.steps))
+    wanted = partial(_is_wanted, options.steps)
+    opened = partial(open_source, url, kind=kind, reject=reject, wanted=wanted, casts=_casts_before(options.steps))
     if not any(isinstance(step, MapBatches) for step in options.steps):
         source = _open_expected(opened, name, options.features, _types_before(options.steps, types))
     else:
@@ -111,9 +112,11 @@ def prepare(source: Source, options: PrepareOptions, label: str | None = None) -
         return result
     sides = {side: _after(steps, side) for side in ("height", "width")}
     told = {side for side, name in sides.items() if name in result.schema.names}
+    left_out = not told and set(sides) <= set(source.schema.names)
     if len(told) == 1 and told & draft_columns(source):  # alone, and not read with the image: it may be anything's
         told = set()
-    return ImageSource.over(result, options.images, **{side: sides[side] if side in told else None for side in sides})
+    height, width = (sides[side] if side in told else None for side in ("height", "width"))
+    return ImageSource.over(result, options.images, height=height, width=width, left_out=left_out)
 
 
 def _before(steps: Sequence[Step], name: str) -> str:
@@ -133,6 +136,19 @@ def _types_before(steps: Sequence[Step], types: Mapping[str, Feature]) -> dict[s
             result = {before.get(name, name): feature for name, feature in result.items()}
         elif isinstance(step, Cast):
             result = {name: feature for name, feature in result.items() if name not in dict(step.dtypes)}
+    return {name: replace(feature, name=name) for name, feature in result.items()}
+
+
+def _casts_before(steps: Sequence[Step]) -> dict[str, Feature]:
+    """What columns are cast to first, by what they were called before the steps."""
+    result: dict[str, Feature] = {}
+    for step in reversed(steps):
+        if isinstance(step, Rename):
+            before = {new: old for old, new in step.names}
+            result = {before.get(name, name): feature for name, feature in result.items()}
+        elif isinstance(step, Cast):
+            with suppress(ValueError):  # there is no such type: the step will say so
+                result |= {name: Feature(name=name, dtype=dtype) for name, dtype in step.dtypes}
     return {name: replace(feature, name=name) for name, feature in result.items()}
 
 

@@ -72,6 +72,7 @@ def open_source(
     features: Mapping[str, Feature] = NO_FEATURES,
     reject: Reject = fail_on_bad,
     wanted: Callable[[str], bool] = lambda _: True,
+    casts: Mapping[str, Feature] = NO_FEATURES,
 ) -> Source:
     """Open a dataset to be sharded.
 
@@ -86,6 +87,7 @@ def open_source(
         reject: called with each record that cannot be read while types are inferred. What is passed over then must
             be passed over by `Source.labels` and `Source.drafts` too, which meet it again.
         wanted: whether a column is, by its name: of most kinds, others may have types that no feature can hold.
+        casts: types that columns are brought into later, by name: of tables, they are used as `features` are.
 
     Raises:
         SourceError: nothing is there, it is of no known kind, or it cannot be read.
@@ -98,7 +100,7 @@ def open_source(
         return ImageFolderSource.open(url, label, files)
     told: dict[str, Any] = {"features": features, "reject": reject} if kind in _INFERRING else {}
     if kind in _TABLES:
-        told["features"] = features
+        told["features"] = {**casts, **features}
     if kind in _CHOOSING:
         told["wanted"] = wanted
     return _OPENERS[kind][1](url, label, **told)

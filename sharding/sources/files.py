@@ -27,8 +27,8 @@ from ..storage import Storage
 from .web import is_page, lacks_ranges, with_sizes
 
 __all__ = [
-    "SourceFile", "compression_of", "fingerprint_files", "has_pattern", "list_files", "open_file", "plain_name",
-    "read_files", "size_if_seekable", "split_chain", "stat_files", "translate_errors",
+    "SourceFile", "beside", "compression_of", "fingerprint_files", "folder_of", "has_pattern", "list_files",
+    "open_file", "plain_name", "read_files", "size_if_seekable", "split_chain", "stat_files", "translate_errors",
 ]  # fmt: skip
 
 _RANGED = {*OBJECT_STORES, "hdfs"} - {"memory"}  # protocols that send any range of a file
@@ -154,6 +154,36 @@ def _check_name(path: str) -> None:
 def has_pattern(url: str) -> bool:
     """Whether a URL may be a glob."""
     return any(letter in url for letter in "*?[")
+
+
+def folder_of(url: str, files: Sequence[str]) -> str:
+    """The folder that the names of a source's files are to be read from: the one that a URL names; of a glob, the last
+    without a pattern.
+
+    Args:
+        url: of the source.
+        files: URLs of its files.
+
+    Returns:
+        Its URL with a slash at the end, and without the rest of a chain.
+    """
+    fs, path = fsspec.url_to_fs(url)
+    root = str(fs.unstrip_protocol(path)).removesuffix("/") + "/"
+    while not all(file.startswith(root) for file in files) and "/" in root[:-1]:  # it is a glob, or a file
+        root = root[:-1].rpartition("/")[0] + "/"
+        while has_pattern(root):
+            root = root[:-1].rpartition("/")[0] + "/"
+    return root
+
+
+def beside(url: str, path: str) -> str:
+    """A path that a file gives, relative to its own folder, in full.
+
+    >>> beside("s3://bucket/a/list.csv", "b/c.jpg"), beside("zip://list.csv::d.zip", "b/c.jpg")
+    ('s3://bucket/a/b/c.jpg', 'zip://b/c.jpg::d.zip')
+    """
+    name, chain = split_chain(url)
+    return f"{name.rpartition('/')[0]}/{path}{chain}"
 
 
 def _file(fs: fsspec.AbstractFileSystem, info: dict[str, Any], chain: str) -> SourceFile:

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-import fsspec
 import pyarrow as pa
 
 from ..errors import SourceError
-from .files import has_pattern, split_chain
+from .files import folder_of, split_chain
 
 __all__ = ["Partitions", "find_partitions"]
 
@@ -24,7 +23,7 @@ class Partitions:
     """The keys that the folders of a source's files name, the same for each file.
 
     Attributes:
-        root: the folder below which folders name keys.
+        root: the folder below which folders name keys, with its slash at the end.
         fields: a column each: int64 if all values are integers, else string; nullable.
     """
 
@@ -65,7 +64,7 @@ def find_partitions(url: str, paths: Sequence[str]) -> Partitions:
     Raises:
         SourceError: the files' folders name different keys.
     """
-    root = _root(url, paths)
+    root = folder_of(url, paths)
     found = [_values(root, path) for path in paths]
     for path, values in zip(paths, found, strict=True):
         if values.keys() != found[0].keys():
@@ -77,22 +76,12 @@ def find_partitions(url: str, paths: Sequence[str]) -> Partitions:
     return Partitions(root=root, fields=tuple(fields))
 
 
-def _root(url: str, paths: Sequence[str]) -> str:
-    fs, path = fsspec.url_to_fs(url)
-    root = str(fs.unstrip_protocol(path)).rstrip("/")
-    while not all(found.startswith(root + "/") for found in paths):  # it is a glob, or a file
-        root = root.rpartition("/")[0]
-        while has_pattern(root):
-            root = root.rpartition("/")[0]
-    return root
-
-
 def _values(root: str, path: str) -> dict[str, str | None]:
     """
-    >>> _values("data", "data/year=2024/raw/city=K%C3%B6ln/zip=__HIVE_DEFAULT_PARTITION__/x=1.parquet")
+    >>> _values("data/", "data/year=2024/raw/city=K%C3%B6ln/zip=__HIVE_DEFAULT_PARTITION__/x=1.parquet")
     {'year': '2024', 'city': 'Köln', 'zip': None}
     """
-    folders = split_chain(path)[0][len(root) + 1 :].split("/")[:-1]
+    folders = split_chain(path)[0][len(root) :].split("/")[:-1]
     pairs = [folder.partition("=")[::2] for folder in folders if folder.find("=") > 0]
     return {_unquoted(key): None if value == _NULL else _unquoted(value) for key, value in pairs}
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from ..errors import SourceError
 from ..schema import Feature, Schema
 from .base import BadRecord, Part, Reject, Source, fail_on_bad
+from .files import beside, plain_name
 from .image_files import bad_images, file_sizes, read_images
 from .lines import LINE_SUFFIXES, LineSource
 from .places import places
@@ -52,7 +53,7 @@ class ImageListSource:
         Raises:
             SourceError: it has no column of paths, or several, or the label is that column.
         """
-        table: Source = (LineSource.open if url.endswith(LINE_SUFFIXES) else open_table)(url, label)
+        table: Source = (LineSource.open if plain_name(url).endswith(LINE_SUFFIXES) else open_table)(url, label)
         path_column = _path_column(table.schema, url)
         if label == path_column:
             raise SourceError(f"{url}: the column {label!r} names the images; the label has to be another")
@@ -81,19 +82,18 @@ class ImageListSource:
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """The table's records, and the folder that their paths are relative to; no image is opened."""
-        folder = part.path.rpartition("/")[0]
         for batch in self.table.drafts(part, reject):
-            yield self._draft(batch, folder)
+            yield self._draft(batch, part.path)
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """The first few: their images are to be opened one by one."""
-        return self._draft(self.table.sample(part, min(records, _SAMPLE_FILES)), part.path.rpartition("/")[0])
+        return self._draft(self.table.sample(part, min(records, _SAMPLE_FILES)), part.path)
 
-    def _draft(self, batch: pa.RecordBatch, folder: str) -> pa.RecordBatch:
+    def _draft(self, batch: pa.RecordBatch, table: str) -> pa.RecordBatch:
         """With every path in full, in a column beside it."""
         batch = self.table.complete(batch)
         paths = batch.column(self.path_column).to_pylist()
-        urls = pa.array([_locate(folder, path) if path else None for path in paths], pa.string())
+        urls = pa.array([_locate(table, path) if path else None for path in paths], pa.string())
         names = [name for name in self.schema.names if name not in ("image", *_OWN_SIZES, "path")]
         columns = [batch.column(name) for name in names]
         return pa.RecordBatch.from_arrays([*columns, batch.column(self.path_column), urls], names=[*names, "path", URL])
@@ -151,8 +151,8 @@ def _path_column(schema: Schema, url: str) -> str:
     return feature.name
 
 
-def _locate(folder: str, path: str) -> str:
-    return path if path.startswith("/") or "://" in path else f"{folder}/{path}"
+def _locate(table: str, path: str) -> str:
+    return path if path.startswith("/") or "://" in path else beside(table, path)
 
 
 def nameless_record(url: str, place: str) -> BadRecord:

@@ -18,7 +18,6 @@ from math import prod
 from typing import IO, Any
 from zipfile import BadZipFile, ZipFile
 
-import fsspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -28,7 +27,16 @@ from ..schema import Schema
 from ..storage import Storage
 from .arrays import Leaf, batch_rows, choose, fixed_feature, leaves_of, part_bounds, to_arrow
 from .base import Part, Reject, fail_on_bad
-from .files import SourceFile, fingerprint_files, list_files, open_file, plain_name, split_chain, translate_errors
+from .files import (
+    SourceFile,
+    fingerprint_files,
+    folder_of,
+    list_files,
+    open_file,
+    plain_name,
+    split_chain,
+    translate_errors,
+)
 from .selection import split_selection
 
 __all__ = ["SUFFIXES", "NpySource"]
@@ -166,8 +174,7 @@ class NpySource:
 
 def _tables(url: str, files: Sequence[SourceFile]) -> Iterator[tuple[str, list[_Array]]]:
     """What each set of files that hold the same records is called, and its arrays."""
-    fs, path = fsspec.url_to_fs(url)
-    root = str(fs.unstrip_protocol(path)).rstrip("/") + "/"
+    root = folder_of(url, [])
     folder = all(file.url.startswith(root) for file in files)
     archives = [plain_name(file.url).endswith(".npz") for file in files]
     if folder and any(archives) and not all(archives):

@@ -49,7 +49,7 @@ class TableSource(ABC):
         partitions: the columns that the folders name; the last of the schema.
         narrowed_from: the columns in the files, where the schema has fewer by now: damage in any of them costs records.
         left_out: columns that no feature can hold, and that were not wanted.
-        given: the features that the user gives columns which have none, or not the same in all files.
+        given: the features that columns are given which have none, or not the same in all files.
     """
 
     kind: ClassVar[str]
@@ -209,7 +209,7 @@ class TableSource(ABC):
     def _cast(self, part: Part, batch: pa.RecordBatch) -> pa.RecordBatch:
         for i, name in enumerate(batch.schema.names):
             if name in self.given:
-                what = f"{part.path}: --schema: column {name!r}"
+                what = f"{part.path}: column {name!r} as {self.given[name].dtype}"
                 batch = batch.set_column(i, name, declared_column(batch.column(i), self.given[name], what))
         return batch
 
@@ -247,7 +247,7 @@ def _check_alike(schema: pa.Schema, first: pa.Schema, given: Collection[str], pa
             problem = f"only one of the two has a column {name!r}"
         elif name not in given and _feature(ours[name]) != _feature(theirs[name]):
             problem = f"column {name!r} is {ours[name].type} here and {theirs[name].type} there"
-            remedy = ", or say by --schema what both are to be"
+            remedy = ", or say by --cast or --schema what both are to be"
         else:
             continue
         raise SourceError(
@@ -263,8 +263,8 @@ def _check_features(fields: Sequence[pa.Field]) -> None:
     also = others and f" (nor those of {others})"
     raise SourceError(
         f"column {odd[0].name!r} has type {odd[0].type}, which no feature can hold{also}; "
-        "leave it out by the first --drop-columns or --select, give it a type by --schema (decimals, nulls, lists of "
-        "lists of one shape), or convert it to numbers, strings, bytes or lists of them before"
+        "leave it out by the first --drop-columns or --select, give it a type by --cast (decimals, nulls) or --schema "
+        "(lists of lists of one shape, too), or convert it to numbers, strings, bytes or lists of them before"
     )
 
 

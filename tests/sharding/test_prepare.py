@@ -529,6 +529,21 @@ def test_columns_of_any_type_cannot_go_into_a_step(odd: str, tmp_path: Path, ste
         built(odd, tmp_path / "out", label="label", shards=2, prepare=PrepareOptions(steps=steps))
 
 
+def test_a_cast_gives_a_column_its_type(odd: str, tmp_path: Path) -> None:
+    steps = (Drop(("tags",)), Rename((("price", "cost"),)), Filter("cost > 37"), Cast((("cost", "float32"),)))
+    source = source_of(odd, *steps)
+    assert source.schema["cost"].dtype == "float32"
+    assert [(row["id"], row["cost"]) for row in read(source).to_pylist()] == [(38, 38.0), (39, 39.0)]
+
+
+def test_a_cast_gives_files_of_different_types_one(tmp_path: Path) -> None:
+    for number, values in enumerate([pa.array([1], pa.int8()), pa.array([300], pa.int64())]):
+        pq.write_table(pa.table({"x": values}), tmp_path / f"{number}.parquet")
+    with pytest.raises(SourceError, match="or say by --cast or --schema"):
+        source_of(str(tmp_path))
+    assert read(source_of(str(tmp_path), Cast((("x", "int32"),)))) == pa.table({"x": pa.array([1, 300], pa.int32())})
+
+
 def test_a_column_has_to_be_left(tmp_path: Path) -> None:
     pq.write_table(pa.table({"odd": [{"a": 1}] * 40}), tmp_path / "odd.parquet")
     with pytest.raises(ConfigError, match="no column is left"):

@@ -211,6 +211,37 @@ def test_a_column_that_tells_another_height_is_left_alone(tmp_path: Path, column
     assert [row["photo"] is None for row in rows] == [False, False, True]
 
 
+@pytest.mark.parametrize(
+    ("others", "height", "width"), [((), "height", "width"), (("height",), "photo_height", "photo_width")]
+)
+def test_sizes_are_stored_where_no_columns_tell_them(
+    tmp_path: Path, others: tuple[str, ...], height: str, width: str
+) -> None:
+    table = pa.table({"photo": [picture(9, 7), None, picture(9, 18)], **{name: ["tall"] * 3 for name in others}})
+    pq.write_table(table, tmp_path / "people.parquet")
+    features = {"photo": Feature(name="photo", dtype="binary", encoding="image")}
+    source = source_of(str(tmp_path / "people.parquet"), features=features, images=ImageOptions(size=Size(width=14)))
+    assert source.schema.names == ("photo", *others, height, width)
+    assert [(row[height], row[width]) for row in records(source)] == [(14, 18), (None, None), (28, 14)]
+
+
+def test_sizes_of_several_images_are_stored_apart(tmp_path: Path) -> None:
+    table = pa.table({"left": [picture(9, 7)], "right": [picture(7, 9)], "height": [7], "width": [9]})
+    pq.write_table(table, tmp_path / "pairs.parquet")
+    features = {name: Feature(name=name, dtype="binary", encoding="image") for name in ("left", "right")}
+    images = ImageOptions(encoding=parse_encoding("png"))
+    (row,) = records(source_of(str(tmp_path / "pairs.parquet"), features=features, images=images))
+    sizes = {name: value for name, value in row.items() if name not in ("left", "right")}
+    assert sizes == {
+        "height": 7, "width": 9, "left_height": 7, "left_width": 9, "right_height": 9, "right_width": 7,
+    }  # fmt: skip
+
+
+def test_sizes_that_were_left_out_stay_so(folder: str) -> None:
+    source = source_of(folder, Drop(("height", "width")), images=ImageOptions(size=Size(width=14)))
+    assert source.schema.names == ("image", "label", "path")
+
+
 def test_sizes_that_their_column_cannot_hold_are_told(folder: str) -> None:
     source = source_of(folder, Cast((("width", "int8"),)), images=ImageOptions(size=Size(width=130, height=5)))
     with pytest.raises(SourceError, match="'width' of type int8 cannot hold the new sizes"):

@@ -80,12 +80,37 @@ def test_an_image_outside_a_class_folder_is_refused(tmp_path: Any) -> None:
         open_source(str(tmp_path), None)
 
 
-@pytest.mark.parametrize("url", ["{}/cat/1.png", "{}/*/1.png"])
-def test_what_is_no_folder_is_refused(tmp_path: Any, url: str) -> None:
+@pytest.mark.parametrize("url", ["{}/cat/1.png", "{}/cat/*.png", "{}/cat"])
+def test_what_is_below_the_class_folders_is_refused(tmp_path: Any, url: str) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.png").write_bytes(image(1))
-    with pytest.raises(SourceError, match="is no folder; name the one that holds the class folders"):
+    with pytest.raises(SourceError, match=r"1\.png lies in no class folder; .* or the folder above be named"):
         open_source(url.format(tmp_path), None)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("*", ["cat/1.png", "cow/1.png", "cow/deep/2.png", "dog/1.png"]),
+        ("c*", ["cat/1.png", "cow/1.png", "cow/deep/2.png"]),
+        ("[cd]*/1.png", ["cat/1.png", "cow/1.png", "dog/1.png"]),
+        ("**/2.png", ["cow/deep/2.png"]),
+    ],
+)
+def test_a_glob_names_some_of_the_images(tmp_path: Any, pattern: str, found: list[str]) -> None:
+    for name in ("cat/1.png", "cow/1.png", "cow/deep/2.png", "dog/1.png"):
+        (tmp_path / "a" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "a" / name).write_bytes(image(1))
+    source = open_source(f"{tmp_path}/a/{pattern}", None)
+    assert [(row["label"], row["path"]) for row in completed(source)] == [(name.split("/")[0], name) for name in found]
+
+
+@pytest.mark.parametrize("suffix", ["heic", "heif", "jxl"])
+def test_an_image_of_a_format_that_cannot_be_read_is_not_left_out(tmp_path: Any, suffix: str) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / f"1.{suffix}").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0")
+    with pytest.raises(SourceError, match=rf"cat/1\.{suffix}: the image is damaged .*no known image format"):
+        completed(open_source(str(tmp_path), None))
 
 
 def test_an_image_that_goes_missing_is_named(tmp_path: Any) -> None:

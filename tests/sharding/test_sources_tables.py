@@ -130,7 +130,9 @@ def test_columns_that_no_feature_holds_are_read_as_the_types_given(name: str, tm
 def test_files_of_differing_types_are_read_as_the_type_given(name: str, tmp_path: Path) -> None:
     for number, values in enumerate([pa.array([1], pa.int8()), pa.array([1 << 53], pa.int64()), pa.array([0.5])]):
         WRITERS[name](pa.table({"x": values}), tmp_path / f"{number}{name}")
-    with pytest.raises(SourceError, match=r"'x' is int64 here and int8 there\); .* or say by --schema what both are"):
+    with pytest.raises(
+        SourceError, match=r"'x' is int64 here and int8 there\); .* or say by --cast or --schema what both are"
+    ):
         open_source(str(tmp_path), None)
     source = open_source(str(tmp_path), None, features=given(x=("float64",)))
     assert records(source) == [{"x": 1.0}, {"x": float(1 << 53)}, {"x": 0.5}]
@@ -152,13 +154,13 @@ def test_a_value_that_the_type_given_does_not_hold_is_told(
 ) -> None:
     WRITERS[name](pa.table({"x": column}), tmp_path / name)
     source = open_source(str(tmp_path), None, features=given(x=dtype))
-    with pytest.raises(SourceError, match=f"{name}: --schema: column 'x': .*{told}"):
+    with pytest.raises(SourceError, match=f"{name}: column 'x' as {dtype[0]}: .*{told}"):
         records(source)
 
 
 def test_all_columns_that_no_feature_holds_are_named(name: str, tmp_path: Path) -> None:
     WRITERS[name](pa.table({"p": PRICES, "m": MATRICES, "y": [1, 2, 3]}), tmp_path / name)
-    with pytest.raises(SourceError, match=r"'p' has type decimal128.* \(nor those of 'm'\); .* by --schema \(decimals"):
+    with pytest.raises(SourceError, match=r"'p' has type decimal128.* \(nor those of 'm'\); .* by --cast \(decimals"):
         open_source(str(tmp_path), "y", features=given(p=("binary", 3), m=("int16", 4)))
 
 
