@@ -165,11 +165,8 @@ class Epochs(ABC):
                 "epoch needs TensorFlow; install it with: pip install 'ringfeed[cpu]', or use numpy_epoch"
             ) from error
         epoch, start_step = self._checked(epoch, start_step)
-        if max(epoch, self.steps_per_epoch) >= 1 << 63:
-            raise ConfigError(
-                "epoch and steps_per_epoch must be less than 2**63 for TensorFlow, got "
-                f"epoch {epoch} of {self.steps_per_epoch} steps"
-            )
+        if epoch >= 1 << 63:
+            raise ConfigError(f"epoch must be less than 2**63 for TensorFlow, got {epoch}")
         if self._make_dataset is None:
             self._make_dataset = self._dataset_maker()
         dataset = self._make_dataset(epoch, start_step, self.steps_per_epoch - start_step)

@@ -78,6 +78,8 @@ class Geometry:
             raise ConfigError(f"epoch_length leaves no remainder to {self.remainder}; use remainder='drop'")
         if self.samples is not None and self.samples < self.batch_size:
             raise ConfigError(f"an epoch must have one global batch of {self.batch_size} samples, got {self.samples}")
+        if max(self.records, self.samples or 0) >= 1 << 63:
+            raise ConfigError("an epoch must have fewer than 2**63 samples")
         if self.samples is not None and self.samples > self.records and not self.spread:
             raise ConfigError(f"the split has {self.records} records, an epoch cannot have {self.samples}")
         if self.steps == 0:

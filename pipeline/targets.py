@@ -170,6 +170,8 @@ def epoch_samples(
     lengths = np.asarray(class_counts)[weights > 0] / weights[weights > 0]
     if epoch_length == "undersample":
         return int(lengths.min() + 1e-6), True
+    if lengths.max() >= 1 << 63:
+        raise ConfigError("an epoch must have fewer than 2**63 samples; give epoch_length a number")
     return int(np.ceil(lengths.max() / batch_size - 1e-9)) * batch_size, True
 
 
