@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from .dataset import open_dataset
 from .destination import check_no_damaged
-from .errors import DestinationError
+from .errors import DestinationError, StorageError
 from .footprint import OURS, STAGING, files_of, folders_of, remove_empty, remove_files
 from .generations import GENERATION_FILES, TABLE_NAMES, generation_of, table_order
 from .journal import JOURNAL_FOLDER
-from .lease import LEASE_NAME, is_held, is_lease_draft, read_holder
+from .lease import LEASE_NAME, held_by, hold, is_held, is_lease_draft, read_holder
 from .location import url_text
 from .manifest import MANIFEST_NAME, Manifest
-from .spill import remove_spill, scratch_root, spill_root
-from .storage import Place, storage_of
+from .spill import about_spill, remove_spill, scratch_root, spill_root
+from .storage import Place, Storage, storage_of
 
 __all__ = ["clean"]
 
@@ -36,31 +37,66 @@ def clean(destination: Place, *, spill: str | os.PathLike[str] | None = None, dr
         CorruptionError: the dataset there is damaged; what belongs to it is not known.
     """
     destination, spill = storage_of(destination), None if spill is None else url_text(spill, "spill")
-    files = destination.list()
     holder = read_holder(destination)
-    if holder is not None and is_held(destination, holder):
-        who = f"{'an' if holder.task == 'append' else 'a'} {holder.task}"
-        raise DestinationError(f"{who} is writing to {destination.locate()}; wait for it, or stop it first")
-    check_no_damaged(destination, files)
     if spill is None and holder is not None:
         spill = holder.about.get("spill")
+    roots = (spill_root(spill, destination.locate()), scratch_root(spill, destination))
+    if dry_run and holder is not None and is_held(destination, holder):
+        raise DestinationError(held_by(destination, holder))
+    files = destination.list()
+    debris = _debris(destination, files)
+    if dry_run or not debris:
+        spilled = _spilled(roots, dry_run=dry_run)
+        return [destination.locate(name) for name in debris] + spilled
+    with _held(destination, spill) as marked:
+        files = destination.list()  # anew: what was debris may be part of a dataset by now
+        debris = _debris(destination, [name for name in files if marked or name != LEASE_NAME])
+        spilled = _spilled(roots, dry_run=False)  # before the mark, which leads to it
+        remove_files(destination, [name for name in debris if name != LEASE_NAME])
+    folders = [JOURNAL_FOLDER, STAGING, *folders_of(debris)]
+    remove_empty(destination, [*folders, *([] if set(files) - {*debris, LEASE_NAME} else [""])])
+    return [destination.locate(name) for name in debris] + spilled
+
+
+def _spilled(roots: Iterable[Storage], *, dry_run: bool) -> list[str]:
+    """The URLs of what was spilled; removes it."""
+    spilled = []
+    for root in roots:
+        spilled += [root.locate(name) for name in root.list()]
+        if not dry_run:
+            remove_spill(root)
+    return spilled
+
+
+@contextmanager
+def _held(destination: Storage, spill: str | None) -> Iterator[bool]:
+    """Keep others from writing there until the body ends; tells whether one before had left its mark.
+
+    Where there is no room for a mark, no other can begin to write either.
+    """
+    with ExitStack() as stack:
+        try:
+            lease = stack.enter_context(hold(destination, {"task": "clean", **about_spill(spill)}))
+        except StorageError:
+            yield True
+            destination.remove(LEASE_NAME)
+            return
+        try:
+            yield lease.previous is not None
+        finally:
+            lease.release(keep=False)
+
+
+def _debris(destination: Storage, files: Sequence[str]) -> list[str]:
+    """The files there that builds, appends and repairs left, and that no dataset is made of."""
+    check_no_damaged(destination, files)
     known: set[str] = set()
     manifest = None
     if MANIFEST_NAME in files:
         dataset = open_dataset(destination)
         known, manifest = set(files_of(dataset)), dataset.manifest
     debris = [name for name in files if OURS.fullmatch(name) and name not in known] if _was_built_in(files) else []
-    debris += sorted(set(_of_other_generations(manifest, files)) - set(debris))
-    spilled = []
-    for root in (spill_root(spill, destination.locate()), scratch_root(spill, destination)):
-        spilled += [root.locate(name) for name in root.list()]
-        if not dry_run:
-            remove_spill(root)
-    if not dry_run:  # after what was spilled, to which the mark among them leads
-        remove_files(destination, debris)
-        folders = [JOURNAL_FOLDER, STAGING, *folders_of(debris)]
-        remove_empty(destination, [*folders, *([] if set(files) - set(debris) else [""])])
-    return [destination.locate(name) for name in debris] + spilled
+    return debris + sorted(set(_of_other_generations(manifest, files)) - set(debris))
 
 
 def _of_other_generations(manifest: Manifest | None, files: Iterable[str]) -> Iterator[str]:

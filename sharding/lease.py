@@ -1,4 +1,4 @@
-"""One writer at a destination, to build, append or repair: a file that says who it is, kept fresh as long as it writes.
+"""One writer at a destination, to build, append, repair or clean: a file says who it is, kept fresh while it writes.
 
 A holder on this machine that is no more is known at once, by its process; one elsewhere by its beat, which has stopped.
 No clocks are compared between machines.
@@ -22,7 +22,10 @@ from typing import Any
 from .errors import DestinationError, RingfeedError
 from .storage import Storage
 
-__all__ = ["LEASE_NAME", "Holder", "Lease", "boot_id", "hold", "is_held", "is_lease_draft", "is_mark", "read_holder"]
+__all__ = [
+    "LEASE_NAME", "Holder", "Lease", "boot_id", "held_by", "hold", "is_held", "is_lease_draft", "is_mark",
+    "read_holder",
+]  # fmt: skip
 
 LEASE_NAME = "_building.json"
 _TAKEOVER_NAME = "_building.takeover-{token}.json"
@@ -59,7 +62,7 @@ class Holder:
 
     @property
     def task(self) -> str:
-        """What it does there: ``build``, ``append`` or ``repair``."""
+        """What it does there: ``build``, ``append``, ``repair`` or ``clean``."""
         return self.about.get("task", "build")
 
     @property
@@ -234,27 +237,36 @@ def _following(me: Holder, previous: Holder | None) -> Holder:
 def _take_over(storage: Storage, me: Holder) -> Holder | None:
     """Put oneself in the place of a holder that is gone. Of several that try, one succeeds."""
     holder = read_holder(storage)
-    if holder is not None and is_held(storage, holder):
-        raise DestinationError(_held(storage, holder))
-    name = _TAKEOVER_NAME.format(token="" if holder is None else holder.token)
+    if holder is None:  # it was given back meanwhile: whoever creates it now has it
+        try:
+            storage.create(LEASE_NAME, me.encode())
+            return None
+        except FileExistsError:
+            return _take_over(storage, me)
+    if is_held(storage, holder):
+        raise DestinationError(held_by(storage, holder))
+    name = _TAKEOVER_NAME.format(token=holder.token)
     try:
         storage.create(name, me.encode())
     except FileExistsError as error:
         rival = read_holder(storage, name)
         if rival is not None and is_held(storage, rival, name):
-            raise DestinationError(_held(storage, rival)) from error
+            raise DestinationError(held_by(storage, rival)) from error
         storage.remove(name)  # of one that was killed in the midst of this
         return _take_over(storage, me)
     try:
         seen = read_holder(storage)
-        if (seen and seen.token) != (holder and holder.token):
+        if seen is not None and seen.token != holder.token:
             raise DestinationError(f"another process is starting to write to {storage.locate()}; try again")
-        storage.write(LEASE_NAME, _following(me, holder).encode())
+        if seen is not None:
+            storage.write(LEASE_NAME, _following(me, holder).encode())
+            return holder
     finally:
         storage.remove(name)
-    return holder
+    return _take_over(storage, me)
 
 
-def _held(storage: Storage, holder: Holder) -> str:
+def held_by(storage: Storage, holder: Holder) -> str:
+    """What to tell who would write where another does."""
     where = f"process {holder.pid} on {holder.host}" if holder.pid else "another process"
     return f"another {holder.task} is writing to {storage.locate()} ({where}); wait for it, or stop it first"

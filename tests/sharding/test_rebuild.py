@@ -401,7 +401,7 @@ class TestOneWriter:
                 with pytest.raises(DestinationError, match="another repair is writing to") as raised:
                     build(options)
                 refused.append(raised)
-                with pytest.raises(DestinationError, match="a repair is writing to"):
+                with pytest.raises(DestinationError, match="another repair is writing to"):
                     clean(Storage(str(root)))
 
         repair(str(root), originals=[original], rebuilding=rebuilding)

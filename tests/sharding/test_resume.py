@@ -28,6 +28,7 @@ from ringfeed.sharding import (
     verify,
 )
 from ringfeed.sharding.cleaning import clean
+from ringfeed.sharding.footprint import remove_files
 from ringfeed.sharding.storage import Storage
 from tests.servers.store import Store
 from tests.sharding.conftest import built, make_table
@@ -170,6 +171,67 @@ def test_clean_leaves_another_program_s_files_alone(tmp_path: Path, files_of: An
     before = files_of(out)
     assert clean(Storage(str(out))) == []
     assert files_of(out) == before
+
+
+HOLDER = {"token": "1", "host": "elsewhere", "boot": "", "pid": 1, "started": "", "about": {}}
+
+
+def test_clean_leaves_a_dataset_alone_that_was_committed_while_it_looked(
+    parquet: str, tmp_path: Path, files_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    built(parquet, out, label="label", shards=3)
+    whole = files_of(out)
+    (out / "dataset.json").rename(tmp_path / "dataset.json")
+    (out / "shards.parquet").rename(tmp_path / "shards.parquet")
+    (out / "_building.json").write_text(json.dumps(HOLDER))
+
+    def finish(seconds: float) -> None:  # as the builder elsewhere does, while its beat is waited for
+        (tmp_path / "shards.parquet").rename(out / "shards.parquet")
+        (tmp_path / "dataset.json").rename(out / "dataset.json")
+        (out / "_building.json").unlink()
+
+    monkeypatch.setattr("time.sleep", finish)
+    clean(str(out))
+    assert files_of(out) == whole
+
+
+def test_while_clean_removes_nobody_else_writes(
+    parquet: str, tmp_path: Path, files_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS)
+    with pytest.raises(KeyboardInterrupt):
+        build(options, report=interrupt_after(5, KeyboardInterrupt()))
+    removed: list[str] = []
+
+    def build_first(storage: Storage, names: list[str]) -> None:
+        with pytest.raises(DestinationError, match="another clean is writing to"):
+            build(options)
+        removed.extend(names)
+        remove_files(storage, names)
+
+    monkeypatch.setattr("ringfeed.sharding.cleaning.remove_files", build_first)
+    clean(str(out))
+    assert removed
+    assert not out.exists()
+
+
+def test_clean_works_where_there_is_no_room_for_a_mark(
+    parquet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS)
+    with pytest.raises(KeyboardInterrupt):
+        build(options, report=interrupt_after(5, KeyboardInterrupt()))
+
+    def full(*_: object, **__: object) -> None:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(Storage, "create", full)
+    monkeypatch.setattr(Storage, "write", full)
+    assert clean(str(out))
+    assert not out.exists()
 
 
 def test_a_replacement_is_gone_on_with_too(parquet: str, tmp_path: Path, files_of: Any) -> None:
