@@ -189,7 +189,8 @@ class Draft:
         remove_empty(self.storage, [JOURNAL_FOLDER])
         if self.storage != self.destination:
             remove_files(self.storage, self.storage.list())
-            remove_empty(self.destination, [STAGING])
+            remove_files(self.destination, [name for name in self.destination.list() if _DRAFT.fullmatch(name)])
+        remove_empty(self.destination, [STAGING])  # one that was killed over its renames leaves it behind
 
     def _untrue(self, base: Manifest) -> Iterator[str]:
         """The files that told other programs of the dataset as it was before the append."""

@@ -234,6 +234,25 @@ def test_clean_works_where_there_is_no_room_for_a_mark(
     assert not out.exists()
 
 
+def test_a_replacement_leaves_nothing_of_those_that_were_killed_before_it(
+    parquet: str, tmp_path: Path, files_of: Any
+) -> None:
+    out = tmp_path / "out"
+    how: dict[str, Any] = {"label": "label", "shards": SHARDS}
+    built(parquet, out, label="label", shards=3)
+    (out / "._building.json.d38f0616.part").write_bytes(b"{")  # of one that was killed at its first write
+    built(parquet, out, overwrite=True, **how)
+    built(parquet, tmp_path / "whole", **how)
+    assert files_of(out) == files_of(tmp_path / "whole")
+    for path in (out / "dataset.json", out / "shards.parquet"):  # of one that was killed over its renames
+        path.unlink()
+    (out / "_building.json").write_text(json.dumps(HOLDER | {"released": True}))
+    (out / "_replacing" / "_building" / "0123456789abcdef").mkdir(parents=True)
+    built(parquet, out, overwrite=True, **how)
+    assert files_of(out) == files_of(tmp_path / "whole")
+    assert [path for path in out.rglob("*") if path.is_dir()] == []
+
+
 def test_a_replacement_is_gone_on_with_too(parquet: str, tmp_path: Path, files_of: Any) -> None:
     built(parquet, tmp_path / "out", label="label", shards=3)
     how: dict[str, Any] = {"label": "label", "shards": SHARDS, "seed": 1}
