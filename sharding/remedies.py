@@ -21,6 +21,7 @@ from .companions import shard_of
 from .damage import Damage
 from .errors import CorruptionError, DatasetError
 from .execute import run_tasks
+from .footprint import OURS
 from .generations import TABLE_NAMES, generation_of, table_order
 from .interop import dali
 from .interop.tfds import all_tfds_names, is_tfds, obstacle
@@ -412,7 +413,8 @@ def _leftovers(known: Identity, moves: Mapping[str, Remedy]) -> Iterator[Remedy]
     own = in_use | {MANIFEST_NAME}
     generation, repairs = table_order(manifest.shards_path)
     for name in sorted((known.names or frozenset()) - in_use - origins):
-        if _drafted(name) in own:
+        drafted = _drafted(name)
+        if drafted in own or (".salvaged" in drafted and OURS.fullmatch(drafted)):
             yield Remedy(path=name, action="remove", how="left over from a write that was killed")
         replaced = repairs and TABLE_NAMES.fullmatch(name) and table_order(name)[0] == generation
         if name in lost or replaced or name.removesuffix(MISPLACED) in in_use:

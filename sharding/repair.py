@@ -21,7 +21,7 @@ from .damage import Damage
 from .errors import CorruptionError, DestinationError
 from .generations import generation_of
 from .interop import dali
-from .lease import Lease, hold, is_mark
+from .lease import LEASE_NAME, Lease, hold, is_mark, read_holder
 from .manifest import MANIFEST_NAME, FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo, checksum, describe
 from .progress import Report as BuildReport
 from .rebuild import Original, check_made
@@ -140,7 +140,7 @@ def apply_repair(plan: RepairPlan, rebuilding: BuildReport = _ignore) -> Manifes
         DestinationError: a build, or another repair, is at work there.
         StorageError: the store refuses. The dataset is no worse than it was; run the repair again.
     """
-    if not plan.remedies:
+    if not plan.remedies and not _is_marked(plan.known):
         return plan.known.manifest
     with _held(plan) as lease:
         storage = plan.known.storage
@@ -150,6 +150,12 @@ def apply_repair(plan: RepairPlan, rebuilding: BuildReport = _ignore) -> Manifes
             rebuilt = _checked(plan, [shard for rebuild in plan.rebuilds for shard in workshop.make(rebuild)])
             lease.check()
             return _apply(plan, lease, rebuilt, workshop.folder)
+
+
+def _is_marked(known: Identity) -> bool:
+    """Whether a repair was killed when it had done all but to give the lease back."""
+    holder = read_holder(known.storage) if LEASE_NAME in (known.names or ()) else None
+    return holder is not None and holder.task == "repair" and holder.gone
 
 
 @contextmanager

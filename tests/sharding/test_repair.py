@@ -1,5 +1,6 @@
 """Repair from what is left: bit by bit where that can be proven, else the intact records; killed and run again."""
 
+import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -332,6 +333,19 @@ class TestInterrupted:
                 break
         assert 12 < last < 99
         assert sum(entry.records for entry in told.lost) > 0
+
+    def test_one_that_was_killed_over_a_draft_or_its_lease_leaves_neither(
+        self, root: Path, pristine: Dataset, files_of: Files
+    ) -> None:
+        invert(root / pristine.shards[0].path, 30_000, 30_900)
+        repair(str(root))
+        repaired = files_of(root)
+        (salvaged,) = (name for name in repaired if name.endswith(".salvaged.tfrecord"))
+        holder = {"token": "1", "host": "elsewhere", "boot": "", "pid": 1, "started": "", "about": {"task": "repair"}}
+        for left, text in ((f".{salvaged}.0123abcd.part", "x"), (LEASE_NAME, json.dumps(holder | {"released": True}))):
+            (root / left).write_text(text)
+            repair(str(root))
+            assert files_of(root) == repaired
 
     def test_a_reader_sees_the_dataset_before_or_after(
         self, root: Path, pristine: Dataset, monkeypatch: pytest.MonkeyPatch
