@@ -57,6 +57,7 @@ from .console import (
     print_json,
     prints_aside,
     stage_progress,
+    tell,
 )
 from .inspection import inspection_json, inspection_text
 from .prepare_args import prepare_options
@@ -159,7 +160,7 @@ def _write(
                     print_event("resumed", done=progress.resumed, total=progress.total)
                 else:
                     finished = some_of(progress.resumed, progress.total, "shard", "is/are")
-                    print(f"going on: {finished} finished", file=sys.stderr)
+                    tell(f"going on: {finished} finished")
             show(progress.stage, progress.done, progress.total, progress.records)
 
         if args.dry_run:
@@ -441,7 +442,7 @@ def execute(args: argparse.Namespace) -> int:
         if args.json:
             print_event("interrupted", message=str(error), status=status)
         else:
-            print(f"shard-dataset: interrupted{f'; {error}' if str(error) else ''}", file=sys.stderr)
+            tell(f"shard-dataset: interrupted{f'; {error}' if str(error) else ''}")
         return status
     except BrokenPipeError:  # the reader of our output has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -456,5 +457,5 @@ def _failed(args: argparse.Namespace, message: str) -> int:
     if args.json:
         print_event("error", message=message, status=_FAILED)
     else:
-        print(f"shard-dataset: error: {message}", file=sys.stderr)
+        tell(f"shard-dataset: error: {message}")
     return _FAILED

@@ -16,7 +16,7 @@ from ..sharding.json_pieces import json_pieces
 
 __all__ = [
     "StageReport", "align", "human_bytes", "human_seconds", "print_event", "print_json", "prints_aside",
-    "stage_progress",
+    "stage_progress", "tell",
 ]  # fmt: skip
 
 # stage, tasks done, tasks in all, records done
@@ -58,9 +58,17 @@ def print_json(document: object) -> None:
     print()
 
 
+def tell(line: str) -> None:
+    """Print a line on standard error; if nobody reads it any more, nothing more is told, and the work goes on."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
 def print_event(event: str, **fields: object) -> None:
     """Tell a machine, on standard error and on one line, what happens: an object whose `event` says what kind it is."""
-    print(json.dumps({"event": event} | fields), file=sys.stderr, flush=True)
+    tell(json.dumps({"event": event} | fields))
 
 
 @contextmanager
@@ -145,7 +153,7 @@ def _bar_report(progress: Progress, labels: Mapping[str, str]) -> StageReport:
 def _line_report(labels: Mapping[str, str]) -> StageReport:
     def show(stage: str, done: int, total: int, records: int, seconds: float) -> None:
         rate = _rate(records, seconds)
-        print(f"{labels.get(stage, stage)}: {done} of {total}{', ' if rate else ''}{rate}", file=sys.stderr)
+        tell(f"{labels.get(stage, stage)}: {done} of {total}{', ' if rate else ''}{rate}")
 
     return _now_and_then(show, _PLAIN_SECONDS)
 

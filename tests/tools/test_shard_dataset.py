@@ -646,6 +646,17 @@ def test_streams_may_be_closed(source: str, tmp_path: Path, closed: str) -> None
     assert main(["verify", str(tmp_path / "out")]) == 0
 
 
+def test_a_build_goes_on_when_nobody_reads_its_progress_any_more(source: str, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = Path(sys.executable).with_name("shard-dataset")
+    command = [program, "build", source, f"{tmp_path}/out", "--label", "status", "--workers", "2"]
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=writer)
+    os.close(writer)
+    assert done.returncode == 0
+    assert main(["verify", str(tmp_path / "out")]) == 0
+
+
 def test_a_file_is_no_folder(cli: Cli, source: str, tmp_path: Path) -> None:
     for command in (["inspect", source], ["clean", source], ["build", source, f"{tmp_path}/o", "--spill", source]):
         assert_one_line(cli("shard-dataset", *command), "a name in its path is that of a file", "check the path")
