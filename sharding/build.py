@@ -153,6 +153,7 @@ def _write(
         gathered.add(result)
     with closing(assemble(plan, options, target, bucketing, finished, parts, spill, pool, report)) as written:
         for results in written:
+            draft.lease.check_known()
             draft.finished += len(results)
             for result in results:
                 gathered.add(result)

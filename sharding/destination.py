@@ -122,6 +122,7 @@ class Draft:
         Raises:
             DestinationError: another build was faster.
         """
+        self.lease.check()  # before the table, too: that of who took over may be there
         self.storage.write(manifest.shards_path, shards)
         self.lease.check()
         if self.base is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import socket
 import threading
 import time
@@ -152,7 +153,7 @@ class Lease:
         self._storage = storage
         self._me = me
         self.previous = previous
-        self._lost = False
+        self._lost = self._missing = False
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._keep_fresh, name="ringfeed-lease", daemon=True)
@@ -178,12 +179,27 @@ class Lease:
             DestinationError: it does.
         """
         seen = read_holder(self._storage)
-        if self._lost or seen is None or seen.token != self._me.token:
-            self._lost = True
+        self._missing = seen is None
+        self._lost = self._lost or seen is None or seen.token != self._me.token
+        self.check_known()
+
+    def check_known(self) -> None:
+        """Refuse to go on once it is known that another holds the destination; asks nobody.
+
+        Raises:
+            DestinationError: it is.
+        """
+        if not self._lost:
+            return
+        where = self._storage.locate()
+        if self._missing:
             raise DestinationError(
-                f"{self._storage.locate()} was taken over by another process while this one stood still; nothing more "
-                "is written"
+                f"{where} was removed or cleaned up while it was written to, for {LEASE_NAME} is gone; nothing more is "
+                f"written; be rid of what is left with: shard-dataset clean {shlex.quote(where)}"
             )
+        raise DestinationError(
+            f"{where} was taken over by another process while this one stood still; nothing more is written"
+        )
 
     def release(self, *, keep: bool) -> None:
         """Give it back: with no trace, or as one whose work is to be gone on with."""

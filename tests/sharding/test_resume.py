@@ -4,10 +4,12 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +173,36 @@ def test_clean_leaves_another_program_s_files_alone(tmp_path: Path, files_of: An
     before = files_of(out)
     assert clean(Storage(str(out))) == []
     assert files_of(out) == before
+
+
+def at_shard(number: int, act: Callable[[], object]) -> Callable[[Progress], None]:
+    def report(progress: Progress) -> None:
+        if (progress.stage, progress.done) == ("write", number):
+            act()
+
+    return report
+
+
+def test_a_destination_that_is_removed_meanwhile_is_told_and_can_be_cleaned(parquet: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS)
+    with pytest.raises(DestinationError, match=r"out was removed or cleaned up while .* with: shard-dataset clean"):
+        build(options, report=at_shard(5, lambda: shutil.rmtree(out, ignore_errors=True)))
+    clean(str(out))
+    assert not out.exists()
+
+
+def test_who_lost_the_lease_does_not_write_over_the_table_of_who_has_it(parquet: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def take_over() -> None:
+        (out / "_building.json").write_text(json.dumps(HOLDER))
+        (out / "shards.parquet").write_bytes(b"theirs")
+
+    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS)
+    with pytest.raises(DestinationError, match="was taken over by another process"):
+        build(options, report=at_shard(5, take_over))
+    assert (out / "shards.parquet").read_bytes() == b"theirs"
 
 
 HOLDER = {"token": "1", "host": "elsewhere", "boot": "", "pid": 1, "started": "", "about": {}}
