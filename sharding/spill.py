@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from .errors import DestinationError, RingfeedError
+from .errors import DestinationError, RingfeedError, StorageError
 from .keyed import derive_key
 from .lease import boot_id
 from .storage import Storage, public_url
@@ -114,14 +114,21 @@ class Spill:
 
     @contextmanager
     def open(self, part: int) -> Iterator[pa.RecordBatchFileReader]:
-        """The record batches of a part; mapped where they are local."""
-        if self.storage.local_path is not None:
-            with self.storage.errors("read", _file(part)):
-                mapped = pa.memory_map(str(self.storage.local_path / _file(part)))
-            with mapped:
-                yield pa.ipc.open_file(mapped)
-            return
-        with self.storage.open_input(_file(part)) as file:
+        """The record batches of a part; mapped where they are local.
+
+        Raises:
+            StorageError: it is gone, among others.
+        """
+        with ExitStack() as stack:
+            try:
+                if self.storage.local_path is not None:
+                    with self.storage.errors("read", _file(part)):
+                        file = stack.enter_context(pa.memory_map(str(self.storage.local_path / _file(part))))
+                else:
+                    file = stack.enter_context(self.storage.open_input(_file(part)))
+            except FileNotFoundError as error:
+                where = self.storage.locate(_file(part))
+                raise StorageError(f"{where} was removed while it was needed; leave the folder alone") from error
             yield pa.ipc.open_file(file)
 
 

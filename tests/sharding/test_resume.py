@@ -205,6 +205,16 @@ def test_who_lost_the_lease_does_not_write_over_the_table_of_who_has_it(parquet:
     assert (out / "shards.parquet").read_bytes() == b"theirs"
 
 
+def test_a_spill_that_is_removed_meanwhile_costs_no_shard(parquet: str, tmp_path: Path, files_of: Any) -> None:
+    out, spill = tmp_path / "out", tmp_path / "spill"
+    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS, spill=str(spill))
+    with pytest.raises(StorageError, match=r"was removed while it was needed; .* finished: start"):
+        build(options, report=at_shard(2, lambda: shutil.rmtree(spill)))
+    build(options)
+    built(parquet, tmp_path / "whole", label="label", shards=SHARDS)
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
 HOLDER = {"token": "1", "host": "elsewhere", "boot": "", "pid": 1, "started": "", "about": {}}
 
 
