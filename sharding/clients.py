@@ -100,8 +100,18 @@ def _connect(
     if kind == "hdfs":
         _register_at_fork()
         _hdfs_clients.add(fs)
+        fs._strip_protocol = _hdfs_path
         fs.client.inner = BoundedClient(fs.client.inner, int(merged[_RPC_TIMEOUT]) / 1000)
     return fs
+
+
+def _hdfs_path(path: str) -> str:
+    """The path of a URL of HDFS, or of a path: the client's own ends at the first ``#``, ``?`` or ``;`` of a name.
+
+    >>> _hdfs_path("hdfs://namenode:8020/photos/a.jpg?w=200#2"), _hdfs_path("hdfs://namenode"), _hdfs_path("/a;b")
+    ('/photos/a.jpg?w=200#2', '/', '/a;b')
+    """
+    return "/" + path.partition("://")[2].partition("/")[2] if "://" in path else path or "/"
 
 
 @lru_cache(maxsize=1)

@@ -59,7 +59,7 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
     """
     chain = split_chain(url)[1]
     try:
-        fs, path = fsspec.url_to_fs(url)
+        fs, path = _filesystem(url)
         root = path.rstrip("/")
         if has_pattern(path) and not fs.exists(path):
             found = _matching(fs, path)
@@ -84,6 +84,12 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
         raise _storage_error(url, error) from error
     matching = [info for info in found if plain_name(info["name"]).endswith(tuple(suffixes))]
     return sorted((_file(fs, info, chain) for info in with_sizes(fs, matching)), key=lambda file: file.url)
+
+
+def _filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The file system of a URL, and the path in it; of HDFS ours, which waits for no NameNode for ever."""
+    storage = Storage(url)
+    return storage.filesystem() if storage.protocol == "hdfs" else fsspec.url_to_fs(url)
 
 
 def _matching(fs: fsspec.AbstractFileSystem, pattern: str) -> list[dict[str, Any]]:
@@ -167,7 +173,7 @@ def folder_of(url: str, files: Sequence[str]) -> str:
     Returns:
         Its URL with a slash at the end, and without the rest of a chain.
     """
-    fs, path = fsspec.url_to_fs(url)
+    fs, path = _filesystem(url)
     root = str(fs.unstrip_protocol(path)).removesuffix("/") + "/"
     while not all(file.startswith(root) for file in files) and "/" in root[:-1]:  # it is a glob, or a file
         root = root[:-1].rpartition("/")[0] + "/"

@@ -24,7 +24,7 @@ SPLIT = "split"
 def find_dataset(url: str) -> tuple[str, str | None] | None:
     """The folder and, of ``FOLDER#SPLIT``, the split that a URL names, if there is a dataset in it."""
     folder, mark, split = url.rpartition("#")
-    if mark and _holds_dataset(folder):  # asked first: to HDFS clients, both URLs are the folder
+    if mark and _holds_dataset(folder):  # asked first: to clients of HTTP, both URLs are the folder
         return folder, split
     return (url, None) if _holds_dataset(url) else None
 

@@ -1,17 +1,20 @@
 """Folders of images, on every store."""
 
 import os
+import uuid
 from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
 import numpy as np
 import pytest
+from hdfs_native import Client, WriteOptions
 from PIL import Image
 
 from ringfeed.sharding import ConfigError, SourceError
 from ringfeed.sharding.sources import Source, image_files, open_source
 from ringfeed.sharding.sources.base import BadRecord, Checked, fail_on_bad
+from tests.servers.hdfs import HdfsServer
 from tests.servers.store import Store
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -44,6 +47,18 @@ def test_images_come_as_they_are_with_their_folder_s_name(store: Store) -> None:
         "cat",
         "dog [x]",
     ]
+
+
+@pytest.mark.parametrize("name", ["1.png?w=9#2.png", "1.png;2.png", "1.png\n2.png"])
+def test_marks_of_urls_are_letters_of_a_name_on_hdfs(hdfs_server: HdfsServer, name: str) -> None:
+    folder, files = f"/tests/{uuid.uuid4().hex}", {"cat #1/1.png": image(1), f"cat #1/{name}": image(2)}
+    client = Client(hdfs_server.url)
+    client.mkdirs(f"{folder}/cat #1", 0o755, True)
+    for path, data in files.items():
+        with client.create(f"{folder}/{path}", WriteOptions()) as file:
+            file.write(data)
+    rows = completed(open_source(f"{hdfs_server.url}{folder}", None))
+    assert [(row["label"], row["path"], row["image"]) for row in rows] == [("cat #1", *file) for file in files.items()]
 
 
 @pytest.mark.parametrize(("ending", "form"), [("TIF", "TIFF"), ("jfif", "JPEG"), ("jp2", "JPEG2000"), ("pgm", "PPM")])

@@ -17,6 +17,7 @@ import pytest
 from ringfeed.sharding import ConfigError, StorageError
 from ringfeed.sharding.retry import RetryPolicy
 from ringfeed.sharding.storage import Storage, public_url
+from tests.servers.hdfs import HdfsServer
 from tests.servers.seaweedfs import S3Server
 from tests.servers.store import Store
 
@@ -277,6 +278,16 @@ def test_a_name_node_that_takes_connections_and_answers_none_is_given_up() -> No
             with pytest.raises(StorageError, match=rf"{url}.*the NameNode takes the connection .*stopped, overloaded"):
                 call()
         assert time.monotonic() - started < 4 * 2 * 0.3 + 5
+
+
+@pytest.mark.parametrize("mark", ["#2", "?2", ";2", "\n2", "%232"])
+def test_a_folder_of_hdfs_is_the_one_of_the_whole_name(hdfs_server: HdfsServer, mark: str) -> None:
+    url = f"{hdfs_server.url}/tests/{uuid.uuid4().hex}"
+    Storage(f"{url}{mark}").write(f"a{mark}", b"1")
+    Storage(f"{url}{mark}").move(f"a{mark}", f"b{mark}")
+    assert Storage(url).list() == []
+    assert Storage(f"{url}{mark}").sizes() == {f"b{mark}": 1}
+    assert Storage(f"{url}{mark}").read(f"b{mark}") == b"1"
 
 
 def test_an_unknown_protocol_is_one_clear_error() -> None:
