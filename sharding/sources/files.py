@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from gzip import BadGzipFile
 from pathlib import Path
+from posixpath import dirname, join, normpath
 from typing import IO, Any, NamedTuple, cast
 
 import fsspec
@@ -185,10 +186,13 @@ def folder_of(url: str, files: Sequence[str]) -> str:
 def beside(url: str, path: str) -> str:
     """A path that a file gives, relative to its own folder, in full.
 
-    >>> beside("s3://bucket/a/list.csv", "b/c.jpg"), beside("zip://list.csv::d.zip", "b/c.jpg")
-    ('s3://bucket/a/b/c.jpg', 'zip://b/c.jpg::d.zip')
+    >>> beside("s3://bucket/a/list.csv", "../b/c.jpg"), beside("zip://list.csv::d.zip", "b/c.jpg")
+    ('s3://bucket/b/c.jpg', 'zip://b/c.jpg::d.zip')
     """
     name, chain = split_chain(url)
+    if not Storage(name).local_path and not {".", ".."}.isdisjoint(path.split("/")):  # here it may lead over a link
+        protocol, mark, place = name.partition("://")
+        return f"{protocol}{mark}{normpath(join(dirname(place), path))}{chain}"
     return f"{name.rpartition('/')[0]}/{path}{chain}"
 
 

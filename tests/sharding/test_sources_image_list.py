@@ -46,6 +46,16 @@ def test_images_come_with_the_other_columns_on_every_store(store: Store) -> None
     assert source.sample(source.parts[0], 2).num_rows == 2
 
 
+def test_paths_may_lead_by_way_of_dots_on_every_store(store: Store) -> None:
+    paths = ["./x.png", "../data/./x.png", "../x.png"]
+    store.write_bytes("data/x.png", image(1))
+    store.write_bytes("x.png", image(2))
+    store.write_bytes("data/list.csv", "\n".join(["path,label", *[f"{path},a" for path in paths]]).encode())
+    rows = completed(open_source(f"{store.url}/data/list.csv", "label", "image-list"))
+    assert [row["image"] for row in rows] == [image(1), image(1), image(2)]
+    assert [row["path"] for row in rows] == paths
+
+
 def test_paths_may_be_absolute_or_urls(tmp_path: Path, write_csv: Write) -> None:
     (tmp_path / "x.png").write_bytes(image(1))
     (tmp_path / "lists").mkdir()
