@@ -9,6 +9,7 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from gzip import BadGzipFile
 from pathlib import Path
 from posixpath import dirname, join, normpath
@@ -33,6 +34,7 @@ __all__ = [
 ]  # fmt: skip
 
 _RANGED = {*OBJECT_STORES, "hdfs"} - {"memory"}  # protocols that send any range of a file
+_HOST = re.compile(r".*?://[^/]*", re.DOTALL)
 _IN_ARCHIVE = re.compile(r"((?:\w+::)*(?:zip|tar|libarchive|rar)://.*?)(::.*)", re.DOTALL)
 
 
@@ -304,30 +306,49 @@ def read_files(paths: Sequence[str]) -> list[bytes]:
         SourceError: one is not there any more.
     """
     storages = [Storage(path).local_path for path in paths]
-    with _errors_of_files(paths):
-        if all(storages):
+    if all(storages):
+        with _errors_of_files(paths):
             return [Path(str(path)).read_bytes() for path in storages]
-        fs, names = _names_of(paths)
-        found: dict[str, bytes] = {}
+    found: dict[str, bytes] = {}
+    for some in _by_store(paths):
+        with _errors_of_files(some):
+            found |= _read_from_one(some)
+    return [found[path] for path in paths]
 
-        def fetch() -> None:
-            missing = [name for name in names if name not in found]
-            replies = fs.cat_ranges(missing, None, None, on_error="return")  # `cat` takes names for patterns
-            found.update((name, data) for name, data in zip(missing, replies, strict=True) if isinstance(data, bytes))
-            for reply in replies:
-                if isinstance(reply, Exception):
-                    raise reply
 
-        retry(fetch, RetryPolicy())
-        return [found[name] for name in names]
+def _read_from_one(paths: Sequence[str]) -> dict[str, bytes]:
+    fs, names = _names_of(paths)
+    found: dict[str, bytes] = {}
+
+    def fetch() -> None:
+        missing = [name for name in names if name not in found]
+        replies = fs.cat_ranges(missing, None, None, on_error="return")  # `cat` takes names for patterns
+        found.update((name, data) for name, data in zip(missing, replies, strict=True) if isinstance(data, bytes))
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+
+    retry(fetch, RetryPolicy())
+    return {path: found[name] for path, name in zip(paths, names, strict=True)}
 
 
 def stat_files(paths: Sequence[str]) -> list[int]:
     """The sizes of many files in bytes, asked for side by side; errors as of `read_files`."""
-    with _errors_of_files(paths):
-        fs, names = _names_of(paths)
-        sizes: list[int] = retry(lambda: fs.sizes(names), RetryPolicy())
-        return sizes
+    found: dict[str, int] = {}
+    for some in _by_store(paths):
+        with _errors_of_files(some):
+            fs, names = _names_of(some)
+            found |= zip(some, retry(partial(fs.sizes, names), RetryPolicy()), strict=True)
+    return [found[path] for path in paths]
+
+
+def _by_store(paths: Sequence[str]) -> list[list[str]]:
+    """Files that one file system opens, together: a list of images may name several hosts, and several archives."""
+    groups: dict[str, list[str]] = {}
+    for path in paths:
+        place = _HOST.match(path)
+        groups.setdefault(split_chain(path)[1] or (place[0] if place else ""), []).append(path)
+    return list(groups.values())
 
 
 def _names_of(paths: Sequence[str]) -> tuple[fsspec.AbstractFileSystem, list[str]]:
@@ -337,12 +358,21 @@ def _names_of(paths: Sequence[str]) -> tuple[fsspec.AbstractFileSystem, list[str
 
 @contextmanager
 def _errors_of_files(paths: Sequence[str]) -> Iterator[None]:
+    """Errors of files of one file system."""
     try:
         yield
     except FileNotFoundError as error:
-        raise SourceError(f"a file went missing while the source was read: {' '.join(str(error).split())}") from error
+        path = paths[0] if len(paths) == 1 else _first_missing(paths)
+        raise SourceError(
+            f"a file was never there, or went missing while the source was read: {path}; check its name"
+        ) from error
     except Exception as error:
         raise _storage_error(paths[0], error) from error
+
+
+def _first_missing(paths: Sequence[str]) -> str:
+    fs, names = _names_of(paths)
+    return next((path for path, name in zip(paths, names, strict=True) if not fs.exists(name)), paths[0])
 
 
 def _storage_error(url: str, error: Exception) -> Exception:

@@ -1,6 +1,7 @@
 """Lists of images."""
 
 import pickle
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ringfeed.sharding import SourceError
 from ringfeed.sharding.prepare import Filter, PrepareOptions
 from ringfeed.sharding.sources import Source, image_files, lines, open_source
 from ringfeed.sharding.sources.base import BadRecord, Checked
+from ringfeed.sharding.sources.image_list import ImageListSource
 from tests.servers.store import Store
 
 from .conftest import built
@@ -64,6 +66,20 @@ def test_paths_may_be_absolute_or_urls(tmp_path: Path, write_csv: Write) -> None
     rows = completed(open_source(url, "label", "image-list"))
     assert [row["image"] for row in rows] == [image(1)] * 3
     assert [row["path"] for row in rows] == paths
+
+
+def test_paths_may_lead_to_several_stores_and_archives(store: Store, tmp_path: Path, write_csv: Write) -> None:
+    paths = [f"{store.url}/x.png", *(f"zip://x.png::{tmp_path / name}" for name in ("a.zip", "b.zip"))]
+    store.write_bytes("x.png", image(0, width=5))
+    for seed, name in enumerate(("a.zip", "b.zip"), start=1):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr("x.png", image(seed, width=5 + seed))
+    source = open_source(write_csv(["path", "label"], *[[path, "a"] for path in paths]), "label", "image-list")
+    rows = completed(source)
+    assert [row["image"] for row in rows] == [image(seed, width=5 + seed) for seed in range(3)]
+    drafts = next(source.drafts(source.parts[0]))
+    assert isinstance(source, ImageListSource)
+    assert source.late_bytes(source.parts[0], drafts).tolist() == [len(row["image"]) for row in rows]
 
 
 @pytest.mark.parametrize("change", [-1, 1])
@@ -154,10 +170,11 @@ def test_a_dataset_is_built_of_a_list(tmp_path: Path, write_csv: Write) -> None:
     assert [shard.class_counts for shard in dataset.shards] == [(3, 3), (3, 3)]
 
 
-def test_an_image_that_is_not_there_is_not_said_to_have_gone(tmp_path: Path) -> None:
-    (tmp_path / "list.csv").write_text("path,y\nnope.png,1\n")
+def test_an_image_that_is_not_there_is_not_said_to_have_gone(store: Store) -> None:
+    store.write_bytes("x.png", image(1))
+    store.write_bytes("list.csv", b"path,y\nx.png,1\nnope.png,1\n")
     with pytest.raises(SourceError, match=r"was never there, or went missing .*/nope\.png; check its name"):
-        completed(open_source(str(tmp_path / "list.csv"), "y", "image-list"))
+        completed(open_source(f"{store.url}/list.csv", "y", "image-list"))
 
 
 @pytest.mark.parametrize("prepare", [PrepareOptions(), PrepareOptions(steps=(Filter("y != 'c'"),))])
