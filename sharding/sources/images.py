@@ -14,6 +14,7 @@ from ..schema import Feature, Schema
 from .base import Part, Reject, fail_on_bad
 from .files import SourceFile, fingerprint_files, folder_of, list_files, split_chain
 from .image_files import bad_images, read_images
+from .web import name_at, written_at
 
 __all__ = ["SUFFIXES", "ImageFolderSource"]
 
@@ -58,7 +59,7 @@ class ImageFolderSource:
         if not files:
             raise SourceError(f"there is no image ({', '.join(SUFFIXES)}) at {url}")
         root = folder_of(url, [file.url for file in files])
-        names = tuple(split_chain(file.url)[0].removeprefix(root) for file in files)
+        names = tuple(name_at(root, split_chain(file.url)[0].removeprefix(root)) for file in files)
         for name in names:
             if "/" not in name:
                 raise SourceError(
@@ -107,7 +108,7 @@ class ImageFolderSource:
 
     def _urls(self, names: Sequence[str]) -> list[str]:
         chain = split_chain(self.url)[1]
-        return [f"{self.root}{name}{chain}" for name in names]
+        return [f"{self.root}{written_at(self.root, name)}{chain}" for name in names]
 
 
 def _schema(label: str) -> Schema:

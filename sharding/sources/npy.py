@@ -38,6 +38,7 @@ from .files import (
     translate_errors,
 )
 from .selection import split_selection
+from .web import name_at
 
 __all__ = ["SUFFIXES", "NpySource"]
 
@@ -180,7 +181,8 @@ def _tables(url: str, files: Sequence[SourceFile]) -> Iterator[tuple[str, list[_
     if folder and any(archives) and not all(archives):
         raise SourceError(f"{url} holds both .npy and .npz files; name those of one kind by a glob")
     if folder and not any(archives):
-        yield url, [_array_of(file, split_chain(file.url)[0].removeprefix(root)[: -len(".npy")]) for file in files]
+        names = [name_at(root, split_chain(file.url)[0].removeprefix(root)) for file in files]
+        yield url, [_array_of(file, name[: -len(".npy")]) for file, name in zip(files, names, strict=True)]
         return
     for file, archive in zip(files, archives, strict=True):
         yield file.url, _members(file) if archive else [_array_of(file, "")]

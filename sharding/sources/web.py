@@ -5,17 +5,41 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import quote, unquote
 
 import fsspec
 
-__all__ = ["is_page", "lacks_ranges", "with_sizes"]
+from ..errors import SourceError
 
+__all__ = ["is_page", "lacks_ranges", "name_at", "with_sizes", "written_at"]
+
+_SCHEMES = ("http://", "https://")
 _REQUESTS = 16  # at a time
+
+
+def name_at(root: str, path: str) -> str:
+    """The name of what lies at a path below a folder: that of a web server is escaped.
+
+    Raises:
+        SourceError: the name is not UTF-8.
+
+    >>> name_at("https://example.org/photos/", "golden%20retriever/1.jpg"), name_at("s3://photos/", "50%25/1.jpg")
+    ('golden retriever/1.jpg', '50%25/1.jpg')
+    """
+    try:
+        return unquote(path, errors="strict") if root.startswith(_SCHEMES) else path
+    except UnicodeDecodeError as error:
+        raise SourceError(f"the name of the file {root}{path} is not UTF-8; rename it") from error
+
+
+def written_at(root: str, name: str) -> str:
+    """A name below a folder as it stands in a URL: what `name_at` takes back."""
+    return quote(name) if root.startswith(_SCHEMES) else name
 
 
 def is_page(fs: fsspec.AbstractFileSystem, path: str) -> bool:
     """Whether what is there is a page, which lists the files of a folder."""
-    return path.startswith(("http://", "https://")) and str(fs.info(path).get("mimetype", "")).startswith("text/html")
+    return path.startswith(_SCHEMES) and str(fs.info(path).get("mimetype", "")).startswith("text/html")
 
 
 def with_sizes(fs: fsspec.AbstractFileSystem, infos: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pq.write_table(table, root / "rows.parquet", row_group_size=ROWS // 4)
     pyarrow.orc.write_table(table, root / "rows.orc")
     for number in range(8):
-        path = root / "images" / f"class-{number % 2}" / f"{number}.png"
+        path = root / "images" / f"class #{number % 2}, 50%" / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 255, (9, 7, 3), np.uint8)).save(path)
     return root
