@@ -14,7 +14,7 @@ import pyarrow.csv as pacsv
 from ..errors import SourceError
 from .base import BadRecord, Reject
 from .csv_records import cut_records, find_records
-from .files import compression_of, split_chain, translate_errors
+from .files import compression_of, plain_name, translate_errors
 from .text import Block, Span, count_lines, not_utf8, read_blocks
 
 __all__ = ["MISSING", "Header", "Rows", "delimiter_of", "parse_block", "read_header", "record_lines"]
@@ -63,12 +63,12 @@ class Rows:
 def delimiter_of(path: str) -> str:
     """What separates the fields of a file, by its name.
 
-    >>> delimiter_of("a.tsv.gz"), delimiter_of("a.csv")
-    ('\\t', ',')
+    >>> delimiter_of("a.tsv.gz"), delimiter_of("a.tsv-00000-of-00002"), delimiter_of("a.csv")
+    ('\\t', '\\t', ',')
     """
-    path, codec = split_chain(path)[0], compression_of(path)
-    stem = path.rpartition(".")[0] if codec else path
-    return "\t" if stem.lower().endswith(".tsv") else ","
+    name = plain_name(path)
+    stem = name.rpartition(".")[0] if compression_of(path) else name
+    return "\t" if stem.endswith(".tsv") else ","
 
 
 def read_header(path: str, block_bytes: int) -> Header:

@@ -26,7 +26,7 @@ from ..errors import RangesError, RingfeedError, SourceError, StorageError
 from ..keyed import derive_key
 from ..retry import RetryPolicy, retry
 from ..storage import Storage
-from .web import is_page, lacks_ranges, with_sizes
+from .web import is_page, lacks_ranges, with_sizes, without_query
 
 __all__ = [
     "SourceFile", "beside", "compression_of", "fingerprint_files", "folder_of", "has_pattern", "list_files",
@@ -124,8 +124,10 @@ def plain_name(name: str) -> str:
 
     >>> plain_name("Flowers.tfrecord-00003-of-00010"), plain_name("a.tfrecord-00003-of-00010.gz")
     ('flowers.tfrecord', 'a.tfrecord.gz')
+    >>> plain_name("https://example.org/a.CSV?Signature=b")
+    'https://example.org/a.csv'
     """
-    plain = split_chain(name)[0].lower()
+    plain = without_query(split_chain(name)[0]).lower()
     return re.sub(r"-\d{3,}-of-\d{3,}(?=(\.\w+)?$)", "", plain) if "-of-" in plain else plain
 
 
@@ -216,12 +218,12 @@ def _did_you_mean(url: str) -> str:
 def compression_of(path: str) -> str | None:
     """What a file is compressed with, by its name.
 
-    >>> compression_of("a.csv.gz"), compression_of("a.csv.zst"), compression_of("a.csv")
-    ('gzip', 'zstd', None)
+    >>> compression_of("a.csv.gz"), compression_of("A.CSV.ZST"), compression_of("a.csv.gz-00000-of-00002")
+    ('gzip', 'zstd', 'gzip')
     """
-    path = split_chain(path)[0]
-    codec: str | None = infer_compression(path)
-    return "zstd" if path.endswith((".zst", ".zstd")) else codec  # fsspec knows it only where another package is
+    name = plain_name(path)
+    codec: str | None = infer_compression(name)
+    return "zstd" if name.endswith((".zst", ".zstd")) else codec  # fsspec knows it only where another package is
 
 
 @contextmanager

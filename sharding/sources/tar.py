@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gzip import BadGzipFile
 from typing import IO
 
-from .files import open_file, size_if_seekable
+from .files import open_file, plain_name, size_if_seekable
 
 __all__ = ["SUFFIXES", "Member", "TarDamage", "TarReader", "open_tar"]
 
@@ -56,7 +56,7 @@ class TarDamage(Exception):
 @contextmanager
 def open_tar(path: str) -> Iterator[TarReader]:
     """Open an archive; the name's ending says how it is compressed."""
-    name = path.lower()
+    name = plain_name(path)
     compression = next((codec for suffix, codec in _COMPRESSIONS.items() if name.endswith(suffix)), None)
     with open_file(path, compression) as file:
         yield TarReader(file, None if compression else size_if_seekable(file))

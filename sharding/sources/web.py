@@ -11,7 +11,7 @@ import fsspec
 
 from ..errors import SourceError
 
-__all__ = ["is_page", "lacks_ranges", "name_at", "with_sizes", "written_at"]
+__all__ = ["is_page", "lacks_ranges", "name_at", "with_sizes", "without_query", "written_at"]
 
 _SCHEMES = ("http://", "https://")
 _REQUESTS = 16  # at a time
@@ -35,6 +35,15 @@ def name_at(root: str, path: str) -> str:
 def written_at(root: str, name: str) -> str:
     """A name below a folder as it stands in a URL: what `name_at` takes back."""
     return quote(name) if root.startswith(_SCHEMES) else name
+
+
+def without_query(url: str) -> str:
+    """A URL without what it asks of a web server beside the file, such as the signature of a link that expires.
+
+    >>> without_query("https://example.org/a.csv?Signature=1"), without_query("s3://bucket/a?b.csv")
+    ('https://example.org/a.csv', 's3://bucket/a?b.csv')
+    """
+    return url.partition("?")[0] if url.startswith(_SCHEMES) else url
 
 
 def is_page(fs: fsspec.AbstractFileSystem, path: str) -> bool:

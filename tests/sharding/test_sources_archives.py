@@ -1,5 +1,6 @@
 """Sources of every kind within a zip archive: they hold what they hold in a folder."""
 
+import gzip
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -144,3 +145,28 @@ def test_a_source_in_an_archive(
     assert found.schema == expected.schema
     assert records(found) == records(expected)
     assert len(records(found)) >= ROWS // 2
+
+
+@pytest.mark.parametrize(
+    ("write", "name", "into", "label"),
+    [
+        (write_text, "rows.csv", "ROWS.CSV.GZ-00000-of-00001", "label"),
+        (write_text, "rows.csv", "rows.tsv-00000-of-00001", "label"),
+        (write_text, "rows.csv", "rows.tsv.gz-00000-of-00001", "label"),
+        (write_tar, "rows.tar", "rows.tar.gz", "cls"),
+        (write_tar, "rows.tar", "rows.tar.gz-00000-of-00001", "cls"),
+    ],
+)
+@pytest.mark.parametrize("place", ["{}/{}", "zip://{1}::{0}.zip"])
+def test_a_file_is_read_as_the_ending_before_its_number_says(
+    tmp_path: Path, write: Callable[[Path], None], name: str, into: str, label: str, place: str
+) -> None:
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "numbered").mkdir()
+    write(tmp_path / "plain")
+    data = (tmp_path / "plain" / name).read_bytes()
+    data = data.replace(b",", b"\t") if "tsv" in into else data
+    (tmp_path / "numbered" / into).write_bytes(gzip.compress(data) if ".gz" in into.lower() else data)
+    shutil.make_archive(str(tmp_path / "numbered"), "zip", tmp_path / "numbered")
+    expected = open_source(str(tmp_path / "plain" / name), label)
+    assert records(open_source(place.format(tmp_path / "numbered", into), label)) == records(expected)
