@@ -15,6 +15,7 @@ from ..schema import Feature, Schema
 from ..storage import Storage
 from .base import BATCH_ROWS, Part, Reject, fail_on_bad
 from .shards import read_index_rows, read_shard
+from .web import without_query
 
 __all__ = ["SPLIT", "RingfeedSource", "find_dataset", "only_split"]
 
@@ -38,6 +39,8 @@ def _locate(url: str) -> tuple[str, str | None]:
 
 
 def _holds_dataset(url: str) -> bool:
+    if without_query(url) != url:  # what is added to it is part of the query, and the file itself comes again
+        return False
     try:
         Storage(url).check_reachable()
         return Storage(url).exists(MANIFEST_NAME)

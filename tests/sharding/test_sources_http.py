@@ -86,6 +86,12 @@ def test_large_files_come_from_servers_that_send_parts(folder: Path, serve: Serv
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
+def test_a_file_by_a_signed_link(folder: Path, serve: Serve, tmp_path: Path, name: str) -> None:
+    with serve(ranges=True) as url:
+        assert built(f"{url}/{name}?Expires=1&Sig=a%2Fb#", tmp_path / "a") == built(str(folder / name), tmp_path / "b")
+
+
 def test_a_file_that_is_not_there(serve: Serve, tmp_path: Path) -> None:
     with serve(ranges=True) as url, pytest.raises(SourceError, match=f"there is nothing at {url}/row.csv; .*check the"):
         built(f"{url}/row.csv", tmp_path / "there")
