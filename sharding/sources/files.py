@@ -92,7 +92,9 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
 def _filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     """The file system of a URL, and the path in it; of HDFS ours, which waits for no NameNode for ever."""
     storage = Storage(url)
-    return storage.filesystem() if storage.protocol == "hdfs" else fsspec.url_to_fs(url)
+    fs, path = storage.filesystem() if storage.protocol == "hdfs" else fsspec.url_to_fs(url)
+    fs.invalidate_cache()  # of what was listed before in this process
+    return fs, path
 
 
 def _matching(fs: fsspec.AbstractFileSystem, pattern: str) -> list[dict[str, Any]]:

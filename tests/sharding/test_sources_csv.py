@@ -22,6 +22,7 @@ from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.sources import Source, open_source, text
 from ringfeed.sharding.sources import csv as module
 from ringfeed.sharding.sources.base import BadRecord
+from tests.servers.store import Store
 
 Write = Callable[..., str]
 
@@ -265,6 +266,13 @@ def test_the_remedy_for_utf_16_is_of_utf_16(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_bytes("a,b\n1,2\n".encode("utf-16"))
     with pytest.raises(SourceError, match="iconv -f utf-16 -t utf-8"):
         open_source(str(tmp_path / "x.csv"), None)
+
+
+def test_a_file_that_has_come_since_another_look_is_found(store: Store) -> None:
+    for number, name in enumerate(("a.csv", "b.csv", "c.csv"), start=1):
+        store.write_bytes(f"in/{name}", b"x\n1\n")
+        assert len(open_source(f"{store.url}/in/*.csv", None).parts) == number
+        assert len(open_source(f"{store.url}/in", None).parts) == number
 
 
 def test_a_pattern_that_nothing_matches_is_told(tmp_path: Path) -> None:
