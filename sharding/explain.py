@@ -12,6 +12,8 @@ __all__ = ["explain"]
 _DENIALS = ("NoCredentials", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessControlException")
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired", "InvalidToken")
 _BUSY = ("SlowDown", "ServiceUnavailable", "503", "429", "TooManyRequests")
+_ARCHIVES = ("zip", "tar", "libarchive", "rar")
+_PROTOCOLS = "name a path of this machine, s3://, hdfs://, gs://, az://, https://, or another that fsspec opens"
 _DISK = {
     errno.ENOSPC: "the disk is full; free space or choose another folder",
     errno.EDQUOT: "the disk quota is used up; free space or choose another folder",
@@ -49,6 +51,12 @@ def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
     name, text = type(error).__name__, str(error)
     if writing and isinstance(error, NotImplementedError):  # so fsspec says of stores that are only read
         return "nothing can be written to such a store; name a folder on a local disk, S3, HDFS, GCS or Azure"
+    if "Protocol not known" in text:  # of fsspec's registry
+        return f"no file system is called {text.rpartition(' ')[2]!r}; {_PROTOCOLS}"
+    if protocol in _ARCHIVES and isinstance(error, IsADirectoryError):  # fsspec takes no archive for the current folder
+        return f"no archive is named; name one after ::, as in {protocol}://PATH::ARCHIVE"
+    if "multiple values for keyword argument 'host'" in text:  # fsspec opens chains to such stores no more
+        return "what lies on a store whose URL has a host, such as HDFS, is opened by no chain; copy it to a local disk"
     code = error_code(error)
     if code in _EXPIRED:
         goes_on = ": it goes on where it stopped" if writing else ""

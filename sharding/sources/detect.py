@@ -118,6 +118,8 @@ def _detect(url: str) -> tuple[str, Sequence[SourceFile] | None]:
         return found[0], files if first == url else None
     if found:
         raise SourceError(f"{url} holds files of several kinds ({', '.join(found)}); say which with --source-kind")
+    if "::" not in url and url.endswith(".zip"):
+        raise SourceError(f"{url} is an archive; name what is to be read of it, or all: zip://::{url}")
     known = ", ".join(suffixes[0] for suffixes, _ in _OPENERS.values() if suffixes)
     raise SourceError(
         f"{url} holds no records: no file of a known kind ({known}, ...); if there is one by another name, say "

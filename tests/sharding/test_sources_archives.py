@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from ringfeed.sharding import BuildOptions, build
+from ringfeed.sharding import BuildOptions, RingfeedError, build
 from ringfeed.sharding.sources import open_source
 
 ROWS = 12
@@ -145,6 +145,22 @@ def test_a_source_in_an_archive(
     assert found.schema == expected.schema
     assert records(found) == records(expected)
     assert len(records(found)) >= ROWS // 2
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("{0}/all.zip", r"is an archive; name what is to be read of it, or all: zip://::{0}/all\.zip"),
+        ("zip://rows.csv", r"no archive is named; name one after ::, as in zip://PATH::ARCHIVE"),
+        ("zip://rows.csv::hdfs://host:1/all.zip", "such as HDFS, is opened by no chain; copy it to a local disk"),
+    ],
+)
+def test_an_archive_that_cannot_be_read_so_is_told_with_what_to_do(tmp_path: Path, url: str, message: str) -> None:
+    (tmp_path / "plain").mkdir()
+    write_text(tmp_path / "plain")
+    shutil.make_archive(str(tmp_path / "all"), "zip", tmp_path / "plain")
+    with pytest.raises(RingfeedError, match=message.format(tmp_path)):
+        open_source(url.format(tmp_path), "label")
 
 
 @pytest.mark.parametrize(

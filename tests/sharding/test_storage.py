@@ -291,8 +291,15 @@ def test_a_folder_of_hdfs_is_the_one_of_the_whole_name(hdfs_server: HdfsServer, 
 
 
 def test_an_unknown_protocol_is_one_clear_error() -> None:
-    with pytest.raises(StorageError, match="cannot open nosuch://x"):
+    with pytest.raises(StorageError, match="cannot open nosuch://x: no file system is called 'nosuch'; name a path"):
         Storage("nosuch://x").read("a")
+
+
+@pytest.mark.parametrize("protocol", ["file:", "file://", "FILE://"])
+def test_a_folder_here_may_be_named_by_a_url(tmp_path: Path, protocol: str) -> None:
+    Storage(f"{protocol}{tmp_path}/x").write("a", b"1")
+    assert Storage(f"{tmp_path}/x").read("a") == b"1"
+    assert Storage(f"{protocol}{tmp_path}/x").list() == ["a"]
 
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///x", "s3a://"])
