@@ -79,7 +79,8 @@ class Location:
         """The folder as a path of this machine, or None if it is elsewhere."""
         if self.protocol != "file":
             return None
-        return Path(os.path.abspath(os.path.expanduser(self.url.removeprefix("file://"))))
+        path = re.sub(r"^file:(//)?", "", self.url, flags=re.IGNORECASE)
+        return Path(os.path.abspath(os.path.expanduser(path)))
 
     @property
     def is_object_store(self) -> bool:
