@@ -267,8 +267,10 @@ def open_file(path: str, compression: str | None = "infer", *, read_ahead: bool 
 def _open_plain(path: str, *, read_ahead: bool) -> AbstractContextManager[IO[bytes]]:
     folder, _, name = path.rpartition("/")
     storage = Storage(folder)
-    if storage.protocol in _RANGED and "::" not in path:
+    if storage.protocol in _RANGED:
         return storage.open_input(name, read_ahead=read_ahead)
+    if (local := Storage(path).local_path) is not None:  # fsspec takes :: in a name for a link of a chain
+        return local.open("rb")
     opened = fsspec.open(path, "rb")
     if read_ahead or storage.protocol not in ("http", "https"):
         return cast(AbstractContextManager[IO[bytes]], opened)

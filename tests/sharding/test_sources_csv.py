@@ -275,6 +275,14 @@ def test_a_file_that_has_come_since_another_look_is_found(store: Store) -> None:
         assert len(open_source(f"{store.url}/in", None).parts) == number
 
 
+def test_a_name_in_a_folder_may_hold_the_mark_of_chains(store: Store) -> None:
+    if store.name == "hdfs":
+        pytest.skip("names there have no colons")
+    store.write_bytes("in/std::vector.csv", b"x\n1\n")
+    store.write_bytes("in/zip::y/a.csv", b"x\n2\n")
+    assert records(open_source(f"{store.url}/in", None)) == [{"x": 1}, {"x": 2}]
+
+
 def test_a_pattern_that_nothing_matches_is_told(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"no file matches .*/\*\.csv; check the pattern"):
         open_source(f"{tmp_path}/*.csv", None)
