@@ -140,10 +140,11 @@ def expand_braces(url: str) -> list[str]:
     while match := re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", rest):
         first, last, words = match.groups()
         if words is None:
-            if len(names) * (int(last) - int(first) + 1) > _MAX_NAMES:
+            if len(names) * (abs(int(last) - int(first)) + 1) > _MAX_NAMES:
                 raise SourceError(f"the braces in {url} stand for more than {_MAX_NAMES:,} names")
-            width = len(first) if first[0] == "0" else 0
-            choices = [f"{number:0{width}d}" for number in range(int(first), int(last) + 1)]
+            step = 1 if int(first) <= int(last) else -1
+            width = max((len(text) for text in (first, last) if text[0] == "0"), default=0)
+            choices = [f"{number:0{width}d}" for number in range(int(first), int(last) + step, step)]
         else:
             choices = words.split(",")
         names = [name + rest[: match.start()] + choice for name in names for choice in choices]

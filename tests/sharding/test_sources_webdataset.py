@@ -395,6 +395,7 @@ def test_several_archives_are_named_with_braces(write: Callable[..., str], tmp_p
         expand_braces("{0..9999999}")
     assert expand_braces("a{x,y}b{9..10}") == ["axb9", "axb10", "ayb9", "ayb10"]
     assert expand_braces("{a}") == ["{a}"]
+    assert expand_braces("{10..08}{1..0}") == ["101", "100", "091", "090", "081", "080"]
 
 
 @pytest.mark.parametrize(
