@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from ..errors import SourceError
 from .files import folder_of, split_chain
+from .web import name_at
 
 __all__ = ["Partitions", "find_partitions"]
 
@@ -81,7 +82,7 @@ def _values(root: str, path: str) -> dict[str, str | None]:
     >>> _values("data/", "data/year=2024/raw/city=K%C3%B6ln/zip=__HIVE_DEFAULT_PARTITION__/x=1.parquet")
     {'year': '2024', 'city': 'Köln', 'zip': None}
     """
-    folders = split_chain(path)[0][len(root) :].split("/")[:-1]
+    folders = name_at(root, split_chain(path)[0][len(root) :]).split("/")[:-1]
     pairs = [folder.partition("=")[::2] for folder in folders if folder.find("=") > 0]
     return {_unquoted(key): None if value == _NULL else _unquoted(value) for key, value in pairs}
 

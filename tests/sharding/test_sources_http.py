@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from ringfeed.sharding import BuildOptions, SourceError, StorageError, build
+from ringfeed.sharding import BuildOptions, SourceError, StorageError, build, open_dataset
 from tests.servers.web import served
 
 ROWS = 60_000
@@ -61,6 +61,15 @@ def test_a_folder_of_images(folder: Path, serve: Serve, tmp_path: Path, ranges: 
             assert built(f"{url}/{name}", tmp_path / "there") == built(str(folder / name), tmp_path / "here")
             shutil.rmtree(tmp_path / "there")
             shutil.rmtree(tmp_path / "here")
+
+
+def test_folders_that_name_partition_keys(folder: Path, serve: Serve, tmp_path: Path) -> None:
+    for number, key in enumerate(("place=a b", "place=50%25", "place=c%2Fd")):
+        (folder / "parts" / key).mkdir(parents=True)
+        pq.write_table(pa.table({"label": [number, 0, 1]}), folder / "parts" / key / "rows.parquet")
+    with serve(ranges=True) as url:
+        assert built(f"{url}/parts", tmp_path / "there") == built(str(folder / "parts"), tmp_path / "here")
+    assert open_dataset(str(tmp_path / "there")).manifest.schema.names == ("label", "place")
 
 
 def test_a_folder_of_files_whose_names_end_in_numbers(folder: Path, serve: Serve, tmp_path: Path) -> None:
