@@ -98,17 +98,30 @@ def _filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 
 def _matching(fs: fsspec.AbstractFileSystem, pattern: str) -> list[dict[str, Any]]:
-    """What fsspec knows of the files that a glob stands for."""
-    found = fs.glob(pattern, detail=True).values()
-    found = [info for info in found if _base_name(info["name"].rstrip("/"))[0] not in "._"]
+    """What fsspec knows of the files that a glob stands for; in hidden folders, of those alone that it names itself."""
+    root = re.split(r"[*?[]", pattern)[0].rpartition("/")[0]
+    names_hidden = _is_hidden(pattern[len(root) :])
+    found = [
+        info
+        for info in fs.glob(pattern, detail=True).values()
+        if not _is_hidden(_base_name(info["name"].rstrip("/")))
+        and (names_hidden or not info["name"].startswith(root) or not _is_hidden(info["name"][len(root) :]))
+    ]
+    _check_links(fs, found)
     files = [info for info in found if info["type"] == "file"]
     return files or [info for folder in found for info in _below(fs, folder["name"].rstrip("/"))]
 
 
 def _below(fs: fsspec.AbstractFileSystem, root: str) -> list[dict[str, Any]]:
     """The same of the files in a folder."""
-    found = [info for info in fs.find(root, detail=True).values() if info["type"] == "file"]
-    return [i for i in found if not any(p[0] in "._" for p in i["name"][len(root) :].split("/") if p)]
+    found = [info for info in fs.find(root, detail=True).values() if not _is_hidden(info["name"][len(root) :])]
+    _check_links(fs, found)
+    return [info for info in found if info["type"] == "file"]
+
+
+def _is_hidden(path: str) -> bool:
+    """Whether the name of a file or folder in a path is one that readers of data folders pass over."""
+    return any(name[0] in "._" for name in path.split("/") if name)
 
 
 def split_chain(url: str) -> tuple[str, str]:
@@ -151,10 +164,27 @@ def _find_local(root: str, suffixes: tuple[str, ...]) -> Iterator[SourceFile]:
                     target = os.path.realpath(entry.path)
                     if not any(os.path.commonpath([target, tree]) in (target, tree) for tree in trees):
                         folders.append((entry.path, (*trees, target)))
-                elif plain_name(entry.name).endswith(suffixes) and entry.is_file():
+                elif plain_name(entry.name).endswith(suffixes):
+                    if not entry.is_file():
+                        _check_link(entry.path)
+                        continue
                     info = entry.stat()
                     _check_name(entry.path)
                     yield SourceFile(f"file://{entry.path}", info.st_size, str(info.st_mtime or ""))
+
+
+def _check_links(fs: fsspec.AbstractFileSystem, infos: Sequence[dict[str, Any]]) -> None:
+    if isinstance(fs, LocalFileSystem):
+        for info in infos:
+            _check_link(info["name"])
+
+
+def _check_link(path: str) -> None:
+    """Refuse a link that leads nowhere: what it stood for would be missing without a word."""
+    if os.path.islink(path) and not os.path.exists(path):
+        raise SourceError(
+            f"{path} is a link to what is not there ({os.readlink(path)}); restore that, or remove the link"
+        )
 
 
 def _check_name(path: str) -> None:
@@ -213,7 +243,8 @@ def _did_you_mean(url: str) -> str:
     path = Storage(url).local_path
     if path is None or not path.parent.is_dir():
         return ""
-    names = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=1)
+    others = [entry.name for entry in path.parent.iterdir() if entry.name != path.name]  # itself: a link to nothing
+    names = difflib.get_close_matches(path.name, others, n=1)
     return f"did you mean {path.parent / names[0]}? Else " if names else ""
 
 

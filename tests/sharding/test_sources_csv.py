@@ -283,6 +283,25 @@ def test_a_name_in_a_folder_may_hold_the_mark_of_chains(store: Store) -> None:
     assert records(open_source(f"{store.url}/in", None)) == [{"x": 1}, {"x": 2}]
 
 
+@pytest.mark.parametrize("pattern", ["in", "in/*.csv", "in*", "in/**"])
+def test_a_link_that_leads_nowhere_is_told(tmp_path: Path, pattern: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.csv").write_text("x\n1\n")
+    (tmp_path / "in" / "b.csv").symlink_to("annex/b.csv")
+    with pytest.raises(SourceError, match=r"in/b\.csv is a link to what is not there \(annex/b\.csv\); restore that"):
+        open_source(f"{tmp_path}/{pattern}", None)
+
+
+def test_a_glob_passes_over_hidden_folders_that_it_does_not_name(store: Store) -> None:
+    for number, name in enumerate(("a/x.csv", "a/_temporary/0/x.csv", "_old/.b/x.csv")):
+        store.write_bytes(f"in/{name}", b"x\n%d\n" % number)
+    assert records(open_source(f"{store.url}/in/**/*.csv", None)) == [{"x": 0}]
+    assert records(open_source(f"{store.url}/in/a/**", None)) == [{"x": 0}]
+    with pytest.raises(SourceError, match="no file matches"):
+        open_source(f"{store.url}/in/_old/**/*.csv", None)
+    assert records(open_source(f"{store.url}/in/_o*/**/*.csv", None)) == [{"x": 2}]
+
+
 def test_a_pattern_that_nothing_matches_is_told(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"no file matches .*/\*\.csv; check the pattern"):
         open_source(f"{tmp_path}/*.csv", None)
