@@ -56,7 +56,7 @@ def _feature_spec(feature: Feature, fill: Any) -> Any:
         default = None if fill is None else np.full(feature.elements, fill, feature.dtype).tobytes()
         return tf.io.FixedLenFeature([], tf.string, default)
     if feature.fixed_shape is None:
-        return tf.io.RaggedFeature(dtype)
+        return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)  # as those of Parquet shards
     if fill is None and kind == "float":
         fill = float("nan")
     default = None if fill is None else np.full(feature.fixed_shape, fill).tolist()
@@ -90,7 +90,7 @@ def _restore(values: Any, feature: Feature) -> Any:
 
 
 def _ragged_raw(values: Any, dtype: tf.DType) -> Any:
-    lengths = tf.strings.length(values) // dtype.size
+    lengths = tf.cast(tf.strings.length(values), tf.int64) // dtype.size
     flat = tf.io.decode_raw(tf.strings.reduce_join(values), dtype)
     return tf.RaggedTensor.from_row_lengths(flat, lengths)
 
