@@ -19,7 +19,7 @@ from ..sharding.errors import ConfigError
 from ..sharding.manifest import Manifest
 from ..sharding.storage import Place
 from .access import RandomAccess
-from .arguments import boolean, text
+from .arguments import boolean, text, texts
 from .balance import ClassSchedule
 from .buckets import Buckets
 from .cache import ShardCache, open_cache
@@ -149,13 +149,15 @@ class Loader(Epochs):
         hedging: bool = True,
         prefetch_bytes: int | None = None,
     ) -> None:
-        self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        for name, number, least in (("fetch_threads", fetch_threads, 1), ("prefetch_bytes", prefetch_bytes, 0)):
-            if number is not None:
-                integer(name, number, least)
+        fetch_threads = None if fetch_threads is None else integer("fetch_threads", fetch_threads, 1)
+        prefetch_bytes = None if prefetch_bytes is None else integer("prefetch_bytes", prefetch_bytes, 0)
         batch_size, window_shards = integer("batch_size", batch_size), integer("window_shards", window_shards)
+        shuffle, bucket_steps = boolean("shuffle", shuffle), integer("bucket_steps", bucket_steps)
+        split, quarantined = text("split", split), texts("quarantined", quarantined, "paths")
+        columns = None if columns is None else texts("columns", columns, "at least one name")
+        self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self._dataset = open_dataset(url)
-        self._split = split = text("split", split)
+        self._split = split
         self._shards = self._dataset.split_shards(split)
         info = self.manifest.split(split)
         self._selection = None
@@ -375,7 +377,8 @@ class Loader(Epochs):
         return weights
 
     def _default_prefetch(self) -> int:
-        window = sum(s.bytes for s in self._shards) * self._geometry.window_shards / len(self._shards)
+        shards = min(self._geometry.window_shards, len(self._shards))
+        window = sum(s.bytes for s in self._shards) * shards / len(self._shards)
         one_each = int(1.25 * window * len(self._slices))  # for windows differ in size
         return one_each if self._dataset.storage.local_path is not None else max(one_each, _AHEAD_BYTES)
 

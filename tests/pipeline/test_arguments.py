@@ -37,7 +37,7 @@ SHARES = "'natural', 'uniform', 'power:A', 'X->Y:EPOCHS' or a share by class"
         ({"url": 5}, "a folder must be a URL or a path, got 5"),
         ({"columns": [1]}, "columns must be a list of at least one name, got [1]"),
         ({"columns": 5}, "columns must be a list of at least one name, got 5"),
-        ({"columns": iter([])}, "columns must be a list of at least one name, got <"),
+        ({"columns": iter([])}, "columns must be a list of at least one name, got ()"),
         ({"cache": 3}, "cache must be 'none', 'memory', the path of a folder, or a cache, got 3"),
         ({"cache": ""}, "a cache is a folder on a local disk, by its path, got ''"),
         ({"balance": {"rare": "x"}}, "the share of 'rare' in balance must be a number, got 'x'"),

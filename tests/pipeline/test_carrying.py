@@ -46,7 +46,7 @@ def test_another_process_reads_the_same_batches(relative: str, tmp_path: Path) -
     where = (pc.field("id") >= 100) & pc.field("label").isin([1, 2])
     made: list[Loader | Mixture] = [
         Loader(relative, batch_size=12, rank=1, world_size=2, seed=5, balance="uniform", cache=cache),
-        Loader(relative, batch_size=12, where=where, columns=["id"], cache="memory"),
+        Loader(relative, batch_size=12, where=where, columns={"id": 1}.keys(), cache="memory"),  # type: ignore[arg-type]
         Loader(relative, batch_size=12, on_bad_shard="quarantine", quarantined=[BAD]),
         Mixture({"one": {"url": relative, "cache": cache}, "two": {"url": relative}}, batch_size=12),
     ]

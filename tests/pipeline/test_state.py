@@ -25,6 +25,13 @@ def test_another_rank_count_goes_on_where_the_state_says(make_dataset: Make) -> 
     assert len(kept) < 1000
 
 
+def test_what_numpy_gave_is_kept_as_what_python_would_give(make_dataset: Make) -> None:
+    url = make_dataset(1000)
+    numpys: dict[str, Any] = {"shuffle": np.bool_(True), "bucket_steps": np.int64(32), "window_shards": np.int32(1)}
+    kept = json.dumps(Loader(url, batch_size=np.int64(12), seed=np.int64(3), **numpys).state(np.int64(1), np.int64(7)))
+    assert Loader(url, batch_size=12, seed=3).resume(json.loads(kept)) == (1, 7)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
