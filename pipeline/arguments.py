@@ -5,14 +5,14 @@ What is not of its kind must not pass for something else: the text ``"no"`` is t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..sharding.errors import ConfigError
 
-__all__ = ["boolean", "mapping", "number", "numbers", "text", "texts"]
+__all__ = ["boolean", "choice", "mapping", "number", "numbers", "text", "texts"]
 
 
 def boolean(name: str, value: object) -> bool:
@@ -28,6 +28,20 @@ def boolean(name: str, value: object) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise ConfigError(f"{name} must be True or False, got {value!r}")
     return bool(value)
+
+
+def choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Hold a value that must be one of some words, two at least, against them.
+
+    Raises:
+        ConfigError: it is none of them.
+
+    >>> choice("remainder", "keep", ("drop", "pad", "wrap"))
+    Traceback (most recent call last):
+    ringfeed.sharding.errors.ConfigError: remainder must be 'drop', 'pad' or 'wrap', got 'keep'
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise ConfigError(f"{name} must be {', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}, got {value!r}")
 
 
 def number(name: str, value: Any) -> float:

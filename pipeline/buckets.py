@@ -24,6 +24,7 @@ from ..sharding.errors import ConfigError
 from ..sharding.kernels import VIEW
 from ..sharding.keyed import shuffled
 from ..sharding.schema import Schema
+from .arguments import text
 from .columns import Columns
 from .frames import EXAMPLES
 from .integers import integer
@@ -70,7 +71,7 @@ class Buckets:
         Raises:
             ConfigError: no such feature, or one whose length does not vary; or a span much longer than an epoch.
         """
-        if feature not in schema.names:
+        if text("bucket_by", feature) not in schema.names:
             raise ConfigError(f"bucket_by names {feature!r}, which is no feature; they are: {', '.join(schema.names)}")
         if schema[feature].elements is not None and (schema[feature].numeric or schema[feature].shape):
             raise ConfigError(f"bucket_by: all values of {feature!r} have one length, {schema[feature].elements}")

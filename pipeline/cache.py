@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -76,8 +76,7 @@ class Cache:
         location = Location(os.fspath(path))
         if location.local_path is None:
             raise ConfigError(f"a cache is a folder on a local disk, got {location.locate()}")
-        if limit_bytes is not None:
-            _check_limit(limit_bytes)
+        limit_bytes = None if limit_bytes is None else _checked_limit(limit_bytes)
         self._path, self._limit_bytes = location.local_path, limit_bytes
         self._keeps = True
         self._warned: set[str] = set()
@@ -232,8 +231,7 @@ class MemoryCache:
     """
 
     def __init__(self, limit_bytes: int = _MEMORY_BYTES) -> None:
-        _check_limit(limit_bytes)
-        self._limit_bytes = limit_bytes
+        self._limit_bytes = _checked_limit(limit_bytes)
         self._held: OrderedDict[CacheKey, pa.Buffer] = OrderedDict()
         self._held_bytes = 0
         self._lock = threading.Lock()
@@ -277,19 +275,21 @@ def open_cache(cache: str | os.PathLike[str] | ShardCache | None, limit_bytes: i
     Raises:
         ConfigError: it cannot be used so.
     """
-    if cache is None or cache == "none":
+    if cache is None:
         return None
-    if cache == "memory":
-        return MemoryCache(_MEMORY_BYTES if limit_bytes is None else limit_bytes)
     if isinstance(cache, (str, os.PathLike)):
+        if cache == "none":
+            return None
+        if cache == "memory":
+            return MemoryCache(_MEMORY_BYTES if limit_bytes is None else limit_bytes)
         return Cache(cache, limit_bytes)
-    if not callable(getattr(cache, "get", None)):
+    if isinstance(cache, Mapping) or not callable(getattr(cache, "get", None)):
         raise ConfigError(f"cache must be 'none', 'memory', the path of a folder, or a cache, got {cache!r}")
     return cache
 
 
-def _check_limit(limit_bytes: int) -> None:
-    integer("limit_bytes of a cache", limit_bytes, 1)
+def _checked_limit(limit_bytes: int) -> int:
+    return integer("limit_bytes of a cache", limit_bytes, 1)
 
 
 def _write(descriptor: int, data: Any) -> None:

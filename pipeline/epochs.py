@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..sharding.errors import ConfigError, RingfeedError
 from ..sharding.schema import Schema
-from .arguments import boolean
+from .arguments import boolean, mapping
 from .carrying import remake
 from .columns import WEIGHT, Columns
 from .counters import Counters
@@ -216,6 +216,7 @@ class Epochs(ABC):
         Raises:
             ConfigError: it is the state of another dataset, or of options with which the batches would be others.
         """
+        mapping("a state", state, "what `state` told")
         place = state.get("epoch"), state.get("step")
         check_state(state, self.state(*(number if isinstance(number, int) else -1 for number in place)))
         return state["epoch"], state["step"]

@@ -42,7 +42,7 @@ def checked_fill(schema: Schema, fill: Mapping[str, Any] | None) -> dict[str, An
 def _checked(feature: Feature, value: Any) -> Any:
     try:
         checked = pa.scalar(value, feature.primitive).as_py()
-    except (pa.ArrowException, OverflowError) as error:
+    except (pa.ArrowException, OverflowError, UnicodeError) as error:
         raise _unfit(feature, value) from error
     whole = feature.numeric and not feature.dtype.startswith("float")
     if checked is None or (whole and checked != value):

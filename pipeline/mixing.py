@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ..sharding.errors import ConfigError
 from ..sharding.keyed import derive_key
-from .arguments import mapping
+from .arguments import mapping, text
 from .balance import ClassSchedule
 from .chunks import interleave
 from .columns import CLASS_ID, WEIGHT, Column, Columns, concat_columns, take_columns
@@ -125,6 +125,7 @@ class Mixture(Epochs):
     ) -> None:
         self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         for name, given in mapping("sources", sources, "Loaders' arguments by dataset").items():
+            text("the name of a dataset in sources", name)  # as it is in a state, after JSON
             mapping(f"dataset {name!r} of the mixture", given, "its Loader's arguments")
         if not sources:
             raise ConfigError("a mixture needs at least one dataset")

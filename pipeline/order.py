@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from ..sharding.errors import ConfigError
 from ..sharding.keyed import derive_key, shuffled
-from .arguments import boolean
+from .arguments import boolean, choice
 from .integers import integer
 from .windows import StreamWindows, Window
 
@@ -68,8 +68,7 @@ class Geometry:
         for name in ("batch_size", "streams", "window_shards"):
             integer(name, getattr(self, name), 1)
         boolean("shuffle", self.shuffle)
-        if self.remainder not in _REMAINDERS:
-            raise ConfigError(f"remainder must be 'drop', 'pad' or 'wrap', got {self.remainder!r}")
+        choice("remainder", self.remainder, _REMAINDERS)
         if self.batch_size % self.streams:
             raise ConfigError(f"streams must divide the global batch of {self.batch_size}, got {self.streams}")
         if self.records < self.streams:
@@ -264,7 +263,8 @@ class EpochOrder:
         """The windows of a stream, in order."""
         shards, firsts, lengths = self.segments(*self.stream_range(stream))
         mean = self.geometry.records / len(self.shard_records)
-        enough = min((self.geometry.window_shards - 0.5) * mean, self.geometry.records)  # no int64 holds any number
+        at_most = min(self.geometry.window_shards, len(self.shard_records) + 1)  # no float holds any number
+        enough = min((at_most - 0.5) * mean, self.geometry.records)
         spread = self.geometry.spread
         samples = self.geometry.steps * self.geometry.piece if spread or self.geometry.remainder == "drop" else None
         return StreamWindows(

@@ -20,7 +20,7 @@ from ..sharding.dataset import Dataset
 from ..sharding.errors import ConfigError, CorruptionError
 from ..sharding.keyed import shuffled
 from ..sharding.manifest import ShardInfo
-from .arguments import texts
+from .arguments import choice
 from .counters import Counters
 
 __all__ = ["OnBadShard", "Quarantine", "stand_ins"]
@@ -58,9 +58,7 @@ class Quarantine:
         paths: Sequence[str],
         counters: Counters,
     ) -> None:
-        if on_bad_shard not in _CHOICES:
-            raise ConfigError(f"on_bad_shard must be 'raise' or 'quarantine', got {on_bad_shard!r}")
-        paths = texts("quarantined", paths, "paths")
+        choice("on_bad_shard", on_bad_shard, _CHOICES)
         unknown = set(paths) - {shard.path for shard in dataset.split_shards(split)} if paths else set()
         if unknown:
             raise ConfigError(

@@ -39,7 +39,7 @@ def check_state(state: Mapping[str, Any], expected: Mapping[str, Any], what: str
         if name == "datasets" and isinstance(kept, Mapping) and list(kept) == list(own):
             for dataset in own:
                 check_state(kept[dataset], own[dataset], f"{dataset}.")
-        elif name == "quarantined":
+        elif name == "quarantined" and isinstance(kept, list):
             if missing := sorted(set(kept) - set(own)):
                 raise ConfigError(
                     f"the state has shards in quarantine; make the loader with {what}quarantined={missing}"

@@ -68,6 +68,15 @@ SHARES = "'natural', 'uniform', 'power:A', 'X->Y:EPOCHS' or a share by class"
             "an epoch must have fewer than 2**63 samples; give epoch_length a number",
         ),
         ({"quarantined": 5}, "quarantined must be a list of paths, got 5"),
+        ({"remainder": np.array([1, 2])}, "remainder must be 'drop', 'pad' or 'wrap', got array([1, 2])"),
+        ({"on_bad_shard": np.array([1, 2])}, "on_bad_shard must be 'raise' or 'quarantine', got array([1, 2])"),
+        ({"epoch_length": np.array([1, 2])}, "epoch_length must be a whole number, 'oversample' or 'undersample'"),
+        ({"shuffle": np.array([1, 2])}, "shuffle must be True or False, got array([1, 2])"),
+        ({"bucket_by": np.array([1, 2])}, "bucket_by must be text, got array([1, 2])"),
+        ({"bucket_steps": 2.0}, "bucket_steps must be a whole number, got 2.0"),
+        ({"cache": {"path": "/tmp"}}, "cache must be 'none', 'memory', the path of a folder, or a cache, got {'path'"),
+        ({"cache": np.array([1, 2])}, "cache must be 'none', 'memory', the path of a folder, or a cache, got array("),
+        ({"fill": {"label": "\ud800"}}, "fill of feature 'label' must be one string value, got '\\ud800'"),
     ],
 )
 def test_a_loader_says_what_it_expected(make_dataset: Make, options: dict[str, Any], message: str) -> None:
@@ -80,7 +89,7 @@ def test_a_loader_says_what_it_expected(make_dataset: Make, options: dict[str, A
 def test_what_means_the_same_is_taken(make_dataset: Make) -> None:
     url = make_dataset(1000)
     plain = Loader(url, batch_size=60, columns=["id"], shuffle=False)
-    given = Loader(url, batch_size=60, columns=iter(["id"]), shuffle=np.bool_(False), window_shards=2**70)  # type: ignore[arg-type]
+    given = Loader(url, batch_size=60, columns=iter(["id"]), shuffle=np.bool_(False), window_shards=10**400)  # type: ignore[arg-type]
     assert [b["id"].tolist() for b in given.numpy_epoch(0)] == [b["id"].tolist() for b in plain.numpy_epoch(0)]
     by_text = Loader(url, batch_size=60, balance=lambda epoch: "uniform->natural:2")
     ramp = Loader(url, batch_size=60, balance="uniform->natural:2")
@@ -93,6 +102,8 @@ def test_calls_of_a_loader_say_what_they_expected(make_dataset: Make) -> None:
     refused: list[tuple[Callable[[], Any], str]] = [
         (lambda: loader.sample(1.5), "index must be a whole number, got 1.5"),  # type: ignore[arg-type]
         (lambda: loader.numpy_epoch(0, prefetch_bytes=-1), "prefetch_bytes must be at least 0, got -1"),
+        (lambda: loader.resume("0"), "a state must be a dict of what `state` told, got '0'"),  # type: ignore[arg-type]
+        (lambda: loader.resume({**loader.state(0, 1), "quarantined": None}), "the state is of quarantined=null"),
         (lambda: loader.epoch(2**63), "epoch must be less than 2**63 for TensorFlow, got 9223372036854775808"),
         (lambda: loader.epoch(0, as_supervised="no"), "as_supervised must be True or False, got 'no'"),  # type: ignore[arg-type]
         (lambda: loader.epoch(0, transform=5), "transform must be a function of one element, or several, got 5"),  # type: ignore[arg-type]
@@ -138,6 +149,7 @@ def test_a_transform_that_returns_no_element_is_named(make_dataset: Make, result
         (lambda: MemoryCache(NAN), "limit_bytes of a cache must be a whole number, got nan"),  # type: ignore[arg-type]
         (lambda: Cache(5), "a cache is a folder on a local disk, by its path, got 5"),  # type: ignore[arg-type]
         (lambda: Mixture(5, batch_size=4), "sources must be a dict of Loaders' arguments by dataset, got 5"),  # type: ignore[arg-type]
+        (lambda: Mixture({0: {"url": "x"}}, batch_size=4), "the name of a dataset in sources must be text, got 0"),  # type: ignore[dict-item]
         (lambda: Mixture({"a": "x"}, batch_size=4), "dataset 'a' of the mixture must be a dict of its"),  # type: ignore[dict-item]
         (lambda: Mixture({"a": {"url": "x", "blance": 1}}, batch_size=4), "a Loader has no argument 'blance'"),
         (lambda: Mixture({"a": {}}, batch_size=4), "dataset 'a' of the mixture: it has no url"),

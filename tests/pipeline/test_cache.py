@@ -302,6 +302,9 @@ class TestFolder:
         assert not fetch_from(cache, content(0))[1]
         assert set(array.tolist()) == {0}
 
+    def test_a_limit_of_numpy_is_kept_as_one_of_python(self, tmp_path: Path) -> None:
+        assert json.loads((Cache(tmp_path, np.int64(1 << 20)).path / STATE_NAME).read_text())["limit_bytes"] == 1 << 20  # type: ignore[arg-type]
+
     def test_the_limit_is_kept_with_the_folder_and_a_lower_one_holds_at_once(self, tmp_path: Path) -> None:
         for number in range(10):
             fetch_from(Cache(tmp_path, 1 << 20), content(number))
