@@ -47,7 +47,7 @@ class Mixup(GraphTransform):
     def __post_init__(self) -> None:
         if not texts("features", self.features, "names"):
             raise ConfigError("features must name one or more, got none")
-        _check(self.classes, self.alpha, self.group)
+        _check(self)
 
     def __call__(self, element: Mapping[str, Any]) -> dict[str, Any]:
         """The element mixed.
@@ -83,7 +83,7 @@ class CutMix(GraphTransform):
     group: int = _GROUP
 
     def __post_init__(self) -> None:
-        _check(self.classes, self.alpha, self.group)
+        _check(self)
 
     def __call__(self, element: Mapping[str, Any]) -> dict[str, Any]:
         """The element mixed.
@@ -96,8 +96,8 @@ class CutMix(GraphTransform):
         return cut_mix(element, self)
 
 
-def _check(classes: int, alpha: float, group: int) -> None:
-    integer("classes", classes, 2)
-    integer("group", group, 2)
-    if not number("alpha", alpha) > 0 or not isfinite(alpha):
-        raise ConfigError(f"alpha must be above 0, got {alpha}")
+def _check(options: Mixup | CutMix) -> None:
+    for name in ("classes", "group"):  # with one of NumPy, TensorFlow would count in int64 here, and in int32 there
+        object.__setattr__(options, name, integer(name, getattr(options, name), 2))
+    if not number("alpha", options.alpha) > 0 or not isfinite(options.alpha):
+        raise ConfigError(f"alpha must be above 0, got {options.alpha}")

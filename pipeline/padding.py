@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..sharding.errors import ConfigError
-from .arguments import boolean
+from .arguments import boolean, text
 from .integers import integer
 from .transform import GraphTransform, with_added
 
@@ -40,10 +40,12 @@ class Pad(GraphTransform):
     truncate: bool = False
 
     def __post_init__(self) -> None:
-        if self.length is not None:
-            integer("length", self.length, 1)
+        text("feature", self.feature)
+        if self.length is not None:  # those of NumPy would make TensorFlow count in int64 here, and in int32 there
+            object.__setattr__(self, "length", integer("length", self.length, 1))
+        object.__setattr__(self, "multiple_of", integer("multiple_of", self.multiple_of))
         boolean("truncate", self.truncate)
-        if integer("multiple_of", self.multiple_of) < 1 or (self.multiple_of > 1 and self.length is not None):
+        if self.multiple_of < 1 or (self.multiple_of > 1 and self.length is not None):
             raise ConfigError(f"multiple_of must be at least 1, and 1 where length is given, got {self.multiple_of}")
         if self.truncate and self.length is None:
             raise ConfigError("truncate=True needs a length")
@@ -85,6 +87,8 @@ class Pad(GraphTransform):
 def _fits(value: Any, dtype: Any) -> bool:
     """Whether a value is one of a dtype of TensorFlow; a float may be rounded."""
     given = np.asarray(value)
+    if given.ndim:
+        return False
     if dtype == "string" or given.dtype.kind not in "biuf":
         return dtype == "string" and given.dtype.kind in "SU"
     with np.errstate(invalid="ignore"):

@@ -44,7 +44,7 @@ def test_mixing_knows_no_ranks_and_resumes(make_dataset: Make, kind: int) -> Non
 
     def read(start_step: int = 14, **options: Any) -> list[npt.NDArray[Any]]:
         loader = Loader(make_dataset(), batch_size=48, seed=2, balance="uniform", sample_keys=True, **options)
-        found = loader.epoch(1, start_step, transform=[floats, mixes(group=4)[kind]])
+        found = loader.epoch(1, start_step, transform=[floats, mixes(group=np.int64(4))[kind]])
         parts = [(batch["image"].numpy(), batch["soft_label"].numpy()) for batch in found]
         return [np.stack(arrays) for arrays in zip(*parts, strict=True)]
 

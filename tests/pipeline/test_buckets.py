@@ -165,7 +165,7 @@ def test_what_is_too_long_is_refused_or_cut(texts: dict[str, str]) -> None:
     assert cut["tokens"].shape == cut["tokens_mask"].shape == (60, 10)
     np.testing.assert_array_equal(cut["tokens_length"], np.minimum(length_of(cut["id"].numpy()), 10))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"tokens is longer than Pad\(length=10\)"):
-        next(iter(loader.epoch(0, transform=Pad(feature="tokens", length=10))))
+        next(iter(loader.epoch(0, transform=Pad(feature="tokens", length=np.int64(10)))))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="no feature 'id' of variable length"):
         loader.epoch(0, transform=Pad(feature="id"))
 
@@ -173,8 +173,8 @@ def test_what_is_too_long_is_refused_or_cut(texts: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("dtype", "fit", "unfit"),
     [
-        (tf.string, ["-", b"", np.str_("a")], [0, 1.5, False]),
-        (tf.float32, [0, -0.1, np.float64(2), float("nan")], ["x", b"", object()]),
+        (tf.string, ["-", b"", np.str_("a")], [0, 1.5, False, ["-"]]),
+        (tf.float32, [0, -0.1, np.float64(2), float("nan")], ["x", b"", object(), [0.5], np.zeros(2)]),
         (tf.uint8, [0, 255, 1.0, np.int64(2)], ["0", 0.5, -1, 256, 2**70, float("nan")]),
         (tf.bool, [True, np.False_, 0], ["no", 2]),
     ],
