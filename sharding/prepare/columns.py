@@ -27,7 +27,7 @@ def check_columns(flag: str, wanted: Iterable[str], names: Collection[str]) -> N
     """  # noqa: E501
     for name in wanted:
         if name not in names:
-            close = difflib.get_close_matches(name, names, n=1)
+            close = difflib.get_close_matches(str(name), names, n=1)
             hint = f"did you mean {close[0]!r}? The" if close else "the"
             listed = ", ".join(list(names)[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
             raise ConfigError(f"{flag}: there is no column {name!r}; {hint} columns here are: {listed}")

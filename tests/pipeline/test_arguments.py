@@ -109,6 +109,7 @@ def test_calls_of_a_loader_say_what_they_expected(make_dataset: Make) -> None:
         (lambda: loader.epoch(0, transform=5), "transform must be a function of one element, or several, got 5"),  # type: ignore[arg-type]
         (lambda: loader.epoch(0, transform=dict, num_parallel_calls=1.5), "must be a whole number, got 1.5"),  # type: ignore[arg-type]
         (lambda: plan_columns(loader.manifest, ["id"]), "columns must be features, such as manifest.schema['name']"),  # type: ignore[list-item]
+        (lambda: plan_columns(loader.manifest, vocabularies={0: ["a"]}), "vocabularies: there is no column 0; the"),  # type: ignore[dict-item]
         (lambda: plan_columns(loader.manifest, categorical="id"), "categorical must be a list of names, got 'id'"),
     ]
     for call, message in refused:
