@@ -283,7 +283,8 @@ def open_cache(cache: str | os.PathLike[str] | ShardCache | None, limit_bytes: i
         if cache == "memory":
             return MemoryCache(_MEMORY_BYTES if limit_bytes is None else limit_bytes)
         return Cache(cache, limit_bytes)
-    if isinstance(cache, Mapping) or not callable(getattr(cache, "get", None)):
+    given: object = cache
+    if isinstance(given, Mapping) or not callable(getattr(given, "get", None)):
         raise ConfigError(f"cache must be 'none', 'memory', the path of a folder, or a cache, got {cache!r}")
     return cache
 

@@ -160,7 +160,8 @@ def epoch_samples(
         return None, False
     if isinstance(epoch_length, int | np.integer):
         return integer("epoch_length", epoch_length), balance != "natural" and epoch_length > sum(class_counts)
-    if not isinstance(epoch_length, str) or epoch_length not in ("oversample", "undersample"):
+    given: object = epoch_length
+    if not isinstance(given, str) or given not in ("oversample", "undersample"):
         raise ConfigError(f"epoch_length must be a whole number, 'oversample' or 'undersample', got {epoch_length!r}")
     if callable(balance) or isinstance(balance, Ramp):
         raise ConfigError(f"epoch_length={epoch_length!r} needs one balance for all epochs; give a number instead")
