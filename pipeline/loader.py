@@ -39,7 +39,7 @@ from .selection import Selection
 from .shards import ShardFetcher
 from .state import shares_digest
 from .streams import OpenStreams
-from .targets import Balance, EpochLength, epoch_samples, parse_balance, target_weights
+from .targets import Balance, EpochLength, epoch_samples, parse_balance, settled_epoch, target_weights
 from .values import has_plain_values
 
 if TYPE_CHECKING:
@@ -218,7 +218,8 @@ class Loader(Epochs):
         self._hedging = boolean("hedging", hedging)
         self._prefetch_bytes = self._default_prefetch() if prefetch_bytes is None else prefetch_bytes
         self._quarantine = Quarantine(self._dataset, split, self._shards, on_bad_shard, quarantined, self._counters)
-        self._quarantine.planned(weights)  # that nothing is left is told now
+        lasting = settled_epoch(self._balance, 1) == 0  # else epochs that are to come may need no more than is left
+        self._quarantine.planned(weights if lasting else None)  # that nothing is left is told now
         self._access = RandomAccess(self._shards, self.schema, self._layout, self._fill)
 
     @property

@@ -9,11 +9,13 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfeed.pipeline import Loader, Mixture
+from ringfeed.pipeline import Balance, Loader, Mixture, Ramp
 from ringfeed.pipeline.quarantine import stand_ins
 from ringfeed.pipeline.selection import Selection
 from ringfeed.sharding import BuildOptions, ConfigError, CorruptionError, DatasetError, build, open_dataset
@@ -220,6 +222,21 @@ class TestQuarantine:
         shards = open_dataset(url).shards
         with pytest.raises(CorruptionError, match="all shards with records that are needed are in quarantine"):
             Loader(url, batch_size=10, balance=balance, quarantined=[shard.path for shard in shards])
+
+    @pytest.mark.parametrize(
+        "balance", [Ramp(start="uniform", end={0: 1.0}, epochs=2), lambda epoch: {0: 1.0} if epoch > 1 else "uniform"]
+    )
+    def test_a_balance_that_moves_goes_on_where_what_is_left_serves(self, tmp_path: Path, balance: Balance) -> None:
+        table = pa.table({"id": np.arange(80), "label": np.repeat([0, 1], [79, 1])})
+        pq.write_table(table, tmp_path / "source.parquet")
+        url = str(tmp_path / "shards")
+        source = str(tmp_path / "source.parquet")
+        build(BuildOptions(source=source, destination=url, label="label", shards=2, min_class_records=1))
+        rare = next(shard.path for shard in open_dataset(url).shards if shard.class_counts[1])
+        told = Loader(url, batch_size=4, balance=balance, quarantined=[rare])
+        assert len(batches(told, 2)) == told.plan(2).steps
+        with pytest.raises(CorruptionError, match="all shards with records that are needed are in quarantine"):
+            batches(told, 0)
 
     def test_impossible_arguments_are_refused(self, make_dataset: Make) -> None:
         url = make_dataset(1000)
