@@ -152,9 +152,10 @@ class Location:
 
 
 def public_url(url: str) -> str:
-    """A URL without the password that it may hold, to be written down.
+    """A URL without the password that it may hold, or the query of a web link, which may sign it; to be written down.
 
-    >>> public_url("https://me:secret@example.org/x.csv")
-    'https://me@example.org/x.csv'
+    >>> public_url("https://me:secret@example.org/x.csv"), public_url("https://example.org/x.csv?Signature=secret")
+    ('https://me@example.org/x.csv', 'https://example.org/x.csv')
     """
-    return re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1@", url)
+    plain = re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1@", url)
+    return re.sub(r"(https?://[^?]*?)\?.*?(?=::|$)", r"\1", plain, flags=re.DOTALL)

@@ -23,6 +23,7 @@ from .errors import ConfigError, SourceError
 from .execute import stream_tasks
 from .generations import folder_of
 from .image_checks import damaged_records, image_columns
+from .location import public_url
 from .origins import base_of, find_origins, rebased
 from .schema import Schema
 from .sources import Part, Source, light
@@ -221,8 +222,6 @@ def rejected_name(generation: int) -> str:
 
 def encode_rejected(rejected: Iterable[BadRecord]) -> bytes:
     """The lines of `rejected.jsonl`: source, position and reason of each record that was passed over."""
-    lines = (
-        json.dumps({"source": record.path, "position": record.place, "reason": record.reason}, ensure_ascii=False)
-        for record in rejected
-    )
+    told = ({"source": public_url(bad.path), "position": bad.place, "reason": bad.reason} for bad in rejected)
+    lines = (json.dumps(record, ensure_ascii=False) for record in told)
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")

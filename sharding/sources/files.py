@@ -428,7 +428,7 @@ def fingerprint_files(files: Sequence[SourceFile]) -> str:
 
 
 def _base_name(url: str) -> str:
-    return split_chain(url)[0].rpartition("/")[2]
+    return without_query(split_chain(url)[0]).rpartition("/")[2]
 
 
 def translate_errors(path: str, error: Exception, remedy: str) -> SourceError | RangesError:

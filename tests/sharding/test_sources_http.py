@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from ringfeed.sharding import BuildOptions, SourceError, StorageError, build, open_dataset
+from ringfeed.sharding.sources import open_source
 from tests.servers.web import served
 
 ROWS = 60_000
@@ -99,6 +100,8 @@ def test_large_files_come_from_servers_that_send_parts(folder: Path, serve: Serv
 def test_a_file_by_a_signed_link(folder: Path, serve: Serve, tmp_path: Path, name: str) -> None:
     with serve(ranges=True) as url:
         assert built(f"{url}/{name}?Expires=1&Sig=a%2Fb#", tmp_path / "a") == built(str(folder / name), tmp_path / "b")
+        again = open_source(f"{url}/{name}?Expires=2&Sig=c", "label").fingerprint
+        assert open_dataset(str(tmp_path / "a")).manifest.source == {"url": f"{url}/{name}", "fingerprint": again}
 
 
 def test_a_file_that_is_not_there(serve: Serve, tmp_path: Path) -> None:

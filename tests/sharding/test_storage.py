@@ -323,6 +323,13 @@ def test_passwords_are_left_out_of_public_urls() -> None:
     assert public_url("/data/a:b@c") == "/data/a:b@c"
 
 
+def test_signatures_are_left_out_of_public_urls() -> None:
+    assert public_url("https://host/a.csv?X-Amz-Signature=1&b=2") == "https://host/a.csv"
+    assert public_url("zip://x.csv::http://host/a.zip?sig=1") == "zip://x.csv::http://host/a.zip"
+    assert public_url("simplecache::http://host/a.csv?sig=1") == "simplecache::http://host/a.csv"
+    assert public_url("s3://bucket/a?b.csv") == "s3://bucket/a?b.csv"
+
+
 def test_more_pieces_than_one_system_call_takes_arrive_in_order(tmp_path: Path) -> None:
     pieces = [bytes([i % 251]) * (i % 7) for i in range(3000)]
     with Storage(str(tmp_path)).open_output("a") as file:
