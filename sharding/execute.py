@@ -67,7 +67,8 @@ def begin_processes(*places: str) -> None:
     Args:
         places: what they will read and write, by URLs.
     """
-    resource_tracker.ensure_running()  # which lets interrupts through, held back or not, when it begins
+    with _interrupts_held():  # by itself, for the tracker lets interrupts through when it begins, held back or not
+        resource_tracker.ensure_running()
     if _start_method() != "forkserver":
         return
     from multiprocessing import forkserver  # which not every system has
@@ -114,17 +115,17 @@ def _end_with_parent(folder: str) -> None:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back for the body, and for ever from the processes that it starts, which inherit the mask.
+    """Hold Ctrl-C and SIGHUP back for the body, and for ever from the processes that it starts, which inherit the mask.
 
-    Ctrl-C reaches every process of a terminal's job; the parent alone is to answer, by cancelling the tasks. It may
+    They reach every process of a terminal's job; the parent alone is to answer, by cancelling the tasks. They may
     reach any thread of the parent, too, as does SIGTERM: their handlers wait, or a process that is just being started
     would miss what it begins with.
     """
     came: list[int] = []
     handlers: dict[signal.Signals, Any] = {}
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     if threading.current_thread() is threading.main_thread():  # no other may set them
-        known = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        known = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)}
         handlers = {number: handler for number, handler in known.items() if callable(handler)}
     for number in handlers:
         signal.signal(number, lambda number, _: came.append(number))

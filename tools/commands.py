@@ -69,7 +69,7 @@ from .subcommands import cores, workers_for
 
 __all__ = ["execute", "parse"]
 
-_OK, _FAILED, _TERMINATED = 0, 1, 143
+_OK, _FAILED = 0, 1
 _STAGES = {
     "dedup": "compare records",
     "count": "count labels",
@@ -383,6 +383,17 @@ _COMMANDS = {
 class _Terminated(KeyboardInterrupt):
     """The process was told to end."""
 
+    status = 143
+
+
+class _HungUp(_Terminated):
+    """The terminal of the process was closed."""
+
+    status = 129
+
+
+_ENDINGS = {signal.SIGTERM: _Terminated, signal.SIGHUP: _HungUp}
+
 
 @contextmanager
 def _at_work(args: argparse.Namespace) -> Iterator[StageReport]:
@@ -390,26 +401,31 @@ def _at_work(args: argparse.Namespace) -> Iterator[StageReport]:
     with (
         prints_aside() if args.json else nullcontext(),
         stage_progress(_STAGES, events=args.json) as show,
-        _tidy_on_sigterm(),
+        _tidy_when_told_to_end(),
     ):
         yield show
 
 
 @contextmanager
-def _tidy_on_sigterm() -> Iterator[None]:
-    """Let a build that is told to stop clean up as one that is interrupted does."""
+def _tidy_when_told_to_end() -> Iterator[None]:
+    """Let a build that is told to stop clean up as one that is interrupted does.
+
+    What was started to ignore a signal, as by `nohup`, goes on.
+    """
 
     def stop(signum: int, frame: FrameType | None) -> NoReturn:
-        raise _Terminated
+        raise _ENDINGS[signal.Signals(signum)]
 
     if current_thread() is not main_thread():  # the only one that may set handlers
         yield
         return
-    previous = signal.signal(signal.SIGTERM, stop)
+    heard = [number for number in _ENDINGS if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, stop) for number in heard}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -438,7 +454,7 @@ def execute(args: argparse.Namespace) -> int:
         sys.stdout.flush()
         return status
     except KeyboardInterrupt as error:
-        status = _TERMINATED if isinstance(error, _Terminated) else INTERRUPTED
+        status = error.status if isinstance(error, _Terminated) else INTERRUPTED
         if args.json:
             print_event("interrupted", message=str(error), status=status)
         else:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from time import monotonic
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -60,10 +61,32 @@ def print_json(document: object) -> None:
 
 def tell(line: str) -> None:
     """Print a line on standard error; if nobody reads it any more, nothing more is told, and the work goes on."""
-    try:
+    with _readers_gone():
         print(line, file=sys.stderr, flush=True)
-    except BrokenPipeError:
+
+
+@contextmanager
+def _readers_gone() -> Iterator[None]:
+    """Let standard error lead nowhere once it is a pipe without a reader, or a terminal that was closed."""
+    try:
+        yield
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+class _Terminal:
+    """Standard error for bars, which go on when nobody sees them any more."""
+
+    def write(self, text: str) -> None:
+        with _readers_gone():
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with _readers_gone():
+            sys.stderr.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
 
 
 def print_event(event: str, **fields: object) -> None:
@@ -133,7 +156,7 @@ def _bars() -> Progress:
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(elapsed_when_finished=True),
-        console=Console(stderr=True),
+        console=Console(file=cast(IO[str], _Terminal())),
     )
 
 

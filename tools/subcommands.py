@@ -16,7 +16,7 @@ exit status:
   0  all is well
   1  an error in what the command was given or met, told in one line on standard error, or damage found by verify
   2  a command line that cannot be parsed
-  130  interrupted, by SIGTERM 143; a build can be gone on with by the same command
+  130  interrupted, by SIGTERM 143, by SIGHUP 129; a build can be gone on with by the same command
 """
 _SMALL_BYTES = 8 << 20  # written before another process has imported what it needs
 

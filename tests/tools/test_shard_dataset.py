@@ -166,9 +166,9 @@ assert main(["verify", {str(tmp_path / "o")!r}]) == main(["inspect", {str(tmp_pa
         assert process.returncode in (0, 130)
         assert events[-1]["event"] == ("interrupted" if process.returncode else "progress")
 
-    @pytest.mark.parametrize(("sig", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    @pytest.mark.parametrize(("sig", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
     def test_a_signal_says_how_to_go_on_and_clean_leaves_nothing(self, tmp_path: Path, sig: int, status: int) -> None:
-        """The one of Ctrl-C in words, the other as an event."""
+        """Those of a terminal in words, the other as an event."""
         rows = 300_000
         pq.write_table(pa.table({"x": range(rows), "y": ["a", "b"] * (rows // 2)}), tmp_path / "x.parquet")
         out = tmp_path / "new" / "out"
@@ -183,10 +183,10 @@ assert main(["verify", {str(tmp_path / "o")!r}]) == main(["inspect", {str(tmp_pa
             assert time.monotonic() < deadline
             assert process.poll() is None
             time.sleep(0.02)
-        if sig == signal.SIGINT:
-            os.killpg(process.pid, sig)  # a terminal sends it to every process of the job
-        else:
+        if sig == signal.SIGTERM:
             process.send_signal(sig)
+        else:
+            os.killpg(process.pid, sig)  # a terminal sends it to every process of the job
         _, stderr = process.communicate(timeout=60)
         assert process.returncode == status
         assert "Traceback" not in stderr
@@ -199,6 +199,29 @@ assert main(["verify", {str(tmp_path / "o")!r}]) == main(["inspect", {str(tmp_pa
         assert not (out / "dataset.json").exists()
         assert main(["clean", str(out)]) == 0
         assert not out.exists()
+
+    def test_what_a_closed_terminal_leaves_is_gone_on_with(self, tmp_path: Path) -> None:
+        rows = 300_000
+        pq.write_table(pa.table({"x": range(rows), "y": ["a", "b"] * (rows // 2)}), tmp_path / "x.parquet")
+        out = tmp_path / "out"
+        command = [Path(sys.executable).with_name("shard-dataset"), "build", tmp_path / "x.parquet", out]
+        flags = ["--label", "y", "--shards", "3000", "--workers", "2"]
+        script = (
+            "import pty, sys; pid, terminal = pty.fork()\n"
+            "import os; pid or os.execv(sys.argv[1], sys.argv[1:])\n"
+            "print(terminal, flush=True); sys.stdin.read(); os.close(terminal)\n"
+            "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", script, *map(str, command), *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process:
+            deadline = time.monotonic() + 60
+            while len(list(out.glob("_building/*/*.json"))) < 6:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            process.communicate(timeout=60)
+        assert process.returncode == 129
+        assert json.loads((out / "_building.json").read_text())["released"]
 
 
 class TestReshard:
