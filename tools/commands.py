@@ -6,6 +6,7 @@ Needs no TensorFlow. The program itself is `shard_dataset`.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import math
 import os
@@ -45,6 +46,7 @@ from ..sharding import (
     read_records,
     repair,
 )
+from ..sharding.explain import explain
 from ..sharding.sources.ringfeed import only_split
 from ..sharding.wording import counted, one_line, some_of
 from .balance import balance_json, balance_of_dataset, balance_of_plan, balance_text
@@ -466,7 +468,12 @@ def execute(args: argparse.Namespace) -> int:
     except (RingfeedError, OSError, MemoryError) as error:
         if args.debug:
             raise
-        return _failed(args, one_line(error) or type(error).__name__)
+        return _failed(args, _told(error))
+
+
+def _told(error: BaseException) -> str:
+    many = isinstance(error, OSError) and error.errno == errno.EMFILE  # wherever it is met, not at a store alone
+    return explain(error, "file", writing=False) if many else one_line(error) or type(error).__name__
 
 
 def _failed(args: argparse.Namespace, message: str) -> int:

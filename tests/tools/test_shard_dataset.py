@@ -669,6 +669,16 @@ def test_streams_may_be_closed(source: str, tmp_path: Path, closed: str) -> None
     assert main(["verify", str(tmp_path / "out")]) == 0
 
 
+def test_too_few_open_files_name_the_limit(source: str, tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("shard-dataset")), "build", source, f"{tmp_path}/o", "--label"]
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -n 12; exec "$@"', "sh", *command, "status", "--workers", "2"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "shard-dataset: error: too many open files; raise the limit (ulimit -n)"
+
+
 def test_a_build_goes_on_when_nobody_reads_its_progress_any_more(source: str, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
