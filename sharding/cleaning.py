@@ -10,7 +10,7 @@ from .dataset import open_dataset
 from .destination import check_no_damaged
 from .errors import DestinationError, StorageError
 from .footprint import OURS, STAGING, files_of, folders_of, remove_empty, remove_files
-from .generations import GENERATION_FILES, TABLE_NAMES, generation_of, table_order
+from .generations import GENERATION_FILES, TABLE_NAMES, folder_of, generation_of, table_order
 from .journal import JOURNAL_FOLDER
 from .lease import LEASE_NAME, held_by, hold, is_held, is_lease_draft, read_holder
 from .location import url_text
@@ -44,16 +44,16 @@ def clean(destination: Place, *, spill: str | os.PathLike[str] | None = None, dr
     if dry_run and holder is not None and is_held(destination, holder):
         raise DestinationError(held_by(destination, holder))
     files = destination.list()
-    debris = _debris(destination, files)
+    debris, _ = _debris(destination, files)
     if dry_run or not debris:
         spilled = _spilled(roots, dry_run=dry_run)
         return [destination.locate(name) for name in debris] + spilled
     with _held(destination, spill) as marked:
         files = destination.list()  # anew: what was debris may be part of a dataset by now
-        debris = _debris(destination, [name for name in files if marked or name != LEASE_NAME])
+        debris, begun = _debris(destination, [name for name in files if marked or name != LEASE_NAME])
         spilled = _spilled(roots, dry_run=False)  # before the mark, which leads to it
         remove_files(destination, [name for name in debris if name != LEASE_NAME])
-    folders = [JOURNAL_FOLDER, STAGING, *folders_of(debris)]
+    folders = [JOURNAL_FOLDER, STAGING, *folders_of(debris), *begun]
     remove_empty(destination, [*folders, *([] if set(files) - {*debris, LEASE_NAME} else [""])])
     return [destination.locate(name) for name in debris] + spilled
 
@@ -87,8 +87,11 @@ def _held(destination: Storage, spill: str | None) -> Iterator[bool]:
             lease.release(keep=False)
 
 
-def _debris(destination: Storage, files: Sequence[str]) -> list[str]:
-    """The files there that builds, appends and repairs left, and that no dataset is made of."""
+def _debris(destination: Storage, files: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The files there that builds and the like left, and that no dataset is made of; and the folder of an append.
+
+    That may be there although no file is in it yet.
+    """
     check_no_damaged(destination, files)
     known: set[str] = set()
     manifest = None
@@ -96,7 +99,8 @@ def _debris(destination: Storage, files: Sequence[str]) -> list[str]:
         dataset = open_dataset(destination)
         known, manifest = set(files_of(dataset)), dataset.manifest
     debris = [name for name in files if OURS.fullmatch(name) and name not in known] if _was_built_in(files) else []
-    return debris + sorted(set(_of_other_generations(manifest, files)) - set(debris))
+    begun = [] if manifest is None else [folder_of(len(manifest.all_generations))]
+    return debris + sorted(set(_of_other_generations(manifest, files)) - set(debris)), begun
 
 
 def _of_other_generations(manifest: Manifest | None, files: Iterable[str]) -> Iterator[str]:

@@ -491,6 +491,15 @@ def test_the_table_before_is_there_for_who_opened_it_until_clean(dataset: Path, 
     assert rows_of(open_dataset(str(dataset))) == [*make_table(OLD).to_pylist(), *newer_table().to_pylist()]
 
 
+def test_clean_leaves_no_folder_of_an_append_that_was_killed_before_its_first_file(dataset: Path) -> None:
+    (dataset / "g00001").mkdir()
+    with hold(Storage(str(dataset)), {"task": "append"}) as lease:
+        lease.release(keep=True)
+    assert clean(Storage(str(dataset))) == [f"{dataset}/{LEASE_NAME}"]
+    assert not (dataset / "g00001").exists()
+    assert verify(str(dataset)) == []
+
+
 def test_a_build_beside_a_killed_append_neither_takes_its_place_nor_harms_it(
     dataset: Path, parquet: str, newer: str
 ) -> None:
