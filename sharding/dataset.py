@@ -43,6 +43,8 @@ class Dataset:
 def open_dataset(location: Place) -> Dataset:
     """Open a dataset by the URL of its folder; reads `dataset.json` and `shards.parquet`.
 
+    What is written anew meanwhile is read anew, for it names another table, and the one before may be gone.
+
     Raises:
         DatasetError: there is none, or a newer version wrote it.
         CorruptionError: one of the two files is damaged.
@@ -50,19 +52,31 @@ def open_dataset(location: Place) -> Dataset:
     """
     storage = storage_of(location)
     storage.check_reachable()
+    now = _read_manifest(storage)
+    while True:
+        data = now
+        try:
+            manifest = _decoded(storage, data)
+        except CorruptionError as error:
+            raise CorruptionError(f"{error}; {remedy(storage)}") from error
+        try:
+            table = read_checked(storage, manifest.shards_path, manifest.shards_bytes, manifest.shards_checksum)
+        except CorruptionError:
+            now = _read_manifest(storage)
+            if now == data:
+                raise
+        else:
+            return Dataset(storage=storage, manifest=manifest, shards=decode_shards(table))
+
+
+def _read_manifest(storage: Storage) -> bytes:
     try:
-        data = storage.read(MANIFEST_NAME)
+        return storage.read(MANIFEST_NAME)
     except FileNotFoundError as error:
         raise DatasetError(
             f"there is no dataset at {storage.locate()}: it has no {MANIFEST_NAME}. Either the path is wrong, or a "
             "build has not finished; make one with: shard-dataset build SRC DST --label COL"
         ) from error
-    try:
-        manifest = _decoded(storage, data)
-    except CorruptionError as error:
-        raise CorruptionError(f"{error}; {remedy(storage)}") from error
-    table = read_checked(storage, manifest.shards_path, manifest.shards_bytes, manifest.shards_checksum)
-    return Dataset(storage=storage, manifest=manifest, shards=decode_shards(table))
 
 
 def _decoded(storage: Storage, data: bytes) -> Manifest:

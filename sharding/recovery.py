@@ -86,6 +86,8 @@ def identify(storage: Storage, workers: int) -> Identity:
     table = _read(storage, manifest.shards_path)
     if table is not None and len(table) == manifest.shards_bytes and checksum(table) == manifest.shards_checksum:
         return replace(known, shards=decode_shards(table))
+    if _read(storage, MANIFEST_NAME) != data:  # written anew meanwhile, with another table
+        return identify(storage, workers)
     return _without_table(known, table, workers)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from .companions import locate_in_companion
 from .damage import Damage, Note
 from .deep import check_meaning, check_totals
+from .errors import RingfeedError
 from .execute import run_tasks
 from .generations import TABLE_NAMES, generation_of, table_order
 from .indexes import Index, read_index
@@ -107,7 +108,24 @@ def check_dataset(
     """
     storage = storage_of(location)
     threads = default_workers(storage) if workers is None else workers
-    return examine(identify(storage, threads), report, workers=threads, deep=deep)
+    while True:
+        known = identify(storage, threads)
+        found = examine(known, report, workers=threads, deep=deep)
+        if not found.damages or not _is_rewritten(known):
+            return found
+
+
+def _is_rewritten(known: Identity) -> bool:
+    """Whether the dataset was written anew while it was looked through, so that its files are others now."""
+    if MANIFEST_NAME in known.restored:
+        return False
+    try:
+        data = known.storage.read(MANIFEST_NAME)
+        return Manifest.decode(data, known.storage.locate(MANIFEST_NAME)) != known.manifest
+    except FileNotFoundError:
+        return True
+    except RingfeedError:
+        return False
 
 
 def examine(known: Identity, report: Report = _ignore, *, workers: int, deep: bool = False) -> Verification:

@@ -33,6 +33,7 @@ from ringfeed.sharding import (
     RingfeedError,
     SourceError,
     StorageError,
+    VerifyProgress,
     append,
     check_dataset,
     clean,
@@ -498,6 +499,34 @@ def test_clean_leaves_no_folder_of_an_append_that_was_killed_before_its_first_fi
     assert clean(Storage(str(dataset))) == [f"{dataset}/{LEASE_NAME}"]
     assert not (dataset / "g00001").exists()
     assert verify(str(dataset)) == []
+
+
+@pytest.mark.parametrize("read", [open_dataset, verify])
+def test_who_has_read_dataset_json_when_its_table_goes_reads_it_anew(
+    dataset: Path, newer: str, read: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = Manifest.decode
+    came: list[bytes] = []
+
+    def late(data: bytes, path: str) -> Manifest:
+        if not came:
+            came.append(data)
+            appended(newer, dataset)
+            clean(Storage(str(dataset)))
+        return decode(data, path)
+
+    monkeypatch.setattr(Manifest, "decode", late)
+    found = read(str(dataset))
+    assert came
+    assert found == ([] if read is verify else open_dataset(str(dataset)))
+
+
+def test_verify_calls_nothing_damaged_that_is_written_anew_while_it_looks(dataset: Path, newer: str) -> None:
+    def replace_dataset(progress: VerifyProgress) -> None:
+        if progress.files == 1 and open_dataset(str(dataset)).manifest.records == OLD:
+            built(newer, dataset, label="label", shards=2, overwrite=True)
+
+    assert check_dataset(str(dataset), replace_dataset, workers=1).damages == ()
 
 
 def test_a_build_beside_a_killed_append_neither_takes_its_place_nor_harms_it(
