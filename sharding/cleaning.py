@@ -1,4 +1,4 @@
-"""Remove what killed builds, appends and repairs left; whatever a dataset is made of stays."""
+"""Remove what killed builds, appends, repairs and exports left; whatever a dataset is made of stays."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
+from .appear import clear_killed
 from .dataset import open_dataset
 from .destination import check_no_damaged
 from .errors import DestinationError, StorageError
@@ -22,7 +23,7 @@ __all__ = ["clean"]
 
 
 def clean(destination: Place, *, spill: str | os.PathLike[str] | None = None, dry_run: bool = False) -> list[str]:
-    """Remove what killed builds left at a destination, and spilled for it: all of ours that is no part of a dataset.
+    """Remove what killed builds and exports left at a destination, or spilled for it; no part of a dataset.
 
     Args:
         destination: with a dataset, or without.
@@ -37,6 +38,7 @@ def clean(destination: Place, *, spill: str | os.PathLike[str] | None = None, dr
         CorruptionError: the dataset there is damaged; what belongs to it is not known.
     """
     destination, spill = storage_of(destination), None if spill is None else url_text(spill, "spill")
+    exported = clear_killed(destination, dry_run=dry_run)
     holder = read_holder(destination)
     if spill is None and holder is not None:
         spill = holder.about.get("spill")
@@ -47,7 +49,7 @@ def clean(destination: Place, *, spill: str | os.PathLike[str] | None = None, dr
     debris, _ = _debris(destination, files)
     if dry_run or not debris:
         spilled = _spilled(roots, dry_run=dry_run)
-        return [destination.locate(name) for name in debris] + spilled
+        return _named(exported, destination, debris, spilled)
     with _held(destination, spill) as marked:
         files = destination.list()  # anew: what was debris may be part of a dataset by now
         debris, begun = _debris(destination, [name for name in files if marked or name != LEASE_NAME])
@@ -55,7 +57,11 @@ def clean(destination: Place, *, spill: str | os.PathLike[str] | None = None, dr
         remove_files(destination, [name for name in debris if name != LEASE_NAME])
     folders = [JOURNAL_FOLDER, STAGING, *folders_of(debris), *begun]
     remove_empty(destination, [*folders, *([] if set(files) - {*debris, LEASE_NAME} else [""])])
-    return [destination.locate(name) for name in debris] + spilled
+    return _named(exported, destination, debris, spilled)
+
+
+def _named(exported: Iterable[str], destination: Storage, debris: Iterable[str], spilled: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys([*exported, *map(destination.locate, debris), *spilled]))  # each once
 
 
 def _spilled(roots: Iterable[Storage], *, dry_run: bool) -> list[str]:

@@ -72,7 +72,8 @@ def export(options: ExportOptions, *, report: Callable[[Progress], None] = lambd
     The folder appears at once, as `appearing_folder` says. Equal datasets give equal bytes.
 
     Raises:
-        RingfeedError: something is wrong with the dataset or the destination; nothing is left behind.
+        RingfeedError: something is wrong with the dataset or the destination, or another export is writing there;
+            nothing is left behind.
     """
     check_apart(options.url, options.destination)
     dataset = open_dataset(options.url)
@@ -81,7 +82,7 @@ def export(options: ExportOptions, *, report: Callable[[Progress], None] = lambd
     suffix = EXPORT_FORMATS[options.to]
     paths = [f"{key}-of-{dataset.manifest.splits[shard.split].shards:05d}.{suffix}" for shard, key in shards]
     with (
-        appearing_folder(Storage(options.destination), [*paths, CARD_NAME]) as storage,
+        appearing_folder(Storage(options.destination)) as storage,
         local_executor(options.workers) as pool,
     ):
         jobs = [

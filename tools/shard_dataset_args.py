@@ -137,7 +137,7 @@ examples:
     clean_ = add_command(
         commands,
         "clean",
-        "remove what killed builds left",
+        "remove what killed builds and exports left",
         """\
 Removes finished shards without a dataset, journals, drafts, and what the last build spilled for them, on this machine
 or to its --spill; and tables that an append has replaced, which only who opened the dataset before it still needs. A
