@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +27,7 @@ from .interop import dali
 from .interop.tfds import all_tfds_names, is_tfds, obstacle
 from .location import url_text
 from .lost_table import prove_again
-from .manifest import MANIFEST_NAME, LostRecords, Manifest, ShardInfo, checksum
+from .manifest import MANIFEST_NAME, LostRecords, Manifest, ShardInfo, checksum, describe
 from .progress import Report as BuildReport
 from .rebuild import Original, Rebuild, plan_rebuilds, source_flags
 from .recovery import Identity, identify
@@ -36,6 +36,7 @@ from .salvage import Mended, Salvaged, ShardFiles, mend_shard, salvage_shard
 from .spill import planning_folder
 from .staging import Measure, measure
 from .storage import Place, Storage, public_url, storage_of
+from .tolerance import encode_rejected, rejected_name
 from .verify import Report, Verification, default_workers, examine
 from .wording import some_of
 from .workshop import Workshop, open_workshop
@@ -104,6 +105,7 @@ class RepairPlan:
         losses: shards that cannot be had as they were.
         rebuilds: the builds that make shards again from sources, each of another generation.
         spill: see `repair`.
+        told: the bytes of damaged `rejected.jsonl`, by path, as their sources told them again.
     """
 
     known: Identity
@@ -112,6 +114,7 @@ class RepairPlan:
     losses: tuple[Loss, ...]
     rebuilds: tuple[Rebuild, ...] = ()
     spill: str | None = None
+    told: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def _ignore(_: Any) -> None:
@@ -150,20 +153,36 @@ def plan_repair(
         losses=losses,
         spill=spill,
     )
-    if losses and originals:
-        plan = _with_sources(plan, rebuilds or _plan_rebuilds(plan, originals, rebuilding))
+    rejected = {number: path for path, number in _rejected_files(known.manifest).items() if path in damaged}
+    if (losses or rejected) and originals:
+        rebuilds = rebuilds or _plan_rebuilds(plan, originals, rebuilding, rejected)
+        plan = replace(_with_sources(plan, rebuilds), told=_told_again(known.manifest, rebuilds, rejected))
     if len(plan.losses) == len(known.shards) and all(loss.replacement is None for loss in plan.losses):
         raise CorruptionError(
             f"no record of {storage.locate()} is intact; if its source is still there, repair it with "
             f"{source_flags(known.manifest, range(len(known.manifest.all_generations)))}"
         )
-    others = (*_plan_companions(known, set(damaged), plan.losses), *_leftovers(known, moves))
+    others = (*_plan_companions(known, set(damaged), plan.losses, plan.told), *_leftovers(known, moves))
     return replace(plan, remedies=(*plan.remedies, *others))
 
 
-def _plan_rebuilds(plan: RepairPlan, originals: Sequence[Original], report: BuildReport) -> tuple[Rebuild, ...]:
+def _rejected_files(manifest: Manifest) -> dict[str, int]:
+    """The files that name records which were passed over, and their generations."""
+    names = {rejected_name(number): number for number in range(len(manifest.all_generations))}
+    return {path: names[path] for path in manifest.files if path in names}
+
+
+def _told_again(manifest: Manifest, rebuilds: Sequence[Rebuild], rejected: Mapping[int, str]) -> dict[str, bytes]:
+    """Those files as the sources tell them again, if they are as they were: they name files by their URLs."""
+    of = {rejected[r.generation]: encode_rejected(r.plan.rejected) for r in rebuilds if r.generation in rejected}
+    return {path: data for path, data in of.items() if describe(data) == manifest.files[path]}
+
+
+def _plan_rebuilds(
+    plan: RepairPlan, originals: Sequence[Original], report: BuildReport, rejected: Iterable[int]
+) -> tuple[Rebuild, ...]:
     known = plan.known
-    wanted = sorted({generation_of(loss.shard.path) for loss in plan.losses})
+    wanted = sorted({*rejected, *(generation_of(loss.shard.path) for loss in plan.losses)})
     if not any_follows(known.manifest):
         return plan_rebuilds(known.storage, known.manifest, originals, report, wanted)
     with planning_folder(plan.spill, known.storage) as root, workshop_of(plan, root, report) as workshop:
@@ -372,7 +391,9 @@ def free_name(storage: Storage, path: str, names: frozenset[str], data: pa.Buffe
             return name
 
 
-def _plan_companions(known: Identity, damaged: Set[str], losses: Sequence[Loss]) -> Iterator[Remedy]:
+def _plan_companions(
+    known: Identity, damaged: Set[str], losses: Sequence[Loss], told: Collection[str]
+) -> Iterator[Remedy]:
     """For each file for other programs that is damaged, or was made from what is lost."""
     manifest, left = known.manifest, shards_left(known.shards, losses)
     no_tfds = obstacle(manifest, left)
@@ -390,6 +411,12 @@ def _plan_companions(known: Identity, damaged: Set[str], losses: Sequence[Loss])
             yield _rewrite(path, "made again from dataset.json")
         elif path in damaged and shard_of(path, left):
             yield _rewrite(path, "made again from the index of its shard")
+        elif path in told:
+            yield _rewrite(path, "made again from the source")
+        elif path in damaged and (number := _rejected_files(manifest).get(path)) is not None:
+            flags = source_flags(manifest, [number])
+            how = f"what it named, records that the build passed over, is lost; only {flags} could tell it again"
+            yield Remedy(path=path, action="remove", how=how)
         elif path in damaged:
             yield Remedy(path=path, action="remove", how="it is not known what it was made from")
 

@@ -301,7 +301,7 @@ def _mend_companions(plan: RepairPlan) -> dict[str, FileInfo]:
             files |= {} if action == "remove" else {path: info}
             continue
         new_path = new_paths.get(path, path)
-        data = remake(known.storage, known.manifest, shards, new_path)
+        data = plan.told.get(path) or remake(known.storage, known.manifest, shards, new_path)
         assert data is not None
         known.storage.write(new_path, data)
         files[new_path] = describe(data)  # another than before, if another version of ringfeed wrote the file

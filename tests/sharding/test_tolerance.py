@@ -18,10 +18,20 @@ import pytest
 from PIL import Image
 from pyarrow import feather, orc
 
-from ringfeed.sharding import ConfigError, Feature, SourceError, read_records, verify
+from ringfeed.sharding import (
+    AppendOptions,
+    ConfigError,
+    Feature,
+    Original,
+    SourceError,
+    append,
+    read_records,
+    repair,
+    verify,
+)
 from ringfeed.sharding.prepare import Drop, Filter, ImageOptions, MapBatches, PrepareOptions, Size
 from ringfeed.sharding.sources import open_source
-from ringfeed.sharding.tolerance import LenientSource, parse_budget
+from ringfeed.sharding.tolerance import LenientSource, parse_budget, rejected_name
 from tests.sharding.conftest import built
 
 
@@ -57,6 +67,26 @@ def test_the_list_of_what_was_left_out_is_under_a_checksum(tmp_path: Path) -> No
     built(write_images(tmp_path / "images", {3}), tmp_path / "out", shards=2, on_bad_record="skip:1")
     (tmp_path / "out" / "rejected.jsonl").write_text("{}\n")
     assert [damage.path for damage in verify(str(tmp_path / "out"))] == ["rejected.jsonl"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_damaged_list_of_what_was_left_out_is_told_again_by_the_source(
+    tmp_path: Path, files_of: Callable[[Path], dict[str, bytes]], number: int
+) -> None:
+    sources = [write_images(tmp_path / name, {3, 5}) for name in ("first", "second")]
+    out = tmp_path / "out"
+    built(sources[0], out, shards=2, on_bad_record="skip:2")
+    append(AppendOptions(source=sources[1], destination=str(out), on_bad_record="skip:2"))
+    whole = files_of(out)
+    name = rejected_name(number)
+    (out / name).write_text("{}\n")
+    repair(str(out), originals=[Original(url=sources[number])])
+    assert files_of(out) == whole
+    (out / name).unlink()
+    (remedy,) = repair(str(out)).remedies
+    assert (remedy.path, remedy.action) == (name, "remove")
+    assert f"records that the build passed over, is lost; only --source {sources[number]} could tell" in remedy.how
+    assert verify(str(out)) == []
 
 
 @pytest.mark.parametrize("policy", ["skip:2", "skip:7%", "fail"])
