@@ -25,6 +25,7 @@ from .footprint import OURS
 from .generations import TABLE_NAMES, generation_of, table_order
 from .interop import dali
 from .interop.tfds import all_tfds_names, is_tfds, obstacle
+from .lease import LEASE_NAME
 from .location import url_text
 from .lost_table import prove_again
 from .manifest import MANIFEST_NAME, LostRecords, Manifest, ShardInfo, checksum, describe
@@ -437,7 +438,7 @@ def _leftovers(known: Identity, moves: Mapping[str, Remedy]) -> Iterator[Remedy]
     }
     lost |= set(all_tfds_names(manifest)) if manifest.lost else set()
     origins = {move.origin for move in moves.values()}
-    own = in_use | {MANIFEST_NAME}
+    own = in_use | {MANIFEST_NAME, LEASE_NAME}
     generation, repairs = table_order(manifest.shards_path)
     for name in sorted((known.names or frozenset()) - in_use - origins):
         drafted = _drafted(name)

@@ -342,7 +342,9 @@ class TestInterrupted:
         repaired = files_of(root)
         (salvaged,) = (name for name in repaired if name.endswith(".salvaged.tfrecord"))
         holder = {"token": "1", "host": "elsewhere", "boot": "", "pid": 1, "started": "", "about": {"task": "repair"}}
-        for left, text in ((f".{salvaged}.0123abcd.part", "x"), (LEASE_NAME, json.dumps(holder | {"released": True}))):
+        mark = json.dumps(holder | {"released": True})
+        drafts = [(f".{name}.0123abcd.part", "x") for name in (salvaged, LEASE_NAME)]
+        for left, text in (*drafts, (LEASE_NAME, mark)):
             (root / left).write_text(text)
             repair(str(root))
             assert files_of(root) == repaired
