@@ -83,7 +83,11 @@ class Placer:
             found = _index(batch.column(column), self._splits.column("value"), f"a value of {column!r}")
             splits = self._splits.column("split").to_numpy()[found]
             strata += splits * np.int64(assignment.classes)
-        return class_ids, *assignment.locate(strata, take_ordinals(self._known(strata), self._ordinals))
+        ordinals = take_ordinals(self._known(strata), self._ordinals)
+        try:
+            return class_ids, *assignment.locate(strata, ordinals)
+        except ValueError as error:  # more of a class than were counted
+            raise SourceError(f"{_CHANGED}: there are records that the first pass did not see; build again") from error
 
     def _known(self, strata: Int64) -> Int64:
         """Where those of the records are among the strata of the part."""

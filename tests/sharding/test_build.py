@@ -37,7 +37,7 @@ from ringfeed.sharding import destination as destination_module
 from ringfeed.sharding import write as write_module
 from ringfeed.sharding.storage import Storage
 from tests.servers.store import Store
-from tests.sharding.conftest import built
+from tests.sharding.conftest import built, make_table
 
 SPLITS = {"train": Fraction(9, 10), "test": Fraction(1, 10)}
 
@@ -459,3 +459,16 @@ def test_paths_are_taken_where_urls_are(parquet: str, tmp_path: Path, files_of: 
     for wrong in (3, None, b"x", ""):
         with pytest.raises(ConfigError, match="source must be a URL or a path, got"):
             BuildOptions(source=wrong, destination="x")  # type: ignore[arg-type]
+
+
+def test_a_source_that_grows_between_the_passes_is_told(tmp_path: Path, nothing_left: Path) -> None:
+    source = tmp_path / "x.parquet"
+    pq.write_table(make_table(600), source)
+
+    def grow(progress: Progress) -> None:
+        if progress.stage == "count" and progress.done == progress.total:
+            pq.write_table(make_table(900), source)
+
+    options = BuildOptions(source=str(source), destination=str(nothing_left), label="label", min_class_records=1)
+    with pytest.raises(SourceError, match="the source changed while it was read: there are records that the first"):
+        build(options, report=grow)
