@@ -17,7 +17,7 @@ from .columns import CLASS_ID, WEIGHT
 from .frames import EXAMPLES, FRAMES
 from .keys import SAMPLE_KEY
 
-__all__ = ["checked_fill", "delivered_schema", "record_bytes"]
+__all__ = ["checked_fill", "delivered_schema", "lacking_fill", "record_bytes", "say_lacking"]
 
 
 def checked_fill(schema: Schema, fill: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -70,15 +70,34 @@ def delivered_schema(manifest: Manifest, split: str, columns: Sequence[str] | No
     for name in (CLASS_ID, WEIGHT, SAMPLE_KEY, EXAMPLES, FRAMES):
         if name in schema.names:
             raise ConfigError(f"a feature is called {name!r}, a name that the loader needs; rename it and build again")
-    for feature in schema.features:
-        statistics = manifest.split(split).statistics[feature.name]
-        needs_fill = not feature.dtype.startswith("float") and feature.elements is not None
-        if statistics.nulls and needs_fill and feature.name not in fill:
-            raise ConfigError(
-                f"feature {feature.name!r} has {statistics.nulls} missing values in split {split!r}; say what stands "
-                f"for them: Loader(..., fill={{{feature.name!r}: ...}})"
-            )
+    if lacking := lacking_fill(manifest, split, schema, fill):
+        wanted = ", ".join(f"{name!r}: ..." for name in lacking)
+        raise ConfigError(f"{say_lacking(lacking, split)}: Loader(..., fill={{{wanted}}})")
     return schema
+
+
+def lacking_fill(manifest: Manifest, split: str, schema: Schema, fill: Mapping[str, Any]) -> dict[str, int]:
+    """Features whose missing values nothing stands for, and how many of them the split has.
+
+    Args:
+        manifest: of the dataset.
+        split: that is read.
+        schema: of the features to deliver. Floats that are missing are NaN, and lists empty: they need no value.
+        fill: what stands for missing values, by feature.
+    """
+    statistics = manifest.split(split).statistics
+    return {
+        feature.name: nulls
+        for feature in schema.features
+        if not feature.dtype.startswith("float") and feature.elements is not None and feature.name not in fill
+        if (nulls := statistics[feature.name].nulls)
+    }
+
+
+def say_lacking(lacking: Mapping[str, int], split: str) -> str:
+    """The beginning of an error about what `lacking_fill` found; what to do about it is for the caller to add."""
+    missing = " and ".join(f"feature {name!r} has {nulls} missing values" for name, nulls in lacking.items())
+    return f"{missing} in split {split!r}; say what stands for them"
 
 
 def record_bytes(shards: Sequence[ShardInfo], stored: Schema, schema: Schema) -> int:

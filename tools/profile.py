@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from typing import Any
 
 from ..pipeline import Loader, StageStats
 from ..pipeline.counters import CACHE_STAGES, FAULT_STAGES
+from ..pipeline.features import lacking_fill, say_lacking
 from ..pipeline.quiet import quiet_tensorflow
 from ..sharding.dataset import open_dataset
 from ..sharding.errors import ConfigError
@@ -278,6 +280,9 @@ def run(args: argparse.Namespace) -> int:
     manifest = open_dataset(args.url).manifest
     balance = _parse_balance(args.balance, manifest.classes)
     fill = dict(_parse_fill(text, manifest.schema) for text in args.fill)
+    if lacking := lacking_fill(manifest, args.split, manifest.schema, fill):
+        flags = " ".join(f"--fill {shlex.quote(name)}=VALUE" for name in lacking)
+        raise ConfigError(f"{say_lacking(lacking, args.split)}: {flags}")
     with quiet_tensorflow():
         import tensorflow  # noqa: F401
     result = profile(
