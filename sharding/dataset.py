@@ -14,7 +14,8 @@ from .errors import CorruptionError, DatasetError
 from .formats.decode import decode_example
 from .formats.parquet import iterate_parquet
 from .formats.tfrecord import decompress, iterate_records
-from .manifest import MANIFEST_NAME, Manifest, ShardInfo, checksum
+from .lease import LEASE_NAME
+from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardInfo, checksum
 from .schema import Schema
 from .storage import Place, Storage, storage_of
 from .table import decode_shards
@@ -46,7 +47,7 @@ def open_dataset(location: Place) -> Dataset:
     What is written anew meanwhile is read anew, for it names another table, and the one before may be gone.
 
     Raises:
-        DatasetError: there is none, or a newer version wrote it.
+        DatasetError: there is none, its `dataset.json` is missing, or a newer version wrote it.
         CorruptionError: one of the two files is damaged.
         StorageError: the store refuses.
     """
@@ -73,6 +74,10 @@ def _read_manifest(storage: Storage) -> bytes:
     try:
         return storage.read(MANIFEST_NAME)
     except FileNotFoundError as error:
+        if storage.exists(SHARDS_NAME) and not storage.exists(LEASE_NAME):
+            raise DatasetError(
+                f"{storage.locate(MANIFEST_NAME)} is missing, but {SHARDS_NAME} is there; {remedy(storage)}"
+            ) from error
         raise DatasetError(
             f"there is no dataset at {storage.locate()}: it has no {MANIFEST_NAME}. Either the path is wrong, or a "
             "build has not finished; make one with: shard-dataset build SRC DST --label COL"
@@ -116,7 +121,13 @@ def remedy(storage: Storage) -> str:
 
 
 def read_records(dataset: Dataset, split: str, limit: int) -> Iterator[dict[str, Any]]:
-    """The first records of a split, as plain Python values, every shard checked before it is used."""
+    """The first records of a split, as plain Python values, every shard checked before it is used.
+
+    Args:
+        dataset: opened.
+        split: of the dataset.
+        limit: how many records at most.
+    """
     for shard in dataset.split_shards(split):
         if limit <= 0:
             return

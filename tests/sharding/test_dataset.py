@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.sharding import CorruptionError, DatasetError, RingfeedError, open_dataset, read_records, verify
+from ringfeed.sharding import CorruptionError, DatasetError, RingfeedError, open_dataset, read_records, repair, verify
 from ringfeed.sharding.storage import Storage
 from tests.sharding.conftest import built, make_table
 
@@ -128,5 +128,19 @@ def test_an_unfinished_build_does_not_open(pristine: Path, tmp_path: Path) -> No
     root: Any = tmp_path / "x"
     shutil.copytree(pristine, root)
     (root / "dataset.json").unlink()
+    (root / "_building.json").touch()
     with pytest.raises(DatasetError, match="a build has not finished"):
         open_dataset(str(root))
+
+
+def test_a_dataset_that_lost_its_manifest_names_the_command_that_brings_it_back(pristine: Path, tmp_path: Path) -> None:
+    root: Any = tmp_path / "x"
+    shutil.copytree(pristine, root)
+    (root / "dataset.json").unlink()
+    with pytest.raises(
+        DatasetError, match=r"dataset\.json is missing, but shards\.parquet is there; mend it with: "
+    ) as no:
+        open_dataset(str(root))
+    assert str(no.value).endswith(f"shard-dataset repair {root}")
+    repair(str(root))
+    assert open_dataset(str(root)).manifest == open_dataset(str(pristine)).manifest
