@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..sharding.class_counts import ClassCounts, count_matrix
-from ..sharding.dataset import Dataset
+from ..sharding.dataset import Dataset, remedy
 from ..sharding.errors import ConfigError, CorruptionError
 from ..sharding.keyed import shuffled
 from ..sharding.manifest import ShardInfo
@@ -65,6 +65,7 @@ class Quarantine:
                 f"quarantined: {dataset.storage.locate()} has no shard {min(unknown)!r} in the split {split!r}"
             )
         self._root = dataset.storage.locate()
+        self._remedy = remedy(dataset.storage)
         self._shards = shards
         self.takes = on_bad_shard == "quarantine"
         self._paths = set(paths)
@@ -104,7 +105,7 @@ class Quarantine:
 
     def error(self, shard: int) -> CorruptionError:
         """For who wants a shard that is not to be read."""
-        return CorruptionError(f"{self._root}/{self._shards[shard].path} is in quarantine; see: shard-dataset repair")
+        return CorruptionError(f"{self._root}/{self._shards[shard].path} is in quarantine; {self._remedy}")
 
     def left(self, counts: npt.NDArray[Counts]) -> npt.NDArray[Counts]:
         """Numbers for each shard, with 0 for those that are not to be read.
@@ -122,7 +123,7 @@ class Quarantine:
             raise CorruptionError(
                 f"{self._root}: all shards with records that are needed are in quarantine: "
                 f"{', '.join(self._shards[position].path for position in positions[:4])}"
-                f"{', ...' if len(positions) > 4 else ''}; see: shard-dataset repair"
+                f"{', ...' if len(positions) > 4 else ''}; {self._remedy}"
             )
         return left
 

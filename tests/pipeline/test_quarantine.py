@@ -199,7 +199,7 @@ class TestQuarantine:
             Loader(str(root), batch_size=10, on_bad_shard="quarantine"),
             Loader(str(root), batch_size=10, quarantined=paths),
         ):
-            with pytest.raises(CorruptionError, match=paths[0]):
+            with pytest.raises(CorruptionError, match=rf"{paths[0]} .*mend it with: shard-dataset repair {root}$"):
                 loader.sample(5)
 
     def test_where_nothing_is_left_the_loader_stops(self, copied: Callable[..., Path]) -> None:
