@@ -12,7 +12,7 @@ import yaml
 from ..errors import ConfigError
 from ..location import url_text
 from ..schema import Feature
-from ..sources.files import open_file
+from ..sources.files import MissingFileError, open_file
 
 __all__ = ["parse_features", "read_features"]
 
@@ -38,7 +38,7 @@ def read_features(url: str | os.PathLike[str]) -> dict[str, Feature]:
     try:
         with open_file(url) as file:
             tree = yaml.load(file.read(), _StrictLoader)
-    except FileNotFoundError as error:
+    except MissingFileError as error:
         raise ConfigError(f"--schema: there is no file {url}; check the path") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{url}: this is not YAML: {' '.join(str(error).split())[:200]}") from error

@@ -29,13 +29,23 @@ from ..storage import Storage
 from .web import is_page, lacks_ranges, with_sizes, without_query
 
 __all__ = [
-    "SourceFile", "beside", "compression_of", "fingerprint_files", "folder_of", "has_pattern", "list_files",
-    "open_file", "plain_name", "read_files", "size_if_seekable", "split_chain", "stat_files", "translate_errors",
+    "MissingFileError", "SourceFile", "beside", "compression_of", "fingerprint_files", "folder_of", "has_pattern",
+    "list_files", "open_file", "plain_name", "read_files", "size_if_seekable", "split_chain", "stat_files",
+    "translate_errors",
 ]  # fmt: skip
 
 _RANGED = {*OBJECT_STORES, "hdfs"} - {"memory"}  # protocols that send any range of a file
 _HOST = re.compile(r".*?://[^/]*", re.DOTALL)
 _IN_ARCHIVE = re.compile(r"((?:\w+::)*(?:zip|tar|libarchive|rar)://.*?)(::.*)", re.DOTALL)
+
+
+class MissingFileError(SourceError):
+    """A file of a source is not there."""
+
+    @classmethod
+    def of(cls, path: str) -> MissingFileError:
+        """The error of a file, by its URL."""
+        return cls(f"a file was never there, or went missing while the source was read: {path}; check its name")
 
 
 class SourceFile(NamedTuple):
@@ -271,8 +281,7 @@ def open_file(path: str, compression: str | None = "infer", *, read_ahead: bool 
 
     Raises:
         StorageError: the store refuses, then or while the body reads.
-        SourceError: the compressed data is damaged.
-        FileNotFoundError: it is not there.
+        SourceError: the compressed data is damaged, or the file is not there.
     """
     codec = compression_of(path) if compression == "infer" else compression
     try:
@@ -281,8 +290,10 @@ def open_file(path: str, compression: str | None = "infer", *, read_ahead: bool 
             _decompressed(file, codec if read_ahead else None) as plain,
         ):
             yield plain
-    except (RingfeedError, FileNotFoundError, pa.ArrowException):
+    except (RingfeedError, pa.ArrowException):
         raise
+    except FileNotFoundError as error:
+        raise MissingFileError.of(path) from error
     except (EOFError, zlib.error, lzma.LZMAError, BadGzipFile) as error:
         raise translate_errors(path, error, "the compressed file is damaged or cut short") from error
     except Exception as error:
@@ -400,9 +411,7 @@ def _errors_of_files(paths: Sequence[str]) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         path = paths[0] if len(paths) == 1 else _first_missing(paths)
-        raise SourceError(
-            f"a file was never there, or went missing while the source was read: {path}; check its name"
-        ) from error
+        raise MissingFileError.of(path) from error
     except Exception as error:
         raise _storage_error(paths[0], error) from error
 

@@ -190,7 +190,7 @@ def _open(path: str, remedy: str = "write it again with gzip") -> Iterator[Any]:
             opened = io.BufferedReader(_Raw(file), _BUFFER_BYTES) if local is None else local
             with h5py.File(opened, "r", locking=False) as root:
                 yield root
-        except (RingfeedError, FileNotFoundError):
+        except RingfeedError:
             raise
         except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
             if isinstance(error, OSError) and error.errno is not None:

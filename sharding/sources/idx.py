@@ -15,7 +15,7 @@ import pyarrow as pa
 from ..errors import SourceError
 from ..schema import Feature, Schema
 from .base import Part, Reject, fail_on_bad
-from .files import beside, fingerprint_files, list_files, open_file, split_chain
+from .files import MissingFileError, beside, fingerprint_files, list_files, open_file, split_chain
 
 __all__ = ["SUFFIXES", "IdxSource"]
 
@@ -99,7 +99,7 @@ def _check_pair(part: Part) -> tuple[str, tuple[int, ...], str]:
         with open_file(part.path) as images, open_file(part.pieces[0]) as labels:
             dtype, (records, *shape) = _header(images, part.path)
             label_dtype, label_shape = _header(labels, part.pieces[0])
-    except FileNotFoundError as error:
+    except MissingFileError as error:
         raise SourceError(f"{part.path} has no labels: expected them in {part.pieces[0]}") from error
     if not shape:
         raise SourceError(f"{part.path}: images have at least one dimension each, the file has one in all")

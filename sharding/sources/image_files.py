@@ -21,7 +21,7 @@ from ..formats.image_size import check_image
 from ..formats.jpeg_size import plain_jpeg_sizes
 from ..storage import Storage
 from .base import BATCH_BYTES, BadRecord, Reject, fail_on_bad
-from .files import read_files, stat_files
+from .files import MissingFileError, read_files, stat_files
 
 __all__ = ["ImageFiles", "bad_images", "damaged_images", "file_sizes", "read_images"]
 
@@ -192,7 +192,7 @@ def _changed(path: str) -> SourceError:
 
 def _translated(path: str, error: OSError) -> Exception:
     if isinstance(error, FileNotFoundError):
-        return SourceError(f"a file was never there, or went missing while the source was read: {path}; check its name")
+        return MissingFileError.of(path)
     return StorageError(
         f"cannot read {path}: {error.strerror}; check the rights of the file and the health of the disk"
     )

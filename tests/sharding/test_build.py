@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
@@ -445,6 +446,23 @@ def test_a_source_that_changes_between_the_passes_is_found(parquet: str, table: 
     options = BuildOptions(source=parquet, destination=str(nothing_left), label="label", shards=2)
     with pytest.raises(SourceError, match="changed while it was read"):
         build(options, report=change)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_source_that_goes_missing_between_the_passes_is_named(
+    table: pa.Table, tmp_path: Path, nothing_left: Path, suffix: str
+) -> None:
+    source = tmp_path / f"x.{suffix}"
+    rows = table.select(["id", "label"])
+    (pq.write_table if suffix == "parquet" else pacsv.write_csv)(rows, source)
+
+    def remove(progress: Progress) -> None:
+        if progress.stage == "count" and progress.done == progress.total:
+            source.unlink(missing_ok=True)
+
+    options = BuildOptions(source=str(source), destination=str(nothing_left), label="label", shards=2)
+    with pytest.raises(SourceError, match=rf"went missing while the source was read: .*/x\.{suffix}; check its name"):
+        build(options, report=remove)
 
 
 def test_paths_are_taken_where_urls_are(parquet: str, tmp_path: Path, files_of: Any) -> None:
