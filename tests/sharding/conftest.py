@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import settings
 
-from ringfeed.sharding import BuildOptions, Dataset, build, open_dataset
+from ringfeed.sharding import BuildOptions, Dataset, Progress, build, open_dataset
 from ringfeed.sharding.storage import Storage
+
+SPLITS = {"train": Fraction(9, 10), "test": Fraction(1, 10)}
+OLD, NEW = 600, 500  # records of a dataset, and of what is appended to it
 
 settings.register_profile("ringfeed", deadline=None, max_examples=60)  # the cores are shared: times mean nothing
 settings.load_profile("ringfeed")
@@ -124,3 +128,35 @@ def ends_in_writes(work: Callable[[], object], root: Path, writes: int) -> bool:
         except Killed:
             return False
     return True
+
+
+def interrupt_after(shards: int, error: BaseException) -> Any:
+    """What to report to, to be interrupted once so many shards are written."""
+
+    def report(progress: Progress) -> None:
+        if progress.stage == "write" and progress.done >= shards:
+            raise error
+
+    return report
+
+
+def newer_table(rows: int = NEW, first: int = OLD) -> pa.Table:
+    """Records with numbers from `first` on, of which those of class c are of a new class."""
+    table = make_table(rows)
+    labels = pa.array(["aa" if value == "c" else value for value in table["label"].to_pylist()])
+    return table.set_column(0, "id", pa.array(np.arange(rows) + first)).set_column(5, "label", labels)
+
+
+@pytest.fixture
+def newer(tmp_path: Path) -> str:
+    """The records to append, with the columns in another order."""
+    path = tmp_path / "newer.parquet"
+    pq.write_table(newer_table().select(["label", "id", "vector", "small", "price", "flag"]), path, row_group_size=100)
+    return str(path)
+
+
+@pytest.fixture
+def dataset(parquet: str, tmp_path: Path) -> Path:
+    """600 records in eight shards, to append to."""
+    built(parquet, tmp_path / "out", label="label", splits=SPLITS, shards=7)
+    return tmp_path / "out"

@@ -33,19 +33,11 @@ from ringfeed.sharding.cleaning import clean
 from ringfeed.sharding.footprint import remove_files
 from ringfeed.sharding.storage import Storage
 from tests.servers.store import Store
-from tests.sharding.conftest import built, make_table
+from tests.sharding.conftest import built, interrupt_after, make_table
 
 pytestmark = pytest.mark.usefixtures("temporary_folder")
 
 SHARDS = 12
-
-
-def interrupt_after(shards: int, error: BaseException) -> Any:
-    def report(progress: Progress) -> None:
-        if progress.stage == "write" and progress.done >= shards:
-            raise error
-
-    return report
 
 
 def contents(store: Store) -> dict[str, bytes]:
