@@ -11,17 +11,14 @@ import json
 import math
 import os
 import shlex
-import signal
 import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from fractions import Fraction
-from threading import current_thread, main_thread
 from time import perf_counter
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
 
@@ -61,6 +58,7 @@ from .console import (
     stage_progress,
     tell,
 )
+from .ending import Terminated, tidy_when_told_to_end
 from .inspection import inspection_json, inspection_text
 from .prepare_args import prepare_options
 from .repairing import repair_json, repair_text
@@ -379,22 +377,7 @@ _COMMANDS = {
 }  # fmt: skip
 
 
-# --- errors ----------------------------------------------------------------------------------------------------
-
-
-class _Terminated(KeyboardInterrupt):
-    """The process was told to end."""
-
-    status = 143
-
-
-class _HungUp(_Terminated):
-    """The terminal of the process was closed."""
-
-    status = 129
-
-
-_ENDINGS = {signal.SIGTERM: _Terminated, signal.SIGHUP: _HungUp}
+# --- running ---------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -403,31 +386,9 @@ def _at_work(args: argparse.Namespace) -> Iterator[StageReport]:
     with (
         prints_aside() if args.json else nullcontext(),
         stage_progress(_STAGES, events=args.json) as show,
-        _tidy_when_told_to_end(),
+        tidy_when_told_to_end(),
     ):
         yield show
-
-
-@contextmanager
-def _tidy_when_told_to_end() -> Iterator[None]:
-    """Let a build that is told to stop clean up as one that is interrupted does.
-
-    What was started to ignore a signal, as by `nohup`, goes on.
-    """
-
-    def stop(signum: int, frame: FrameType | None) -> NoReturn:
-        raise _ENDINGS[signal.Signals(signum)]
-
-    if current_thread() is not main_thread():  # the only one that may set handlers
-        yield
-        return
-    heard = [number for number in _ENDINGS if signal.getsignal(number) is not signal.SIG_IGN]
-    previous = {number: signal.signal(number, stop) for number in heard}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -456,7 +417,7 @@ def execute(args: argparse.Namespace) -> int:
         sys.stdout.flush()
         return status
     except KeyboardInterrupt as error:
-        status = error.status if isinstance(error, _Terminated) else INTERRUPTED
+        status = error.status if isinstance(error, Terminated) else INTERRUPTED
         if args.json:
             print_event("interrupted", message=str(error), status=status)
         else:

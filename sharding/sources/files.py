@@ -29,8 +29,8 @@ from ..storage import Storage
 from .web import is_page, lacks_ranges, with_sizes, without_query
 
 __all__ = [
-    "MissingFileError", "SourceFile", "beside", "compression_of", "fingerprint_files", "folder_of", "has_pattern",
-    "list_files", "open_file", "plain_name", "read_files", "size_if_seekable", "split_chain", "stat_files",
+    "MissingFileError", "SourceFile", "base_name", "beside", "compression_of", "fingerprint_files", "has_pattern",
+    "list_files", "open_file", "plain_name", "read_files", "root_of", "size_if_seekable", "split_chain", "stat_files",
     "translate_errors",
 ]  # fmt: skip
 
@@ -114,7 +114,7 @@ def _matching(fs: fsspec.AbstractFileSystem, pattern: str) -> list[dict[str, Any
     found = [
         info
         for info in fs.glob(pattern, detail=True).values()
-        if not _is_hidden(_base_name(info["name"].rstrip("/")))
+        if not _is_hidden(base_name(info["name"].rstrip("/")))
         and (names_hidden or not info["name"].startswith(root) or not _is_hidden(info["name"][len(root) :]))
     ]
     _check_links(fs, found)
@@ -209,7 +209,7 @@ def has_pattern(url: str) -> bool:
     return any(letter in url for letter in "*?[")
 
 
-def folder_of(url: str, files: Sequence[str]) -> str:
+def root_of(url: str, files: Sequence[str]) -> str:
     """The folder that the names of a source's files are to be read from: the one that a URL names; of a glob, the last
     without a pattern.
 
@@ -432,11 +432,16 @@ def _storage_error(url: str, error: Exception) -> Exception:
 
 def fingerprint_files(files: Sequence[SourceFile]) -> str:
     """A hash of the files' names, sizes and, where the store knows them, versions or times of change."""
-    facts = [fact for file in files for fact in (_base_name(file.url), file.bytes, file.version)]
+    facts = [fact for file in files for fact in (base_name(file.url), file.bytes, file.version)]
     return f"{derive_key(*facts):016x}"
 
 
-def _base_name(url: str) -> str:
+def base_name(url: str) -> str:
+    """A file's name without its folder, the rest of a chain, and what a link asks of a web server.
+
+    >>> base_name("s3://bucket/a/b.csv"), base_name("zip://b.csv::s3://bucket/c.zip")
+    ('b.csv', 'b.csv')
+    """
     return without_query(split_chain(url)[0]).rpartition("/")[2]
 
 

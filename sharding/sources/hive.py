@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from ..errors import SourceError
-from .files import folder_of, split_chain
+from .files import root_of, split_chain
 from .web import name_at
 
 __all__ = ["Partitions", "find_partitions"]
@@ -65,7 +65,7 @@ def find_partitions(url: str, paths: Sequence[str]) -> Partitions:
     Raises:
         SourceError: the files' folders name different keys.
     """
-    root = folder_of(url, paths)
+    root = root_of(url, paths)
     found = [_values(root, path) for path in paths]
     for path, values in zip(paths, found, strict=True):
         if values.keys() != found[0].keys():

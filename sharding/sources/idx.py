@@ -15,7 +15,7 @@ import pyarrow as pa
 from ..errors import SourceError
 from ..schema import Feature, Schema
 from .base import Part, Reject, fail_on_bad
-from .files import MissingFileError, beside, fingerprint_files, list_files, open_file, split_chain
+from .files import MissingFileError, base_name, beside, fingerprint_files, list_files, open_file
 
 __all__ = ["SUFFIXES", "IdxSource"]
 
@@ -46,7 +46,7 @@ class IdxSource:
             SourceError: a file has no partner, is no IDX file, or the two differ in length.
         """
         found = [file.url for file in list_files(url, SUFFIXES)]
-        images = [path for path in found if "images" in _name(path)]
+        images = [path for path in found if "images" in base_name(path)]
         if not images:
             raise SourceError(f"there is no IDX file of images (such as train-images-idx3-ubyte.gz) at {url}")
         parts = tuple(Part(path=path, pieces=(_labels_of(path),)) for path in images)
@@ -86,12 +86,8 @@ class IdxSource:
         return drafts
 
 
-def _name(path: str) -> str:
-    return split_chain(path)[0].rpartition("/")[2]
-
-
 def _labels_of(path: str) -> str:
-    return beside(path, _name(path).replace("images", "labels").replace("idx3", "idx1"))
+    return beside(path, base_name(path).replace("images", "labels").replace("idx3", "idx1"))
 
 
 def _check_pair(part: Part) -> tuple[str, tuple[int, ...], str]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from ..errors import SourceError
 from ..schema import Feature, Schema
 from .base import Part, Reject, fail_on_bad
-from .files import SourceFile, fingerprint_files, folder_of, list_files, split_chain
+from .files import SourceFile, fingerprint_files, list_files, root_of, split_chain
 from .image_files import bad_images, read_images
 from .web import name_at, written_at
 
@@ -58,7 +58,7 @@ class ImageFolderSource:
         files = list_files(url, SUFFIXES) if files is None else files
         if not files:
             raise SourceError(f"there is no image ({', '.join(SUFFIXES)}) at {url}")
-        root = folder_of(url, [file.url for file in files])
+        root = root_of(url, [file.url for file in files])
         names = tuple(name_at(root, split_chain(file.url)[0].removeprefix(root)) for file in files)
         for name in names:
             if "/" not in name:

@@ -30,10 +30,10 @@ from .base import Part, Reject, fail_on_bad
 from .files import (
     SourceFile,
     fingerprint_files,
-    folder_of,
     list_files,
     open_file,
     plain_name,
+    root_of,
     split_chain,
     translate_errors,
 )
@@ -175,7 +175,7 @@ class NpySource:
 
 def _tables(url: str, files: Sequence[SourceFile]) -> Iterator[tuple[str, list[_Array]]]:
     """What each set of files that hold the same records is called, and its arrays."""
-    root = folder_of(url, [])
+    root = root_of(url, [])
     folder = all(file.url.startswith(root) for file in files)
     archives = [plain_name(file.url).endswith(".npz") for file in files]
     if folder and any(archives) and not all(archives):
