@@ -23,9 +23,9 @@ def build_engine(options: BuildOptions, holds: str | None = None) -> AbstractCon
     return open_engine(options.engine, options.workers, spills_here=options.spill is None, holds=holds)
 
 
-def at_once(pool: Executor, options: BuildOptions) -> Callable[[], int]:
+def at_once(pool: Executor, options: BuildOptions) -> int | Callable[[], int]:
     """How many tasks to have submitted and not ended, where memory sets no limit."""
-    return lambda: AHEAD * (pool.workers() if isinstance(pool, ClusterExecutor) else options.workers)
+    return pool.at_once if isinstance(pool, ClusterExecutor) else AHEAD * options.workers
 
 
 def memory_share(pool: Executor, options: BuildOptions, plan: BuildPlan) -> MemoryShare:

@@ -16,6 +16,7 @@ from typing import Any
 
 from .errors import ConfigError, StorageError, WorkerError
 from .execute import ClusterExecutor
+from .memory import AHEAD
 from .remote import Terms, missing_package, run_remotely, stop_and_count, stop_others_and_count
 
 __all__ = ["dask_executor"]
@@ -128,14 +129,14 @@ class _DaskExecutor(ClusterExecutor):
         said.__cause__ = error
         return said
 
-    def workers(self) -> int:
-        """Threads of all workers."""
+    def at_once(self) -> int:
+        """Some for each thread of all workers."""
         count, when = self._counted
         if time.monotonic() - when >= _COUNT_SECONDS:
             with suppress(*_LOST):  # the tasks will say so
                 count = sum(self._client.nthreads().values())
             self._counted = (count, time.monotonic())
-        return max(1, count)
+        return AHEAD * max(1, count)
 
     def check_workers(self) -> None:
         """Refuse a cluster that has no workers, or such as cannot do the work.

@@ -37,8 +37,8 @@ class ClusterExecutor(Executor, ABC):
     """`concurrent.futures` over a cluster. Its futures count as running from the start: see `cancel`."""
 
     @abstractmethod
-    def workers(self) -> int:
-        """How many tasks the cluster runs at a time, as far as is known now."""
+    def at_once(self) -> int:
+        """How many tasks to have submitted and not ended, to keep the cluster busy as it is known now."""
 
     @abstractmethod
     def cancel(self, futures: Collection[Future[Any]]) -> None:
@@ -224,7 +224,8 @@ def run_tasks(pool: Executor | None, jobs: Sequence[Job[T]], report: Callable[[i
     report(0, None)
     results: dict[int, T] = {}
     here = ((number, function(*arguments)) for number, (function, arguments) in enumerate(jobs))
-    with nullcontext(here) if pool is None else stream_tasks(pool, jobs, len(jobs)) as ended:
+    at_once = pool.at_once if isinstance(pool, ClusterExecutor) else len(jobs)
+    with nullcontext(here) if pool is None else stream_tasks(pool, jobs, at_once) as ended:
         for number, result in ended:
             results[number] = result
             report(len(results), result)

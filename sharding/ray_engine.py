@@ -24,6 +24,7 @@ _RETRIES = 3  # of a task whose worker was lost: tasks may run twice, and write 
 _CONNECT_SECONDS = 5
 _ATTEMPTS = 3  # to connect
 _WORKERS_SECONDS = 60.0  # until a cluster that has no room for a task is given up: one that grows needs some
+_END_SECONDS = 60.0  # for tasks that run to end
 _COUNT_SECONDS = 2.0  # for which the number of workers is taken for known
 
 
@@ -86,7 +87,7 @@ class _RayExecutor(ClusterExecutor):
         self._run = ray.remote(max_retries=_RETRIES, num_cpus=1)(run_remotely)
         self._address = address
         self._terms = terms
-        self._tasks: dict[Future[Any], Any] = {}
+        self._tasks: dict[Future[Any], Any] = {}  # held until their results are here
         self._counted = (0, -_COUNT_SECONDS)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -121,14 +122,14 @@ class _RayExecutor(ClusterExecutor):
         said.__cause__ = error
         return said
 
-    def workers(self) -> int:
-        """Processors of the whole cluster: a task takes one."""
+    def at_once(self) -> int:
+        """One for each processor of the whole cluster, and a few that let it grow: see `cancel`."""
         count, when = self._counted
         if time.monotonic() - when >= _COUNT_SECONDS:
             with suppress(ConnectionError, self._ray.exceptions.RayError):  # the tasks will say so
                 count = int(self._ray.cluster_resources().get("CPU", 0))
             self._counted = (count, time.monotonic())
-        return max(1, count)
+        return count + count // 4 + 1
 
     def check_workers(self) -> None:
         """Refuse a cluster that has no room for a task, or workers that cannot do the work.
@@ -147,11 +148,12 @@ class _RayExecutor(ClusterExecutor):
                     raise StorageError(f"the Ray cluster at {self._address} has no processor for a task") from error
 
     def cancel(self, futures: Collection[Future[Any]]) -> None:
-        """Give up tasks, and return when none of them runs any more: Ray interrupts them, and says when they ended."""
-        for future in futures:
-            if (task := self._tasks.get(future)) is not None:
-                self._ray.cancel(task, force=False)
-        wait(futures)
+        """Wait for tasks, a minute at most: Ray ends those of a client that disconnects.
+
+        It cannot cancel them: at the moment when a task begins or ends, `ray.cancel` loses it, or aborts this process
+        (Ray 2.60: "Tried to complete task that was not pending").
+        """
+        wait(futures, _END_SECONDS)
 
 
 def _nothing() -> None:

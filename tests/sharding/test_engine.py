@@ -261,6 +261,14 @@ from ringfeed.sharding.execute import stream_tasks
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def outcome(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What it said; one that hangs is killed, or it would keep the cluster's processors from the tests that follow."""
+    try:
+        return process.communicate(timeout=120)
+    finally:
+        process.kill()
+
+
 def test_a_build_whose_own_process_is_killed_is_gone_on_with(
     doubled: str, engine: str, tmp_path: Path, files_of: FilesOf
 ) -> None:
@@ -276,7 +284,7 @@ build(BuildOptions(source=source, destination=destination, label="label", shards
 """,
         *(options.source, options.destination, engine),
     )
-    assert (killed.communicate()[1], killed.returncode) == ("", -signal.SIGKILL)
+    assert (outcome(killed)[1], killed.returncode) == ("", -signal.SIGKILL)
     seen: list[Progress] = []
     build(options, report=seen.append)
     assert max(progress.resumed for progress in seen if progress.stage == "write") >= 3
@@ -311,7 +319,7 @@ engine, folder = sys.argv[1:]
 jobs = [(subprocess.run, (["sh", "-c", f"sleep 1; touch {folder}/{i}.done"],)) for i in range(40)]
 with open_engine(engine, 1) as executor:
     try:
-        with stream_tasks(executor, jobs, 30) as ended:
+        with stream_tasks(executor, jobs, executor.at_once) as ended:
             list(ended)
     except KeyboardInterrupt:
         print("interrupted", sorted(os.listdir(folder)), flush=True)
@@ -320,11 +328,42 @@ with open_engine(engine, 1) as executor:
     )
     wait_for(lambda: list(tmp_path.glob("*.done")))
     waiting.send_signal(signal.SIGINT)
-    said, errors = waiting.communicate()
+    said, errors = outcome(waiting)
     assert (said, errors) == (f"interrupted {sorted(os.listdir(tmp_path))}\n", "")
     assert len(list(tmp_path.glob("*.done"))) < 20
     time.sleep(1.5)
     assert said == f"interrupted {sorted(os.listdir(tmp_path))}\n"
+
+
+def test_ray_ends_what_does_not_end_in_time_after_an_interrupt(
+    ray: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in ray.environment.items():
+        monkeypatch.setenv(name, value)
+    waiting = script(
+        """
+import time
+from ringfeed.sharding import ray_engine
+
+def go_on(path):
+    for count in range(600):
+        open(path, "w").write(str(count))
+        time.sleep(0.1)
+
+ray_engine._END_SECONDS = 0.5
+with open_engine("ray://auto", 1) as executor:
+    with stream_tasks(executor, [(go_on, (sys.argv[1],))], executor.at_once) as ended:
+        list(ended)
+""",
+        tmp_path / "count",
+    )
+    wait_for((tmp_path / "count").exists)
+    waiting.send_signal(signal.SIGINT)
+    assert outcome(waiting)[1].endswith("KeyboardInterrupt\n")
+    wait_for(lambda: not ray.busy_workers())
+    reached = (tmp_path / "count").read_text()
+    time.sleep(0.5)
+    assert (tmp_path / "count").read_text() == reached
 
 
 # --- errors ----------------------------------------------------------------------------------------------------
@@ -365,7 +404,7 @@ def test_an_error_leaves_no_task_running(engine: str, tmp_path: Path) -> None:
         assert isinstance(executor, ClusterExecutor)
         jobs = [after(1, tmp_path / f"{i}.done") for i in range(2)]
         jobs += [(int, ("no number",)), *(after(0.2, tmp_path / f"{i}.late") for i in range(20))]
-        with pytest.raises(ValueError, match="no number"), stream_tasks(executor, jobs, 30) as ended:
+        with pytest.raises(ValueError, match="no number"), stream_tasks(executor, jobs, executor.at_once) as ended:
             for _ in ended:
                 pass
         at_the_error = set(tmp_path.iterdir())
