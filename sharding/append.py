@@ -27,6 +27,7 @@ from .prepare import PrepareOptions, Select, restore_options
 from .progress import Report, ignore
 from .schema import Feature, Schema
 from .sources import Source
+from .sources.listing import note_listings
 from .storage import Storage
 from .stored import Stored
 
@@ -197,8 +198,9 @@ def append(options: AppendOptions, *, executor: Executor | None = None, report: 
             return None
 
         decided = options.for_dataset(base)
-        source = open_like(base.manifest.schema, decided)
-        return write_dataset(source, decided, draft, committed, executor=executor, report=report)
+        with note_listings() as listed:
+            source = open_like(base.manifest.schema, decided)
+        return write_dataset(source, listed, decided, draft, committed, executor=executor, report=report)
 
 
 def _was_appended(manifest: Manifest, previous: Holder | None, plan: BuildPlan) -> bool:

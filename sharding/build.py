@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -16,11 +16,15 @@ from .gathered import Gathered
 from .interop.tfds import tfds_files
 from .manifest import Manifest, ShardInfo, describe
 from .merge import merge_generation
+from .origins import base_of
 from .plan import BuildOptions
 from .planning import make_plan, open_build_source
 from .progress import Report, ignore
 from .rounds import assemble, assemble_tasks, common_layout, partition, shards_per_bucket
 from .sources import Source
+from .sources.files import check_unchanged
+from .sources.images import ImageFolderSource
+from .sources.listing import Listing, note_listings
 from .spill import about_spill, open_scratch, open_spill, remove_spill, spill_root
 from .storage import Storage, public_url
 from .stored import Stored
@@ -52,14 +56,16 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
     """
     if executor is None and options.engine == "local" and options.workers > 1:
         begin_processes(options.source, options.destination)
-    source, destination = open_build_source(options), Storage(options.destination)
+    with note_listings() as listed:
+        source = open_build_source(options)
+    destination = Storage(options.destination)
     purpose: Purpose = "replace" if options.overwrite else "new"
     with draft_dataset(destination, purpose, about_build(options.source, options.spill)) as draft:
 
         def committed(plan: BuildPlan) -> Manifest | None:
             return draft.committed(plan.fingerprint(options))
 
-        return write_dataset(source, options, draft, committed, executor=executor, report=report)
+        return write_dataset(source, listed, options, draft, committed, executor=executor, report=report)
 
 
 def about_build(source: str, spill: str | None, task: str = "build") -> dict[str, str]:
@@ -69,6 +75,7 @@ def about_build(source: str, spill: str | None, task: str = "build") -> dict[str
 
 def write_dataset(
     source: Source,
+    listed: Mapping[str, Listing],
     options: BuildOptions,
     draft: Draft,
     committed: Callable[[BuildPlan], Manifest | None],
@@ -80,6 +87,7 @@ def write_dataset(
 
     Args:
         source: opened.
+        listed: its files, as they were when it was opened.
         options: of the build; those that the dataset decides are as it says.
         draft: to write to.
         committed: the manifest, if what is planned was committed before. It may refuse the plan, too.
@@ -100,7 +108,7 @@ def write_dataset(
             plan = make_plan(source, options, base, stored, root, scratch, pool, report)
             result = committed(plan)
             if result is None:
-                manifest, infos = _write(plan, options, draft, plan.fingerprint(options), root, pool, report)
+                manifest, infos = _write(plan, listed, options, draft, plan.fingerprint(options), root, pool, report)
                 workers.close()  # what they hold is needed where there are very many classes
                 if draft.base is not None:
                     manifest, infos = merge_generation(draft.base, manifest, infos)
@@ -123,6 +131,7 @@ def write_dataset(
 
 def _write(
     plan: BuildPlan,
+    listed: Mapping[str, Listing],
     options: BuildOptions,
     draft: Draft,
     fingerprint: str,
@@ -138,6 +147,8 @@ def _write(
     assemble_tasks(plan, options, bucketing, pool)  # what does not fit is refused before anything is spilled
     spill = open_spill(root, f"{fingerprint}-{together}", scratch)
     parts = partition(plan, options, bucketing, finished, spill, pool, report)
+    if not isinstance(base_of(plan.source), ImageFolderSource):  # whose files are read once, when they are assembled
+        check_unchanged(listed.values())
     layout = common_layout(plan, options, parts)
     target = ShardTarget(
         storage=draft.storage,

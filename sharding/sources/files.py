@@ -7,13 +7,13 @@ import lzma
 import os
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from gzip import BadGzipFile
 from pathlib import Path
 from posixpath import dirname, join, normpath
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, cast
 
 import fsspec
 import pyarrow as pa
@@ -26,12 +26,13 @@ from ..errors import RangesError, RingfeedError, SourceError, StorageError
 from ..keyed import derive_key
 from ..retry import RetryPolicy, retry
 from ..storage import Storage
+from .listing import Listing, SourceFile, note
 from .web import is_page, lacks_ranges, with_sizes, without_query
 
 __all__ = [
-    "MissingFileError", "SourceFile", "base_name", "beside", "compression_of", "fingerprint_files", "has_pattern",
-    "list_files", "open_file", "plain_name", "read_files", "root_of", "size_if_seekable", "split_chain", "stat_files",
-    "translate_errors",
+    "MissingFileError", "SourceFile", "base_name", "beside", "check_unchanged", "compression_of", "fingerprint_files",
+    "has_pattern", "list_files", "open_file", "plain_name", "read_files", "root_of", "size_if_seekable", "split_chain",
+    "stat_files", "translate_errors",
 ]  # fmt: skip
 
 _RANGED = {*OBJECT_STORES, "hdfs"} - {"memory"}  # protocols that send any range of a file
@@ -48,14 +49,6 @@ class MissingFileError(SourceError):
         return cls(f"a file was never there, or went missing while the source was read: {path}; check its name")
 
 
-class SourceFile(NamedTuple):
-    """A file of a source: its URL, and what the store says of its content without opening it."""
-
-    url: str
-    bytes: int
-    version: str
-
-
 def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
     """The files of a path, folder or glob whose `plain_name` ends in one of `suffixes`, sorted by name.
 
@@ -70,6 +63,27 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
     Raises:
         SourceError: there is nothing there.
     """
+    files = _list(url, suffixes)
+    note(url, suffixes, files)
+    return files
+
+
+def check_unchanged(listings: Iterable[Listing]) -> None:
+    """Refuse files that are not what they were when they were listed; new ones, and such as are gone, are no matter.
+
+    Raises:
+        SourceError: one is another.
+    """
+    for listing in listings:
+        try:
+            now = _list(listing.url, listing.suffixes)
+        except SourceError:  # all are gone
+            continue
+        if (url := listing.changed_of(now)) is not None:
+            raise SourceError(f"{url}: the file changed while the source was read; build again")
+
+
+def _list(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
     chain = split_chain(url)[1]
     try:
         fs, path = _filesystem(url)

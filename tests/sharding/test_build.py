@@ -444,8 +444,45 @@ def test_a_source_that_changes_between_the_passes_is_found(parquet: str, table: 
             pq.write_table(table.slice(0, 599).append_column("new", pa.array(range(599))), parquet, row_group_size=100)
 
     options = BuildOptions(source=parquet, destination=str(nothing_left), label="label", shards=2)
-    with pytest.raises(SourceError, match="changed while it was read"):
+    with pytest.raises(SourceError, match=r"source\.parquet: the file changed while the source was read"):
         build(options, report=change)
+
+
+@pytest.fixture
+def halves(table: pa.Table, tmp_path: Path) -> Path:
+    """A folder of two files with 300 records each."""
+    (tmp_path / "halves").mkdir()
+    for number in range(2):
+        pq.write_table(table.slice(300 * number, 300), tmp_path / "halves" / f"{number}.parquet")
+    return tmp_path / "halves"
+
+
+def test_a_file_that_is_replaced_between_the_passes_by_one_like_it_is_found(
+    halves: Path, tmp_path: Path, nothing_left: Path
+) -> None:
+    def change(progress: Progress) -> None:
+        if progress.stage == "count" and progress.done == progress.total:
+            table = pq.read_table(halves / "1.parquet")
+            pq.write_table(table.set_column(0, "id", pa.array(range(300))), tmp_path / "like-it.parquet")
+            (tmp_path / "like-it.parquet").replace(halves / "1.parquet")
+
+    options = BuildOptions(source=str(halves), destination=str(nothing_left), label="label", shards=2)
+    with pytest.raises(
+        SourceError, match=r"halves/1\.parquet: the file changed while the source was read; build again"
+    ):
+        build(options, report=change)
+
+
+def test_files_that_come_and_go_while_a_source_is_built_from_are_no_matter(
+    halves: Path, tmp_path: Path, files_of: Callable[[Path], dict[str, bytes]]
+) -> None:
+    def change(progress: Progress) -> None:
+        if progress.stage == "partition" and progress.done == progress.total:
+            (halves / "1.parquet").rename(halves / "2.parquet")
+
+    built(str(halves), tmp_path / "undisturbed", label="label", shards=2)
+    build(BuildOptions(source=str(halves), destination=str(tmp_path / "out"), label="label", shards=2), report=change)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "undisturbed")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
