@@ -108,7 +108,9 @@ def write_dataset(
             plan = make_plan(source, options, base, stored, root, scratch, pool, report)
             result = committed(plan)
             if result is None:
-                manifest, infos = _write(plan, listed, options, draft, plan.fingerprint(options), root, pool, report)
+                fingerprint = plan.fingerprint(options)
+                with draft.telling_removal():
+                    manifest, infos = _write(plan, listed, options, draft, fingerprint, root, pool, report)
                 workers.close()  # what they hold is needed where there are very many classes
                 if draft.base is not None:
                     manifest, infos = merge_generation(draft.base, manifest, infos)

@@ -9,7 +9,7 @@ from posixpath import normpath
 from typing import Literal
 
 from .dataset import Dataset, open_dataset
-from .errors import CorruptionError, DatasetError, DestinationError, RingfeedError
+from .errors import CorruptionError, DatasetError, DestinationError, RingfeedError, StorageError
 from .footprint import OURS, STAGING, files_of, folders_of, remove_empty, remove_files
 from .generations import GENERATION_FILES, TABLE_NAMES, folder_of, table_name
 from .interop.tfds import all_tfds_names
@@ -106,6 +106,20 @@ class Draft:
         self._remove_own(sizes.keys() - keep)
         self.finished = len(finished)
         return finished
+
+    @contextmanager
+    def telling_removal(self) -> Iterator[None]:
+        """Of writes that fail for the destination is gone, say so.
+
+        Raises:
+            DestinationError: it is, or it was taken over.
+        """
+        try:
+            yield
+        except StorageError:
+            if self.storage.local_path is not None:  # a store keeps no folders
+                self.lease.check()
+            raise
 
     def recount(self) -> None:
         """Count the shards again that are finished: tasks may have noted some while an error was on its way."""
