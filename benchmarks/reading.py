@@ -16,7 +16,7 @@ from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, build
 
 BATCH = 1024
-_RESAMPLED = 6  # batches: most of what is read is rejected, so an epoch of as many would take an hour
+_RESAMPLED = 6  # batches: most of what is read is rejected, so an epoch of as many would take minutes
 
 
 def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:

@@ -149,7 +149,7 @@ def _write(
     assemble_tasks(plan, options, bucketing, pool)  # what does not fit is refused before anything is spilled
     spill = open_spill(root, f"{fingerprint}-{together}", scratch)
     parts = partition(plan, options, bucketing, finished, spill, pool, report)
-    if not isinstance(base_of(plan.source), ImageFolderSource):  # whose files are read once, when they are assembled
+    if not isinstance(base_of(plan.source), ImageFolderSource):  # whose files are yet to be read, by `assemble`
         check_unchanged(listed.values())
     layout = common_layout(plan, options, parts)
     target = ShardTarget(

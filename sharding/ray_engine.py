@@ -148,12 +148,13 @@ class _RayExecutor(ClusterExecutor):
                     raise StorageError(f"the Ray cluster at {self._address} has no processor for a task") from error
 
     def cancel(self, futures: Collection[Future[Any]]) -> None:
-        """Wait for tasks, a minute at most: Ray ends those of a client that disconnects.
+        """Return when none of the tasks runs any more; after a minute the connection is closed, and Ray ends them.
 
         It cannot cancel them: at the moment when a task begins or ends, `ray.cancel` loses it, or aborts this process
         (Ray 2.60: "Tried to complete task that was not pending").
         """
-        wait(futures, _END_SECONDS)
+        if wait(futures, _END_SECONDS).not_done:
+            self._ray.shutdown()
 
 
 def _nothing() -> None:

@@ -109,7 +109,7 @@ class TestS3:
         proxy.begin(fault)
         begun = time.monotonic()
         assert batches(loader) == expected
-        assert time.monotonic() - begun < 60
+        assert time.monotonic() - begun < 15
         assert proxy.happened[fault] == fault.times
 
     def test_a_cache_takes_nothing_that_was_damaged_on_its_way(
@@ -166,7 +166,7 @@ class TestS3:
         begun = time.monotonic()
         with pytest.raises(StorageError, match=rf"cannot read {storage.url}/{VICTIM}: .*{reason}.*2 attempts in"):
             batches(loader)
-        assert time.monotonic() - begun < 60
+        assert time.monotonic() - begun < 10
         assert loader.quarantined == ()
 
     def test_a_shard_of_another_version_is_told_from_damage(
@@ -187,7 +187,7 @@ class TestS3:
         proxy.begin(fault)
         begun = time.monotonic()
         assert batches(loader) == expected
-        assert time.monotonic() - begun < 22
+        assert time.monotonic() - begun < 15
         stats = loader.stats()
         assert stats["hedge_win"].items >= 1
         assert stats["hedge"].items <= 2 + 0.1 * SHARDS
@@ -228,4 +228,4 @@ def fails_in_bounded_time(loader: Loader, url: str) -> None:
     begun = time.monotonic()
     with pytest.raises(StorageError, match=rf"cannot read {url}/train-.*DataNodes .*do not answer \(2 attempts"):
         batches(loader)
-    assert time.monotonic() - begun < 90
+    assert time.monotonic() - begun < 30

@@ -30,6 +30,7 @@ from ringfeed.sharding import (
     verify,
 )
 from ringfeed.sharding.cleaning import clean
+from ringfeed.sharding.destination import draft_dataset
 from ringfeed.sharding.footprint import remove_files
 from ringfeed.sharding.storage import Storage
 from tests.servers.store import Store
@@ -182,6 +183,16 @@ def test_a_destination_that_is_removed_meanwhile_is_told_and_can_be_cleaned(parq
         build(options, report=at_shard(5, lambda: shutil.rmtree(out, ignore_errors=True)))
     clean(str(out))
     assert not out.exists()
+
+
+def test_a_write_that_fails_tells_of_the_removal_only_if_there_was_one(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with draft_dataset(Storage(str(out)), "new", {"task": "build"}) as draft:
+        with pytest.raises(StorageError, match="no room"), draft.telling_removal():
+            raise StorageError("no room")
+        shutil.rmtree(out)
+        with pytest.raises(DestinationError, match="was removed or cleaned up"), draft.telling_removal():
+            raise StorageError("there is no such file or folder")
 
 
 def test_who_lost_the_lease_does_not_write_over_the_table_of_who_has_it(parquet: str, tmp_path: Path) -> None:

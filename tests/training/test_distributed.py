@@ -170,7 +170,7 @@ def test_the_death_of_a_rank_ends_all_and_the_run_resumes_bit_identical(
     killed = time.monotonic()
     output, _ = process.communicate(timeout=60)
     assert process.returncode != 0, output
-    assert time.monotonic() - killed < 55
+    assert time.monotonic() - killed < 30
     assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks.values())
     assert not (tmp_path / "metrics.json").exists()
 

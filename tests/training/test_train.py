@@ -146,7 +146,7 @@ def assert_refused(capfd: pytest.CaptureFixture[str], message: str, config: Path
     assert output.err.count("\n") == 1, output.err
 
 
-@pytest.mark.parametrize("damage", ["flip", "remove"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_a_damaged_shard_ends_the_run_with_one_line_that_names_it(
     damage: str, tmp_path: Path, flights: str, write_config: WriteConfig, train: Train
 ) -> None:
@@ -156,8 +156,8 @@ def test_a_damaged_shard_ends_the_run_with_one_line_that_names_it(
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
     shard.unlink()
-    if damage == "flip":
-        shard.write_bytes(data)
+    if damage != "remove":
+        shard.write_bytes(data if damage == "flip" else data[:-9])
     status, output = train(write_config(data={"url": str(copy)}))
     assert status == 1
     (line,) = [line for line in output.splitlines() if "ringfeed train: error: " in line]
