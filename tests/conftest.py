@@ -28,8 +28,8 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 _LONGEST = (
     "training/test_train.py", "tools/test_demo.py", "tools/test_shard_dataset.py", "training/test_distributed.py",
-    "sharding/test_faults.py", "sharding/test_engine.py", "sharding/test_resume.py", "sharding/test_append.py",
-    "sharding/test_append_faults.py", "sharding/test_rebuild.py",
+    "tools/test_shard_dataset_errors.py", "sharding/test_faults.py", "sharding/test_engine.py",
+    "sharding/test_resume.py", "sharding/test_append.py", "sharding/test_append_faults.py", "sharding/test_rebuild.py",
 )  # fmt: skip
 """Files that take minutes. They begin first, so that no core idles at the end."""
 

@@ -2,51 +2,22 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from fractions import Fraction
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from ringfeed.tools.shard_dataset import main
 from ringfeed.tools.shard_dataset_args import build_parser
 from ringfeed.tools.subcommands import cores, workers_for
 from tests.conftest import Cli
-from tests.servers.hdfs import HdfsServer
-from tests.servers.seaweedfs import S3Server
-
-ROWS = 400
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> str:
-    path = tmp_path / "flights.csv"
-    lines = [f"{i},{'AA' if i % 3 else 'ü'},{i / 8},{'late' if i % 10 == 0 else 'on time'}" for i in range(ROWS)]
-    path.write_text("\n".join(["id,carrier,hours,status", *lines]) + "\n")
-    return str(path)
-
-
-@pytest.fixture
-def dataset(source: str, tmp_path: Path) -> Path:
-    out = tmp_path / "shards"
-    assert (
-        main(
-            ["build", source, str(out), "--label", "status", "--split", "train=0.9,test=0.1", "--shards", "3", "--json"]
-        )
-        == 0
-    )
-    return out
+from tests.tools.conftest import ROWS, assert_one_line
 
 
 class TestBuild:
@@ -147,81 +118,6 @@ assert main(["verify", {str(tmp_path / "o")!r}]) == main(["inspect", {str(tmp_pa
             command = ["build", source, str(tmp_path / "o"), "--label", "status", "--workers", "2"]
             cli("shard-dataset", *command, env={"TMPDIR": str(temporary)}, check=True)
             assert list(temporary.iterdir()) == []
-
-    @pytest.mark.parametrize("after", [0.2, 0.4, 0.6, 0.8])
-    def test_an_interrupt_while_workers_begin_is_one_line(self, source: str, tmp_path: Path, after: float) -> None:
-        """A terminal sends it to every process of the job: none may say anything of its own."""
-        command = [Path(sys.executable).with_name("shard-dataset"), "build", source, tmp_path / "o"]
-        flags = ["--label", "status", "--workers", "2", "--json"]
-        with subprocess.Popen(
-            [*map(str, command), *flags], stderr=subprocess.PIPE, text=True, start_new_session=True
-        ) as process:
-            deadline = time.monotonic() + 60
-            while not any("forkserver" in " ".join(c.cmdline()) for c in psutil.Process(process.pid).children()):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-            time.sleep(after)  # it imports, then the workers are forked
-            os.killpg(process.pid, signal.SIGINT)
-            events = [json.loads(line) for line in process.communicate(timeout=60)[1].splitlines()]
-        assert process.returncode in (0, 130)
-        assert events[-1]["event"] == ("interrupted" if process.returncode else "progress")
-
-    @pytest.mark.parametrize(("sig", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-    def test_a_signal_says_how_to_go_on_and_clean_leaves_nothing(self, tmp_path: Path, sig: int, status: int) -> None:
-        """Those of a terminal in words, the other as an event."""
-        rows = 300_000
-        pq.write_table(pa.table({"x": range(rows), "y": ["a", "b"] * (rows // 2)}), tmp_path / "x.parquet")
-        out = tmp_path / "new" / "out"
-        flags = ["--json"] if sig == signal.SIGTERM else []
-        command = [Path(sys.executable).with_name("shard-dataset"), "build", tmp_path / "x.parquet", out]
-        process = subprocess.Popen(
-            [*map(str, command), "--label", "y", "--shards", "3000", "--workers", "2", *flags],
-            stderr=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
-        deadline = time.monotonic() + 60
-        while len(list(out.glob("_building/*/*.json"))) < 6:
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.02)
-        if sig == signal.SIGTERM:
-            process.send_signal(sig)
-        else:
-            os.killpg(process.pid, sig)  # a terminal sends it to every process of the job
-        _, stderr = process.communicate(timeout=60)
-        assert process.returncode == status
-        assert "Traceback" not in stderr
-        message = stderr.splitlines()[-1]
-        if flags:
-            event = json.loads(message)
-            assert (event["event"], event["status"]) == ("interrupted", status)
-            message = event["message"]
-        assert "of 3,000 shards are finished: start the same command again to go on with the rest" in message
-        assert not (out / "dataset.json").exists()
-        assert main(["clean", str(out)]) == 0
-        assert not out.exists()
-
-    def test_what_a_closed_terminal_leaves_is_gone_on_with(self, tmp_path: Path) -> None:
-        rows = 300_000
-        pq.write_table(pa.table({"x": range(rows), "y": ["a", "b"] * (rows // 2)}), tmp_path / "x.parquet")
-        out = tmp_path / "out"
-        command = [Path(sys.executable).with_name("shard-dataset"), "build", tmp_path / "x.parquet", out]
-        flags = ["--label", "y", "--shards", "3000", "--workers", "2"]
-        script = (
-            "import pty, sys; pid, terminal = pty.fork()\n"
-            "import os; pid or os.execv(sys.argv[1], sys.argv[1:])\n"
-            "print(terminal, flush=True); sys.stdin.read(); os.close(terminal)\n"
-            "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
-        )
-        with subprocess.Popen(
-            [sys.executable, "-c", script, *map(str, command), *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as process:
-            deadline = time.monotonic() + 60
-            while len(list(out.glob("_building/*/*.json"))) < 6:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-            process.communicate(timeout=60)
-        assert process.returncode == 129
-        assert json.loads((out / "_building.json").read_text())["released"]
 
 
 class TestReshard:
@@ -475,226 +371,6 @@ def events_of(done: "subprocess.CompletedProcess[str]") -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stderr.splitlines()]
 
 
-def assert_one_line(done: "subprocess.CompletedProcess[str]", *words: str) -> None:
-    """The error is one line that holds the words; before it may stand lines of progress."""
-    errors = [line for line in done.stderr.splitlines() if not line.startswith(("count labels:", "read records:"))]
-    assert done.returncode == 1, done
-    assert len(errors) == 1, done.stderr
-    assert errors[0].startswith("shard-dataset: error: ")
-    for word in words:
-        assert word in errors[0]
-
-
-Spoil = Callable[[Path], str]
-
-
-def empty_folder(folder: Path) -> str:
-    (folder / "empty").mkdir()
-    return str(folder / "empty")
-
-
-def text_file(content: bytes) -> Spoil:
-    def spoil(folder: Path) -> str:
-        (folder / "x.csv").write_bytes(content)
-        return str(folder / "x.csv")
-
-    return spoil
-
-
-def empty_parquet(folder: Path) -> str:
-    pq.write_table(pa.table({"status": pa.array([], pa.string())}), folder / "x.parquet")
-    return str(folder / "x.parquet")
-
-
-def truncated_png(folder: Path) -> str:
-    out = BytesIO()
-    Image.new("RGB", (64, 64), (1, 2, 3)).save(out, "PNG")
-    for i in range(6):
-        (folder / "images" / f"c{i % 2}").mkdir(parents=True, exist_ok=True)
-        data = out.getvalue()
-        (folder / "images" / f"c{i % 2}" / f"{i}.png").write_bytes(data[:-20] if i == 5 else data)
-    return str(folder / "images")
-
-
-ERRORS: list[tuple[str, Spoil, list[str]]] = [
-    ("missing source", lambda folder: str(folder / "flihgts.csv"), ["there is nothing at", "check the path"]),
-    ("near miss", lambda folder: str(folder / "flight.csv"), ["did you mean", "flights.csv"]),
-    ("empty folder", empty_folder, ["holds no records"]),
-    ("empty csv", text_file(b""), ["the file is empty"]),
-    ("header only", text_file(b"status,b\n"), ["the file is empty"]),
-    ("no rows", empty_parquet, ["holds no records"]),
-    ("single record", text_file(b"status\na\na\nb\n"), ["class 'b' has 1 record", "--min-class-records 1"]),
-    ("not utf-8", text_file(b"status\n\xe9t\xe9\n"), ["line 2, byte 1 is not UTF-8", "iconv"]),
-    ("truncated png", truncated_png, ["5.png: the image is damaged or cut short"]),
-    ("unknown label", text_file(b"statsu,b\na,1\na,2\n"), ["no label column 'status'", "did you mean 'statsu'"]),
-]
-
-
-@pytest.mark.parametrize(("spoil", "words"), [case[1:] for case in ERRORS], ids=[case[0] for case in ERRORS])
-def test_a_bad_source_is_one_line_and_leaves_nothing(
-    cli: Cli, source: str, tmp_path: Path, spoil: Spoil, words: list[str]
-) -> None:
-    spoiled = spoil(tmp_path)
-    done = cli(
-        "shard-dataset", "build", spoiled, f"{tmp_path}/new/out", "--label", "status", "--shards", "1", "--workers", "1"
-    )
-    assert_one_line(done, *words)
-    assert not (tmp_path / "new").exists()
-
-
-class TestDestinations:
-    def test_wrong_credentials(self, cli: Cli, source: str, s3_server: S3Server, s3_bucket: str) -> None:
-        url = f"s3://{s3_bucket}/stranger"
-        done = cli(
-            "shard-dataset",
-            "build",
-            source,
-            url,
-            "--label",
-            "status",
-            "--workers",
-            "1",
-            env=s3_server.as_stranger().env,
-        )
-        assert_one_line(done, "permission denied", "AWS_ACCESS_KEY_ID")
-        assert nothing_at(url, s3_server)
-
-    def test_a_missing_bucket(self, cli: Cli, source: str, s3_server: S3Server) -> None:
-        done = cli(
-            "shard-dataset",
-            "build",
-            source,
-            "s3://no-such-bucket/x",
-            "--label",
-            "status",
-            "--workers",
-            "1",
-            env=s3_server.env,
-        )
-        assert_one_line(done, "s3://no-such-bucket/x", "the bucket does not exist")
-        done = cli("shard-dataset", "inspect", "s3://no-such-bucket/x", env=s3_server.env)
-        assert_one_line(done, "s3://no-such-bucket/x")
-
-    def test_a_read_only_bucket(self, cli: Cli, source: str, s3_server: S3Server, s3_bucket: str) -> None:
-        url = f"s3://{s3_bucket}/reader"
-        done = cli(
-            "shard-dataset", "build", source, url, "--label", "status", "--workers", "1", env=s3_server.as_reader().env
-        )
-        assert_one_line(done, "cannot write", "permission denied")
-        assert nothing_at(url, s3_server)
-
-    def test_a_read_only_hdfs_folder(self, cli: Cli, source: str, hdfs_server: HdfsServer) -> None:
-        url = f"{hdfs_server.url}/of-another/new"
-        done = cli(
-            "shard-dataset",
-            "build",
-            source,
-            url,
-            "--label",
-            "status",
-            "--workers",
-            "1",
-            env={"HADOOP_USER_NAME": "mallory"},
-        )
-        assert_one_line(done, "permission denied", "HADOOP_USER_NAME")
-
-    def test_a_name_node_that_is_down(self, cli: Cli, source: str) -> None:
-        done = cli("shard-dataset", "build", source, "hdfs://127.0.0.1:1/x", "--label", "status", timeout_seconds=30)
-        assert_one_line(done, "cannot reach hdfs://127.0.0.1:1/x")
-
-    def test_a_read_only_folder(self, cli: Cli, source: str, tmp_path: Path) -> None:
-        folder = "/proc" if os.geteuid() == 0 else str(tmp_path / "mine")  # root writes anywhere but there
-        if os.geteuid():
-            (tmp_path / "mine").mkdir(mode=0o500)
-        done = cli("shard-dataset", "build", source, f"{folder}/new/out", "--label", "status", "--workers", "1")
-        assert_one_line(done, f"cannot write {folder}/new/out")
-        assert not Path(folder, "new").exists()
-
-    def test_a_file_or_a_folder_with_other_things(self, cli: Cli, source: str, tmp_path: Path) -> None:
-        done = cli("shard-dataset", "build", source, source, "--label", "status", "--workers", "1")
-        assert_one_line(done, "is the source itself")
-        done = cli("shard-dataset", "build", source, str(tmp_path), "--label", "status", "--workers", "1")
-        assert_one_line(done, "lies inside the destination")
-        (tmp_path / "full").mkdir()
-        (tmp_path / "full" / "thesis.txt").write_text("mine")
-        done = cli("shard-dataset", "build", source, str(tmp_path / "full"), "--label", "status", "--workers", "1")
-        assert_one_line(done, "is not empty and holds no dataset (there is 'thesis.txt')")
-        assert os.listdir(tmp_path / "full") == ["thesis.txt"]
-
-    def test_an_existing_dataset_is_kept_unless_told(self, cli: Cli, source: str, dataset: Path) -> None:
-        before = {path.name: path.read_bytes() for path in dataset.iterdir()}
-        done = cli("shard-dataset", "build", source, str(dataset), "--label", "status", "--workers", "1")
-        assert_one_line(done, "already holds a dataset", "--overwrite")
-        assert {path.name: path.read_bytes() for path in dataset.iterdir()} == before
-        done = cli("shard-dataset", "build", source, str(dataset), "--label", "status", "--shards", "1", "--overwrite")
-        assert done.returncode == 0
-        assert len(list(dataset.iterdir())) == 6
-
-    def test_a_newer_dataset(self, cli: Cli, dataset: Path) -> None:
-        manifest = dataset / "dataset.json"
-        text = manifest.read_text().replace('"format_version": "1.0"', '"format_version": "2.0",\n "new": 1')
-        manifest.write_text(text)
-        for command in ("inspect", "verify", "repair", "cat"):
-            assert_one_line(cli("shard-dataset", command, str(dataset)), "format version 2.0", "upgrade")
-
-
-def nothing_at(url: str, server: S3Server) -> bool:
-    import fsspec
-
-    fs = fsspec.filesystem("s3", **server.storage_options, use_listings_cache=False)
-    return not [info for info in fs.find(url, detail=True).values() if info["type"] == "file"]
-
-
-def test_file_names_that_are_no_text_are_told(cli: Cli, dataset: Path, source: str, tmp_path: Path) -> None:
-    odd = os.fsdecode(os.fsencode(tmp_path) + b"/odd-\xe9")
-    Path(odd).mkdir()
-    (Path(odd) / "x.csv").write_text("a,b\n1,2\n")
-    assert_one_line(cli("shard-dataset", "build", odd, f"{tmp_path}/o"), "source must be a name in UTF-8", "rename it")
-    assert_one_line(cli("shard-dataset", "build", source, odd), "destination must be a name in UTF-8", "rename it")
-    (tmp_path / "folder").mkdir()
-    (Path(odd) / "x.csv").rename(os.fsdecode(os.fsencode(tmp_path) + b"/folder/\xe9.csv"))
-    done = cli("shard-dataset", "build", f"{tmp_path}/folder", f"{tmp_path}/o")
-    assert_one_line(done, "the name of the file", "\\udce9.csv' is not UTF-8; rename it")
-    dataset.rename(f"{odd}/shards")
-    for command in ("inspect", "verify", "cat", "clean"):
-        assert_one_line(cli("shard-dataset", command, f"{odd}/shards"), "must be a name in UTF-8", "rename it")
-
-
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-def test_streams_may_be_closed(source: str, tmp_path: Path, closed: str) -> None:
-    program = Path(sys.executable).with_name("shard-dataset")
-    command = f"{program} build {source} {tmp_path}/out --label status --shards 2 --workers 2 --json {closed}"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
-    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
-    assert main(["verify", str(tmp_path / "out")]) == 0
-
-
-def test_too_few_open_files_name_the_limit(source: str, tmp_path: Path) -> None:
-    command = [str(Path(sys.executable).with_name("shard-dataset")), "build", source, f"{tmp_path}/o", "--label"]
-    done = subprocess.run(
-        ["sh", "-c", 'ulimit -n 12; exec "$@"', "sh", *command, "status", "--workers", "2"],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "shard-dataset: error: too many open files; raise the limit (ulimit -n)"
-
-
-def test_a_build_goes_on_when_nobody_reads_its_progress_any_more(source: str, tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    program = Path(sys.executable).with_name("shard-dataset")
-    command = [program, "build", source, f"{tmp_path}/out", "--label", "status", "--workers", "2"]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=writer)
-    os.close(writer)
-    assert done.returncode == 0
-    assert main(["verify", str(tmp_path / "out")]) == 0
-
-
-def test_a_file_is_no_folder(cli: Cli, source: str, tmp_path: Path) -> None:
-    for command in (["inspect", source], ["clean", source], ["build", source, f"{tmp_path}/o", "--spill", source]):
-        assert_one_line(cli("shard-dataset", *command), "a name in its path is that of a file", "check the path")
-
-
 class TestUsage:
     @pytest.mark.parametrize(
         ("args", "message"),
@@ -770,28 +446,3 @@ class TestUsage:
     def test_debug_shows_where(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="there is nothing at"):
             main(["build", str(tmp_path / "x"), str(tmp_path / "y"), "--debug"])
-
-
-@pytest.mark.parametrize(
-    ("program", "flags", "told"),
-    [
-        ("shard-dataset", ["inspect", "x"], "shard-dataset: interrupted"),
-        ("shard-dataset", ["build", "x", "y", "--json"], '{"event": "interrupted", "message": "", "status": 130}'),
-        ("ringfeed", ["cache", "x"], "ringfeed: interrupted"),
-    ],
-)
-def test_ctrl_c_while_modules_are_imported_is_one_line(
-    tmp_path: Path, program: str, flags: list[str], told: str
-) -> None:
-    waits = "for _ in range(1000):\n    time.sleep(0.05)"  # a signal may come just before a sleep, which then goes on
-    (tmp_path / "pyarrow.py").write_text(f"import sys, time\nprint('importing', flush=True)\n{waits}")
-    process = subprocess.Popen(
-        [str(Path(sys.executable).with_name(program)), *flags],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "importing\n"
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
-    assert (process.returncode, stderr) == (130, f"{told}\n")

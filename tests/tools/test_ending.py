@@ -1,0 +1,119 @@
+"""Programs that are told to end: a line that says so, a status of its own, and work that is gone on with."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ringfeed.tools.shard_dataset import main
+
+
+@pytest.mark.parametrize("after", [0.2, 0.4, 0.6, 0.8])
+def test_an_interrupt_while_workers_begin_is_one_line(source: str, tmp_path: Path, after: float) -> None:
+    """A terminal sends it to every process of the job: none may say anything of its own."""
+    command = [Path(sys.executable).with_name("shard-dataset"), "build", source, tmp_path / "o"]
+    flags = ["--label", "status", "--workers", "2", "--json"]
+    with subprocess.Popen(
+        [*map(str, command), *flags], stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not any("forkserver" in " ".join(c.cmdline()) for c in psutil.Process(process.pid).children()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(after)  # it imports, then the workers are forked
+        os.killpg(process.pid, signal.SIGINT)
+        events = [json.loads(line) for line in process.communicate(timeout=60)[1].splitlines()]
+    assert process.returncode in (0, 130)
+    assert events[-1]["event"] == ("interrupted" if process.returncode else "progress")
+
+
+@pytest.mark.parametrize(("sig", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_says_how_to_go_on_and_clean_leaves_nothing(tmp_path: Path, sig: int, status: int) -> None:
+    """Those of a terminal in words, the other as an event."""
+    rows = 300_000
+    pq.write_table(pa.table({"x": range(rows), "y": ["a", "b"] * (rows // 2)}), tmp_path / "x.parquet")
+    out = tmp_path / "new" / "out"
+    flags = ["--json"] if sig == signal.SIGTERM else []
+    command = [Path(sys.executable).with_name("shard-dataset"), "build", tmp_path / "x.parquet", out]
+    process = subprocess.Popen(
+        [*map(str, command), "--label", "y", "--shards", "3000", "--workers", "2", *flags],
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while len(list(out.glob("_building/*/*.json"))) < 6:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    if sig == signal.SIGTERM:
+        process.send_signal(sig)
+    else:
+        os.killpg(process.pid, sig)  # a terminal sends it to every process of the job
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert "Traceback" not in stderr
+    message = stderr.splitlines()[-1]
+    if flags:
+        event = json.loads(message)
+        assert (event["event"], event["status"]) == ("interrupted", status)
+        message = event["message"]
+    assert "of 3,000 shards are finished: start the same command again to go on with the rest" in message
+    assert not (out / "dataset.json").exists()
+    assert main(["clean", str(out)]) == 0
+    assert not out.exists()
+
+
+def test_what_a_closed_terminal_leaves_is_gone_on_with(tmp_path: Path) -> None:
+    rows = 300_000
+    pq.write_table(pa.table({"x": range(rows), "y": ["a", "b"] * (rows // 2)}), tmp_path / "x.parquet")
+    out = tmp_path / "out"
+    command = [Path(sys.executable).with_name("shard-dataset"), "build", tmp_path / "x.parquet", out]
+    flags = ["--label", "y", "--shards", "3000", "--workers", "2"]
+    script = (
+        "import pty, sys; pid, terminal = pty.fork()\n"
+        "import os; pid or os.execv(sys.argv[1], sys.argv[1:])\n"
+        "print(terminal, flush=True); sys.stdin.read(); os.close(terminal)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, command), *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        deadline = time.monotonic() + 60
+        while len(list(out.glob("_building/*/*.json"))) < 6:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.communicate(timeout=60)
+    assert process.returncode == 129
+    assert json.loads((out / "_building.json").read_text())["released"]
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "told"),
+    [
+        ("shard-dataset", ["inspect", "x"], "shard-dataset: interrupted"),
+        ("shard-dataset", ["build", "x", "y", "--json"], '{"event": "interrupted", "message": "", "status": 130}'),
+        ("ringfeed", ["cache", "x"], "ringfeed: interrupted"),
+    ],
+)
+def test_ctrl_c_while_modules_are_imported_is_one_line(
+    tmp_path: Path, program: str, flags: list[str], told: str
+) -> None:
+    waits = "for _ in range(1000):\n    time.sleep(0.05)"  # a signal may come just before a sleep, which then goes on
+    (tmp_path / "pyarrow.py").write_text(f"import sys, time\nprint('importing', flush=True)\n{waits}")
+    process = subprocess.Popen(
+        [str(Path(sys.executable).with_name(program)), *flags],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stderr) == (130, f"{told}\n")
