@@ -6,6 +6,7 @@ Balanced to uniform against natural order, and against what tf.data has for it; 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import harmonic_mean
 
@@ -17,12 +18,14 @@ from ringfeed.sharding import BuildOptions, build
 
 BATCH = 1024
 _RESAMPLED = 6  # batches: most of what is read is rejected, so an epoch of as many would take minutes
+_TURNS = 4  # of ours in a round, two epochs each: one takes less than the machine needs to change its pace
 
 
 def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     """Ratios of samples per second; page cache warm, after one round that is not counted.
 
-    A round is one epoch of each rival, then natural, balanced, Parquet, balanced, natural: what drifts weighs on all.
+    A round is an epoch of each rival, then several of natural, balanced, Parquet, Parquet, balanced, natural: what
+    drifts weighs on all.
     """
     urls = {shard_format: str(folder / f"read-{shard_format}") for shard_format in ("tfrecord", "parquet")}
     for shard_format, url in urls.items():
@@ -33,12 +36,10 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     parquet = Loader(urls["parquet"], batch_size=BATCH, seed=1)
     files = sorted(map(str, Path(urls["tfrecord"]).glob("*.tfrecord")))
     over_tuned, over_natural, over_resampled, over_tfrecord = [], [], [], []
-    for epoch in range(rounds + 1):
+    for number in range(rounds + 1):
         tuned, resampled = _rate(_tuned(files)), _rate(_resampled(files).take(_RESAMPLED))
-        order = (natural, balanced, parquet, balanced, natural)
-        first, second, columns, third, fourth = (_rate(one.epoch(epoch)) for one in order)
-        plain, even = harmonic_mean((first, fourth)), harmonic_mean((second, third))
-        if epoch:
+        plain, even, columns = _rates((natural, balanced, parquet), number)
+        if number:
             over_tuned.append(plain / tuned)
             over_natural.append(even / plain)
             over_resampled.append(even / resampled)
@@ -53,6 +54,15 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
         ("the same balanced to uniform, against tf.data's rejection_resample", over_resampled, 1),
         ("the same from 16 Parquet shards, against TFRecord", over_tfrecord, 1),
     ]
+
+
+def _rates(loaders: Sequence[Loader], epoch: int) -> list[float]:
+    """Samples per second of each, over a few epochs there and back."""
+    turns = _TURNS * [*range(len(loaders)), *reversed(range(len(loaders)))]
+    rates: list[list[float]] = [[] for _ in loaders]
+    for which in turns:
+        rates[which].append(_rate(loaders[which].epoch(epoch)))
+    return [harmonic_mean(each) for each in rates]
 
 
 def _rate(dataset: tf.data.Dataset) -> float:

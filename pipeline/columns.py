@@ -1,12 +1,13 @@
 """The columns of opened shards, in memory: what samples are gathered from by number.
 
 NumPy arrays for whatever has a fixed shape, Arrow arrays for strings and lists. Records of TFRecord shards stay as they
-are until they are gathered: see `frames.py`.
+are until they are gathered: see `frames.py`; so do vectors of Parquet shards: see `InPlace`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, TypeAlias
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..sharding import kernels
+from ..sharding.formats.pages import InPlace
 from ..sharding.formats.parquet import read_columns
 from ..sharding.grouping import stable_order
 from ..sharding.kernels import INLINE_AT, INLINE_BYTES, VIEW
@@ -42,8 +44,9 @@ CLASS_ID = "class_id"  # of the sample's label among `manifest.classes`
 WEIGHT = "sample_weight"
 _VIEW_SPAN = 1 << 30
 _ALIGNMENT = 64
+_ROWS = (np.ndarray, InPlace)  # with a `take` such as NumPy's
 
-Column: TypeAlias = npt.NDArray[Any] | Any  # the rest are Arrow arrays, which carry no type information
+Column: TypeAlias = npt.NDArray[Any] | Any  # in shards also `InPlace`; the rest are Arrow arrays, which carry no types
 Columns: TypeAlias = Mapping[str, Column]
 
 
@@ -63,7 +66,10 @@ def open_parquet(
     others = [name for name in schema.names if name not in vectors]
     found, table = read_columns(data, vectors, others, groups)
     rest = Schema(features=tuple(feature for feature in schema.features if feature.name not in found))
-    columns = {name: values.reshape(-1, *(schema[name].fixed_shape or ())) for name, values in found.items()}
+    columns: dict[str, Column] = {}
+    for name, values in found.items():
+        shape = schema[name].fixed_shape or ()
+        columns[name] = replace(values, shape=shape) if isinstance(values, InPlace) else values.reshape(-1, *shape)
     columns |= filled_columns(table, rest, fill)
     return {name: columns[name] for name in schema.names}
 
@@ -103,7 +109,7 @@ def _fill_nulls(array: pa.Array, feature: Feature, fill: Mapping[str, Any]) -> p
 def take_columns(columns: Columns, rows: npt.NDArray[np.int64]) -> dict[str, Column]:
     """The given rows of each column, in that order."""
     return {
-        name: values.take(rows, axis=0) if isinstance(values, np.ndarray) else _take_arrow(values, rows)
+        name: values.take(rows, axis=0) if isinstance(values, _ROWS) else _take_arrow(values, rows)
         for name, values in columns.items()
     }
 
@@ -128,7 +134,7 @@ def take_from_segments(
     others = {k: (at, rows[at] - starts[k]) for k, at in places.items() if len(at)}
     result: dict[str, Column] = {}
     for name, first in segments[main].items():
-        if not isinstance(first, np.ndarray):
+        if not isinstance(first, _ROWS):
             parts = [_take_arrow(s[name], rows[which == k] - starts[k]) for k, s in enumerate(segments)]
             result[name] = _take_arrow(pa.concat_arrays(parts), _inverse(stable_order(which)))
             continue

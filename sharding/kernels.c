@@ -14,6 +14,7 @@
 #define HEADER_BYTES 12
 #define FOOTER_BYTES 4
 #define FILE_CHANGED (-1)
+#define AHEAD 8 /* pieces that are on their way from memory while one is copied */
 
 typedef uint32_t (*crc32c_extend)(uint32_t crc, const uint8_t *data, size_t count);
 
@@ -242,6 +243,21 @@ int64_t ringfeed_read_varints(const uint8_t *data, int64_t pieces, const int64_t
         if (read_varint(data, starts[i], ends[i], values + i) != ends[i])
             return i;
     return pieces;
+}
+
+/* Pieces of `width` bytes, one after the other. They lie anywhere, so memory is asked for the next ones ahead of need. */
+void ringfeed_gather(const uint8_t *data, int64_t pieces, const int64_t *starts, int64_t width, uint8_t *target)
+{
+    for (int64_t i = 0; i < pieces; i++) {
+        if (i + AHEAD < pieces) {
+            const uint8_t *soon = data + starts[i + AHEAD];
+
+            __builtin_prefetch(soon);
+            __builtin_prefetch(soon + width / 2);
+            __builtin_prefetch(soon + width);
+        }
+        memcpy(target + i * width, data + starts[i], (size_t)width);
+    }
 }
 
 struct view { /* of Arrow's binary_view */

@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 __all__ = [
     "FILE_CHANGED", "INLINE_AT", "INLINE_BYTES", "VIEW", "are_compiled", "draw", "enter_lists", "first_bad_frame",
-    "frame_columns", "frame_rows", "pack_varints", "read_files", "read_varints", "view_bytes", "walk_examples",
+    "frame_columns", "frame_rows", "gather", "pack_varints", "read_files", "read_varints", "view_bytes",
+    "walk_examples",
 ]  # fmt: skip
 
 FILE_CHANGED = -1
@@ -187,6 +188,23 @@ def read_varints(data: Bytes, starts: Int64, ends: Int64) -> npt.NDArray[np.uint
     return values if _kernels().ringfeed_read_varints(_address(data), len(starts), *places) == len(starts) else None
 
 
+def gather(data: Bytes, starts: Int64, width: int) -> Bytes:
+    """Pieces of data, all of one size, one after the other: uint8 [pieces, width].
+
+    Args:
+        data: with the pieces in it.
+        starts: where each begins.
+        width: of each, in bytes.
+    """
+    _check(starts, np.int64, len(starts))
+    if width < 0 or starts.min(initial=0) < 0:
+        raise ValueError(f"expected pieces of 0 bytes or more in the data, got {width} from {starts.min(initial=0)}")
+    _check(data, np.uint8, int(starts.max()) + width if len(starts) else 0)
+    pieces = np.empty((len(starts), width), np.uint8)
+    _kernels().ringfeed_gather(_address(data), len(starts), _address(starts), width, _address(pieces))
+    return pieces
+
+
 def view_bytes(data: Bytes, starts: Int64, ends: Int64, span: int) -> npt.NDArray[np.void]:
     """Views of pieces of data as Arrow has them, `VIEW` [pieces].
 
@@ -297,6 +315,7 @@ def _load() -> tuple[ctypes.CDLL | None, ctypes.c_void_p | None]:
         ("walk_examples", c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64, *[c_void_p] * 5),
         ("enter_lists", c_int64, c_void_p, c_int64, *[c_void_p] * 3),
         ("read_varints", c_int64, c_void_p, c_int64, *[c_void_p] * 3),
+        ("gather", None, c_void_p, c_int64, c_void_p, c_int64, c_void_p),
         ("view_bytes", None, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p),
         ("draw", c_int64, c_void_p, c_int64, c_int64, *[c_void_p] * 4),
     )

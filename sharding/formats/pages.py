@@ -2,35 +2,74 @@
 
 Arrow finds the values of lists by the levels that tell where each begins and what is missing: 5 ns a value, longer than
 all the rest of reading. Where metadata say that nothing is missing, and all lists have one length, the values of a page
-are simply those that follow its levels. Page headers are Thrift structs in the compact protocol
-(https://github.com/apache/parquet-format, parquet.thrift).
+are simply those that follow its levels; of pages that are not compressed nothing is copied before it is gathered. Page
+headers are Thrift structs in the compact protocol (https://github.com/apache/parquet-format, parquet.thrift).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["read_vectors"]
+from .. import kernels
+
+__all__ = ["InPlace", "read_vectors"]
 
 _PHYSICAL = {"INT32": "<i4", "INT64": "<i8", "FLOAT": "<f4", "DOUBLE": "<f8"}
 _DATA_PAGE, _PLAIN, _RLE = 0, 0, 3
 _SIZE, _STORED_SIZE, _DATA_HEADER = 2, 3, 5  # fields of a PageHeader
 _VALUES, _ENCODING, _DEFINITION_LEVELS, _REPETITION_LEVELS = 1, 2, 3, 4  # and of a DataPageHeader
 
+Page = tuple[pa.Buffer, int, int]  # what its values lie in, one after the other; where they begin; how many there are
+
 
 class _Otherwise(Exception):
     """The values do not lie as is expected here."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InPlace:
+    """Vectors where they lie in a file, gathered as rows of an array are.
+
+    Attributes:
+        data: of the file.
+        starts: where each begins, int64 [rows].
+        dtype: of their values.
+        shape: of each.
+    """
+
+    data: pa.Buffer
+    starts: npt.NDArray[np.int64]
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def take(
+        self, rows: npt.NDArray[np.int64], axis: Literal[0] = 0, mode: Literal["raise", "clip"] = "raise"
+    ) -> npt.NDArray[Any]:
+        """The vectors of some rows, [rows, *shape]; the arguments are those of `numpy.take`."""
+        starts, width = self.starts.take(rows, mode=mode), prod(self.shape) * self.dtype.itemsize
+        content = np.frombuffer(self.data, np.uint8)
+        if kernels.are_compiled():
+            pieces = kernels.gather(content, starts, width)
+        else:
+            pieces = np.lib.stride_tricks.sliding_window_view(content, width)[starts]
+        return pieces.reshape(-1).view(self.dtype).reshape(-1, *self.shape)
+
+    def slice(self, start: int, length: int) -> InPlace:
+        """So many rows from one on; nothing is copied."""
+        return replace(self, starts=self.starts[start : start + length])
+
+
 def read_vectors(
     data: pa.Buffer, metadata: pq.FileMetaData, groups: Sequence[int], leaf: int, dtype: npt.DTypeLike, elements: int
-) -> npt.NDArray[Any] | None:
+) -> InPlace | npt.NDArray[Any] | None:
     """The lists of one column, if none is missing, nor any value, and the values are numbers as they lie in memory.
 
     Args:
@@ -42,26 +81,42 @@ def read_vectors(
         elements: values in each list, of which all have as many; 2 at least.
 
     Returns:
-        [rows, elements]; or None, where Arrow has to read them.
+        [rows, elements], in place where pages are not compressed and hold whole lists; or None, where Arrow has to read
+        them.
     """
-    rows = sum(metadata.row_group(group).num_rows for group in groups)
-    size = rows * elements * np.dtype(dtype).itemsize
-    result = np.frombuffer(pa.allocate_buffer(size), dtype).reshape(rows, elements)  # of the pool that pages go to
-    flat, filled = result.reshape(-1), 0
+    kind, rows = np.dtype(dtype), sum(metadata.row_group(group).num_rows for group in groups)
+    chunks = [metadata.row_group(group).column(leaf) for group in groups]
+    pages: Iterable[Page] = (page for group in groups for page in _pages(data, metadata, group, leaf, kind, elements))
     try:
-        for group in groups:
-            for values in _pages(data, metadata, group, leaf, result.dtype, elements):
-                flat[filled : filled + len(values)] = values
-                filled += len(values)
+        if all(chunk.compression == "UNCOMPRESSED" for chunk in chunks):
+            pages = list(pages)
+            if all(count % elements == 0 for _, _, count in pages):
+                return _in_place(data, pages, rows, kind, elements)
+        return _copied(pages, rows, kind, elements)
     except (_Otherwise, IndexError, KeyError, ValueError, OSError, pa.ArrowException):
         return None
-    return result if filled == flat.size else None
+
+
+def _in_place(data: pa.Buffer, pages: Iterable[Page], rows: int, dtype: np.dtype[Any], elements: int) -> InPlace | None:
+    width = elements * dtype.itemsize
+    runs = [np.arange(start, start + count // elements * width, width) for _, start, count in pages]
+    starts = np.concatenate([np.empty(0, np.int64), *runs])
+    return InPlace(data=data, starts=starts, dtype=dtype, shape=(elements,)) if len(starts) == rows else None
+
+
+def _copied(pages: Iterable[Page], rows: int, dtype: np.dtype[Any], elements: int) -> npt.NDArray[Any] | None:
+    size = rows * elements
+    values, filled = np.frombuffer(pa.allocate_buffer(size * dtype.itemsize), dtype), 0  # of the pool that pages go to
+    for page, start, count in pages:
+        values[filled : filled + count] = np.frombuffer(page, dtype, count, start)
+        filled += count
+    return values.reshape(rows, elements) if filled == size else None
 
 
 def _pages(
     data: pa.Buffer, metadata: pq.FileMetaData, group: int, leaf: int, dtype: np.dtype[Any], elements: int
-) -> Iterator[npt.NDArray[Any]]:
-    """The values of each page of a column chunk."""
+) -> Iterator[Page]:
+    """The pages of a column chunk, in the data itself where it is not compressed."""
     chunk, column = metadata.row_group(group).column(leaf), metadata.schema.column(leaf)
     known = chunk.statistics
     whole = known is not None and known.has_null_count and known.null_count == 0
@@ -77,20 +132,24 @@ def _pages(
     codec = None if name is None else pa.Codec(name)
     levels = (column.max_repetition_level > 0) + (column.max_definition_level > 0)
     at, content = chunk.data_page_offset, memoryview(data).cast("B")
-    stop = at + chunk.total_compressed_size
-    while at < stop:
+    end = at + chunk.total_compressed_size
+    while at < end:
         header, at = _read_struct(content, at)
-        page, at = data.slice(at, header[_STORED_SIZE]), at + header[_STORED_SIZE]
         if header[1] != _DATA_PAGE:
             raise _Otherwise
         about = header[_DATA_HEADER]
         if (about[_ENCODING], about[_DEFINITION_LEVELS], about[_REPETITION_LEVELS]) != (_PLAIN, _RLE, _RLE):
             raise _Otherwise
-        body = page if codec is None else codec.decompress(page, header[_SIZE])
-        start = 0
+        stored_bytes, values = header[_STORED_SIZE], about[_VALUES]
+        page, start, stop = data, at, at + stored_bytes
+        if codec is not None:
+            page, start, stop = codec.decompress(data.slice(at, stored_bytes), header[_SIZE]), 0, header[_SIZE]
         for _ in range(levels):
-            start += 4 + int.from_bytes(body[start : start + 4].to_pybytes(), "little")
-        yield np.frombuffer(body, dtype, about[_VALUES], start)
+            start += 4 + int.from_bytes(page[start : start + 4].to_pybytes(), "little")
+        if start + values * dtype.itemsize > stop:
+            raise _Otherwise
+        yield page, start, values
+        at += stored_bytes
 
 
 # --- Thrift ----------------------------------------------------------------------------------------------------

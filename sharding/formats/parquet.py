@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow.types import is_binary, is_fixed_size_list, is_large_list, is_list, is_string
 
-from .pages import read_vectors
+from .pages import InPlace, read_vectors
 
 __all__ = [
     "LENGTH_BYTES", "RowGroup", "column_spans", "footer_bytes", "groups_of_rows", "iterate_parquet", "open_writer",
@@ -130,8 +130,8 @@ def read_columns(
     vectors: Mapping[str, tuple[npt.DTypeLike, int]],
     others: Sequence[str],
     groups: Sequence[int] | None,
-) -> tuple[dict[str, npt.NDArray[Any]], pa.Table]:
-    """Columns of a whole file that is known to be as it was written, the vectors as arrays where that is quicker.
+) -> tuple[dict[str, InPlace | npt.NDArray[Any]], pa.Table]:
+    """Columns of a whole file that is known to be as it was written, the vectors past Arrow where that is quicker.
 
     Args:
         data: of the file.
@@ -145,7 +145,7 @@ def read_columns(
     file = _open(data)
     metadata, schema = file.metadata, file.schema_arrow
     chosen = range(metadata.num_row_groups) if groups is None else groups
-    found = {}
+    found: dict[str, InPlace | npt.NDArray[Any]] = {}
     for leaf, name in enumerate(schema.names):  # one leaf a feature: none is nested deeper
         dtype, elements = vectors.get(name, ("V1", 0))
         if elements and _list_size(schema.field(leaf).type) == elements:

@@ -99,6 +99,13 @@ def test_arguments_that_would_write_beyond_memory_are_refused() -> None:
         kernels.view_bytes(data, offsets[:1] - 1, offsets[1:], 4)
     with pytest.raises(ValueError, match="expected 5 contiguous uint8, got 4 uint8"):
         kernels.view_bytes(data, offsets[:1], offsets[1:] + 1, 4)
+    with pytest.raises(ValueError, match="expected 5 contiguous uint8, got 4 uint8"):
+        kernels.gather(data, np.array([0, 2]), 3)
+    for start, width in ((-1, 2), (0, -1)):
+        with pytest.raises(
+            ValueError, match=f"expected pieces of 0 bytes or more in the data, got {width} from {start}"
+        ):
+            kernels.gather(data, np.array([0, start]), width)
     with pytest.raises(ValueError, match="expected 41 contiguous uint8, got 40 uint8"):
         kernels.first_bad_frame(np.empty(40, np.uint8), np.array([16, 41]))
     for wrong in (np.array([0, 100, 4]), np.array([-4, 0, 4])):

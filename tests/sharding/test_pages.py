@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.sharding.formats.pages import read_vectors
+from ringfeed.sharding.formats.pages import InPlace, read_vectors
 from ringfeed.sharding.formats.parquet import read_columns
+
+pytestmark = pytest.mark.usefixtures("implementation")
 
 PLAIN = ["int32", "int64", "uint32", "uint64", "float32", "float64"]
 OTHERS = ["int8", "uint16", "float16"]
@@ -56,9 +59,28 @@ def test_every_bit_is_as_it_was_written(
     data = file(table, row_group_size=group, data_page_size=page, compression=compression)
     found = read(data, 1, dtype, elements)
     assert found.dtype == dtype
-    assert found.tobytes() == values.tobytes()
-    last = (rows - 1) // group
-    assert read(data, 1, dtype, elements, [last]).tobytes() == values[last * group :].tobytes()
+    assert found.take(np.arange(rows), axis=0).tobytes() == values.tobytes()
+    last = values[(rows - 1) // group * group :]
+    found = read(data, 1, dtype, elements, [(rows - 1) // group])
+    assert found.take(np.arange(len(last)), axis=0).tobytes() == last.tobytes()
+
+
+@pytest.mark.parametrize("page", [1000, 1 << 20])
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_what_is_not_compressed_is_gathered_from_where_it_lies(page: int, compression: str) -> None:
+    values = vectors("float32", 300, 6)
+    data = file(pa.table({"vector": column(values)}), row_group_size=200, data_page_size=page, compression=compression)
+    found = read(data, 0, "float32", 6)
+    assert isinstance(found, InPlace) == (compression == "none")
+    if isinstance(found, InPlace):
+        matrices = replace(found, shape=(2, 3)).slice(100, 150)
+        rows = np.array([149, 0, 77, 0])
+        assert matrices.take(rows).tobytes() == values[100 + rows].tobytes()
+        assert matrices.take(rows).shape == (4, 2, 3)
+        assert matrices.take(np.array([], np.int64)).shape == (0, 2, 3)
+        assert matrices.take(np.array([-5, 500]), mode="clip").tobytes() == values[[100, 249]].tobytes()
+        with pytest.raises(IndexError):
+            matrices.take(np.array([150]))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +110,7 @@ def test_a_file_s_other_columns_come_as_a_table() -> None:
     table = pa.table({"one": column(one), "id": range(10), "two": column(two), "name": [str(i) for i in range(10)]})
     data = file(table, row_group_size=4)
     found, rest = read_columns(data, {"one": ("float32", 3), "two": ("int8", 2)}, ["name"], [1, 2])
-    assert found["one"].tobytes() == one[4:].tobytes()
+    assert found["one"].take(np.arange(6), axis=0).tobytes() == one[4:].tobytes()
     assert rest.column_names == ["two", "name"]
     assert rest.column("name").to_pylist() == ["4", "5", "6", "7", "8", "9"]
     assert rest.column("two").to_pylist() == two[4:].tolist()
