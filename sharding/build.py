@@ -25,7 +25,7 @@ from .sources import Source
 from .sources.files import check_unchanged
 from .sources.images import ImageFolderSource
 from .sources.listing import Listing, note_listings
-from .spill import about_spill, open_scratch, open_spill, remove_spill, spill_root
+from .spill import about_spill, open_scratch, open_spill, remove_other_spill, remove_spill, spill_root
 from .storage import Storage, public_url
 from .stored import Stored
 from .table import seal
@@ -98,6 +98,7 @@ def write_dataset(
         The manifest that was committed.
     """
     root = spill_root(options.spill, options.destination)
+    remove_other_spill(draft.lease.previous, options.destination, root)
     absent = root.absent_folders()
     base = None if draft.base is None else draft.base.manifest
     stored = None if draft.base is None else Stored.of(draft.base)

@@ -25,12 +25,12 @@ import pyarrow as pa
 
 from .errors import DestinationError, RingfeedError, StorageError
 from .keyed import derive_key
-from .lease import boot_id
+from .lease import Holder, boot_id
 from .storage import Storage, public_url
 
 __all__ = [
-    "PartSpill", "Spill", "about_spill", "open_scratch", "open_spill", "planning_folder", "remove_spill",
-    "scratch_root", "side_folder", "spill_root",
+    "PartSpill", "Spill", "about_spill", "open_scratch", "open_spill", "planning_folder", "remove_other_spill",
+    "remove_spill", "scratch_root", "side_folder", "spill_root",
 ]  # fmt: skip
 
 _SCRATCH = "_repair"  # no folder is there of this name: it makes another key of the destination's URL
@@ -234,3 +234,21 @@ def remove_spill(root: Storage, absent: Sequence[str] = ()) -> None:
         root.prune("")
     if absent:
         root.remove_folders(absent)
+
+
+def remove_other_spill(holder: Holder | None, destination: str, root: Storage) -> None:
+    """Remove what a build or an append spilled that ended early, if it is gone on with elsewhere.
+
+    Args:
+        holder: of the destination, at that time; None if there was none.
+        destination: of the dataset.
+        root: where it is gone on with.
+    """
+    if holder is None or holder.task not in ("build", "append"):
+        return
+    url = holder.about.get("spill")
+    if url is not None or holder.here:  # else it lies in another machine's folder for temporary files
+        with suppress(RingfeedError):  # of a store that is away: it is in nobody's way
+            other = spill_root(url, destination)
+            if other.locate() != root.locate():
+                remove_spill(other)

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Callable
 from fractions import Fraction
 from typing import NoReturn, TypeVar
 
-__all__ = ["CommandParser", "at_least", "check_lasting", "checked_text", "checked_type", "parse_bytes", "parse_splits"]
+__all__ = [
+    "CommandParser",
+    "EventParser",
+    "at_least",
+    "check_lasting",
+    "checked_text",
+    "checked_type",
+    "parse_bytes",
+    "parse_splits",
+]
 
+_USAGE = 2  # exit status
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
     _UNITS |= {_letter: 1024**_power, f"{_letter}IB": 1024**_power, f"{_letter}B": 1000**_power}
@@ -23,7 +34,16 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the command with exit code 2."""
-        self.exit(2, f"{self.prog}: error: {message}; see: {self.prog} --help\n")
+        self.exit(_USAGE, f"{self.prog}: error: {message}; see: {self.prog} --help\n")
+
+
+class EventParser(CommandParser):
+    """Tells a mistake as an event, to a machine."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the command with exit code 2."""
+        event = {"event": "error", "message": f"{message}; see: {self.prog} --help", "status": _USAGE}
+        self.exit(_USAGE, f"{json.dumps(event)}\n")
 
 
 def checked_type(parse: Callable[[str], T]) -> Callable[[str], T]:

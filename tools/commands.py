@@ -394,7 +394,7 @@ def _at_work(args: argparse.Namespace) -> Iterator[StageReport]:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line; ends the program where it is wrong, or asks for help."""
     named = any(word.partition("=")[0] == "--source" for word in argv)
-    parser = build_parser(python_source=named)
+    parser = build_parser(python_source=named, events="--json" in argv)
     args, more = parser.parse_known_args(argv)
     if named and args.command == "build":
         if more and not more[0].startswith("-"):

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from ..sharding.export import EXPORT_FORMATS
 from ..sharding.sources import KINDS
-from .arguments import CommandParser, at_least, check_lasting, checked_text, checked_type
+from .arguments import CommandParser, EventParser, at_least, check_lasting, checked_text, checked_type
 from .subcommands import EXIT_CODES, add_command, add_json, add_workers, cores, parser_with
 from .writing_args import add_append, add_build, add_reshard
 
@@ -77,15 +77,16 @@ examples:
 {EXIT_CODES}"""
 
 
-def build_parser(*, python_source: bool = False) -> argparse.ArgumentParser:
+def build_parser(*, python_source: bool = False, events: bool = False) -> argparse.ArgumentParser:
     """The parser of all commands and flags.
 
     Args:
         python_source: whether --source is given, so that there is no SRC. argparse knows no positional argument that
             depends on a flag, and fills one that may be missing before it has seen all that are there.
+        events: whether mistakes are told to a machine.
     """
     parser = parser_with(
-        CommandParser,
+        EventParser if events else CommandParser,
         prog="shard-dataset",
         description="Turn datasets into balanced shards that TensorFlow, Arrow and ringfeed read fast.",
         epilog=_EPILOG,

@@ -85,6 +85,20 @@ def test_what_was_spilled_can_be_cleaned_away(parts: str, store: Store, tmp_path
     assert not any((tmp_path / "out").rglob("*"))
 
 
+@pytest.mark.parametrize("named", ["first", "then", "both"])
+def test_a_build_that_goes_on_and_spills_elsewhere_leaves_nothing_where_it_spilled_before(
+    parts: str, store: Store, tmp_path: Path, named: str
+) -> None:
+    default, other = str(tmp_path / "tmp"), f"{store.url}/spill"
+    first, then = (None if named == "then" else other), (None if named == "first" else str(tmp_path / "s"))
+    options = BuildOptions(source=parts, destination=str(tmp_path / "out"), label="label", shards=SHARDS, spill=first)
+    interrupted_at("write", options)
+    assert len(Storage(first or default).list()) > 6
+    build(replace(options, spill=then))
+    assert Storage(first or default).list() == []
+    assert not (tmp_path / "s").exists()
+
+
 def test_an_error_of_the_source_leaves_nothing_spilled(store: Store, tmp_path: Path, parts: str) -> None:
     options = BuildOptions(source=parts, destination=str(tmp_path / "out"), label="label", spill=f"{store.url}/spill")
 

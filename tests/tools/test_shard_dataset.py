@@ -396,6 +396,13 @@ class TestUsage:
         assert stop.value.code == 2
         assert message in capsys.readouterr().err
 
+    @pytest.mark.parametrize("args", [["build", "a"], ["build", "a", "b", "c"], ["inspect", "a", "--workers", "2"]])
+    def test_wrong_usage_is_an_event_too(self, cli: Cli, args: list[str]) -> None:
+        done = cli("shard-dataset", *args, "--json")
+        (event,) = events_of(done)
+        assert (done.returncode, event["event"], event["status"], done.stdout) == (2, "error", 2, "")
+        assert event["message"].endswith(f"; see: shard-dataset {args[0]} --help")
+
     @pytest.mark.parametrize(
         "words",
         [
