@@ -80,12 +80,13 @@ def divide(
         names, splits = list(options.splits), _grouped(census, values, table, options, there)
     totals = np.zeros((len(names), len(classes)), np.int64)
     np.add.at(totals, (splits[table.groups], table.class_ids), table.counts)
+    strata_of = (np.cumsum(totals.any(axis=1)) - 1).astype(np.int32)  # a split without a record gets no shard
     counts: list[StratumCounts] = []
     for held in _many_at_a_time(census, parts, lambda: len(values)):
         arrays = [notes.values for _, notes in held]
         found = pc.index_in(pa.chunked_array(arrays), value_set=values).to_numpy()
         for (number, notes), codes in zip(held, _cut(found, arrays), strict=True):
-            mine = splits[codes]
+            mine = strata_of[splits[codes]]
             census.write("splits", number, pa.table({"value": notes.values, "split": mine}))
             strata = mine[notes.value_codes].astype(np.int64) * len(classes) + notes.class_ids(classes)
             counts.append(count_strata(strata, notes.counts))

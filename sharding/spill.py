@@ -45,7 +45,7 @@ class PartSpill:
         buckets: the bucket that each record batch of the part's file goes to, int64 [batches].
         records: in the part.
         int_ranges: least and greatest value, as int64, of each integer feature of fixed shape.
-        has_nulls: whether any value is missing.
+        has_nulls: whether any value is missing, or may be, for it is read only when a record is completed.
     """
 
     buckets: npt.NDArray[np.int64]

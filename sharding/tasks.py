@@ -152,7 +152,8 @@ def partition_part(
         nonlocal has_nulls, position
         for batch in read_ahead(source.drafts(part)):
             class_ids, shards, slots = placer.locate(batch)
-            has_nulls = has_nulls or any(column.null_count for column in batch.columns)
+            late = not set(source.schema.names).issubset(batch.schema.names)  # what these hold is known when it is read
+            has_nulls = has_nulls or late or any(column.null_count for column in batch.columns)
             _check_elements(batch, part.path)
             check_images(source, part, batch, position)
             position += batch.num_rows

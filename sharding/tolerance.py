@@ -27,7 +27,7 @@ from .location import public_url
 from .origins import base_of, find_origins, rebased
 from .schema import Schema
 from .sources import Part, Source, light
-from .sources.base import BadRecord, Checked, Reject, fail_on_bad
+from .sources.base import BadRecord, Checked, Reject, fail_on_bad, late_bytes
 from .wording import counted
 
 __all__ = [
@@ -111,6 +111,10 @@ class LenientSource:
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """As the inner source does."""
         return self.inner.complete(drafts)
+
+    def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """As the inner source knows."""
+        return late_bytes(self.inner, part, drafts)
 
 
 class _Collector:

@@ -152,8 +152,8 @@ class Workshop:
         """The plan, made again where its census is needed: the files of that are gone, for they may be large."""
         if not rebuild.options.needs_census:
             return nullcontext(rebuild.plan)
-        prepare = replace(rebuild.options.prepare, dedup=None)  # the source of the plan is without doubles
-        options = replace(rebuild.options, prepare=prepare)
+        prepare = replace(rebuild.options.prepare, dedup=None)  # the source of the plan is without doubles,
+        options = replace(rebuild.options, prepare=prepare, on_bad_record="fail")  # and without bad records
         stored = self.before(rebuild.generation)
         return open_plan(rebuild.plan.source, options, rebuild.plan.base, stored, report=self.report)
 

@@ -79,7 +79,7 @@ class IdxSource:
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """The first block."""
-        return next(self.drafts(part)).slice(0, records)
+        return next(self.drafts(part), self.schema.empty).slice(0, records)
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Nothing is left to do."""

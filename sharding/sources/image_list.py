@@ -57,6 +57,8 @@ class ImageListSource:
         path_column = _path_column(table.schema, url)
         if label == path_column:
             raise SourceError(f"{url}: the column {label!r} names the images; the label has to be another")
+        if label in _OWN_SIZES:
+            raise SourceError(f"{url}: {label!r} is the images' own here; give the list's column another name")
         own = [
             Feature(name="image", dtype="binary", encoding="image"),
             Feature(name="height", dtype="int32"),

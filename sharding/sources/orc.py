@@ -59,8 +59,9 @@ class OrcSource(TableSource):
         """A batch a stripe: Arrow reads no less of it."""
         first, end, _ = part.pieces
         with _open(part.path) as reader:
+            names = list(columns) or reader.schema.names[:1]  # of no columns Arrow reads no rows
             for stripe in range(first, end):
-                yield checked(reader.read_stripe(stripe, columns=list(columns)))
+                yield checked(reader.read_stripe(stripe, columns=names))
 
 
 @contextmanager

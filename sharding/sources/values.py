@@ -188,6 +188,8 @@ def column_of_values(values: Sequence[Any], field: pa.Field) -> pa.Array:
 
 def _elements(flats: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if flats and all(isinstance(flat, np.ndarray) and flat.dtype.kind in "biuf" for flat in flats):
+        if pa.types.is_integer(kind) and len({flat.dtype for flat in flats}) > 1:  # int64 and uint64 would be rounded
+            return pa.concat_arrays([pa.array(flat).cast(kind) for flat in flats])
         return pa.array(np.concatenate(flats)).cast(kind)
     return column_of_values(list(chain.from_iterable(flats)), pa.field("", kind))
 

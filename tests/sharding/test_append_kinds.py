@@ -194,6 +194,18 @@ def grouped(folder: Path, **options: Any) -> Path:
     return folder / "out"
 
 
+@pytest.mark.parametrize("split", HALVES)
+def test_all_new_records_may_be_of_groups_of_one_split(tmp_path: Path, split: str) -> None:
+    out = grouped(tmp_path)
+    before = open_dataset(str(out))
+    groups = sorted({row["fold"] for row in rows_of(before, split)})
+    pq.write_table(folds(30, 5000, "".join(groups)), tmp_path / "more.parquet")
+    dataset = appended(str(tmp_path / "more.parquet"), out)
+    for name, known in before.manifest.splits.items():
+        assert dataset.manifest.splits[name].records == known.records + 30 * (name == split)
+    assert not check_dataset(str(out), deep=True).damages
+
+
 @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
 @pytest.mark.parametrize("balance", ["records", "bytes"])
 def test_a_group_stays_in_its_split_and_new_ones_are_shared_out(

@@ -13,7 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from ringfeed.sharding import BuildOptions, ConfigError, Feature, Manifest, SourceError, build, open_dataset, verify
+from ringfeed.sharding import (
+    BuildOptions,
+    ConfigError,
+    Feature,
+    Manifest,
+    SourceError,
+    build,
+    open_dataset,
+    read_records,
+    verify,
+)
 from ringfeed.sharding.prepare import (
     Cast,
     Drop,
@@ -35,6 +45,7 @@ from ringfeed.sharding.prepare import (
 from ringfeed.sharding.prepare.images import transform_all
 from ringfeed.sharding.sources import Source, open_source
 from ringfeed.sharding.sources import image_files as images_module
+from tests.sharding.conftest import built
 
 SIZES = {"cat/1.png": (9, 7), "cat/2.jpg": (40, 20), "dog/3.png": (5, 7), "dog/4.png": (64, 48), "fox/5.png": (6, 6)}
 
@@ -235,6 +246,14 @@ def test_sizes_of_several_images_are_stored_apart(tmp_path: Path) -> None:
     assert sizes == {
         "height": 7, "width": 9, "left_height": 7, "left_width": 9, "right_height": 9, "right_width": 7,
     }  # fmt: skip
+
+
+def test_the_sizes_may_be_all_that_is_kept(folder: str, tmp_path: Path) -> None:
+    prepare = PrepareOptions(steps=(Select(("height", "width")),))
+    dataset = built(folder, tmp_path / "out", shards=1, prepare=prepare)
+    assert dataset.manifest.layout is None
+    found = [(row["width"], row["height"]) for row in read_records(dataset, "train", 9)]
+    assert sorted(found) == sorted(SIZES.values())
 
 
 def test_sizes_that_were_left_out_stay_so(folder: str) -> None:

@@ -242,6 +242,17 @@ class TestEverySource:
         built(str(tmp_path / "photos"), tmp_path / "out", shards=3, prepare=PrepareOptions(images=images))
         self.check(tmp_path / "out", files_of, Original(url=str(tmp_path / "photos")))
 
+    @pytest.mark.parametrize("how", [{}, {"balance": "bytes"}])
+    def test_images_of_which_some_were_passed_over(self, tmp_path: Path, files_of: Files, how: dict[str, Any]) -> None:
+        rng = np.random.default_rng(0)
+        for i in range(12):
+            path = tmp_path / "photos" / f"class {i % 2}" / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 255, (20, 30, 3), np.uint8)).save(path)
+            path.write_bytes(path.read_bytes()[: 100 if i % 5 == 0 else None])
+        built(str(tmp_path / "photos"), tmp_path / "out", shards=3, on_bad_record="skip:3", **how)
+        self.check(tmp_path / "out", files_of, Original(url=str(tmp_path / "photos")))
+
     def test_of_a_kind_that_was_named(self, tmp_path: Path, files_of: Files, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "rebuild_records.py").write_text(
             "def records():\n    return ({'x': i, 'kind': 'ab'[i % 2]} for i in range(100))\n"

@@ -10,6 +10,7 @@ import pytest
 
 from ringfeed.sharding import SourceError
 from ringfeed.sharding.sources import open_source
+from tests.sharding.conftest import built
 
 CODES = {"uint8": 0x08, "int16": 0x0B, "float32": 0x0D}
 
@@ -40,6 +41,15 @@ def test_images_and_labels_come_in_step(tmp_path: Path, dtype: str, ending: str)
     assert source.schema["image"].shape == (2, 3)
     assert source.sample(source.parts[0], 3).num_rows == 3
     assert open_source(str(tmp_path), None).fingerprint == source.fingerprint
+
+
+def test_a_pair_may_hold_no_records(tmp_path: Path) -> None:
+    folder = tmp_path / "pairs"
+    folder.mkdir()
+    for name, records in (("a", 0), ("b", 2)):
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(idx(np.ones((records, 2, 2), np.uint8)))
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(idx(np.ones(records, np.uint8)))
+    assert built(str(folder), tmp_path / "out", source_kind="idx", label="label").manifest.records == 2
 
 
 IMAGES, LABELS = idx(np.zeros((4, 2, 2), np.uint8)), idx(np.zeros(4, np.uint8))

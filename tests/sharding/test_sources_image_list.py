@@ -121,6 +121,7 @@ def test_a_plain_text_is_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         (["a", "b"], None, "has no column of paths; name it one of image, path, file"),
         (["image", "path"], None, r"several columns of paths \(image, path\); keep one"),
         (["path", "b"], "path", "the column 'path' names the images; the label has to be another"),
+        (["path", "height"], "height", "'height' is the images' own here; give the list's column another name"),
         (["path", "b"], "c", "there is no label column 'c'"),
     ],
 )

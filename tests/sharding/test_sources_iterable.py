@@ -274,6 +274,13 @@ def test_arrays_of_several_lengths_make_lists(lengths: list[int], dtype: str) ->
     assert field.type.value_type == column_of_values(arrays, field).flatten().type
 
 
+def test_arrays_of_signed_and_unsigned_integers_keep_every_bit() -> None:
+    arrays = [np.array([2**60 + 1, 3], np.int64), np.array([2**60 + 3, 5], np.uint64), np.array([7], np.int8)]
+    column = ColumnType()
+    column.add(arrays, 0)
+    assert column_of_values(arrays, column.field("x")).to_pylist() == [[2**60 + 1, 3], [2**60 + 3, 5], [7]]
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [

@@ -1,14 +1,18 @@
 """ORC files; what they share with other tables is in test_sources_tables."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import orc
 
+from ringfeed.sharding import read_records
+from ringfeed.sharding.prepare import Filter, PrepareOptions
 from ringfeed.sharding.sources import open_source
 from ringfeed.sharding.sources import orc as module
+from tests.sharding.conftest import built
 from tests.sharding.test_sources_tables import labels, records
 
 
@@ -39,3 +43,24 @@ def test_times_keep_their_values(tmp_path: Path) -> None:
     source = open_source(str(tmp_path), None)
     assert (source.schema["when"].logical, source.schema["day"].logical) == ("timestamp[ns]", "date32[day]")
     assert records(source) == [{"when": 0, "day": 1}, {"when": None, "day": 2}, {"when": 10**18, "day": None}]
+
+
+@pytest.mark.parametrize(
+    ("how", "records_of"),
+    [
+        ({"split_column": "fold"}, {"test": 3, "train": 3}),
+        ({"label": "fold"}, {"train": 6}),
+        ({"prepare": PrepareOptions(dedup=("fold",))}, {"train": 2}),
+        ({"prepare": PrepareOptions(steps=(Filter("fold == 'test'"),))}, {"train": 3}),
+    ],
+)
+def test_of_hive_folders_the_keys_alone_may_be_needed(
+    tmp_path: Path, how: dict[str, Any], records_of: dict[str, int]
+) -> None:
+    for fold in ("train", "test"):
+        (tmp_path / "x" / f"fold={fold}").mkdir(parents=True)
+        orc.write_table(pa.table({"x": [1, 2, 3]}), tmp_path / "x" / f"fold={fold}" / "a.orc")
+    dataset = built(str(tmp_path / "x"), tmp_path / "out", shards=1, **how)
+    assert {name: split.records for name, split in dataset.manifest.splits.items()} == records_of
+    found = [row["x"] for split in records_of for row in read_records(dataset, split, 9)]
+    assert sorted(set(found)) == ([1] if len(found) == 2 else [1, 2, 3])

@@ -63,6 +63,16 @@ def test_damaged_images_are_left_out_and_balance_holds(tmp_path: Path, workers: 
     assert verify(str(out)) == []
 
 
+def test_shards_are_alike_in_bytes_beside_damaged_images(tmp_path: Path) -> None:
+    source = write_images(tmp_path / "images", {3, 8, 9})
+    noise = np.random.default_rng(0).integers(0, 255, (60, 60, 3), np.uint8)
+    for number in (0, 1, 16, 17):
+        Image.fromarray(noise).save(tmp_path / "images" / f"c{number % 2}" / f"{number:03}.png")
+    dataset = built(source, tmp_path / "out", shards=4, balance="bytes", on_bad_record="skip:3")
+    sizes = [shard.bytes for shard in dataset.shards]
+    assert max(sizes) <= 1.02 * min(sizes)
+
+
 def test_the_list_of_what_was_left_out_is_under_a_checksum(tmp_path: Path) -> None:
     built(write_images(tmp_path / "images", {3}), tmp_path / "out", shards=2, on_bad_record="skip:1")
     (tmp_path / "out" / "rejected.jsonl").write_text("{}\n")
