@@ -94,7 +94,7 @@ class RandomAccess:
         """The value in the feature's dtype and shape; one that is missing is filled in."""
         if value is None:
             filling = self._fill.get(feature.name, float("nan") if feature.dtype.startswith("float") else None)
-            value = [] if feature.elements is None else np.full(feature.elements, filling, object)
+            value = [filling] * (feature.elements or 0)
         if not feature.numeric and len(feature.shape) == 0:
             return value if isinstance(value, str | bytes) else value[0]
         values = np.array(value, feature.dtype if feature.numeric else object)

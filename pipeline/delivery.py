@@ -59,8 +59,10 @@ def _feature_spec(feature: Feature, fill: Any) -> Any:
         return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)  # as those of Parquet shards
     if fill is None and kind == "float":
         fill = float("nan")
-    default = None if fill is None else np.full(feature.fixed_shape, fill).tolist()
-    return tf.io.FixedLenFeature(feature.fixed_shape, dtype, default)
+    nested = fill
+    for size in reversed(feature.fixed_shape):  # by lists, for NumPy strips zeros from the end of text
+        nested = [nested] * size
+    return tf.io.FixedLenFeature(feature.fixed_shape, dtype, None if fill is None else nested)
 
 
 def parse_batch(examples: tf.Tensor, schema: Schema, fill: Mapping[str, Any] | None = None) -> Batch:

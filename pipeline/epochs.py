@@ -217,9 +217,11 @@ class Epochs(ABC):
             ConfigError: it is the state of another dataset, or of options with which the batches would be others.
         """
         mapping("a state", state, "what `state` told")
-        place = state.get("epoch"), state.get("step")
-        check_state(state, self.state(*(number if isinstance(number, int) else -1 for number in place)))
-        return state["epoch"], state["step"]
+        epoch: Any = state.get("epoch")
+        step: Any = state.get("step")
+        own = self._state(epoch if isinstance(epoch, int) and epoch >= 0 else 0)
+        check_state(state, {"epoch": epoch, "step": step, **own})
+        return self._checked(epoch, step)
 
     @abstractmethod
     def _state(self, epoch: int) -> dict[str, Any]:

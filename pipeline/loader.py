@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -151,7 +151,7 @@ class Loader(Epochs):
     ) -> None:
         fetch_threads = None if fetch_threads is None else integer("fetch_threads", fetch_threads, 1)
         prefetch_bytes = None if prefetch_bytes is None else integer("prefetch_bytes", prefetch_bytes, 0)
-        batch_size, window_shards = integer("batch_size", batch_size), integer("window_shards", window_shards)
+        batch_size, window_shards = integer("batch_size", batch_size, 1), integer("window_shards", window_shards)
         shuffle, bucket_steps = boolean("shuffle", shuffle), integer("bucket_steps", bucket_steps)
         split, quarantined = text("split", split), texts("quarantined", quarantined, "paths")
         columns = None if columns is None else texts("columns", columns, "at least one name")
@@ -216,10 +216,10 @@ class Loader(Epochs):
         self._cache = open_cache(cache)
         self._buckets = None if bucket_by is None else Buckets.of(self.schema, bucket_by, bucket_steps, geometry.steps)
         self._hedging = boolean("hedging", hedging)
-        self._prefetch_bytes = self._default_prefetch() if prefetch_bytes is None else prefetch_bytes
+        self._prefetch_bytes = prefetch_bytes
         self._quarantine = Quarantine(self._dataset, split, self._shards, on_bad_shard, quarantined, self._counters)
-        lasting = settled_epoch(self._balance, 1) == 0  # else epochs that are to come may need no more than is left
-        self._quarantine.planned(weights if lasting else None)  # that nothing is left is told now
+        # That nothing is left is told now; but epochs that are to come may need no more than what is.
+        self._quarantine.planned(weights if self.is_settled else None)
         self._access = RandomAccess(self._shards, self.schema, self._layout, self._fill)
 
     @property
@@ -240,15 +240,24 @@ class Loader(Epochs):
         return self.manifest.shards_checksum, self._geometry
 
     def _state(self, epoch: int) -> dict[str, Any]:
+        return self.state_in([epoch])
+
+    def state_in(self, epochs: Iterable[int]) -> dict[str, Any]:
+        """What the batches of some epochs follow from, beside their numbers."""
         return {
             "seed": self._seed,
             "dataset": self.manifest.shards_checksum,
             **asdict(self._geometry),
-            "shares": shares_digest(self._weights(epoch)),
+            "shares": shares_digest(*map(self._weights, epochs)),
             **{name: self._arguments[name] for name in ("split", "bucket_by", "bucket_steps")},
             "where": None if (where := self._arguments["where"]) is None else str(where),
             "quarantined": list(self.quarantined),
         }
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether classes have the same shares in all epochs."""
+        return settled_epoch(self._balance, 1) == 0
 
     @property
     def records(self) -> int:
@@ -333,8 +342,16 @@ class Loader(Epochs):
         return other
 
     @contextmanager
-    def open_streams(self, *, found: bool = False) -> Iterator[OpenStreams]:
-        """The streams of any epoch, for the body: what `chunks` and mixtures read from; `found`: see `ShardFetcher`."""
+    def open_streams(self, *, found: bool = False, reading: int | None = None) -> Iterator[OpenStreams]:
+        """The streams of any epoch, for the body: what `chunks` and mixtures read from.
+
+        Args:
+            found: see `ShardFetcher`.
+            reading: how many of them will be read; default: this rank's.
+        """
+        ahead = self._prefetch_bytes
+        if ahead is None:
+            ahead = self._default_prefetch(len(self._slices) if reading is None else reading)
         opened = OpenStreams(
             order=functools.lru_cache(maxsize=2)(self._order),  # each stream asks
             schedule=functools.lru_cache(maxsize=2)(self._schedule),
@@ -343,7 +360,7 @@ class Loader(Epochs):
             planner=ThreadPoolExecutor(_PLAN_THREADS, thread_name_prefix="ringfeed-plan"),
             counters=self._counters,
             buckets=self._buckets,
-            ahead=Lookahead(self._prefetch_bytes),
+            ahead=Lookahead(ahead),
         )
         try:
             yield opened
@@ -377,10 +394,10 @@ class Loader(Epochs):
             return target_weights("power:1", classes, counts)
         return weights
 
-    def _default_prefetch(self) -> int:
+    def _default_prefetch(self, streams: int) -> int:
         shards = min(self._geometry.window_shards, len(self._shards))
         window = sum(s.bytes for s in self._shards) * shards / len(self._shards)
-        one_each = int(1.25 * window * len(self._slices))  # for windows differ in size
+        one_each = int(1.25 * window * streams)  # for windows differ in size
         return one_each if self._dataset.storage.local_path is not None else max(one_each, _AHEAD_BYTES)
 
     def _fetcher(self, *, found: bool = False) -> ShardFetcher:

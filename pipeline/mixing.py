@@ -181,12 +181,27 @@ class Mixture(Epochs):
         return self._geometry, *(loader.identity for loader in self._loaders)
 
     def _state(self, epoch: int) -> dict[str, Any]:
+        changing = min(settled_epoch(self._weights, epoch), epoch)  # what was served before follows from these, too
         return {
             "seed": self._seed,
             **asdict(self._geometry),
-            "shares": shares_digest(self._schedule(epoch).weights),
-            "datasets": {name: loader._state(0) for name, loader in zip(self._names, self._loaders, strict=True)},
+            "sources": list(self._names),
+            "shares": shares_digest(*(self._schedule(each).weights for each in (*range(changing), epoch))),
+            "datasets": {
+                name: loader.state_in([0] if loader.is_settled else _ends(self._own_epochs(source, epoch)))
+                for source, (name, loader) in enumerate(zip(self._names, self._loaders, strict=True))
+            },
         }
+
+    def _own_epochs(self, source: int, epoch: int) -> range:
+        """The epochs of a dataset that an epoch of the mixture reads."""
+        streams, length = range(self._geometry.streams), self._loaders[source].steps_per_epoch
+        begun, over = (
+            [int(self._served(each, 0, stream)[source]) for stream in streams] for each in (epoch, epoch + 1)
+        )
+        if begun == over:
+            return range(0)
+        return range(min(begun) // length, (max(over) - 1) // length + 1)
 
     @property
     def quarantined(self) -> dict[str, tuple[str, ...]]:
@@ -199,8 +214,16 @@ class Mixture(Epochs):
         return self._loaders[0].undecoded
 
     def plan(self, epoch: int = 0) -> MixturePlan:
-        """Steps, and how much of each dataset is in an epoch; no shard is opened."""
+        """Steps, and how much of each dataset is in an epoch; no shard is opened.
+
+        Raises:
+            CorruptionError: all that is needed of a dataset is in quarantine.
+        """
         epoch, _ = self._checked(epoch)
+        for source, loader in enumerate(self._loaders):
+            if loader.quarantined and not loader.is_settled:
+                for own in self._own_epochs(source, epoch):
+                    loader.plan(own)
         samples, fewest, most = self._schedule(epoch).seats_of_epoch()
         return MixturePlan(
             epoch=epoch,
@@ -228,7 +251,8 @@ class Mixture(Epochs):
         assert not found  # for `finds` is not overridden
         schedule = self._schedule(epoch)
         with ExitStack() as stack:
-            opened = [stack.enter_context(loader.open_streams()) for loader in self._loaders]
+            reading = len(self._slices)
+            opened = [stack.enter_context(loader.open_streams(reading=reading)) for loader in self._loaders]
             lanes = []
             for part in self._slices:
                 served = self._served(epoch, start_step, part.stream)
@@ -317,6 +341,10 @@ class Mixture(Epochs):
         return min(loader.ready_batches(self.local_batch_size) for loader in self._loaders)
 
 
+def _ends(epochs: range) -> Sequence[int]:
+    return epochs and (epochs[0], epochs[-1])
+
+
 class _Lane:
     """One stream of the mixture: which sample of which dataset sits in each of its seats.
 
@@ -379,6 +407,8 @@ class _Tape:
         while len(numbers):
             epoch, position = divmod(int(numbers[0]), self._length)
             if self._reader is None or epoch != self._epoch:
+                if self._reader is not None:
+                    self._reader.close()
                 self._epoch, self._reader = epoch, self._opened.reader(epoch, self._part, position)
             until = int(np.searchsorted(numbers, (epoch + 1) * self._length))
             parts.append(self._reader.at(numbers[:until] - epoch * self._length))

@@ -178,7 +178,8 @@ def _bytes_per_rank(
         streams = [part.stream for part in geometry.rank_slices(rank, world_size)]
         read = np.zeros(len(shards), np.int64)  # records of each shard
         for stream in streams:
-            np.add.at(read, windows[stream].shards, windows[stream].lengths)
+            own = windows[stream].served_segments
+            np.add.at(read, windows[stream].shards[own], windows[stream].lengths[own])
         needed = read > 0
         read = np.minimum(read, records) if in_parts else records * needed
         lent = np.unique([shard for stream, shard in donors if stream in streams]).astype(np.int64)
@@ -230,7 +231,8 @@ def _stand_ins(order: EpochOrder, shards: Sequence[ShardInfo]) -> list[tuple[int
             np.add.reduceat(windows.lengths * own, windows.bounds[:-1]) for own in (~readable[windows.shards], 1)
         )
         last = windows.shards[windows.bounds[1:] - 1]
-        pairs += [(stream, int(shard)) for shard in choose_donors(order, last[2 * lost > held], records)]
+        short = windows.served & (2 * lost > held)
+        pairs += [(stream, int(shard)) for shard in choose_donors(order, last[short], records)]
     return pairs
 
 
@@ -250,7 +252,7 @@ def _doubtful(
         own = slice(int(bounds[0]), int(bounds[-1]))
         certain = counts[windows.shards[own]] > outside[own, None]
         complete = np.logical_or.reduceat((certain | ~needed).all(axis=1), bounds[:-1] - bounds[0])
-        for number in np.flatnonzero(~complete).tolist():
+        for number in np.flatnonzero(~complete & windows.served[first : first + _AT_ONCE]).tolist():
             there = certain[bounds[number] - bounds[0] : bounds[number + 1] - bounds[0]].any(axis=0)
             doubtful = np.flatnonzero(needed & ~there)
             if len(doubtful):

@@ -128,6 +128,7 @@ class ShardFetcher:
             elif future is None:
                 self._counters.add("fetch", queue=1)
                 future = self._pool.submit(step, partial(self._fetch, segment), self.bytes_of([segment]))
+                future.add_done_callback(self._uncount)
                 self._open[segment] = future
             else:
                 self._pool.hasten(future, step)
@@ -183,15 +184,16 @@ class ShardFetcher:
 
     def _fetch(self, segment: Segment) -> OpenShard:
         info = self._shards[segment.shard]
-        try:
-            if segment.rows == info.records:
-                return self._opener.whole(info)
-            with self._lock:
-                index, whole = self._indexes[segment.shard], self._wholes[segment.shard]
-            part = self._opener.part(info, index.get(partial(self._opener.index, info)), segment)
-            return part or whole.get(partial(self._opener.whole, info))
-        finally:
-            self._counters.add("fetch", queue=-1)
+        if segment.rows == info.records:
+            return self._opener.whole(info)
+        with self._lock:
+            index, whole = self._indexes[segment.shard], self._wholes[segment.shard]
+        part = self._opener.part(info, index.get(partial(self._opener.index, info)), segment)
+        return part or whole.get(partial(self._opener.whole, info))
+
+    def _uncount(self, _: Future[OpenShard]) -> None:
+        """Of those that are waited for, be it there or never to come."""
+        self._counters.add("fetch", queue=-1)
 
     def _reads_parts(self) -> bool:
         """Whether of a shard that is needed in part only this part is read.

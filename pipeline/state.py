@@ -11,13 +11,16 @@ import numpy.typing as npt
 import xxhash
 
 from ..sharding.errors import ConfigError
+from .arguments import mapping
 
 __all__ = ["check_state", "shares_digest"]
 
 
-def shares_digest(weights: npt.NDArray[np.float64] | None) -> str | None:
-    """What tells the shares of an epoch from others; None for the natural mix."""
-    return None if weights is None else xxhash.xxh3_64_hexdigest(weights.tobytes())
+def shares_digest(*weights: npt.NDArray[np.float64] | None) -> str | None:
+    """What tells the shares of an epoch, or of several, from others; None for the natural mix."""
+    if all(each is None for each in weights):
+        return None
+    return xxhash.xxh3_64_hexdigest(b"".join(b"natural" if each is None else each.tobytes() for each in weights))
 
 
 def check_state(state: Mapping[str, Any], expected: Mapping[str, Any], what: str = "") -> None:
@@ -36,9 +39,13 @@ def check_state(state: Mapping[str, Any], expected: Mapping[str, Any], what: str
         raise ConfigError(f"this is no state of such a loader: it has no {what}{lacking[0]}")
     for name, own in expected.items():
         kept = state[name]
-        if name == "datasets" and isinstance(kept, Mapping) and list(kept) == list(own):
+        if name == "datasets" and isinstance(kept, Mapping) and kept.keys() == own.keys():
             for dataset in own:
-                check_state(kept[dataset], own[dataset], f"{dataset}.")
+                check_state(
+                    mapping(f"datasets.{dataset} of a state", kept[dataset], "what `state` told"),
+                    own[dataset],
+                    f"{dataset}.",
+                )
         elif name == "quarantined" and isinstance(kept, list):
             if missing := sorted(set(kept) - set(own)):
                 raise ConfigError(

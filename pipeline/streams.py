@@ -131,6 +131,13 @@ class StreamReader:
             self._ahead[number] = self._request(number, upcoming.size)
             self._upcoming = self._after(number)
 
+    def close(self) -> None:
+        """Let go of what is open and of what was asked for; nothing more is taken."""
+        for asked in self._ahead.values():
+            self._lookahead.release(asked.size)
+        self._ahead.clear()
+        self._open = self._upcoming = None
+
     def take(self, first_step: int, steps: int) -> Columns:
         """The samples of a run of steps, step after step; later runs only.
 

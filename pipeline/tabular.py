@@ -47,12 +47,14 @@ class CategoryColumn:
     """A column to be embedded. Id 0 is what the train split did not hold, or is missing.
 
     Either `vocabulary` (ids 1... in its order) or `smallest` (id = value - smallest + 1) is given.
+    `missing_code`: the integer that the loader puts where a code is missing.
     """
 
     name: str
     size: int
     vocabulary: tuple[str, ...] | None = None
     smallest: int = 0
+    missing_code: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +136,7 @@ def plan_columns(
         if feature.dtype == "string" or feature.name in given:
             categories.append(_text_column(feature, given.get(feature.name, known.vocabulary), leave_out))
         elif feature.name in categorical:
-            categories.append(_code_column(feature, known))
+            categories.append(_code_column(feature, known, codes.get(feature.name)))
         else:
             missing_code = codes.get(feature.name)
             numeric.append(_numeric_column(feature, known, missing_code, leave_out))
@@ -207,7 +209,7 @@ def _check_missing(feature: Feature, manifest: Manifest, leave_out: str) -> None
             )
 
 
-def _code_column(feature: Feature, known: FeatureStatistics) -> CategoryColumn:
+def _code_column(feature: Feature, known: FeatureStatistics, missing_code: Any) -> CategoryColumn:
     is_integer = feature.dtype == "bool" or "int" in feature.dtype
     if not is_integer or feature.shape != () or known.min is None or known.max is None:
         raise ConfigError(
@@ -220,7 +222,7 @@ def _code_column(feature: Feature, known: FeatureStatistics) -> CategoryColumn:
             f"categorical: column {feature.name!r} spans {size - 1} codes ({int(known.min)} to {int(known.max)}), "
             f"at most {MAX_CATEGORIES} can be embedded"
         )
-    return CategoryColumn(name=feature.name, size=size, smallest=int(known.min))
+    return CategoryColumn(name=feature.name, size=size, smallest=int(known.min), missing_code=missing_code)
 
 
 def _text_column(feature: Feature, vocabulary: Sequence[str] | None, leave_out: str) -> CategoryColumn:

@@ -55,7 +55,10 @@ def _ids(column: CategoryColumn) -> Callable[[Any], Any]:
 
     def from_code(values: Any) -> Any:
         ids = tf.cast(values, tf.int64) - column.smallest + 1
-        return tf.cast(tf.where((ids >= 1) & (ids < column.size), ids, tf.zeros_like(ids)), tf.int32)
+        known = (ids >= 1) & (ids < column.size)
+        if column.missing_code is not None:
+            known &= tf.not_equal(values, column.missing_code)
+        return tf.cast(tf.where(known, ids, tf.zeros_like(ids)), tf.int32)
 
     return from_code
 

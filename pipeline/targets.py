@@ -159,7 +159,8 @@ def epoch_samples(
     if epoch_length is None:
         return None, False
     if isinstance(epoch_length, int | np.integer):
-        return integer("epoch_length", epoch_length), balance != "natural" and epoch_length > sum(class_counts)
+        samples = integer("epoch_length", epoch_length)
+        return samples, balance != "natural" and samples > sum(class_counts)
     given: object = epoch_length
     if not isinstance(given, str) or given not in ("oversample", "undersample"):
         raise ConfigError(f"epoch_length must be a whole number, 'oversample' or 'undersample', got {epoch_length!r}")

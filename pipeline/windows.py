@@ -120,6 +120,16 @@ class StreamWindows(Sequence[Window]):
         """Samples that the stream serves."""
         return int(self.stops[-1])
 
+    @property
+    def served(self) -> npt.NDArray[np.bool_]:
+        """Whether a window serves any sample; those behind what an epoch drops serve none. [windows]"""
+        return np.diff(self.stops, prepend=0) > 0
+
+    @property
+    def served_segments(self) -> npt.NDArray[np.bool_]:
+        """Whether a segment lies in such a window, [segments]."""
+        return np.repeat(self.served, np.diff(self.bounds))
+
     def number_at(self, position: int) -> int:
         """The window that serves a position, in ``[0, samples)``."""
         return int(np.searchsorted(self.stops, position, side="right"))

@@ -110,3 +110,20 @@ def test_a_damaged_shard_is_named_and_nothing_of_it_is_kept(make_dataset: Make, 
             loader.sample(0)
     victim.write_bytes(whole)
     assert loader.sample(0)["class_id"] == loader.sample(0)["label"]
+
+
+@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+def test_what_stands_for_missing_text_may_end_in_zeros(tmp_path: Path, shard_format: str) -> None:
+    table = pa.table(
+        {
+            "label": pa.array([0, 1] * 10),
+            "word": pa.array([None, "w"] * 10),
+            "pair": pa.array([None, [b"a", b"b"]] * 10, pa.list_(pa.binary(), 2)),
+        }
+    )
+    loader = Loader(built(table, tmp_path, shard_format), batch_size=2, fill={"word": "x\0", "pair": b"\0"})
+    assert {loader.sample(i)["word"] for i in range(20)} == {"x\0", "w"}
+    assert {tuple(loader.sample(i)["pair"]) for i in range(20)} == {(b"\0", b"\0"), (b"a", b"b")}
+    for batches in (loader.numpy_epoch(0), loader.epoch(0).as_numpy_iterator()):
+        found = [(word, *pair) for batch in batches for word, pair in zip(batch["word"], batch["pair"], strict=True)]
+        assert set(found) == {(b"x\0", b"\0", b"\0"), (b"w", b"a", b"b")}

@@ -55,6 +55,7 @@ SHARES = "'natural', 'uniform', 'power:A', 'X->Y:EPOCHS' or a share by class"
         ({"sample_keys": "no"}, "sample_keys must be True or False, got 'no'"),
         ({"hedging": "no"}, "hedging must be True or False, got 'no'"),
         ({"batch_size": True}, "batch_size must be a whole number, got True"),
+        ({"batch_size": 0, "balance": "uniform", "epoch_length": "oversample"}, "batch_size must be at least 1, got 0"),
         ({"batch_size": NAN}, "batch_size must be a whole number, got nan"),
         ({"epoch_length": True}, "epoch_length must be a whole number, got True"),
         ({"fetch_threads": -1}, "fetch_threads must be at least 1, got -1"),

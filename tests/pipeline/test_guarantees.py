@@ -318,10 +318,10 @@ def check_mixture(
 
     try:
         mixture = make()
+        plan = [mixture.plan(earlier) for earlier in range(epoch + 1)][epoch]
     except (ConfigError, CorruptionError) as error:
         return failure(error)
     batch_size, steps = options["batch_size"], mixture.steps_per_epoch
-    plan = mixture.plan(epoch)
     epochs = [global_batches(make, read, batch_size, 1, earlier, 0, steps) for earlier in range(epoch + 1)]
     whole = epochs[epoch]
     step = min(int(cut * steps), steps - 1)

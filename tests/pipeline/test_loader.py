@@ -359,6 +359,24 @@ def test_stages_are_counted(make_dataset: Make) -> None:
     assert stats["fetch"].queue_depth == 0
 
 
+def test_shards_that_were_never_fetched_are_not_waited_for(make_dataset: Make) -> None:
+    loader = Loader(make_dataset(RECORDS, shards=60), batch_size=4, streams=1, fetch_threads=1, prefetch_bytes=1 << 30)
+    chunks = loader.chunks(0)
+    next(chunks)
+    chunks.close()
+    deadline = time.monotonic() + 10
+    while loader.stats()["fetch"].queue_depth and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert loader.stats()["fetch"].queue_depth == 0
+
+
+def test_windows_that_serve_nothing_are_not_in_the_plan(make_dataset: Make) -> None:
+    loader = Loader(make_dataset(RECORDS, shards=60), batch_size=600, streams=1)
+    plan = loader.plan()
+    read(loader)
+    assert loader.stats()["fetch"].bytes == plan.bytes_per_rank[0]
+
+
 @pytest.mark.parametrize(("balance", "expected"), [("natural", GOLDEN_NATURAL), ("uniform", GOLDEN_UNIFORM)])
 def test_the_order_is_the_same_in_every_version_of_the_code(
     make_dataset: Make, balance: str, expected: list[int]

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ringfeed.pipeline import Mixture, Ramp
+from ringfeed.pipeline import Loader, Mixture, Ramp
 from ringfeed.pipeline.balance import ClassSchedule
+from ringfeed.pipeline.lookahead import Lookahead
 from ringfeed.sharding import BuildOptions, ConfigError, DatasetError, build
 
 Make = Callable[..., str]
@@ -213,6 +214,37 @@ def test_missing_values_are_filled_where_records_of_all_datasets_are_parsed_toge
     assert set(counts) == {1, 2, 3, 9}
     with pytest.raises(ConfigError, match="give all of them the same `fill`"):
         Mixture({"one": given, "two": {**given, "fill": {"count": 0}}}, batch_size=8)
+
+
+@pytest.fixture
+def lookaheads(monkeypatch: pytest.MonkeyPatch) -> list[Lookahead]:
+    """What looks ahead for each dataset of an epoch."""
+    made: list[Lookahead] = []
+
+    class Noted(Lookahead):
+        def __init__(self, limit_bytes: int) -> None:
+            super().__init__(limit_bytes)
+            made.append(self)
+
+    monkeypatch.setattr("ringfeed.pipeline.loader.Lookahead", Noted)
+    return made
+
+
+def test_a_window_of_each_stream_is_brought_in_ahead_of_need(sources: Any, lookaheads: list[Lookahead]) -> None:
+    next(Mixture(sources, batch_size=24).chunks(0))
+    next(Loader(**sources["large"], batch_size=24).chunks(0))
+    large, _, alone = lookaheads
+    assert large._limit_bytes == alone._limit_bytes > 0
+
+
+def test_nothing_is_held_of_a_dataset_s_epochs_that_are_over(make_dataset: Make, lookaheads: list[Lookahead]) -> None:
+    small: dict[str, Any] = {"url": make_dataset(90, shards=15), "prefetch_bytes": 5000}  # a few windows
+    sources: dict[str, Any] = {"small": small, "large": {"url": make_dataset(RECORDS["large"])}}
+    mixture = Mixture(sources, batch_size=48, weights="uniform", streams=1, rank=0, world_size=4, steps_per_epoch=200)
+    for _ in mixture.chunks(0):  # of 53 epochs of the small one, of which this rank passes over most windows
+        assert len(lookaheads[0]._streams) <= 2
+        assert lookaheads[0]._held_bytes <= 5000
+    assert len(lookaheads) == 2
 
 
 def test_shards_in_quarantine_are_told_by_dataset(make_dataset: Make, sources: Any) -> None:

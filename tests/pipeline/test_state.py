@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringfeed.pipeline import Loader, Mixture
+from ringfeed.pipeline import Loader, Mixture, Ramp
 from ringfeed.sharding import ConfigError
 
 Make = Callable[..., str]
@@ -30,6 +30,9 @@ def test_what_numpy_gave_is_kept_as_what_python_would_give(make_dataset: Make) -
     numpys: dict[str, Any] = {"shuffle": np.bool_(True), "bucket_steps": np.int64(32), "window_shards": np.int32(1)}
     kept = json.dumps(Loader(url, batch_size=np.int64(12), seed=np.int64(3), **numpys).state(np.int64(1), np.int64(7)))
     assert Loader(url, batch_size=12, seed=3).resume(json.loads(kept)) == (1, 7)
+    longer: dict[str, Any] = {"batch_size": 12, "balance": "uniform"}
+    kept = json.dumps(Loader(url, epoch_length=np.int64(2000), **longer).state(0, 1))  # type: ignore[arg-type]
+    assert Loader(url, epoch_length=2000, **longer).resume(json.loads(kept)) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,7 @@ def test_what_numpy_gave_is_kept_as_what_python_would_give(make_dataset: Make) -
     [
         ({"seed": 4}, "the state is of seed=3, this loader has 4: its batches are others"),
         ({"batch_size": 24}, "the state is of batch_size=12, this loader has 24"),
+        ({"batch_size": 240}, "the state is of batch_size=12, this loader has 240"),  # of which there are fewer steps
         ({"balance": "uniform"}, "the state is of shares="),
         (
             {"where": "id < 500"},
@@ -57,9 +61,11 @@ def test_another_dataset_and_what_is_no_state_are_refused(make_dataset: Make) ->
     with pytest.raises(ConfigError, match="the state is of dataset="):
         Loader(make_dataset(1000, shards=3), **OPTIONS).resume(loader.state(0, 0))
     for wrong, message in [
-        ({}, "an epoch has steps 0 to"),
-        ({"epoch": 0, "step": 10**6}, "an epoch has steps 0 to"),
+        ({}, "this is no state of such a loader: it has no epoch"),
         ({"epoch": 0, "step": 0}, "this is no state of such a loader: it has no seed"),
+        ({**loader.state(0, 0), "step": 10**6}, "an epoch has steps 0 to"),
+        ({**loader.state(0, 0), "epoch": -1}, "an epoch has steps 0 to"),
+        ({**loader.state(0, 0), "step": "x"}, "step must be a whole number"),
     ]:
         with pytest.raises(ConfigError, match=message):
             loader.resume(wrong)
@@ -82,3 +88,36 @@ def test_of_a_mixture_it_tells_the_dataset_that_is_another(make_dataset: Make) -
         Mixture(changed, batch_size=12).resume(state)
     with pytest.raises(ConfigError, match="this is no state of such a loader: it has no dataset"):
         Loader(sources["a"]["url"], batch_size=12).resume(state)
+    with pytest.raises(ConfigError, match=r"datasets\.a of a state must be a dict of what `state` told, got 3"):
+        Mixture(sources, batch_size=12).resume({**state, "datasets": {"a": 3, "b": 4}})
+    with pytest.raises(ConfigError, match="it has no epoch"):
+        Mixture(sources, batch_size=12).resume({})
+    resorted = json.loads(json.dumps(state, sort_keys=True))
+    assert Mixture(sources, batch_size=12).resume(resorted) == (2, 5)
+
+
+SHARES = {0: 0.2, 1: 0.2, 2: 0.6}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"swapped": True}, r'the state is of sources=\["a", "b"\], this loader has \["b", "a"\]'),
+        ({"weights": Ramp(start={"a": 0.9, "b": 0.1}, end="uniform", epochs=2)}, "the state is of shares="),
+        ({"balance": Ramp(start=SHARES, end="uniform", epochs=1)}, r"the state is of b\.shares="),
+        ({"balance": lambda epoch: SHARES if epoch < 5 else "uniform"}, r"the state is of b\.shares="),
+    ],
+    ids=["order", "weights before", "balance to come", "balance of a function"],
+)
+def test_a_mixture_whose_batches_are_others_is_refused(
+    make_dataset: Make, change: dict[str, Any], message: str
+) -> None:
+    sources: dict[str, Any] = {"a": {"url": make_dataset(1000)}, "b": {"url": make_dataset(90), "balance": SHARES}}
+    how: dict[str, Any] = {"batch_size": 12, "weights": "uniform"}
+    state = json.loads(json.dumps(Mixture(sources, **how).state(3, 5)))
+    assert Mixture(sources, world_size=3, rank=2, **how).resume(state) == (3, 5)
+    other = {**sources, "b": {**sources["b"], "balance": change.pop("balance", SHARES)}}
+    if change.pop("swapped", False):
+        other = dict(reversed(other.items()))
+    with pytest.raises(ConfigError, match=message):
+        Mixture(other, **how | change).resume(state)

@@ -43,6 +43,18 @@ def test_inputs_need_their_columns_and_names_of_their_own(make_dataset: Make) ->
         loader.epoch(0, transform=[inputs, inputs])
 
 
+def test_what_stands_for_a_missing_code_is_none(tmp_path: Path) -> None:
+    table = pa.table({"code": pa.array([1, 3, None, 5, 7] * 4), "label": pa.array([0, 1, 0, 1, 1] * 4)})
+    pq.write_table(table, tmp_path / "codes.parquet")
+    options: dict[str, Any] = {"label": "label", "shards": 1, "min_class_records": 1}
+    build(BuildOptions(source=str(tmp_path / "codes.parquet"), destination=str(tmp_path / "out"), **options))
+    loader = Loader(str(tmp_path / "out"), batch_size=20, streams=1, fill={"code": 4})
+    inputs = TabularTransform(plan=plan_columns(loader.manifest, categorical=["code"], fill={"code": 4}))
+    (batch,) = loader.epoch(0, transform=inputs)
+    ids = dict(zip(batch["code"].numpy().tolist(), batch["categories"].numpy()[:, 0].tolist(), strict=True))
+    assert ids == {1: 1, 3: 3, 4: 0, 5: 5, 7: 7}
+
+
 def test_texts_are_looked_up_in_what_is_given_or_in_what_there_is(make_dataset: Make) -> None:
     loader = Loader(make_dataset(fixed=False), batch_size=100)
     label = [loader.schema["label"]]
