@@ -69,7 +69,10 @@ def delivered_schema(manifest: Manifest, split: str, columns: Sequence[str] | No
     schema = _select(manifest.schema, columns)
     for name in (CLASS_ID, WEIGHT, SAMPLE_KEY, EXAMPLES, FRAMES):
         if name in schema.names:
-            raise ConfigError(f"a feature is called {name!r}, a name that the loader needs; rename it and build again")
+            raise ConfigError(
+                f"a feature is called {name!r}, a name that the loader needs; leave it out of columns, or give it "
+                f"another with: shard-dataset reshard --rename {name}=NAME"
+            )
     if lacking := lacking_fill(manifest, split, schema, fill):
         wanted = ", ".join(f"{name!r}: ..." for name in lacking)
         raise ConfigError(f"{say_lacking(lacking, split)}: Loader(..., fill={{{wanted}}})")

@@ -152,6 +152,7 @@ def _write(
     parts = partition(plan, options, bucketing, finished, spill, pool, report)
     if not isinstance(base_of(plan.source), ImageFolderSource):  # whose files are yet to be read, by `assemble`
         check_unchanged(listed.values())
+    draft.begin(finished)
     layout = common_layout(plan, options, parts)
     target = ShardTarget(
         storage=draft.storage,

@@ -18,7 +18,7 @@ from .lease import LEASE_NAME, Lease, hold, is_lease_draft
 from .manifest import MANIFEST_NAME, Manifest
 from .recovery import identify
 from .storage import Storage
-from .wording import some_of
+from .wording import counted, some_of
 
 __all__ = ["Draft", "Purpose", "check_apart", "check_no_damaged", "draft_dataset"]
 
@@ -52,8 +52,10 @@ class Draft:
     @property
     def how_to_resume(self) -> str:
         """What to tell who is left with unfinished work."""
+        done = ("shard", "is/are")
+        finished = some_of(self.finished, self.total, *done) if self.total else counted(self.finished, *done)
         return (
-            f"{some_of(self.finished, self.total, 'shard', 'is/are')} finished: start the same command again to go on "
+            f"{finished} finished: start the same command again to go on "
             f"with the rest, or remove them with: shard-dataset clean {self.destination.locate()}"
         )
 
@@ -66,9 +68,18 @@ class Draft:
 
     def is_kept(self, error: BaseException) -> bool:
         """Whether there is finished work, of this build or of one before it, to be gone on with after an error."""
-        if self.base is not None and not self._begun:
-            return self.lease.previous is not None
-        return self.finished > 0 and self.may_resume(error)
+        if self._begun:
+            return self.finished > 0 and self.may_resume(error)
+        return self.lease.previous is not None and (self.base is not None or self._finished_before() != 0)
+
+    def _finished_before(self) -> int | None:
+        """How many shards the build before this one has finished; None if the store does not tell."""
+        try:
+            if self.lease.previous is None or self.storage.exists(MANIFEST_NAME):  # it was committed
+                return 0
+            return count_recorded(self.storage, self.lease.previous.plan)
+        except RingfeedError:
+            return None
 
     def committed(self, fingerprint: str) -> Manifest | None:
         """The dataset, if a build of the same plan was killed between its commit and its end.
@@ -87,7 +98,7 @@ class Draft:
         return None
 
     def resume(self, fingerprint: str) -> dict[int, ShardResult]:
-        """What an earlier build of the same plan finished; all else that it left is removed.
+        """What an earlier build of the same plan finished.
 
         Args:
             fingerprint: of the plan.
@@ -95,17 +106,20 @@ class Draft:
         Returns:
             Results by the number of the shard.
         """
-        self._begun = True
         self._fingerprint = fingerprint
-        self.lease.tell_plan(fingerprint)
-        sizes = self.storage.sizes()
-        finished = read_journal(self.storage, fingerprint, sizes)
-        keep = {LEASE_NAME, *(name for name in sizes if name.startswith(f"{JOURNAL_FOLDER}/{fingerprint}/"))}
-        for result in finished.values():
-            keep |= result.all_files.keys()
-        self._remove_own(sizes.keys() - keep)
+        finished = read_journal(self.storage, fingerprint, self.storage.sizes())
         self.finished = len(finished)
         return finished
+
+    def begin(self, finished: Mapping[int, ShardResult]) -> None:
+        """Remove all that earlier builds left, but for what `resume` has found; now nothing but writing can fail."""
+        self.lease.tell_plan(self._fingerprint)
+        self._begun = True
+        names = self.storage.list()
+        keep = {LEASE_NAME, *(name for name in names if name.startswith(f"{JOURNAL_FOLDER}/{self._fingerprint}/"))}
+        for result in finished.values():
+            keep |= result.all_files.keys()
+        self._remove_own(set(names) - keep)
 
     @contextmanager
     def telling_removal(self) -> Iterator[None]:
@@ -122,10 +136,16 @@ class Draft:
             raise
 
     def recount(self) -> None:
-        """Count the shards again that are finished: tasks may have noted some while an error was on its way."""
-        if self._fingerprint:
-            with suppress(RingfeedError):  # the store is gone, and what was reported must do
-                self.finished = max(self.finished, count_recorded(self.storage, self._fingerprint))
+        """Count the shards again that are finished: tasks may have noted some while an error was on its way.
+
+        Of a build that has not begun to write, those of the one before it, unless that is known to be another.
+        """
+        if not self._begun:
+            before = "" if self.lease.previous is None else self.lease.previous.plan
+            self.finished = (self._finished_before() or 0) if self._fingerprint in ("", before) else 0
+            return
+        with suppress(RingfeedError):  # the store is gone, and what was reported must do
+            self.finished = max(self.finished, count_recorded(self.storage, self._fingerprint))
 
     def commit(self, manifest: Manifest, shards: bytes) -> None:
         """Make a dataset of it, at once: nothing before the last write opens as one.

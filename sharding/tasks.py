@@ -218,7 +218,8 @@ def _check_elements(batch: pa.RecordBatch, path: str) -> None:
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if (pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type)) and column.flatten().null_count:
             raise SourceError(
-                f"{path}: the lists of column {name!r} hold nulls; drop those records with --drop-nulls, or fill them"
+                f"{path}: the lists of column {name!r} hold nulls; drop those records with --drop-nulls {name}, or "
+                "fill them with a function (--map)"
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -131,7 +132,7 @@ def reading_example(dataset: Dataset) -> str:
     if manifest.shard_format == "parquet":
         files = [f"{root}/{shard.path}" for shard in dataset.split_shards(split)][:1]
         return f"import pyarrow.parquet as pq\n\ntable = pq.read_table({files[0]!r})  # one shard of split {split!r}"
-    patterns = [f"{root}/{folder_of(n)}{split}-*.tfrecord" for n in range(len(manifest.all_generations))]
+    patterns = [f"{glob.escape(root)}/{folder_of(n)}{split}-*.tfrecord" for n in range(len(manifest.all_generations))]
     nullable = _nullable(manifest)
     compression = "" if manifest.compression == "none" else f", compression_type={manifest.compression.upper()!r}"
     lines = ["import tensorflow as tf", "", "spec = {"]

@@ -36,8 +36,11 @@ def add_command(
 
 
 def parser_with(make: Callable[..., argparse.ArgumentParser], *names: str, **words: str) -> argparse.ArgumentParser:
-    """argparse reads ``%`` in help texts, and knows no common type for its two ways to make a parser."""
-    return make(*names, formatter_class=argparse.RawDescriptionHelpFormatter, **words)
+    """argparse reads ``%`` in help texts, and knows no common type for its two ways to make a parser.
+
+    Flags are written out: a shorter one could come to mean another, and `append --source` meant `--source-kind`.
+    """
+    return make(*names, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **words)
 
 
 def add_json(command: argparse.ArgumentParser) -> None:

@@ -106,7 +106,7 @@ def _list(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
     except FileNotFoundError as error:
         if isinstance(cause := error.__cause__, OSError) and not isinstance(cause, FileNotFoundError):
             raise _storage_error(url, cause) from error
-        raise SourceError(f"there is nothing at {url}; {_did_you_mean(url)}check the path") from error
+        raise SourceError(f"there is nothing at {url}; {_hint(url)}check the path") from error
     except Exception as error:
         raise _storage_error(url, error) from error
     matching = [info for info in found if plain_name(info["name"]).endswith(tuple(suffixes))]
@@ -263,7 +263,12 @@ def _file(fs: fsspec.AbstractFileSystem, info: dict[str, Any], chain: str) -> So
     )
 
 
-def _did_you_mean(url: str) -> str:
+def _hint(url: str) -> str:
+    """What else may be meant by a URL at which there is nothing."""
+    if re.fullmatch(r"[\w.]+:[A-Za-z_]\w*", url):
+        return "a function is read with --source-kind python; else "
+    if re.search(r"\{.*(,|\.\.).*\}", url):
+        return "braces stand for several names of tar archives alone: name a folder, or use * and ?; else "
     path = Storage(url).local_path
     if path is None or not path.parent.is_dir():
         return ""

@@ -112,6 +112,11 @@ class ImageFolderSource:
 
 
 def _schema(label: str) -> Schema:
+    if label in ("image", "height", "width", "path"):
+        raise SourceError(
+            f"{label!r} is a column of the images' own here; the label is the name of their folder, so --label gives "
+            "that column any other name"
+        )
     return Schema(
         features=(
             Feature(name="image", dtype="binary", encoding="image"),

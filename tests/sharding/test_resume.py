@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from ringfeed.sharding import (
 from ringfeed.sharding.cleaning import clean
 from ringfeed.sharding.destination import draft_dataset
 from ringfeed.sharding.footprint import remove_files
+from ringfeed.sharding.prepare import Cast, Filter, PrepareOptions
 from ringfeed.sharding.storage import Storage
 from tests.servers.store import Store
 from tests.sharding.conftest import built, interrupt_after, make_table
@@ -68,6 +70,39 @@ def test_finished_shards_are_kept_and_not_written_again(
     assert told is None or int(told.group(1)) == writing[0].resumed
     again = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("train-*.*")}
     assert sum(again[name] == changed for name, changed in written.items()) >= 2 * 5
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), StorageError("planted")])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_finished_shards_stay_if_who_goes_on_comes_to_write_nothing(
+    parquet: str, tmp_path: Path, files_of: Any, error: BaseException, overwrite: bool
+) -> None:
+    """Interrupted as it reads, or refused: two preemptions in a row, or a flag that was forgotten, cost no shard."""
+    how: dict[str, Any] = {"label": "label", "shards": SHARDS}
+    built(parquet, tmp_path / "whole", **how)
+    if overwrite:
+        built(parquet, tmp_path / "out", label="label", shards=3)
+    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), overwrite=overwrite, **how)
+    with pytest.raises(KeyboardInterrupt):
+        build(options, report=interrupt_after(5, KeyboardInterrupt()))
+    left = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("train-*.tfrecord")}
+
+    for stage in ("count", "partition"):
+
+        def interrupt(progress: Progress, stage: str = stage) -> None:
+            if progress.stage == stage:
+                raise error
+
+        with pytest.raises(type(error), match=r"\d+( of 12)? shards are finished: start the same command again"):
+            build(options, report=interrupt)
+    for wrong in (Filter("id < 0"), Cast((("id", "int8"),))):
+        with pytest.raises(SourceError):
+            build(replace(options, prepare=PrepareOptions(steps=(wrong,))))
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("train-*.tfrecord")} == left
+    seen: list[Progress] = []
+    build(options, report=seen.append)
+    assert next(progress for progress in seen if progress.stage == "write").resumed >= 5
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -171,12 +172,13 @@ class TestInspect:
         assert document["features"][0]["statistics"]["train"]["count"] == 360
         assert document["source"]["url"].endswith("flights.csv")
 
+    @pytest.mark.parametrize("name", ["plain", "a[1]", "what?*"])
     def test_the_code_it_shows_runs_and_reads_the_values(
-        self, capsys: pytest.CaptureFixture[str], dataset: Path
+        self, capsys: pytest.CaptureFixture[str], dataset: Path, tmp_path: Path, name: str
     ) -> None:
         pytest.importorskip("tensorflow")
         capsys.readouterr()
-        main(["inspect", str(dataset), "--json"])
+        main(["inspect", shutil.copytree(dataset, tmp_path / "copies" / name).as_posix(), "--json"])
         names: dict[str, Any] = {}
         exec(json.loads(capsys.readouterr().out)["reading"], names)
         import tensorflow as tf
@@ -386,6 +388,8 @@ class TestUsage:
             (["build", "a", "b", "--shards", "1", "--shard-size", "1MB"], "not allowed with argument --shards"),
             (["build", "a", "b", "--format", "csv"], "invalid choice: 'csv'"),
             (["repair", "a", "--source-kind", "csv"], "name it with --source"),
+            (["append", "--source", "csv", "a", "b"], "unrecognized arguments: --source"),
+            (["build", "a", "b", "--shard", "3"], "unrecognized arguments: --shard 3"),
         ],
     )
     def test_wrong_usage_is_exit_status_two(

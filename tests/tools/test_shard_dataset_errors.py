@@ -49,8 +49,16 @@ def truncated_png(folder: Path) -> str:
     return str(folder / "images")
 
 
+def in_braces(folder: Path) -> str:
+    for name in ("a.csv", "b.csv"):
+        (folder / name).write_text("status\n1\n")
+    return str(folder / "{a,b}.csv")
+
+
 ERRORS: list[tuple[str, Spoil, list[str]]] = [
     ("missing source", lambda folder: str(folder / "flihgts.csv"), ["there is nothing at", "check the path"]),
+    ("missing function", lambda folder: "flights:records", ["a function is read with --source-kind python"]),
+    ("braces", in_braces, ["braces stand for several names of tar archives alone"]),
     ("near miss", lambda folder: str(folder / "flight.csv"), ["did you mean", "flights.csv"]),
     ("empty folder", empty_folder, ["holds no records"]),
     ("empty csv", text_file(b""), ["the file is empty"]),
