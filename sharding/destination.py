@@ -70,16 +70,15 @@ class Draft:
         """Whether there is finished work, of this build or of one before it, to be gone on with after an error."""
         if self._begun:
             return self.finished > 0 and self.may_resume(error)
-        return self.lease.previous is not None and (self.base is not None or self._finished_before() != 0)
+        return self.lease.previous is not None and (self.base is not None or self._holds_work())
 
-    def _finished_before(self) -> int | None:
-        """How many shards the build before this one has finished; None if the store does not tell."""
+    def _holds_work(self) -> bool:
+        """Whether builds before this one left finished shards, and no dataset; so too if the store does not tell."""
         try:
-            if self.lease.previous is None or self.storage.exists(MANIFEST_NAME):  # it was committed
-                return 0
-            return count_recorded(self.storage, self.lease.previous.plan)
+            names = self.storage.list()
         except RingfeedError:
-            return None
+            return True
+        return MANIFEST_NAME not in names and any(name.startswith(f"{JOURNAL_FOLDER}/") for name in names)
 
     def committed(self, fingerprint: str) -> Manifest | None:
         """The dataset, if a build of the same plan was killed between its commit and its end.
@@ -140,12 +139,13 @@ class Draft:
 
         Of a build that has not begun to write, those of the one before it, unless that is known to be another.
         """
+        plan = self._fingerprint
         if not self._begun:
             before = "" if self.lease.previous is None else self.lease.previous.plan
-            self.finished = (self._finished_before() or 0) if self._fingerprint in ("", before) else 0
-            return
-        with suppress(RingfeedError):  # the store is gone, and what was reported must do
-            self.finished = max(self.finished, count_recorded(self.storage, self._fingerprint))
+            plan = before if plan in ("", before) and self._holds_work() else ""
+        if plan:
+            with suppress(RingfeedError):  # the store is gone, and what was reported must do
+                self.finished = max(self.finished, count_recorded(self.storage, plan))
 
     def commit(self, manifest: Manifest, shards: bytes) -> None:
         """Make a dataset of it, at once: nothing before the last write opens as one.
