@@ -83,60 +83,32 @@ def test_a_bad_source_is_one_line_and_leaves_nothing(
     assert not (tmp_path / "new").exists()
 
 
+def attempt(cli: Cli, source: str, url: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return cli("shard-dataset", "build", source, url, "--label", "status", "--workers", "1", env=env)
+
+
 class TestDestinations:
     def test_wrong_credentials(self, cli: Cli, source: str, s3_server: S3Server, s3_bucket: str) -> None:
         url = f"s3://{s3_bucket}/stranger"
-        done = cli(
-            "shard-dataset",
-            "build",
-            source,
-            url,
-            "--label",
-            "status",
-            "--workers",
-            "1",
-            env=s3_server.as_stranger().env,
-        )
+        done = attempt(cli, source, url, s3_server.as_stranger().env)
         assert_one_line(done, "permission denied", "AWS_ACCESS_KEY_ID")
         assert nothing_at(url, s3_server)
 
     def test_a_missing_bucket(self, cli: Cli, source: str, s3_server: S3Server) -> None:
-        done = cli(
-            "shard-dataset",
-            "build",
-            source,
-            "s3://no-such-bucket/x",
-            "--label",
-            "status",
-            "--workers",
-            "1",
-            env=s3_server.env,
-        )
+        done = attempt(cli, source, "s3://no-such-bucket/x", s3_server.env)
         assert_one_line(done, "s3://no-such-bucket/x", "the bucket does not exist")
         done = cli("shard-dataset", "inspect", "s3://no-such-bucket/x", env=s3_server.env)
         assert_one_line(done, "s3://no-such-bucket/x")
 
     def test_a_read_only_bucket(self, cli: Cli, source: str, s3_server: S3Server, s3_bucket: str) -> None:
         url = f"s3://{s3_bucket}/reader"
-        done = cli(
-            "shard-dataset", "build", source, url, "--label", "status", "--workers", "1", env=s3_server.as_reader().env
-        )
+        done = attempt(cli, source, url, s3_server.as_reader().env)
         assert_one_line(done, "cannot write", "permission denied")
         assert nothing_at(url, s3_server)
 
     def test_a_read_only_hdfs_folder(self, cli: Cli, source: str, hdfs_server: HdfsServer) -> None:
         url = f"{hdfs_server.url}/of-another/new"
-        done = cli(
-            "shard-dataset",
-            "build",
-            source,
-            url,
-            "--label",
-            "status",
-            "--workers",
-            "1",
-            env={"HADOOP_USER_NAME": "mallory"},
-        )
+        done = attempt(cli, source, url, {"HADOOP_USER_NAME": "mallory"})
         assert_one_line(done, "permission denied", "HADOOP_USER_NAME")
 
     def test_a_name_node_that_is_down(self, cli: Cli, source: str) -> None:
