@@ -68,8 +68,7 @@ class RandomAccess:
             record = decode_example(frame[HEADER_BYTES : len(frame) - FOOTER_BYTES], self._schema)
         else:
             if FRAMES in columns and self._layout is not None:
-                decoded = decode_frames([columns[FRAMES][:, None]], self._schema, self._layout)
-                columns = {name: values[0] for name, values in decoded.items()}
+                columns = decode_frames([columns[FRAMES][None]], self._schema, self._layout)
             record = {
                 name: values[0] if isinstance(values, np.ndarray) else values[0].as_py()
                 for name, values in columns.items()

@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from ..sharding.formats.example import RecordLayout
 from ..sharding.schema import Schema
-from .columns import Columns, concat_columns, empty_aligned, take_columns
-from .frames import FRAMES, decode_frames
-from .pool import BufferPool
+from .columns import Columns, concat_columns, take_columns
+from .frames import FRAMES, decode_frames, decode_picked
+from .picked import Picked
+from .pool import BufferPool, empty_aligned
 
 __all__ = ["interleave"]
 
@@ -41,16 +42,22 @@ def interleave(
     result: dict[str, Any] = {}
     ragged: list[dict[str, Any]] = [{} for _ in parts]
     for name, first in parts[0].items():
-        if not isinstance(first, np.ndarray):
-            for own, part in zip(ragged, parts, strict=True):
-                own[name] = part[name]
-            continue
-        pieces = [part[name].reshape(steps, -1, *first.shape[1:]) for part in parts]
-        if name == FRAMES and layout is not None:
-            result |= decode_frames(pieces, schema, layout, pool)
+        values = [part[name] for part in parts]
+        if any(isinstance(own, Picked) for own in values):
+            rows = Picked.side_by_side(values, steps)
+            if name == FRAMES and layout is not None:
+                result |= decode_picked(rows, schema, layout, pool)
+            else:
+                result[name] = rows.copy(pool)
+        elif isinstance(first, np.ndarray):
+            pieces = [own.reshape(steps, -1, *first.shape[1:]) for own in values]
+            if name == FRAMES and layout is not None:
+                result |= decode_frames(pieces, schema, layout, pool)
+            else:
+                result[name] = _side_by_side(pieces, pool)
         else:
-            result[name] = _side_by_side(pieces, pool)
-    result = {name: values.reshape(-1, *values.shape[2:]) for name, values in result.items()}
+            for columns, own in zip(ragged, values, strict=True):
+                columns[name] = own
     if ragged[0]:
         result |= take_columns(concat_columns(ragged), _interleaved_rows(widths, steps))
     return result
@@ -59,8 +66,7 @@ def interleave(
 def _side_by_side(pieces: Sequence[npt.NDArray[Any]], pool: BufferPool | None) -> npt.NDArray[Any]:
     steps, *shape = pieces[0].shape[0], *pieces[0].shape[2:]
     joined = empty_aligned((steps, sum(piece.shape[1] for piece in pieces), *shape), pieces[0].dtype, pool)
-    np.concatenate(pieces, axis=1, out=joined)
-    return joined
+    return np.concatenate(pieces, axis=1, out=joined).reshape(-1, *shape)
 
 
 def _interleaved_rows(widths: Sequence[int], steps: int) -> npt.NDArray[np.int64]:

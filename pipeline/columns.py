@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,7 +21,7 @@ from ..sharding.formats.parquet import read_columns
 from ..sharding.grouping import stable_order
 from ..sharding.kernels import INLINE_AT, INLINE_BYTES, VIEW
 from ..sharding.schema import Feature, Schema
-from .pool import BufferPool
+from .picked import Picked, is_pickable, pick
 
 __all__ = [
     "CLASS_ID",
@@ -30,8 +29,8 @@ __all__ = [
     "Column",
     "Columns",
     "concat_columns",
+    "copied",
     "copy_views",
-    "empty_aligned",
     "filled_columns",
     "open_parquet",
     "slice_columns",
@@ -43,10 +42,9 @@ __all__ = [
 CLASS_ID = "class_id"  # of the sample's label among `manifest.classes`
 WEIGHT = "sample_weight"
 _VIEW_SPAN = 1 << 30
-_ALIGNMENT = 64
 _ROWS = (np.ndarray, InPlace)  # with a `take` such as NumPy's
 
-Column: TypeAlias = npt.NDArray[Any] | Any  # in shards also `InPlace`; the rest are Arrow arrays, which carry no types
+Column: TypeAlias = npt.NDArray[Any] | Any  # in shards also `InPlace`, from there `Picked`; or Arrow, without types
 Columns: TypeAlias = Mapping[str, Column]
 
 
@@ -108,10 +106,11 @@ def _fill_nulls(array: pa.Array, feature: Feature, fill: Mapping[str, Any]) -> p
 
 def take_columns(columns: Columns, rows: npt.NDArray[np.int64]) -> dict[str, Column]:
     """The given rows of each column, in that order."""
-    return {
-        name: values.take(rows, axis=0) if isinstance(values, _ROWS) else _take_arrow(values, rows)
-        for name, values in columns.items()
-    }
+    return {name: _take(values, rows) for name, values in columns.items()}
+
+
+def _take(values: Column, rows: npt.NDArray[np.int64]) -> Column:
+    return values.take(rows, axis=0) if isinstance(values, _ROWS) else _take_arrow(values, rows)
 
 
 def take_from_segments(
@@ -119,13 +118,15 @@ def take_from_segments(
 ) -> dict[str, Column]:
     """The given rows of segments that are numbered one after the other; the segments are not put together for it.
 
+    Rows that are more than a number each are not copied yet, either: they are `Picked`, and hold the segments' memory.
+
     Args:
         segments: one or more, of the same columns.
         starts: number of the first row of each; from 0, ascending.
         rows: numbers of rows, through all segments.
     """
     if len(segments) == 1:
-        return take_columns(segments[0], rows)
+        return {n: pick(v, rows, {}, [v]) if is_pickable(v) else _take(v, rows) for n, v in segments[0].items()}
     which = np.searchsorted(np.asarray(starts), rows, side="right") - 1
     # Nearly all rows come from one segment: take them all from there, then put right those of the others.
     main = int(np.bincount(which).argmax()) if len(rows) else 0
@@ -134,13 +135,17 @@ def take_from_segments(
     others = {k: (at, rows[at] - starts[k]) for k, at in places.items() if len(at)}
     result: dict[str, Column] = {}
     for name, first in segments[main].items():
+        column = [segment[name] for segment in segments]
+        if all(map(is_pickable, column)):
+            result[name] = pick(first, from_main, others, column)
+            continue
         if not isinstance(first, _ROWS):
-            parts = [_take_arrow(s[name], rows[which == k] - starts[k]) for k, s in enumerate(segments)]
+            parts = [_take_arrow(values, rows[which == k] - starts[k]) for k, values in enumerate(column)]
             result[name] = _take_arrow(pa.concat_arrays(parts), _inverse(stable_order(which)))
             continue
         result[name] = taken = first.take(from_main, axis=0, mode="clip")
         for k, (at, own) in others.items():
-            taken[at] = segments[k][name].take(own, axis=0)
+            taken[at] = column[k].take(own, axis=0)
     return result
 
 
@@ -207,16 +212,16 @@ def concat_columns(parts: Sequence[Columns]) -> dict[str, Column]:
     result: dict[str, Column] = {}
     for name, first in parts[0].items():
         arrays = [part[name] for part in parts]
-        result[name] = np.concatenate(arrays) if isinstance(first, np.ndarray) else pa.concat_arrays(arrays)
+        if any(isinstance(array, Picked) for array in arrays):
+            result[name] = Picked.side_by_side(arrays, 1)
+        else:
+            result[name] = np.concatenate(arrays) if isinstance(first, np.ndarray) else pa.concat_arrays(arrays)
     return result
 
 
-def empty_aligned(shape: tuple[int, ...], dtype: npt.DTypeLike, pool: BufferPool | None = None) -> npt.NDArray[Any]:
-    """An array that TensorFlow takes over without a copy: its buffers begin at multiples of 64 bytes."""
-    size = prod(shape) * np.dtype(dtype).itemsize
-    buffer = np.empty(size + _ALIGNMENT, np.uint8) if pool is None else pool.take(size + _ALIGNMENT)
-    start = -buffer.ctypes.data % _ALIGNMENT
-    return buffer[start : start + size].view(dtype).reshape(shape)
+def copied(columns: Columns) -> Columns:
+    """Columns that hold the memory of no shard any more, but for Arrow views."""
+    return {name: values.copy() if isinstance(values, Picked) else values for name, values in columns.items()}
 
 
 def slice_columns(columns: Columns, start: int, stop: int) -> dict[str, Column]:

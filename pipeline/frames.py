@@ -18,10 +18,11 @@ from ..sharding.formats.matrix import decode_cells
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.kernels import VIEW
 from ..sharding.schema import Feature, Schema
-from .columns import Columns, empty_aligned
-from .pool import BufferPool
+from .columns import Columns
+from .picked import Picked
+from .pool import BufferPool, empty_aligned
 
-__all__ = ["EXAMPLES", "FRAMES", "decode_frames", "join_frames", "open_features", "open_tfrecord"]
+__all__ = ["EXAMPLES", "FRAMES", "decode_frames", "decode_picked", "join_frames", "open_features", "open_tfrecord"]
 
 FRAMES = "\0frames"  # uint8 [records, frame bytes]
 EXAMPLES = "\0examples"  # Arrow binary view [records]
@@ -74,8 +75,7 @@ def open_features(columns: Columns, schema: Schema, layout: RecordLayout) -> Col
         schema: of the features wanted.
         layout: of these.
     """
-    decoded = decode_frames([columns[FRAMES][None]], schema, layout)
-    return {name: values[0] for name, values in decoded.items()}
+    return decode_frames([columns[FRAMES][None]], schema, layout)
 
 
 def decode_frames(
@@ -90,7 +90,7 @@ def decode_frames(
         pool: of memory, or None.
 
     Returns:
-        By feature, [steps, samples of all pieces, *shape].
+        By feature, [steps * samples of all pieces, *shape].
     """
     return {
         feature.name: _decode_column(pieces, feature, place, pool)
@@ -98,16 +98,41 @@ def decode_frames(
     }
 
 
+def decode_picked(frames: Picked, schema: Schema, layout: RecordLayout, pool: BufferPool | None) -> Columns:
+    """The features of frames that still lie in their shards.
+
+    Args:
+        frames: of which each is uint8 [frame bytes].
+        schema: as for `decode_frames`.
+        layout: as for `decode_frames`.
+        pool: as for `decode_frames`.
+
+    Returns:
+        By feature, [frames, *shape].
+    """
+    places = list(zip(schema.features, layout.columns, strict=True))
+    cells = frames.fields([_span(feature, place) for feature, place in places], pool)
+    return {
+        feature.name: decode_cells(part, feature, place.item_bytes).reshape(len(frames), *(feature.fixed_shape or ()))
+        for part, (feature, place) in zip(cells, places, strict=True)
+    }
+
+
+def _span(feature: Feature, place: ColumnLayout) -> tuple[int, int]:
+    """The bytes of a feature in a frame: the first, and how many."""
+    elements = feature.elements if feature.shape else 1
+    return HEADER_BYTES + place.offset, place.item_bytes * (elements or 0)
+
+
 def _decode_column(
     pieces: Sequence[Bytes3D], feature: Feature, place: ColumnLayout, pool: BufferPool | None
 ) -> npt.NDArray[Any]:
-    elements = feature.elements if feature.shape else 1
-    start = HEADER_BYTES + place.offset
-    values = [piece[..., start : start + place.item_bytes * (elements or 0)] for piece in pieces]
+    first, width = _span(feature, place)
+    values = [piece[..., first : first + width] for piece in pieces]
     if feature.example_kind == "int64":
         decoded = np.concatenate([decode_cells(part, feature, place.item_bytes) for part in values], axis=1)
     else:
         shape = (*values[0].shape[:1], sum(part.shape[1] for part in values), values[0].shape[2])
         joined = empty_aligned(shape, np.uint8, pool)
         decoded = decode_cells(np.concatenate(values, axis=1, out=joined), feature, place.item_bytes)
-    return decoded.reshape(*decoded.shape[:2], *(feature.fixed_shape or ()))
+    return decoded.reshape(-1, *(feature.fixed_shape or ()))

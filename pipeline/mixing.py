@@ -22,7 +22,7 @@ from ..sharding.keyed import derive_key
 from .arguments import mapping, text
 from .balance import ClassSchedule
 from .chunks import interleave
-from .columns import CLASS_ID, WEIGHT, Column, Columns, concat_columns, take_columns
+from .columns import CLASS_ID, WEIGHT, Column, Columns, concat_columns, copied, take_columns
 from .counters import StageStats
 from .epochs import Epochs
 from .integers import integer
@@ -403,8 +403,9 @@ class _Tape:
 
     def take(self, numbers: Int64) -> Columns:
         """The samples of ascending numbers, from 0 in the first epoch on; later ones only."""
-        parts = []
+        parts: list[Columns] = []
         while len(numbers):
+            parts = [copied(part) for part in parts]
             epoch, position = divmod(int(numbers[0]), self._length)
             if self._reader is None or epoch != self._epoch:
                 if self._reader is not None:

@@ -7,13 +7,16 @@ but the pool refers to is free.
 from __future__ import annotations
 
 import sys
+from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BufferPool"]
+__all__ = ["BufferPool", "empty_aligned"]
 
 _POOLED = 1 << 20  # bytes, from which on the allocator asks the system for memory each time, and gives it back
+_ALIGNMENT = 64
 _KEPT = 16  # buffers: more are let go of, once they are free
 
 
@@ -47,6 +50,14 @@ class BufferPool:
         if len(self._buffers) < _KEPT:
             self._buffers.append(buffer)
         return buffer
+
+
+def empty_aligned(shape: tuple[int, ...], dtype: npt.DTypeLike, pool: BufferPool | None = None) -> npt.NDArray[Any]:
+    """An array that TensorFlow takes over without a copy: its buffers begin at multiples of 64 bytes."""
+    size = prod(shape) * np.dtype(dtype).itemsize
+    buffer = np.empty(size + _ALIGNMENT, np.uint8) if pool is None else pool.take(size + _ALIGNMENT)
+    start = -buffer.ctypes.data % _ALIGNMENT
+    return buffer[start : start + size].view(dtype).reshape(shape)
 
 
 def _references_of_unused() -> int:

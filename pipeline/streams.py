@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from .balance import ClassSchedule
 from .buckets import Buckets
-from .columns import WEIGHT, Column, Columns, concat_columns, take_from_segments
+from .columns import WEIGHT, Column, Columns, concat_columns, copied, take_from_segments
 from .counters import Counters
 from .lookahead import Lookahead, Upcoming
 from .opening import OpenWindow, WindowOpener
@@ -153,7 +153,11 @@ class StreamReader:
 
     def at(self, positions: Int64) -> dict[str, Column]:
         """The samples at ascending positions of the stream; later ones only."""
-        return concat_columns([self._gather(number, at) for number, at in self._by_window(positions)])
+        parts: list[Columns] = []
+        for number, at in self._by_window(positions):
+            parts = [copied(part) for part in parts]  # and the windows before are let go of
+            parts.append(self._gather(number, at))
+        return concat_columns(parts)
 
     def _positions(self, first_step: int, steps: int) -> Int64:
         starts = np.arange(first_step, first_step + steps, dtype=np.int64) * self._order.geometry.piece

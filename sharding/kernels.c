@@ -14,7 +14,8 @@
 #define HEADER_BYTES 12
 #define FOOTER_BYTES 4
 #define FILE_CHANGED (-1)
-#define AHEAD 8 /* pieces that are on their way from memory while one is copied */
+#define AHEAD 8 /* rows that are on their way from memory while one is copied */
+#define TOGETHER 512 /* of which field after field is copied */
 
 typedef uint32_t (*crc32c_extend)(uint32_t crc, const uint8_t *data, size_t count);
 
@@ -245,18 +246,32 @@ int64_t ringfeed_read_varints(const uint8_t *data, int64_t pieces, const int64_t
     return pieces;
 }
 
-/* Pieces of `width` bytes, one after the other. They lie anywhere, so memory is asked for the next ones ahead of need. */
-void ringfeed_gather(const uint8_t *data, int64_t pieces, const int64_t *starts, int64_t width, uint8_t *target)
+/* One field of some rows, one after the other. They lie anywhere, so memory is asked for the next ones ahead of need. */
+static void gather_field(const uint8_t *data, int64_t rows, const int64_t *starts, int64_t width, uint8_t *target)
 {
-    for (int64_t i = 0; i < pieces; i++) {
-        if (i + AHEAD < pieces) {
-            const uint8_t *soon = data + starts[i + AHEAD];
+    for (int64_t i = 0; i < rows; i++) {
+        if (i + AHEAD < rows) {
+            uintptr_t soon = (uintptr_t)data + (uintptr_t)starts[i + AHEAD];
 
-            __builtin_prefetch(soon);
-            __builtin_prefetch(soon + width / 2);
-            __builtin_prefetch(soon + width);
+            __builtin_prefetch((const void *)soon);
+            __builtin_prefetch((const void *)(soon + (uintptr_t)(width / 2)));
+            __builtin_prefetch((const void *)(soon + (uintptr_t)width));
         }
-        memcpy(target + i * width, data + starts[i], (size_t)width);
+        memcpy(target + i * width, (const void *)((uintptr_t)data + (uintptr_t)starts[i]), (size_t)width);
+    }
+}
+
+/* Fields of rows that start in `data`, or, if that is NULL, at these addresses: the same bytes of each, to an array for
+ * each field. Few rows at a time, which stay in the cache until all fields of them are copied. */
+void ringfeed_gather(const uint8_t *data, int64_t rows, const int64_t *starts, int64_t fields, const int64_t *offsets,
+                     const int64_t *widths, uint8_t *const *targets)
+{
+    for (int64_t first = 0; first < rows; first += TOGETHER) {
+        int64_t count = rows - first < TOGETHER ? rows - first : TOGETHER;
+
+        for (int64_t k = 0; k < fields; k++)
+            gather_field((const uint8_t *)((uintptr_t)data + (uintptr_t)offsets[k]), count, starts + first, widths[k],
+                         targets[k] + first * widths[k]);
     }
 }
 

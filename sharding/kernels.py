@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 __all__ = [
     "FILE_CHANGED", "INLINE_AT", "INLINE_BYTES", "VIEW", "are_compiled", "draw", "enter_lists", "first_bad_frame",
-    "frame_columns", "frame_rows", "gather", "pack_varints", "read_files", "read_varints", "view_bytes",
-    "walk_examples",
+    "frame_columns", "frame_rows", "gather", "gather_fields", "pack_varints", "read_files", "read_varints",
+    "view_bytes", "walk_examples",
 ]  # fmt: skip
 
 FILE_CHANGED = -1
@@ -201,8 +201,30 @@ def gather(data: Bytes, starts: Int64, width: int) -> Bytes:
         raise ValueError(f"expected pieces of 0 bytes or more in the data, got {width} from {starts.min(initial=0)}")
     _check(data, np.uint8, int(starts.max()) + width if len(starts) else 0)
     pieces = np.empty((len(starts), width), np.uint8)
-    _kernels().ringfeed_gather(_address(data), len(starts), _address(starts), width, _address(pieces))
+    _gather(_address(data), starts, [0], [pieces])
     return pieces
+
+
+def gather_fields(addresses: Int64, firsts: Sequence[int], targets: Sequence[Bytes]) -> None:
+    """Copy the same bytes of rows that lie anywhere in memory: all rows of one field after the other.
+
+    Args:
+        addresses: of the rows; that there are such rows, and somebody holds them, is for the caller to see to.
+        firsts: of each field, the number of its first byte in a row.
+        targets: of each field, uint8 [rows, width].
+    """
+    _check(addresses, np.int64, len(addresses))
+    for first, target in zip(firsts, targets, strict=True):
+        _check(target, np.uint8, len(addresses) * target.shape[1], writeable=True)
+        if first < 0:
+            raise ValueError(f"expected a field to begin at byte 0 or later, got {first}")
+    _gather(None, addresses, firsts, targets)
+
+
+def _gather(data: int | None, starts: Int64, firsts: Sequence[int], targets: Sequence[Bytes]) -> None:
+    count = len(targets)
+    widths, places = (c_int64 * count)(*(t.shape[1] for t in targets)), (c_void_p * count)(*map(_address, targets))
+    _kernels().ringfeed_gather(data, len(starts), _address(starts), count, (c_int64 * count)(*firsts), widths, places)
 
 
 def view_bytes(data: Bytes, starts: Int64, ends: Int64, span: int) -> npt.NDArray[np.void]:
@@ -315,7 +337,7 @@ def _load() -> tuple[ctypes.CDLL | None, ctypes.c_void_p | None]:
         ("walk_examples", c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64, *[c_void_p] * 5),
         ("enter_lists", c_int64, c_void_p, c_int64, *[c_void_p] * 3),
         ("read_varints", c_int64, c_void_p, c_int64, *[c_void_p] * 3),
-        ("gather", None, c_void_p, c_int64, c_void_p, c_int64, c_void_p),
+        ("gather", None, c_void_p, c_int64, c_void_p, c_int64, *[c_void_p] * 3),
         ("view_bytes", None, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p),
         ("draw", c_int64, c_void_p, c_int64, c_int64, *[c_void_p] * 4),
     )

@@ -50,6 +50,9 @@ class InPlace:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
+    def __len__(self) -> int:
+        return len(self.starts)
+
     def take(
         self, rows: npt.NDArray[np.int64], axis: Literal[0] = 0, mode: Literal["raise", "clip"] = "raise"
     ) -> npt.NDArray[Any]:

@@ -106,6 +106,10 @@ def test_arguments_that_would_write_beyond_memory_are_refused() -> None:
             ValueError, match=f"expected pieces of 0 bytes or more in the data, got {width} from {start}"
         ):
             kernels.gather(data, np.array([0, start]), width)
+    with pytest.raises(ValueError, match="expected 6 contiguous uint8, got 4 uint8"):
+        kernels.gather_fields(np.zeros(3, np.int64), [0], [data.reshape(2, 2)])
+    with pytest.raises(ValueError, match="expected a field to begin at byte 0 or later, got -1"):
+        kernels.gather_fields(np.zeros(2, np.int64), [-1], [data.reshape(2, 2)])
     with pytest.raises(ValueError, match="expected 41 contiguous uint8, got 40 uint8"):
         kernels.first_bad_frame(np.empty(40, np.uint8), np.array([16, 41]))
     for wrong in (np.array([0, 100, 4]), np.array([-4, 0, 4])):
