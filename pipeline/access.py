@@ -17,7 +17,7 @@ from ..sharding.formats.example import RecordLayout
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.manifest import ShardInfo
 from ..sharding.schema import Feature, Schema
-from .columns import take_columns
+from .columns import Columns, take_columns
 from .frames import EXAMPLES, FRAMES, decode_frames
 from .shard_opener import OpenShard
 from .shards import ShardFetcher
@@ -62,7 +62,7 @@ class RandomAccess:
         number = int(np.searchsorted(self._stops, index, side="right"))
         shard = self._shard(number, make_fetcher)
         row = index - int(self._stops[number - 1] if number else 0)
-        columns = take_columns(shard.columns, np.array([row]))
+        columns: Columns = take_columns(shard.columns, np.array([row]))
         if EXAMPLES in columns:
             frame = columns[EXAMPLES][0].as_py()
             record = decode_example(frame[HEADER_BYTES : len(frame) - FOOTER_BYTES], self._schema)

@@ -102,7 +102,8 @@ def _all_rows(values: npt.NDArray[Any]) -> Picked:
 
 def _addresses(values: Lying, rows: Int64) -> Int64:
     if isinstance(values, InPlace):
-        return values.starts.take(rows) + values.data.address
+        places: Int64 = values.starts.take(rows) + values.data.address
+        return places
     if len(rows) and not 0 <= rows.min() <= rows.max() < len(values):
         raise IndexError(f"expected rows in [0, {len(values)}), got {rows.min()} to {rows.max()}")
     return rows * (prod(values.shape[1:]) * values.itemsize) + values.ctypes.data
