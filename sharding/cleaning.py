@@ -16,7 +16,7 @@ from .journal import JOURNAL_FOLDER
 from .lease import LEASE_NAME, held_by, hold, is_held, is_lease_draft, read_holder
 from .location import url_text
 from .manifest import MANIFEST_NAME, Manifest
-from .spill import about_spill, remove_spill, scratch_root, spill_root
+from .spill import about_spill, remove_spill, scratch_root, spill_root, spilled_files
 from .storage import Place, Storage, storage_of
 
 __all__ = ["clean"]
@@ -43,8 +43,8 @@ def clean(destination: Place, *, spill: str | os.PathLike[str] | None = None, dr
     if spill is None and holder is not None:
         spill = holder.about.get("spill")
     roots = (spill_root(spill, destination.locate()), scratch_root(spill, destination))
-    if dry_run and holder is not None and is_held(destination, holder):
-        raise DestinationError(held_by(destination, holder))
+    if dry_run:
+        _check_nobody_writes(destination)
     files = destination.list()
     debris, _ = _debris(destination, files)
     if dry_run or not debris:
@@ -68,7 +68,7 @@ def _spilled(roots: Iterable[Storage], *, dry_run: bool) -> list[str]:
     """The URLs of what was spilled; removes it."""
     spilled = []
     for root in roots:
-        spilled += [root.locate(name) for name in root.list()]
+        spilled += [root.locate(name) for name in spilled_files(root)]
         if not dry_run:
             remove_spill(root)
     return spilled
@@ -79,11 +79,15 @@ def _held(destination: Storage, spill: str | None) -> Iterator[bool]:
     """Keep others from writing there until the body ends; tells whether one before had left its mark.
 
     Where there is no room for a mark, no other can begin to write either.
+
+    Raises:
+        DestinationError: another writes there.
     """
     with ExitStack() as stack:
         try:
             lease = stack.enter_context(hold(destination, {"task": "clean", **about_spill(spill)}))
         except StorageError:
+            _check_nobody_writes(destination)
             yield True
             destination.remove(LEASE_NAME)
             return
@@ -91,6 +95,12 @@ def _held(destination: Storage, spill: str | None) -> Iterator[bool]:
             yield lease.previous is not None
         finally:
             lease.release(keep=False)
+
+
+def _check_nobody_writes(destination: Storage) -> None:
+    holder = read_holder(destination)
+    if holder is not None and is_held(destination, holder):
+        raise DestinationError(held_by(destination, holder))
 
 
 def _debris(destination: Storage, files: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from posixpath import normpath
 from typing import Literal
 
@@ -17,6 +18,7 @@ from .journal import JOURNAL_FOLDER, ShardResult, count_recorded, read_journal
 from .lease import LEASE_NAME, Lease, hold, is_lease_draft
 from .manifest import MANIFEST_NAME, Manifest
 from .recovery import identify
+from .retry import RetryPolicy
 from .storage import Storage
 from .wording import counted, some_of
 
@@ -178,11 +180,18 @@ class Draft:
         """Put a manifest in the place of that of the dataset which is appended to."""
         Storage(self.destination.locate(folder_of(self._generation)), self.destination.options).sync()
         self.destination.sync()
-        if self._manifest_there() != base.manifest:
-            where = self.destination.locate()
-            raise DestinationError(f"{where} was changed by another program in the meantime; append again")
-        self._committing = True
-        self.destination.write(MANIFEST_NAME, manifest.encode())
+        once = replace(self.destination, retries=RetryPolicy(attempts=1))
+
+        def attempt() -> None:
+            self.lease.check()
+            there = self._manifest_there()
+            if there not in (base.manifest, manifest):  # the new one, where a reply was lost
+                where = self.destination.locate()
+                raise DestinationError(f"{where} was changed by another program in the meantime; append again")
+            self._committing = True
+            once.write(MANIFEST_NAME, manifest.encode())
+
+        self.destination.run("write", MANIFEST_NAME, attempt)
         self.destination.sync()
 
     def _manifest_there(self) -> Manifest:

@@ -2,6 +2,9 @@
 
 A holder on this machine that is no more is known at once, by its process; one elsewhere by its beat, which has stopped.
 No clocks are compared between machines.
+
+A beat that comes late may come when another has taken over, and cover its mark. So each is one attempt, made once it is
+known that the mark is still the own; and who cannot tell whether it covered another's gives up.
 """
 
 from __future__ import annotations
@@ -15,23 +18,29 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import xxhash
+
 from .errors import DestinationError, RingfeedError
+from .retry import RetryPolicy
 from .storage import Storage
 
 __all__ = [
     "LEASE_NAME", "Holder", "Lease", "boot_id", "held_by", "hold", "is_held", "is_lease_draft", "is_mark",
-    "read_holder",
+    "read_holder", "start_of",
 ]  # fmt: skip
 
 LEASE_NAME = "_building.json"
 _TAKEOVER_NAME = "_building.takeover-{token}.json"
 _BEAT_SECONDS = 5.0
 _SILENT_SECONDS = 30.0  # a holder elsewhere whose beat stands still for so long is gone: six beats
+_LEFT_SECONDS = 300.0  # and one here, whose process lives on, as a notebook's does that could not give it back
+_TAKEOVER_SECONDS = 2.0  # which one needs at least to look at the destination that it took over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +51,7 @@ class Holder:
         token: of this holding, and no other.
         host, boot, pid, started: the process: its machine, that machine's boot, and when the process started there.
         beat: grows as long as the process lives.
+        at: when that was, in seconds of its machine's clock; 0: it does not say.
         released: it ended in good order, and left work to be gone on with.
         plan: fingerprint of what it builds; until that is known, of what the holder before it built, or empty.
         about: for whoever finds the file.
@@ -53,6 +63,7 @@ class Holder:
     pid: int
     started: str
     beat: int = 0
+    at: float = 0.0
     released: bool = False
     plan: str = ""
     about: Mapping[str, str]
@@ -74,7 +85,27 @@ class Holder:
     @property
     def gone(self) -> bool:
         """Whether it is known to have ended."""
-        return self.released or (self.here and self.started != _start_of(self.pid))
+        if self.released or not self.here:
+            return self.released
+        if self.pid == os.getpid():
+            return self.token not in _held_here
+        left = self.at and time.monotonic() - self.at > _LEFT_SECONDS
+        return bool(left) or self.started != start_of(self.pid)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Holder:
+        """The inverse of `encode`; of a file that was cut short, or is of another version, what can be told."""
+        unknown: dict[str, Any] = {"token": f"unreadable-{xxhash.xxh3_64_hexdigest(data)}", "host": "", "boot": ""}
+        unknown |= {"pid": 0, "started": "", "about": {}}
+        try:
+            value = json.loads(data)
+            known = {field.name: value[field.name] for field in fields(cls) if field.name in value}
+            return cls(**{**unknown, **known, "pid": int(known["pid"]), "at": float(known.get("at", 0))})
+        except (ValueError, TypeError, KeyError):
+            return cls(**unknown)
+
+
+_held_here: set[str] = set()  # tokens of this process
 
 
 def _me(about: Mapping[str, str]) -> Holder:
@@ -83,7 +114,8 @@ def _me(about: Mapping[str, str]) -> Holder:
         host=socket.gethostname(),
         boot=boot_id(),
         pid=os.getpid(),
-        started=_start_of(os.getpid()),
+        started=start_of(os.getpid()),
+        at=time.monotonic(),
         about=dict(about),
     )
 
@@ -106,7 +138,7 @@ def boot_id() -> str:
     return ""
 
 
-def _start_of(pid: int) -> str:
+def start_of(pid: int) -> str:
     """When a process started, in the kernel's ticks; empty if none of that number runs."""
     with suppress(OSError, IndexError):
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -117,12 +149,9 @@ def _start_of(pid: int) -> str:
 def read_holder(storage: Storage, name: str = LEASE_NAME) -> Holder | None:
     """Who holds, or held, a destination; None if nobody does."""
     try:
-        value = json.loads(storage.read(name))
-        return Holder(**value)
+        return Holder.decode(storage.read(name))
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError):  # cut short, or of another version: known by its silence alone
-        return Holder(token="unreadable", host="", boot="", pid=0, started="", about={})
 
 
 def is_held(storage: Storage, holder: Holder, name: str = LEASE_NAME) -> bool:
@@ -151,11 +180,13 @@ class Lease:
 
     def __init__(self, storage: Storage, me: Holder, previous: Holder | None) -> None:
         self._storage = storage
-        self._me = me
+        self._once = replace(storage, retries=RetryPolicy(attempts=1))
+        self._me = me  # as the mark is known to say
+        self._fresh = time.monotonic()  # when it was begun to be written
         self.previous = previous
-        self._lost = self._missing = False
+        self._lost = ""  # or why
         self._stop = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._thread = threading.Thread(target=self._keep_fresh, name="ringfeed-lease", daemon=True)
 
     def __enter__(self) -> Lease:
@@ -169,19 +200,22 @@ class Lease:
         self._thread.join()
 
     def tell_plan(self, fingerprint: str) -> None:
-        """Write down what is being built."""
-        self._write(plan=fingerprint)
+        """Write down what is being built.
+
+        Raises:
+            DestinationError: another holds the destination.
+            StorageError: the store refuses.
+        """
+        self._storage.run("write", LEASE_NAME, lambda: self._write(plan=fingerprint))
 
     def check(self) -> None:
         """Refuse to go on once another holds the destination.
 
         Raises:
-            DestinationError: it does.
+            DestinationError: it does, or may.
+            StorageError: the store refuses.
         """
-        seen = read_holder(self._storage)
-        self._missing = seen is None
-        self._lost = self._lost or seen is None or seen.token != self._me.token
-        self.check_known()
+        self._look(self._storage)
 
     def check_known(self) -> None:
         """Refuse to go on once it is known that another holds the destination; asks nobody.
@@ -189,17 +223,8 @@ class Lease:
         Raises:
             DestinationError: it is.
         """
-        if not self._lost:
-            return
-        where = self._storage.locate()
-        if self._missing:
-            raise DestinationError(
-                f"{where} was removed or cleaned up while it was written to, for {LEASE_NAME} is gone; nothing more is "
-                f"written; be rid of what is left with: shard-dataset clean {shlex.quote(where)}"
-            )
-        raise DestinationError(
-            f"{where} was taken over by another process while this one stood still; nothing more is written"
-        )
+        if self._lost:
+            raise DestinationError(self._lost)
 
     def release(self, *, keep: bool) -> None:
         """Give it back: with no trace, or as one whose work is to be gone on with."""
@@ -207,24 +232,63 @@ class Lease:
         if self._thread.ident is not None:
             self._thread.join()
         with suppress(RingfeedError):
-            self.check()
             if keep:
-                self._write(released=True)
+                self._storage.run("write", LEASE_NAME, lambda: self._write(released=True))
             else:
-                self._storage.remove(LEASE_NAME)
+                self._storage.run("remove", LEASE_NAME, self._remove)
+        _held_here.discard(self._me.token)
 
     def _keep_fresh(self) -> None:
         while not self._stop.wait(_BEAT_SECONDS):
             with suppress(RingfeedError, OSError):  # the store is away for a moment; what builds will say so
-                self.check()
                 self._write(beat=self._me.beat + 1)
             if self._lost:
                 return
 
-    def _write(self, **changes: Any) -> None:
+    def _look(self, storage: Storage) -> None:
+        """See whose the mark is."""
         with self._lock:
-            self._me = replace(self._me, **changes)
-            self._storage.write(LEASE_NAME, self._me.encode())
+            seen, where = read_holder(storage), self._storage.locate()
+            if self._lost:
+                pass
+            elif seen is None:
+                self._lost = (
+                    f"{where} was removed or cleaned up while it was written to, for {LEASE_NAME} is gone; nothing "
+                    f"more is written; be rid of what is left with: shard-dataset clean {shlex.quote(where)}"
+                )
+            elif seen.token != self._me.token:
+                self._lost = (
+                    f"{where} was taken over by another process while this one stood still; nothing more is written"
+                )
+            elif seen != self._me:  # a write that seemed to fail came to pass, some time
+                self._doubt()
+                self._me = seen
+            self.check_known()
+
+    def _write(self, **changes: Any) -> None:
+        """Write the mark, at one attempt, where it is known to be the own."""
+        with self._lock:
+            self._look(self._once)
+            begun = time.monotonic()
+            me = replace(self._me, at=begun, **changes)
+            self._once.write(LEASE_NAME, me.encode())
+            if time.monotonic() - begun > _TAKEOVER_SECONDS:
+                self._doubt()
+            self._me, self._fresh = me, begun
+            self.check_known()
+
+    def _remove(self) -> None:
+        with self._lock:
+            self._look(self._once)
+            self._once.remove(LEASE_NAME)
+
+    def _doubt(self) -> None:
+        """Give up if another may have taken over, and its mark was covered."""
+        if (silent := time.monotonic() - self._fresh) > _SILENT_SECONDS:
+            self._lost = (
+                f"another process may have taken {self._storage.locate()} over, for {LEASE_NAME} there could not be "
+                f"renewed for {silent:.0f} s; nothing more is written; start the same command again"
+            )
 
 
 @contextmanager
@@ -237,12 +301,16 @@ def hold(storage: Storage, about: Mapping[str, str]) -> Iterator[Lease]:
     """
     me = _me(about)
     previous = None
+    _held_here.add(me.token)
     try:
-        storage.create(LEASE_NAME, me.encode())
-    except FileExistsError:
-        previous = _take_over(storage, me)
-    with Lease(storage, _following(me, previous), previous) as lease:
-        yield lease
+        try:
+            storage.create(LEASE_NAME, me.encode())
+        except FileExistsError:
+            previous = _take_over(storage, me)
+        with Lease(storage, _following(me, previous), previous) as lease:
+            yield lease
+    finally:
+        _held_here.discard(me.token)
 
 
 def _following(me: Holder, previous: Holder | None) -> Holder:
@@ -271,15 +339,23 @@ def _take_over(storage: Storage, me: Holder) -> Holder | None:
         storage.remove(name)  # of one that was killed in the midst of this
         return _take_over(storage, me)
     try:
-        seen = read_holder(storage)
-        if seen is not None and seen.token != holder.token:
-            raise DestinationError(f"another process is starting to write to {storage.locate()}; try again")
-        if seen is not None:
-            storage.write(LEASE_NAME, _following(me, holder).encode())
+        if storage.run("write", LEASE_NAME, partial(_replace, storage, holder, _following(me, holder))):
             return holder
     finally:
         storage.remove(name)
     return _take_over(storage, me)
+
+
+def _replace(storage: Storage, holder: Holder, me: Holder) -> bool:
+    """Write one's mark over that of a holder, at one attempt, if that is still there."""
+    once = replace(storage, retries=RetryPolicy(attempts=1))
+    seen = read_holder(once)
+    if seen is None:
+        return False
+    if seen.token not in (holder.token, me.token):  # the own, where a reply was lost
+        raise DestinationError(f"another process is starting to write to {storage.locate()}; try again")
+    once.write(LEASE_NAME, me.encode())
+    return True
 
 
 def held_by(storage: Storage, holder: Holder) -> str:

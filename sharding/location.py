@@ -135,8 +135,9 @@ class Location:
             raise self._error(verb, where, error) from error
         except Exhausted as error:
             cause = error.__cause__ or error
+            said = cause if isinstance(cause, RingfeedError) else self._error(verb, where, cause)
             tried = f"{error}; if the store and the network are well again, start the same command again"
-            raise StorageError(f"{self._error(verb, where, cause)} ({tried})") from cause
+            raise StorageError(f"{said} ({tried})") from cause
         except Exception as error:
             raise self._error(verb, where, error) from error
 

@@ -6,15 +6,21 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from ringfeed.sharding import DestinationError
+from ringfeed.sharding import DestinationError, StorageError
 from ringfeed.sharding import lease as module
-from ringfeed.sharding.lease import LEASE_NAME, hold, read_holder
+from ringfeed.sharding.lease import LEASE_NAME, Holder, hold, read_holder
 from ringfeed.sharding.storage import Storage
+from tests.servers.proxy import Fault, Proxy, proxied
+from tests.servers.seaweedfs import S3Server
 from tests.servers.store import Store
 
 HOLD = """
@@ -25,6 +31,23 @@ with hold(Storage(sys.argv[1]), {}):
     print("held", flush=True)
     time.sleep(600)
 """
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A folder on S3, as it is, and through a proxy without faults at first."""
+
+    near: Storage
+    far: Storage
+    proxy: Proxy
+
+
+@pytest.fixture
+def remote(s3_server: S3Server, s3_bucket: str) -> Iterator[Remote]:
+    url = f"s3://{s3_bucket}/{uuid.uuid4().hex}"
+    with proxied(s3_server.endpoint_url) as proxy:
+        far = replace(s3_server, endpoint_url=proxy.url).storage_options
+        yield Remote(Storage(url, s3_server.storage_options), Storage(url, far), proxy)
 
 
 def edit(folder: Path, **changes: object) -> None:
@@ -94,6 +117,133 @@ def test_a_holder_elsewhere_is_judged_by_its_beat(
                 ):
                     lease.check()
         monkeypatch.setattr(module.Holder, "here", real)
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (Fault(kind="reply", method="PUT", path=LEASE_NAME, times=10**6), "was taken over by another process"),
+        (Fault(kind="stall", method="PUT", path=LEASE_NAME, seconds=3), "another process may have taken .* over, for"),
+    ],
+)
+def test_a_beat_that_comes_late_does_not_cover_the_mark_of_who_took_over(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch, fault: Fault, told: str
+) -> None:
+    monkeypatch.setattr(module, "_SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(module, "_BEAT_SECONDS", 0.2)
+    with hold(remote.far, {}) as first:
+        monkeypatch.setattr(module.Holder, "here", property(lambda self: False))
+        remote.proxy.begin(fault)
+        while not remote.proxy.happened[fault]:
+            time.sleep(0.05)
+        with hold(remote.near, {}) as second:
+            remote.proxy.begin()
+            first._thread.join(20)
+            with pytest.raises(DestinationError, match=told):
+                first.check_known()
+            with pytest.raises(DestinationError, match=told):
+                first.tell_plan("abc")
+            first.release(keep=True)
+            second.check()
+
+
+def test_a_beat_that_comes_to_pass_when_it_was_given_up_may_have_covered_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SILENT_SECONDS", 1.0)
+    with hold(Storage(str(tmp_path)), {}) as lease:
+        edit(tmp_path, beat=1)
+        lease.check()
+        time.sleep(1.1)
+        lease.check()
+        edit(tmp_path, beat=2)
+        with pytest.raises(DestinationError, match=r"another process may have taken .* over, for"):
+            lease.check()
+
+
+def test_a_store_that_takes_nothing_for_a_while_loses_nobody_the_destination(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(module, "_BEAT_SECONDS", 0.1)
+    fault = Fault(kind="reply", method="PUT", path=LEASE_NAME, times=10)
+    with hold(remote.far, {}) as lease:
+        remote.proxy.begin(fault)
+        lease.tell_plan("abc")
+        while remote.proxy.happened[fault] < fault.times:
+            time.sleep(0.1)
+        lease.release(keep=True)
+    holder = read_holder(remote.near)
+    assert holder is not None
+    assert (holder.released, holder.plan) == (True, "abc")
+
+
+def test_a_write_that_seemed_to_fail_is_the_own_all_the_same(remote: Remote) -> None:
+    fault = Fault(kind="lose reply", method="PUT", path=LEASE_NAME)
+    with hold(remote.far, {}) as lease:
+        remote.proxy.begin(fault)
+        lease.tell_plan("abc")
+        assert remote.proxy.happened[fault] == 1
+        lease.check()
+        lease.release(keep=False)
+    assert read_holder(remote.near) is None
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_what_a_failing_store_kept_from_being_given_back_is_no_longer_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    """By the process itself at once; by others on the machine when its beat has stood still for long."""
+    storage = Storage(str(tmp_path))
+    with hold(storage, {}) as lease, monkeypatch.context() as away:
+        away.setattr(Storage, "read", lambda *_: refuse())
+        lease.release(keep=True)
+    if elsewhere:
+        parent = os.getppid()
+        edit(tmp_path, pid=parent, started=module.start_of(parent))
+        with pytest.raises(DestinationError, match=rf"another build is writing to .* \(process {parent} on "):
+            take(storage)
+        edit(tmp_path, at=time.monotonic() - module._LEFT_SECONDS - 1)
+    assert take(storage) is not None
+
+
+def refuse() -> bytes:
+    raise StorageError("the store is away")
+
+
+def take(storage: Storage) -> Holder | None:
+    """Who held it before."""
+    with hold(storage, {}) as lease:
+        lease.release(keep=False)
+        return lease.previous
+
+
+@pytest.mark.parametrize("more", [{"region": "eu"}, {"token": 7, "pid": [], "beat": {}}, None])
+def test_a_holder_of_another_version_is_judged_by_its_beat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, object] | None
+) -> None:
+    monkeypatch.setattr(module, "_SILENT_SECONDS", 1.0)
+    storage, path, ended = Storage(str(tmp_path)), tmp_path / LEASE_NAME, threading.Event()
+    mark = {"token": "other", "host": "elsewhere", "boot": "b", "pid": 1, "started": "1", "about": {}}
+
+    def beat() -> None:
+        number = 0
+        while not ended.wait(0.1):
+            number += 1
+            whole = {**mark, "beat": number, "count": number, **(more or {})}
+            storage.write(LEASE_NAME, json.dumps(whole).encode()[: None if more else -5])
+
+    storage.write(LEASE_NAME, b"")
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(DestinationError, match="another build is writing"):
+            take(storage)
+    finally:
+        ended.set()
+        thread.join()
+    assert path.exists()
+    assert take(storage) is not None
 
 
 def test_one_whose_work_is_to_be_gone_on_with_is_followed_at_once(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from ringfeed.sharding import (
 from ringfeed.sharding.cleaning import clean
 from ringfeed.sharding.destination import draft_dataset
 from ringfeed.sharding.footprint import remove_files
+from ringfeed.sharding.lease import hold
 from ringfeed.sharding.prepare import Cast, Filter, PrepareOptions
 from ringfeed.sharding.storage import Storage
 from tests.servers.store import Store
@@ -312,6 +313,17 @@ def test_clean_works_where_there_is_no_room_for_a_mark(
     monkeypatch.setattr(Storage, "write", full)
     assert clean(str(out))
     assert not out.exists()
+
+
+def test_a_full_disk_makes_clean_not_forget_who_writes_there(small_disk: Path) -> None:
+    out = small_disk / "out"
+    with hold(Storage(str(out)), {"task": "build"}) as lease:
+        with pytest.raises(OSError, match="No space left"):
+            (small_disk / "fill").write_bytes(bytes(1 << 20))
+        with pytest.raises(DestinationError, match="another build is writing"):
+            clean(str(out))
+        lease.check()
+        (small_disk / "fill").unlink()
 
 
 def test_a_replacement_leaves_nothing_of_those_that_were_killed_before_it(
