@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -25,15 +26,16 @@ import pyarrow as pa
 
 from .errors import DestinationError, RingfeedError, StorageError
 from .keyed import derive_key
-from .lease import Holder, boot_id
+from .lease import Holder, boot_id, start_of
 from .storage import Storage, public_url
 
 __all__ = [
     "PartSpill", "Spill", "about_spill", "open_scratch", "open_spill", "planning_folder", "remove_other_spill",
-    "remove_spill", "scratch_root", "side_folder", "spill_root",
+    "remove_spill", "scratch_root", "side_folder", "spill_root", "spilled_files",
 ]  # fmt: skip
 
 _SCRATCH = "_repair"  # no folder is there of this name: it makes another key of the destination's URL
+_SIDE = re.compile(r"side-([0-9a-f]{16})-(\d+)-(\d+)-[0-9a-f]+")  # a folder of a process, of a machine since its boot
 _REMOVERS = 16  # requests side by side, where a store removes one file at a time
 
 
@@ -188,28 +190,54 @@ def open_spill(root: Storage, plan: str, scratch: Storage | None = None) -> Spil
     name = f"{plan}-{derive_key(boot_id() if root.local_path else ''):016x}"
     _make(root)
     kept = tuple(f"{folder}/" for folder in (name, "" if scratch is None else scratch.url.rpartition("/")[2]))
-    for path in root.list():
+    for path in spilled_files(root):
         if not path.startswith(kept) or path.endswith(".part"):
             root.remove(path)
     return Spill(Storage(root.locate(name), root.options))
 
 
 def open_scratch(root: Storage) -> Storage:
-    """A new folder beside the spill, for what a plan is made of; other builds' folders are let be."""
+    """A new folder beside the spill, for what a plan is made of."""
     _make(root)
     return Storage(root.locate(f"scratch-{secrets.token_hex(8)}"), root.options)
 
 
 @contextmanager
 def side_folder(root: Storage) -> Iterator[Storage]:
-    """A folder of `open_scratch` that is gone when the body ends, and the root too if it was made for it."""
+    """A folder beside the spill for a process that holds no lease; others on its machine let it be while it lives.
+
+    It is gone when the body ends, and the root too if it was made for it.
+    """
     absent = root.absent_folders()
-    folder = open_scratch(root)
+    _make(root)
+    process = f"{_machine()}-{os.getpid()}-{start_of(os.getpid())}"
+    folder = Storage(root.locate(f"side-{process}-{secrets.token_hex(4)}"), root.options)
     try:
         yield folder
     finally:
         with suppress(RingfeedError):  # the store is gone: the error that ends the body says so
             remove_spill(folder, absent)
+
+
+def spilled_files(root: Storage) -> list[str]:
+    """What lies in a folder of `spill_root`, but for side folders in use."""
+    return [path for path in root.list() if not _is_in_use(path.partition("/")[0])]
+
+
+def _is_in_use(name: str) -> bool:
+    found = _SIDE.fullmatch(name)
+    return found is not None and found[1] == _machine() and found[3] == start_of(int(found[2]))
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _machine() -> str:
+    return f"{derive_key(boot_id()):016x}"
 
 
 def _make(root: Storage) -> None:
@@ -219,18 +247,19 @@ def _make(root: Storage) -> None:
 
 
 def remove_spill(root: Storage, absent: Sequence[str] = ()) -> None:
-    """Remove all that builds spilled for a destination.
+    """Remove all that builds spilled for a destination; side folders in use stay.
 
     Args:
         root: of the spill.
         absent: folders that were not there before, see `Storage.absent_folders`; they go, too, where they are empty.
     """
     if root.local_path is not None:
-        shutil.rmtree(root.local_path, ignore_errors=True)
+        folders = {folder: _is_in_use(folder.name) for folder in _listed(root.local_path)}
+        for folder in [f for f, used in folders.items() if not used] if any(folders.values()) else [root.local_path]:
+            shutil.rmtree(folder, ignore_errors=True)
     else:
-        names = root.list()
         with ThreadPoolExecutor(_REMOVERS) as pool:
-            list(pool.map(root.remove, names))
+            list(pool.map(root.remove, spilled_files(root)))
         root.prune("")
     if absent:
         root.remove_folders(absent)

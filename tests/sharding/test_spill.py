@@ -1,5 +1,8 @@
 """Where builds spill: folders of this machine and of stores, used again by a build that goes on, and then gone."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ringfeed.sharding import BuildOptions, Progress, SourceError, StorageError, build, plan_build
+from ringfeed.sharding import BuildOptions, Progress, SourceError, StorageError, build, clean, plan_build
 from ringfeed.sharding.prepare import PrepareOptions
-from ringfeed.sharding.spill import open_spill, side_folder, spill_root
+from ringfeed.sharding.spill import open_spill, side_folder, spill_root, spilled_files
 from ringfeed.sharding.storage import Storage
 from tests.conftest import Cli
 from tests.servers.store import Store
@@ -134,6 +137,35 @@ def test_another_plan_s_spill_is_removed_and_a_side_folder_is_not(tmp_path: Path
         assert second != first
         assert [name.rpartition("/")[2] for name in root.list()] == ["hashes"]
     assert root.list() == []
+
+
+SIDE = """
+import sys, time
+from ringfeed.sharding.spill import side_folder, spill_root
+from ringfeed.sharding.storage import Storage
+with side_folder(spill_root(sys.argv[1], sys.argv[2])) as folder:
+    folder.write("hashes", b"x")
+    print(folder.locate("hashes"), flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_side_folder_is_let_be_while_its_process_lives(parts: str, store: Store, tmp_path: Path) -> None:
+    spill, out = f"{store.url}/spill", str(tmp_path / "out")
+    command = [sys.executable, "-c", SIDE, spill, out]
+    with subprocess.Popen(command, env={**os.environ, **store.env}, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        hashes = process.stdout.readline().strip()
+        options = BuildOptions(source=parts, destination=out, label="label", shards=SHARDS, spill=spill)
+        interrupted_at("write", options)
+        assert len(spilled_files(spill_root(spill, out))) > 6
+        removed = clean(out, spill=spill)
+        assert hashes not in removed
+        build(options)
+        assert clean(out, spill=spill) == []
+        assert [Storage(store.url).locate(name) for name in store.list()] == [hashes]
+        process.kill()
+    assert clean(out, spill=spill) == [hashes]
 
 
 def test_a_folder_that_cannot_be_spilled_to_is_named(parquet: str, tmp_path: Path) -> None:
