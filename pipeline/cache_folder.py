@@ -232,14 +232,14 @@ class CacheFolder:
 
     def abandon(self, key: CacheKey, claimed: int) -> None:
         """Leave nothing of an entry that was to be filled."""
-        with suppress(FileNotFoundError):
-            os.unlink(self.path / (key.file + _PART))
-        held = os.fstat(claimed).st_size
-        os.close(claimed)
-        if held:
-            with self._locked() as state:
-                state.held_bytes -= _on_disk(held)
+        try:
+            with self._locked() as state:  # who counts meanwhile sees the file and what is held for it, or neither
+                with suppress(FileNotFoundError):
+                    os.unlink(self.path / (key.file + _PART))
+                state.held_bytes -= _on_disk(os.fstat(claimed).st_size)
                 state.save()
+        finally:
+            os.close(claimed)
 
     def reserve(self, claimed: int, size: int) -> tuple[bool, list[int]]:
         """Make room for an entry: whether there is any beside what is in use, and the sizes of the removed entries."""

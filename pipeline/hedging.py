@@ -156,7 +156,7 @@ class Hedging:
                     raise StorageError(
                         f"cannot read {where}: no answer within {limit:.0f} s; see whether the store and the network "
                         "are well, and start the same command again"
-                    ) from None
+                    ) from TimeoutError()
                 if kind.may_hedge():
                     requests += 1
                     self._counters.add("hedge", items=1, size=size)

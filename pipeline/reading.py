@@ -24,6 +24,7 @@ from ..sharding.formats.tfrecord import frames_are_whole
 from ..sharding.indexes import Index, read_index
 from ..sharding.locate import locate_in_index, locate_in_shard
 from ..sharding.manifest import ShardInfo, checksum
+from ..sharding.retry import is_transient
 from ..sharding.staging import Measure, iterate_blocks
 from ..sharding.storage import Storage
 from .counters import Counters
@@ -101,7 +102,7 @@ class SourceReader:
                     else:
                         data = self._storage.map(shard.path)[start:stop]
             except (FileNotFoundError, StorageError) as error:
-                self._parted = not isinstance(error, RangesError)
+                self._refuse_part(error)
                 return None
             with self._counters.busy("verify", items=1, size=stop - start):
                 if frames_are_whole(data, lengths):
@@ -149,7 +150,7 @@ class SourceReader:
 
             found = read_blocks(read, shard.bytes, columns, 0 if memory is None else _GAP_BYTES, rows)
         except (FileNotFoundError, StorageError) as error:
-            self._parted = not isinstance(error, RangesError)
+            self._refuse_part(error)
             return None
         self._counters.add("fetch", items=1)
         self._counters.add("verify", items=1)
@@ -188,6 +189,12 @@ class SourceReader:
         assert self._remote is not None
         read = partial(self._storage.read_range, path, start, stop)
         return self._remote.call(read, self._of_parts, stop - start, self._storage.locate(path))
+
+    def _refuse_part(self, error: OSError) -> None:
+        """Raise an error that the whole of a file would end in as well, after being waited for as long again."""
+        if is_transient(error):
+            raise error
+        self._parted = not isinstance(error, RangesError)
 
     def _explained(self, shard: ShardInfo, wrong: _Wrong, *, in_index: bool) -> RingfeedError:
         written = next(known for known in self._dataset.shards if known.path == shard.path)  # a filter changes numbers

@@ -30,18 +30,30 @@ _COUNT_SECONDS = 2.0  # for which the number of workers is taken for known
 
 @contextmanager
 def ray_executor(address: str, *, spills_here: bool, holds: str | None) -> Iterator[ClusterExecutor]:
-    """An executor on the cluster whose client server is at ``HOST:PORT``, or on ``auto``; see `engine.open_engine`."""
+    """An executor on the cluster whose client server is at ``HOST:PORT``, or on ``auto``; see `engine.open_engine`.
+
+    A program that is connected to a cluster already builds on that by ``auto``, and stays connected.
+    """
     try:
         import ray
     except ImportError as error:
         raise ConfigError("--engine ray:// needs Ray; install it with: pip install 'ringfeed[ray]'") from error
+    terms = Terms.of_this_process(spills_here=spills_here, holds=holds)
+    connected = ray.is_initialized()
+    if connected and address != "auto":
+        raise ConfigError(
+            "this program is connected to a Ray cluster already; build on that with ray://auto, or call ray.shutdown() "
+            "first"
+        )
     try:
-        _connect(ray, address)
-        executor = _RayExecutor(ray, address, Terms.of_this_process(spills_here=spills_here, holds=holds))
+        if not connected:
+            _connect(ray, address)
+        executor = _RayExecutor(ray, address, terms, end_seconds=None if connected else _END_SECONDS)
         executor.check_workers()
         yield executor
     finally:
-        ray.shutdown()
+        if not connected:
+            ray.shutdown()
 
 
 def _connect(ray: Any, address: str) -> None:
@@ -82,8 +94,9 @@ def _sigterm_kept() -> Iterator[None]:
 
 
 class _RayExecutor(ClusterExecutor):
-    def __init__(self, ray: Any, address: str, terms: Terms) -> None:
+    def __init__(self, ray: Any, address: str, terms: Terms, *, end_seconds: float | None) -> None:
         self._ray = ray
+        self._end_seconds = end_seconds
         self._run = ray.remote(max_retries=_RETRIES, num_cpus=1)(run_remotely)
         self._address = address
         self._terms = terms
@@ -148,12 +161,12 @@ class _RayExecutor(ClusterExecutor):
                     raise StorageError(f"the Ray cluster at {self._address} has no processor for a task") from error
 
     def cancel(self, futures: Collection[Future[Any]]) -> None:
-        """Return when none of the tasks runs any more; after a minute the connection is closed, and Ray ends them.
+        """Return when none of the tasks runs any more; after a minute an own connection is closed, and Ray ends them.
 
         It cannot cancel them: at the moment when a task begins or ends, `ray.cancel` loses it, or aborts this process
         (Ray 2.60: "Tried to complete task that was not pending").
         """
-        if wait(futures, _END_SECONDS).not_done:
+        if wait(futures, self._end_seconds).not_done:
             self._ray.shutdown()
 
 

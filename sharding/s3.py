@@ -46,7 +46,7 @@ def create_object(fs: fsspec.AbstractFileSystem, target: str, data: bytes, polic
     Raises:
         FileExistsError: it is.
     """
-    if fs.exists(target):  # some stores ignore the condition below
+    if retry(lambda: fs.exists(target), policy):  # some stores ignore the condition below
         raise FileExistsError(target)
     bucket, key, _ = fs.split_path(target)
     creator = secrets.token_hex(16)

@@ -47,11 +47,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run `ringfeed cache`."""
-    path = Location(args.path).local_path
-    if path is None or not is_cache(path):
-        raise ConfigError(f"{args.path} is no cache; a loader makes one, on a local disk: Loader(..., cache=PATH)")
     age = 0.0 if args.older_than is None else parse_age(args.older_than)
-    folder = CacheFolder(path)
+    folder = _open(args.path)
     chosen = _choose(folder, age, args.dataset)
     in_use = {entry.file for entry in chosen if entry.in_use()}
     if args.clear:
@@ -61,6 +58,16 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(_lines(folder, chosen, in_use)))
     return 0
+
+
+def _open(name: str) -> CacheFolder:
+    path = Location(name).local_path
+    try:
+        if path is None or not is_cache(path):
+            raise ConfigError(f"{name} is no cache; a loader makes one, on a local disk: Loader(..., cache=PATH)")
+        return CacheFolder(path)
+    except OSError as error:
+        raise ConfigError(f"cannot open the cache {name}: {error.strerror or error}; ask its owner, or root") from error
 
 
 def parse_age(text: str) -> float:

@@ -345,6 +345,27 @@ class TestFolder:
         assert fetch_from(cache, content(1))[1]
         assert not fetch_from(cache, content(1))[1]
 
+    def test_who_counts_in_the_midst_of_a_fill_that_is_given_up_counts_right(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder, key = CacheFolder(tmp_path, 1 << 20), key_of(content(1))
+        claimed = folder.claim(key)
+        assert claimed is not None
+        assert folder.reserve(claimed, key.size) == (True, [])
+        other = threading.Thread(target=CacheFolder, args=(tmp_path,))
+        unlink = os.unlink
+
+        def unlink_while_other_counts(path: str) -> None:
+            unlink(path)
+            other.start()
+            other.join(0.5)
+
+        monkeypatch.setattr(os, "unlink", unlink_while_other_counts)
+        folder.abandon(key, claimed)
+        other.join()
+        with folder._locked() as state:
+            assert state.held_bytes == on_disk(tmp_path)
+
     def test_one_that_is_killed_in_mid_fill_is_followed_at_once_by_one_that_waits(self, tmp_path: Path) -> None:
         script = """
             import os, signal, sys, time

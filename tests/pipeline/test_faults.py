@@ -11,10 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from ringfeed.pipeline import Loader
-from ringfeed.sharding import CorruptionError, DatasetError, StorageError
+from ringfeed.pipeline.counters import Counters
+from ringfeed.pipeline.reading import SourceReader
+from ringfeed.sharding import CorruptionError, DatasetError, StorageError, open_dataset
 from ringfeed.sharding.retry import RetryPolicy
 from ringfeed.sharding.storage import Storage
 from tests.servers.hdfs import hdfs
@@ -168,6 +171,21 @@ class TestS3:
             batches(loader)
         assert time.monotonic() - begun < 10
         assert loader.quarantined == ()
+
+    def test_a_part_that_a_failing_store_does_not_give_is_not_waited_for_again_with_the_rest(
+        self, proxy: Proxy, storage: Storage
+    ) -> None:
+        dataset = open_dataset(storage)
+        shard = next(shard for shard in dataset.shards if shard.path == VICTIM)
+        lengths = pa.ipc.open_file(storage.read(shard.index_path)).read_all()["length"].to_numpy()
+        reader = SourceReader(dataset, Counters(), mapped=True, hedging=False)
+        proxy.begin(Fault(kind="reply", method="GET", path=VICTIM, times=ALWAYS))
+        with pytest.raises(StorageError, match=rf"{VICTIM}: .* \({QUICK.attempts} attempts in"):
+            reader.frames(shard, 0, lengths[:3])
+        proxy.begin(Fault(kind="reply", method="GET", path=VICTIM, times=ALWAYS, status=403, code="AccessDenied"))
+        assert reader.frames(shard, 0, lengths[:3]) is None
+        proxy.begin()
+        assert reader.frames(shard, 0, lengths[:3]) is not None
 
     def test_a_shard_of_another_version_is_told_from_damage(
         self, s3: Store, storage: Storage, make_dataset: Make

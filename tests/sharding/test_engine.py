@@ -169,6 +169,27 @@ def test_a_ray_client_s_address_does(ray: RayCluster, doubled: str, tmp_path: Pa
     assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
 
 
+def test_a_program_s_own_connection_to_ray_is_used_and_kept(
+    ray: RayCluster, doubled: str, tmp_path: Path, files_of: FilesOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray as client
+
+    for name, value in ray.environment.items():
+        monkeypatch.setenv(name, value)
+    built(doubled, tmp_path / "here", label="label", shards=8)
+    options = BuildOptions(source=doubled, destination=str(tmp_path / "there"), label="label", shards=8)
+    client.init(address="auto", log_to_driver=False)
+    try:
+        own = client.put([1, 2, 3])
+        build(dataclasses.replace(options, engine="ray://auto"))
+        with pytest.raises(ConfigError, match="connected to a Ray cluster already; build on that with ray://auto"):
+            build(dataclasses.replace(options, overwrite=True, engine=ray.engine))
+        assert client.get(own) == [1, 2, 3]
+    finally:
+        client.shutdown()
+    assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
+
+
 def test_all_of_it_on_a_store(
     doubled: str, tmp_path: Path, s3_env: dict[str, str], s3_bucket: str, files_of: FilesOf
 ) -> None:

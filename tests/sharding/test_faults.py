@@ -118,6 +118,7 @@ class TestStorage:
             Fault(kind="reply", method="PUT", times=2),
             Fault(kind="reset upload", method="PUT"),
             Fault(kind="reply", method="PUT", status=409, code="ConditionalRequestConflict"),
+            Fault(kind="reply", method="HEAD", times=2),
         ],
         ids=name,
     )

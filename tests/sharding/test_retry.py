@@ -149,6 +149,7 @@ TRANSIENT = [
     urllib3.exceptions.ProtocolError("cut"),
     http.client.IncompleteRead(b""),
     IncompleteError("1 byte of 2"),
+    botocore.exceptions.EndpointConnectionError(endpoint_url="https://x/CERTIFICATES/y"),
     *(translate_boto_error(refused(status, "Whatever")) for status in (429, 500, 502, 503, 504)),
     translate_boto_error(refused(503, "SlowDown")),
     translate_boto_error(refused(400, "RequestTimeout")),

@@ -120,3 +120,17 @@ def test_a_reader_that_has_seen_enough_is_no_mistake(tmp_path: Path) -> None:
             [program, "cache", str(tmp_path / "cache")], stdout=output, stderr=subprocess.PIPE, check=False
         )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_cache_of_another_user_is_refused_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    user = os.geteuid()
+    folder.chmod(0)
+    if user == 0:  # whom nothing is forbidden
+        os.seteuid(65534)
+    try:
+        assert main(["cache", str(folder)]) == 1
+    finally:
+        os.seteuid(user)
+        folder.chmod(0o700)
+    told = f"ringfeed: error: cannot open the cache {folder}: Permission denied; ask its owner, or root\n"
+    assert capsys.readouterr().err == told
