@@ -105,7 +105,8 @@ def texts(name: str, value: Any, what: str) -> tuple[str, ...]:
     Traceback (most recent call last):
     ringfeed.sharding.errors.ConfigError: columns must be a list of names, got 'word'
     """
-    found = None if isinstance(value, str | bytes) or not isinstance(value, Iterable) else tuple(value)
+    scalar = isinstance(value, str | bytes) or (isinstance(value, np.ndarray) and not value.ndim)
+    found = None if scalar or not isinstance(value, Iterable) else tuple(value)
     if found is None or not all(isinstance(each, str) for each in found):
         raise ConfigError(f"{name} must be a list of {what}, got {value!r}")
     return found

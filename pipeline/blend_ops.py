@@ -67,6 +67,8 @@ def _check(element: Mapping[str, Any], features: Sequence[str], group: int) -> N
     for name in features:
         if name not in element:
             raise ConfigError(f"the element has no feature {name!r}; it has: {', '.join(sorted(element))}")
+        if isinstance(element[name], tf.RaggedTensor):
+            raise ConfigError(f"feature {name!r} is of variable length, and cannot be mixed; pad it first, by Pad")
         if not tf.as_dtype(element[name].dtype).is_floating:
             raise ConfigError(
                 f"feature {name!r} is {element[name].dtype.name}, only floats can be mixed; decode it first"
@@ -74,7 +76,10 @@ def _check(element: Mapping[str, Any], features: Sequence[str], group: int) -> N
     if SAMPLE_KEY not in element:
         raise ConfigError(f"mixing draws by {SAMPLE_KEY!r}: make the Loader with sample_keys=True")
     if WEIGHT in element:
-        raise ConfigError("batches with padded samples cannot be mixed: use remainder='drop'")
+        raise ConfigError(
+            "batches with padded samples cannot be mixed: use remainder='drop', and a world_size that divides "
+            "batch_size"
+        )
     batch = element[SAMPLE_KEY].shape[0]
     if batch is None or batch % group:
         raise ConfigError(f"group={group} does not divide the {batch} samples that a rank has of each batch")

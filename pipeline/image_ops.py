@@ -13,7 +13,7 @@ from .keys import SAMPLE_KEY
 
 __all__ = ["crop_window", "decode", "fitted", "normalise", "transform_images"]
 
-_ONLY_COLOURS = r"(?s)GIF8|RIFF|BM.*"  # how GIF, WebP and BMP begin, of which TensorFlow makes no grey
+_ONLY_COLOURS = (b"GIF8", b"RIFF", b"BM")  # how GIF, WebP and BMP begin, of which TensorFlow makes no grey
 _PHILOX = "philox"  # named, so that no device draws by another algorithm
 
 
@@ -28,6 +28,11 @@ def transform_images(element: Mapping[str, Any], options: ImageTransform) -> dic
     if options.random and SAMPLE_KEY not in element:
         raise ConfigError(f"random augmentation draws by {SAMPLE_KEY!r}: make the Loader with sample_keys=True")
     values = element[options.feature]
+    if values.dtype != tf.string and options.shape is None:
+        raise ConfigError(
+            f"feature {options.feature!r} is {values.dtype.name}, and images are decoded from bytes; name the feature "
+            "that holds their files, and one ImageTransform for each"
+        )
     keys = element[SAMPLE_KEY] if options.random else tf.zeros([tf.shape(values)[0], 2], tf.int64)
     images = tf.map_fn(
         lambda one: _one_image(one[0], one[1], options),
@@ -84,7 +89,7 @@ def decode(value: Any, channels: int) -> Any:
 
     if channels != 1:
         return as_colours(channels)
-    only_colours = tf.strings.regex_full_match(tf.strings.substr(value, 0, 4), _ONLY_COLOURS)
+    only_colours = tf.reduce_any([tf.strings.substr(value, 0, len(head)) == head for head in _ONLY_COLOURS])
     return tf.cond(only_colours, lambda: tf.image.rgb_to_grayscale(as_colours(3)), lambda: as_colours(1))
 
 

@@ -27,7 +27,7 @@ from .counters import StageStats
 from .epochs import Epochs
 from .integers import integer
 from .keys import SOURCE_ID
-from .mixture_sources import common_fill, common_schema, open_loaders
+from .mixture_sources import common_fill, common_schema, naming, open_loaders
 from .order import Geometry, StreamSlice
 from .state import shares_digest
 from .streams import OpenStreams, StreamReader
@@ -188,10 +188,15 @@ class Mixture(Epochs):
             "sources": list(self._names),
             "shares": shares_digest(*(self._schedule(each).weights for each in (*range(changing), epoch))),
             "datasets": {
-                name: loader.state_in([0] if loader.is_settled else _ends(self._own_epochs(source, epoch)))
+                name: self._state_of(source, [0] if loader.is_settled else _ends(self._own_epochs(source, epoch)))
                 for source, (name, loader) in enumerate(zip(self._names, self._loaders, strict=True))
             },
         }
+
+    def _state_of(self, source: int, epochs: Sequence[int]) -> dict[str, Any]:
+        """Of a dataset, in epochs of its own."""
+        with naming(self._names[source]):
+            return self._loaders[source].state_in(epochs)
 
     def _own_epochs(self, source: int, epoch: int) -> range:
         """The epochs of a dataset that an epoch of the mixture reads."""
@@ -217,13 +222,15 @@ class Mixture(Epochs):
         """Steps, and how much of each dataset is in an epoch; no shard is opened.
 
         Raises:
+            ConfigError: a dataset's balance asks for what there is not.
             CorruptionError: all that is needed of a dataset is in quarantine.
         """
         epoch, _ = self._checked(epoch)
         for source, loader in enumerate(self._loaders):
-            if loader.quarantined and not loader.is_settled:
-                for own in self._own_epochs(source, epoch):
-                    loader.plan(own)
+            own_epochs = [] if loader.is_settled else self._own_epochs(source, epoch)
+            self._state_of(source, own_epochs)  # impossible shares are refused
+            for own in own_epochs if loader.quarantined else ():
+                loader.plan(own)
         samples, fewest, most = self._schedule(epoch).seats_of_epoch()
         return MixturePlan(
             epoch=epoch,
@@ -309,7 +316,9 @@ class Mixture(Epochs):
         for lane in lanes:
             for source, (numbers, seats) in enumerate(lane.seats(steps)):
                 if len(numbers):
-                    parts.append(self._labelled(lane.tapes[source].take(numbers), source))
+                    with naming(self._names[source]):
+                        taken = lane.tapes[source].take(numbers)
+                    parts.append(self._labelled(taken, source))
                     places.append(seats // lane.width * self.local_batch_size + first + seats % lane.width)
             first += lane.width
         with self._counters.busy("gather"):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import xxhash
 
 from ..sharding.errors import ConfigError
-from .arguments import mapping
+from .arguments import mapping, texts
 
 __all__ = ["check_state", "shares_digest"]
 
@@ -47,7 +47,7 @@ def check_state(state: Mapping[str, Any], expected: Mapping[str, Any], what: str
                     f"{dataset}.",
                 )
         elif name == "quarantined" and isinstance(kept, list):
-            if missing := sorted(set(kept) - set(own)):
+            if missing := sorted(set(texts(f"{what}quarantined of a state", kept, "paths")) - set(own)):
                 raise ConfigError(
                     f"the state has shards in quarantine; make the loader with {what}quarantined={missing}"
                 )

@@ -258,6 +258,8 @@ def _check_schema(wanted: Schema, found: Schema, options: BuildOptions) -> None:
     for feature in wanted.features:
         if (other := found[feature.name]) != feature:
             remedy = f"cast it with --cast {feature.name}={feature.dtype}"
+            if other.logical != feature.logical:
+                remedy = f"give it the Arrow type {feature.logical or feature.dtype} where it is made, or by --map"
             if (other.shape, other.encoding) != (feature.shape, feature.encoding):
                 remedy = "bring it into that form with --schema or --map"
             what = "label" if feature.name == wanted.label else "column"

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .errors import SourceError
-from .schema import Feature
+from .schema import Feature, with_missing
 
 __all__ = ["can_become", "cast_column", "declared_column"]
 
@@ -64,9 +64,7 @@ def _flattened(column: pa.Array, feature: Feature, what: str) -> pa.Array:
                 f"{what}: a value is not of shape {list(feature.shape)}; give the one that all have, or drop the column"
             )
         values = values.flatten()
-    rows = pa.FixedSizeListArray.from_arrays(values, feature.elements)
-    places = pc.subtract(pc.cumulative_sum(present.cast(pa.int64())), 1)
-    return rows.take(pc.if_else(present, places, None))
+    return with_missing(pa.FixedSizeListArray.from_arrays(values, feature.elements), present)
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -5,6 +5,7 @@ Nothing is guessed: what is made again must have the checksum that the other one
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -73,15 +74,22 @@ def identify(storage: Storage, workers: int) -> Identity:
         names = None
     data = _read(storage, MANIFEST_NAME)
     if data is None:
-        return _without_manifest(storage, names, None)
+        return _without_manifest(storage, names, None, workers)
     try:
         manifest = Manifest.decode(data, storage.locate(MANIFEST_NAME))
     except CorruptionError as error:
-        return _without_manifest(storage, names, (data, error))
+        return _without_manifest(storage, names, (data, error), workers)
     except DatasetError as error:
         if recovered := _from_table(storage, names, (data, error), newer=True):
             return recovered
         raise
+    return _with_manifest(storage, names, data, manifest, workers)
+
+
+def _with_manifest(
+    storage: Storage, names: frozenset[str] | None, data: bytes, manifest: Manifest, workers: int
+) -> Identity:
+    """The dataset by its manifest, which `data` is, or begins with."""
     known = Identity(storage=storage, manifest=manifest, shards=(), names=names)
     table = _read(storage, manifest.shards_path)
     if table is not None and len(table) == manifest.shards_bytes and checksum(table) == manifest.shards_checksum:
@@ -98,15 +106,33 @@ def _read(storage: Storage, path: str) -> bytes | None:
         return None
 
 
+def _without_end(storage: Storage, names: frozenset[str] | None, data: bytes, workers: int) -> Identity | None:
+    """The dataset, if bytes were added to a `dataset.json` that is as it was but for them."""
+    try:
+        _, end = json.JSONDecoder().raw_decode(data.decode(errors="replace"))
+        original = data.decode(errors="replace")[:end].encode() + b"\n"
+        manifest = Manifest.decode(original, "")
+    except (ValueError, RecursionError, RingfeedError):
+        return None
+    problem = f"it is not as it was written, from byte {len(original)} on; it can be made again, bit by bit"
+    offset = first_difference(data, original)
+    damage = Damage(path=MANIFEST_NAME, kind=kind_of_size(len(data), len(original)), offset=offset, problem=problem)
+    known = _with_manifest(storage, names, data, manifest, workers)
+    restored = {MANIFEST_NAME: known.manifest.encode(), **known.restored}
+    return replace(known, damages=(damage, *known.damages), restored=restored)
+
+
 # --- dataset.json from the table -------------------------------------------------------------------------------
 
 Broken = tuple[bytes, RingfeedError]  # the bytes of `dataset.json`, and what is wrong with them
 
 
-def _without_manifest(storage: Storage, names: frozenset[str] | None, broken: Broken | None) -> Identity:
+def _without_manifest(storage: Storage, names: frozenset[str] | None, broken: Broken | None, workers: int) -> Identity:
     if (broken or not _is_being_built(storage, names)) and (recovered := _from_table(storage, names, broken)):
         return recovered
     if broken:
+        if extended := _without_end(storage, names, broken[0], workers):
+            return extended
         raise CorruptionError(
             f"{broken[1]}; no table of shards holds an intact copy of it either, so build the dataset again"
         ) from broken[1]

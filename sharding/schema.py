@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from .errors import SourceError
 
-__all__ = ["MAX_FEATURES", "ExampleKind", "Feature", "Schema"]
+__all__ = ["MAX_FEATURES", "ExampleKind", "Feature", "Schema", "with_missing"]
 
 MAX_FEATURES = 1 << 15  # of a record: each costs each batch some 0.1 ms
 
@@ -135,7 +136,7 @@ class Feature:
         metadata = {k.decode(): v.decode() for k, v in (field.metadata or {}).items()}
         shape: tuple[int | None, ...] = ()
         if isinstance(kind, pa.FixedShapeTensorType):
-            shape, kind = tuple(kind.shape), kind.value_type
+            shape, kind = tuple(np.array(kind.shape)[_order_of(kind)].tolist()), kind.value_type
         while pa.types.is_fixed_size_list(kind):
             shape, kind = (*shape, kind.list_size), kind.value_type
         if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -163,18 +164,49 @@ class Feature:
         Raises:
             SourceError: a tensor within a tensor is missing.
         """
+        if isinstance(column, pa.FixedShapeTensorArray):
+            column = _in_order(column)
         if isinstance(column, pa.ExtensionArray):
             column = column.storage
         if pa.types.is_dictionary(column.type):
             column = pc.cast(column, column.type.value_type)
-        while pa.types.is_fixed_size_list(column.type) and pa.types.is_fixed_size_list(column.type.value_type):
-            width = column.type.list_size * column.type.value_type.list_size
-            if column.null_count or column.flatten().null_count:
-                raise SourceError(f"column {self.name!r} holds nested lists with nulls; fill them, or drop the records")
-            column = pa.FixedSizeListArray.from_arrays(column.flatten().flatten(), width)
+        if pa.types.is_fixed_size_list(column.type) and pa.types.is_fixed_size_list(column.type.value_type):
+            column = self._flattened(column)
         if self.logical and not self.shape:  # of lists there is no view; the cast below is as exact
             column = column.view(self.primitive)
         return column if column.type == self.arrow_type else pc.cast(column, self.arrow_type)
+
+    def _flattened(self, column: pa.Array) -> pa.Array:
+        """Lists of fixed size within such lists, as lists of all their elements."""
+        present, width = column.is_valid(), 1
+        values = column.filter(present)
+        while pa.types.is_fixed_size_list(values.type):
+            if values.null_count:
+                raise SourceError(f"column {self.name!r} holds nested lists with nulls; fill them, or drop the records")
+            width *= values.type.list_size
+            values = values.flatten()
+        return with_missing(pa.FixedSizeListArray.from_arrays(values, width), present)
+
+
+def with_missing(rows: pa.Array, present: pa.BooleanArray) -> pa.Array:
+    """The rows in the places where one is present, and nulls between them."""
+    places = pc.subtract(pc.cumulative_sum(present.cast(pa.int64())), 1)
+    return rows.take(pc.if_else(present, places, None))
+
+
+def _order_of(kind: pa.FixedShapeTensorType) -> list[int]:
+    """Of a tensor's axes, the numbers of those in memory."""
+    return list(range(len(kind.shape))) if kind.permutation is None else list(kind.permutation)
+
+
+def _in_order(column: pa.FixedShapeTensorArray) -> pa.Array:
+    """Tensors as lists of their elements, in the order of their axes; in memory that may be another."""
+    kind, lists = column.type, column.storage
+    order = np.arange(prod(kind.shape)).reshape(kind.shape).transpose(_order_of(kind)).reshape(-1)
+    if (np.diff(order) == 1).all():
+        return lists
+    places = np.add.outer((lists.offset + np.arange(len(lists))) * len(order), order).reshape(-1)
+    return pa.FixedSizeListArray.from_arrays(lists.values.take(places), len(order), mask=lists.is_null())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..casting import cast_column
 from ..errors import ConfigError, SourceError
 from ..schema import Feature, Schema
 from .columns import check_columns, check_distinct, is_hidden, visible
@@ -221,7 +222,7 @@ class FillNulls:
             )
         try:
             _filled(pa.array([], feature.primitive), text)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        except (SourceError, pa.ArrowNotImplementedError) as error:
             raise ConfigError(f"--fill-nulls: column {feature.name!r} holds {feature.dtype}, got {text!r}") from error
 
     def needs(self, names: Collection[str], schema: Schema) -> frozenset[str]:
@@ -240,7 +241,7 @@ class FillNulls:
 def _filled(column: pa.Array, text: str) -> pa.Array:
     if column.type == pa.binary():
         return pc.fill_null(column, text.encode())
-    return pc.fill_null(column, pc.cast(pa.scalar(text), column.type))
+    return pc.fill_null(column, cast_column(pa.array([text]), column.type, "--fill-nulls")[0])
 
 
 def _is_list(column: pa.Array) -> bool:

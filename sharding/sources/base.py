@@ -57,7 +57,8 @@ class BadRecord:
 
     def __str__(self) -> str:
         where = f"{self.path}: {self.place}" if self.place else self.path
-        return f"{where}: {self.reason}; {self.remedy}"
+        link = ", " if self.place and self.reason.startswith("byte ") else ": "  # which reads on from its line
+        return f"{where}{link}{self.reason}; {self.remedy}"
 
 
 Reject = Callable[[BadRecord], None]

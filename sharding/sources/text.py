@@ -199,7 +199,7 @@ def not_utf8(path: str, line: int, error: UnicodeDecodeError) -> BadRecord:
     column = error.start - max(before.rfind(b"\n"), before.rfind(b"\r"))
     return BadRecord(
         path=path,
-        place="",
-        reason=f"line {line}, byte {column} is not UTF-8",
+        place=f"line {line}",
+        reason=f"byte {column} is not UTF-8",
         remedy=f"convert the file first, for example with: iconv -f {encoding} -t utf-8",
     )

@@ -69,6 +69,7 @@ SHARES = "'natural', 'uniform', 'power:A', 'X->Y:EPOCHS' or a share by class"
             "an epoch must have fewer than 2**63 samples; give epoch_length a number",
         ),
         ({"quarantined": 5}, "quarantined must be a list of paths, got 5"),
+        ({"columns": np.array(3)}, "columns must be a list of at least one name, got array(3)"),
         ({"remainder": np.array([1, 2])}, "remainder must be 'drop', 'pad' or 'wrap', got array([1, 2])"),
         ({"on_bad_shard": np.array([1, 2])}, "on_bad_shard must be 'raise' or 'quarantine', got array([1, 2])"),
         ({"epoch_length": np.array([1, 2])}, "epoch_length must be a whole number, 'oversample' or 'undersample'"),

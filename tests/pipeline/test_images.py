@@ -88,6 +88,20 @@ def test_one_channel_is_made_of_any_format(kind: str) -> None:
     assert np.abs(found - grey).max() <= 2
 
 
+@pytest.mark.parametrize("size", [(9, 7), (17, 23), (40, 40)])
+def test_a_bitmap_is_made_grey_whatever_its_header_says_of_its_size(size: tuple[int, int]) -> None:
+    out = BytesIO()
+    Image.fromarray(np.full((*size, 3), 90, np.uint8)).save(out, "BMP")
+    transform = ImageTransform(feature="image", size=size, channels=1, scale="bytes", dtype="uint8")
+    assert (transform({"image": tf.constant([out.getvalue()])})["image"].numpy() == 90).all()
+
+
+def test_what_holds_no_files_is_refused() -> None:
+    transform = ImageTransform(feature="image", size=(4, 4))
+    with pytest.raises(ConfigError, match="feature 'image' is float32, and images are decoded from bytes"):
+        transform({"image": tf.zeros([2, 4, 4, 3])})
+
+
 def test_images_are_decoded_as_they_are(pictures: Dataset) -> None:
     for kind, close in (("png", 0), ("jpg", 12)):
         options = {"feature": "image", "crop": None, "scale": "bytes", "dtype": "uint8"}

@@ -191,6 +191,15 @@ def test_an_impossible_mixture_is_refused(sources: Any, change: dict[str, Any], 
         Mixture({"large": {**sources["large"], "bucket_by": "vector"}}, batch_size=24)
 
 
+def test_a_balance_that_fails_in_a_later_epoch_names_the_dataset(sources: Any) -> None:
+    balance = lambda epoch: "uniform" if epoch < 20 else {"none": 1.0}  # noqa: E731
+    mixture = Mixture({**sources, "small": {**sources["small"], "balance": balance}}, batch_size=24)
+    mixture.plan(0)
+    for ask in (lambda: mixture.plan(50), lambda: mixture.state(50, 0), lambda: list(mixture.numpy_epoch(50))):
+        with pytest.raises(ConfigError, match="dataset 'small' of the mixture: balance: there is no class 'none'"):
+            ask()
+
+
 def test_a_filter_or_a_short_epoch_leaves_as_many_streams_as_there_are_samples(sources: Any) -> None:
     few = {"large": {**sources["large"], "where": "id < 5"}, "small": {"url": sources["small"]["url"]}}
     assert Mixture(few, batch_size=24).plan().streams == 4

@@ -77,6 +77,8 @@ def test_shards_in_quarantine_are_kept(make_dataset: Make) -> None:
     assert Loader(url, quarantined=state["quarantined"], **OPTIONS).resume(state) == (0, 5)
     with pytest.raises(ConfigError, match=rf"make the loader with quarantined=\['{path}'\]"):
         Loader(url, **OPTIONS).resume(state)
+    with pytest.raises(ConfigError, match="quarantined of a state must be a list of paths"):
+        Loader(url, **OPTIONS).resume({**state, "quarantined": [[path]]})
 
 
 def test_of_a_mixture_it_tells_the_dataset_that_is_another(make_dataset: Make) -> None:

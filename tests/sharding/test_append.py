@@ -234,6 +234,10 @@ def test_a_missing_value_ends_the_layout(tmp_path: Path) -> None:
             r"the column 'vector' of .* is float32\[\?\], in .* it is float32\[4\]; bring it into that form",
         ),
         (
+            lambda t: t.set_column(3, "price", t["price"].cast(pa.int64(), safe=False).cast(pa.timestamp("s"))),
+            r"the column 'price' of .* is int64 \(timestamp\[ms\]\), in .* it is float64; give it the Arrow type",
+        ),
+        (
             lambda t: t.rename_columns([*t.column_names[:-1], "lable"]),
             "no label column 'label'; .*did you mean 'lable'",
         ),

@@ -305,6 +305,7 @@ def test_types_that_a_source_would_infer_are_given_to_it(tmp_path: Path) -> None
         (FillNulls((("vector", "1"),)), "only scalars can be filled"),
         (FillNulls((("flag", "maybe"),)), "holds bool, got 'maybe'"),
         (FillNulls((("small", "300"),)), "holds int8, got '300'"),
+        (FillNulls((("price", "1e400"),)), "holds float64, got '1e400'"),
     ],
 )
 def test_a_step_that_does_not_fit_is_refused_before_anything_is_read(parquet: str, step: Step, told: str) -> None:

@@ -108,6 +108,17 @@ class TestBitByBit:
         assert repair(str(root)).lost == ()
         assert files_of(root) == files_of(Path(pristine.storage.locate()))
 
+    def test_what_was_added_to_both_files_that_tell_what_a_dataset_is_is_cut_off(
+        self, root: Path, pristine: Dataset, files_of: Files
+    ) -> None:
+        for name, more in (("dataset.json", b"\xff{}"), ("shards.parquet", b"more")):
+            (root / name).write_bytes((root / name).read_bytes() + more)
+        assert [(damage.path, damage.kind) for damage in verify(str(root))] == [
+            ("dataset.json", "extended"), ("shards.parquet", "extended"),
+        ]  # fmt: skip
+        assert repair(str(root)).lost == ()
+        assert files_of(root) == files_of(Path(pristine.storage.locate()))
+
     def test_files_that_were_renamed_are_found_and_those_of_others_kept(
         self, root: Path, pristine: Dataset, files_of: Files
     ) -> None:

@@ -70,6 +70,11 @@ def test_a_shape_in_the_metadata_of_others_is_not_believed() -> None:
         (pa.array([1, None], pa.timestamp("s")), [1, None]),
         (pa.array([[[1, 2]], [[3, 4]]], pa.list_(pa.list_(pa.int32(), 2), 1)), [[1, 2], [3, 4]]),
         (pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(8).reshape(2, 2, 2)), [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        (pa.array([[[1], [2]], None, [[3], [None]]], pa.list_(pa.list_(pa.int8(), 1), 2)), [[1, 2], None, [3, None]]),
+        (
+            pa.array([None, [[[1], [2]]], [[[3], [4]]]], pa.list_(pa.list_(pa.list_(pa.int8(), 1), 2), 1)).slice(1),
+            [[1, 2], [3, 4]],
+        ),
     ],
 )
 def test_columns_conform_without_losing_a_value(column: pa.Array, expected: list[Any]) -> None:
@@ -77,6 +82,20 @@ def test_columns_conform_without_losing_a_value(column: pa.Array, expected: list
     conformed = feature.conform(column)
     assert conformed.type == feature.arrow_type
     assert conformed.to_pylist() == expected
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 0, 1), (1, 2, 0)])
+def test_the_axes_of_a_tensor_are_those_that_it_tells(order: tuple[int, int, int]) -> None:
+    kind = pa.fixed_shape_tensor(pa.int16(), (2, 3, 4), permutation=order)
+    lists = pa.array([None, list(range(24)), None, [None, *range(23)]], pa.list_(pa.int16(), 24)).slice(1)
+    column = pa.FixedShapeTensorArray.from_storage(kind, lists)
+    feature = feature_of(kind)
+    whole = np.arange(24).reshape(2, 3, 4).transpose(order)  # pyarrow 26's own to_numpy_ndarray takes wrong strides
+    assert feature.shape == whole.shape
+    first, missing, holed = feature.conform(column).to_pylist()
+    assert first == whole.reshape(-1).tolist()
+    assert missing is None
+    assert [None if value == 0 else value - 1 for value in first] == holed
 
 
 @pytest.mark.parametrize("kind", [pa.date32(), pa.time64("us"), pa.timestamp("ns", "UTC"), pa.duration("ms")])

@@ -115,9 +115,12 @@ def test_lines_that_do_not_parse_are_named(tmp_path: Path, write_csv: Callable[.
     rows: list[list[Any]] = [[i, "a" if i % 3 else "b"] for i in range(60)]
     rows[10] = [10, "a", "too many"]
     source = write_csv(["id", "y"], *rows)
-    dataset = built(source, tmp_path / "out", label="y", shards=3, on_bad_record="skip:1")
+    with open(source, "ab") as file:
+        file.write(b"60,\xff\n")
+    dataset = built(source, tmp_path / "out", label="y", shards=3, on_bad_record="skip:2")
     assert sorted(row["id"] for row in read_records(dataset, "train", 100)) == [i for i in range(60) if i != 10]
-    assert [entry["position"] for entry in rejected(tmp_path / "out")] == ["line 12"]
+    told = {entry["position"]: entry["reason"] for entry in rejected(tmp_path / "out")}
+    assert told == {"line 12": "Expected 2 columns, got 3", "line 62": "byte 4 is not UTF-8"}
 
 
 def test_doubles_are_dropped_beside_lines_that_do_not_parse(tmp_path: Path, write_csv: Callable[..., str]) -> None:
