@@ -1,7 +1,7 @@
 """Rows that were picked out of opened shards, and still lie there.
 
-They are copied once all of a batch are known, each to its place in it: copied to every stream's own array first, large
-records took five times as long.
+They are copied when all of a chunk are known, each to its place in it, and once: an array of each stream between would
+take large records through memory twice more.
 """
 
 from __future__ import annotations
