@@ -28,6 +28,7 @@ __all__ = [
     "WEIGHT",
     "Column",
     "Columns",
+    "compacted",
     "concat_columns",
     "copied",
     "copy_views",
@@ -156,6 +157,16 @@ def _take_arrow(values: Any, rows: npt.NDArray[np.int64]) -> Any:
     buffers = values.buffers()
     views = np.frombuffer(buffers[1], VIEW)[values.offset : values.offset + len(values)].take(rows)
     return pa.Array.from_buffers(values.type, len(rows), [None, pa.py_buffer(views), *buffers[2:]])
+
+
+def compacted(columns: Columns) -> Columns:
+    """Columns that were taken from shards, holding nothing else of them; of views the bytes are copied."""
+    return {
+        name: values.cast(pa.large_binary()).cast(pa.binary_view())
+        if isinstance(values, pa.Array) and pa.types.is_binary_view(values.type)
+        else values
+        for name, values in columns.items()
+    }
 
 
 def view_bytes(data: pa.Buffer, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> pa.Array:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +27,7 @@ __all__ = ["OpenWindow", "WindowOpener", "choose_donors"]
 
 Int64 = npt.NDArray[np.int64]
 ClassNumbers = npt.NDArray[np.integer]
+_SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 _DRAWN_FIRST = 4096  # samples of a window: the first batch waits for them
 
 
@@ -192,23 +192,31 @@ class WindowOpener:
     def _borrow(self, window: Window, lacking: Int64) -> Columns:
         """The records of the classes that the window lacks, class after class, from other shards."""
         held: dict[int, OpenShard] = {}
-        of_class = self._class_counts()
-        donors = [self._lent(window, of_class[:, class_id], held) for class_id in lacking.tolist()]
+        by_class: dict[int, tuple[Int64, ClassNumbers]] = {}  # of each lender, its rows and their classes
+        of_class, lent = self._class_counts(), self._fetcher.lent
         pieces = []
-        for donor, run in groupby(zip(donors, lacking.tolist(), strict=True), key=itemgetter(0)):
-            classes, own = np.array([class_id for _, class_id in run]), held[donor].class_ids
-            order = stable_order(own)
-            ends = [np.searchsorted(own[order], classes, side=side).tolist() for side in ("left", "right")]
-            rows = np.concatenate([order[start:stop] for start, stop in zip(*ends, strict=True)])
-            pieces.append(take_columns(_with_classes(held[donor]), rows))
+        for class_id in lacking.tolist():
+            piece = lent.get(self._next_lender(window, of_class[:, class_id]), class_id)
+            if piece is None:
+                donor = self._lent(window, of_class[:, class_id], held)
+                if donor not in by_class:
+                    order = stable_order(held[donor].class_ids)
+                    by_class[donor] = order, held[donor].class_ids[order]
+                rows, classes = by_class[donor]
+                start, stop = (int(np.searchsorted(classes, class_id, side=side)) for side in _SIDES)
+                piece = lent.keep(donor, class_id, take_columns(_with_classes(held[donor]), rows[start:stop]))
+            pieces.append(piece)
         return concat_columns(pieces)
 
+    def _next_lender(self, window: Window, records: npt.NDArray[np.integer]) -> int:
+        """The next shard on the tape, behind the window, that has such records and is not known to be bad."""
+        left = records if self._fetcher.quarantine is None else self._fetcher.quarantine.left(records)
+        return int(choose_donors(self._order, np.array([window.segments[-1].shard]), left)[0])
+
     def _lent(self, window: Window, records: npt.NDArray[np.integer], held: dict[int, OpenShard]) -> int:
-        """The next shard on the tape, behind the window, that has such records and can be read; it joins `held`."""
-        last = np.array([window.segments[-1].shard])
+        """The same, once it is known that it can be read; it joins `held`."""
         while True:
-            left = records if self._fetcher.quarantine is None else self._fetcher.quarantine.left(records)
-            shard = int(choose_donors(self._order, last, left)[0])
+            shard = self._next_lender(window, records)
             if shard in held:
                 return shard
             opened = self._fetcher.wait_unless_bad(shard, self._fetcher.request(self._fetcher.whole(shard)))

@@ -29,6 +29,7 @@ from .cache import ShardCache
 from .concurrency import Climber
 from .counters import Counters
 from .fetch_pool import FetchPool
+from .lending import LentRecords
 from .quarantine import Quarantine
 from .selection import Selection
 from .shard_opener import OpenShard, ShardOpener, decode_index
@@ -78,6 +79,7 @@ class ShardFetcher:
     Attributes:
         quarantine: the same.
         in_parts: whether of a shard that is needed in part no more is read, where its format allows it.
+        lent: records of the shards, for windows that lack their class; for the thread that plans.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class ShardFetcher:
         self._indexes: defaultdict[int, _Shared[pa.RecordBatch]] = defaultdict(_Shared)  # of shards opened in parts
         self._wholes: defaultdict[int, _Shared[OpenShard]] = defaultdict(_Shared)  # of those that it turned out cannot
         self._lock = threading.Lock()
+        self.lent = LentRecords()
 
     def request(self, segment: Segment, step: int = _NOW) -> Future[OpenShard]:
         """Begin to open a segment of a shard, unless somebody holds it; keep the future as long as it is needed.

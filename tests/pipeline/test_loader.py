@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from ringfeed.pipeline import Loader, opening
 from ringfeed.pipeline import loader as loader_module
+from ringfeed.pipeline.lending import LentRecords
 from ringfeed.pipeline.shards import ShardFetcher
 from ringfeed.sharding import BuildOptions, ConfigError, CorruptionError, DatasetError, build, open_dataset
 
@@ -226,6 +227,31 @@ def test_a_class_that_windows_lack_is_borrowed_and_announced(make_dataset: Make)
     assert ((labels == 2).sum(axis=1) >= 5).all()
     assert loader.plan().missing == plan.missing
     assert Loader(url, batch_size=16, streams=8, seed=5).plan().missing == ()
+
+
+@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+@pytest.mark.parametrize("fixed", [True, False])
+def test_a_shard_that_lends_is_fetched_once_for_all_windows(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch, shard_format: str, fixed: bool
+) -> None:
+    url = make_dataset(800, shards=64, fixed=fixed, shard_format=shard_format)  # 16 rare records in 64 shards
+    loader = Loader(url, batch_size=16, streams=2, balance="uniform", seed=5, prefetch_bytes=0)
+    lacking = [entry.donor for entry in loader.plan().missing]
+    assert len(lacking) > 2 * len(set(lacking)) > 8
+    batches = numpy_batches(loader)
+    fetched = loader.stats()["fetch"].items
+    # Files: of all shards, of one that the cut between the streams divides, and of those that lend before they are due.
+    assert fetched <= 2 * (64 + 1 + len(set(lacking)))
+    monkeypatch.setattr(LentRecords, "get", lambda *_: None)
+    other = Loader(url, batch_size=16, streams=2, balance="uniform", seed=5, prefetch_bytes=0)
+    assert numpy_batches(other) == batches
+    assert other.stats()["fetch"].items > 1.2 * fetched
+
+
+def numpy_batches(loader: Loader) -> list[dict[str, Any]]:
+    """Of the first epoch, by value."""
+    columns = [dict(batch) for batch in loader.numpy_epoch(0)]
+    return [{name: np.asarray(values, object).tolist() for name, values in each.items()} for each in columns]
 
 
 def test_classes_that_one_shard_lends_are_borrowed_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
