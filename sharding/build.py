@@ -12,6 +12,7 @@ from .capacity import build_engine, memory_share
 from .destination import Draft, Purpose, draft_dataset
 from .errors import RingfeedError
 from .execute import begin_processes
+from .fence import fenced_for_workers
 from .gathered import Gathered
 from .interop.tfds import tfds_files
 from .manifest import Manifest, ShardInfo, describe
@@ -116,7 +117,7 @@ def write_dataset(
                 if draft.base is not None:
                     manifest, infos = merge_generation(draft.base, manifest, infos)
                     beside = tfds_files(manifest, infos)
-                    draft.storage.write_all(beside)
+                    draft.write_all(beside)
                     about = {path: describe(data) for path, data in beside.items()}
                     manifest = replace(manifest, files=dict(manifest.files) | about)
                 result, table = seal(manifest, infos)
@@ -155,7 +156,7 @@ def _write(
     draft.begin(finished)
     layout = common_layout(plan, options, parts)
     target = ShardTarget(
-        storage=draft.storage,
+        storage=fenced_for_workers(draft.storage, draft.destination, draft.lease),
         plan=fingerprint,
         shard_format=options.shard_format,
         compression=options.codec,
@@ -190,6 +191,6 @@ def _write(
     if plan.rejected:
         beside |= {rejected_name(plan.assignment.generation): encode_rejected(plan.rejected)}
     if beside:
-        draft.storage.write_all(beside)
+        draft.write_all(beside)
     files = gathered.files() | {path: describe(data) for path, data in beside.items()}
     return replace(manifest, files=files), infos

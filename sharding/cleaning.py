@@ -10,6 +10,7 @@ from .appear import clear_killed
 from .dataset import open_dataset
 from .destination import check_no_damaged
 from .errors import DestinationError, StorageError
+from .fence import fenced
 from .footprint import OURS, STAGING, files_of, folders_of, remove_empty, remove_files
 from .generations import GENERATION_FILES, TABLE_NAMES, folder_of, generation_of, table_order
 from .journal import JOURNAL_FOLDER
@@ -47,14 +48,14 @@ def clean(destination: Place, *, spill: str | os.PathLike[str] | None = None, dr
         _check_nobody_writes(destination)
     files = destination.list()
     debris, _ = _debris(destination, files)
-    if dry_run or not debris:
-        spilled = _spilled(roots, dry_run=dry_run)
+    if dry_run or not (debris or _spilled(roots, dry_run=True)):
+        spilled = _spilled(roots, dry_run=True)
         return _named(exported, destination, debris, spilled)
-    with _held(destination, spill) as marked:
+    with _held(destination, spill) as (marked, own):
         files = destination.list()  # anew: what was debris may be part of a dataset by now
         debris, begun = _debris(destination, [name for name in files if marked or name != LEASE_NAME])
         spilled = _spilled(roots, dry_run=False)  # before the mark, which leads to it
-        remove_files(destination, [name for name in debris if name != LEASE_NAME])
+        remove_files(own, [name for name in debris if name != LEASE_NAME])
     folders = [JOURNAL_FOLDER, STAGING, *folders_of(debris), *begun]
     remove_empty(destination, [*folders, *([] if set(files) - {*debris, LEASE_NAME} else [""])])
     return _named(exported, destination, debris, spilled)
@@ -75,8 +76,10 @@ def _spilled(roots: Iterable[Storage], *, dry_run: bool) -> list[str]:
 
 
 @contextmanager
-def _held(destination: Storage, spill: str | None) -> Iterator[bool]:
+def _held(destination: Storage, spill: str | None) -> Iterator[tuple[bool, Storage]]:
     """Keep others from writing there until the body ends; tells whether one before had left its mark.
+
+    And gives the storage to remove by, which does so no longer than that is so.
 
     Where there is no room for a mark, no other can begin to write either.
 
@@ -88,11 +91,11 @@ def _held(destination: Storage, spill: str | None) -> Iterator[bool]:
             lease = stack.enter_context(hold(destination, {"task": "clean", **about_spill(spill)}))
         except StorageError:
             _check_nobody_writes(destination)
-            yield True
+            yield True, destination
             destination.remove(LEASE_NAME)
             return
         try:
-            yield lease.previous is not None
+            yield lease.previous is not None, fenced(destination, lease)
         finally:
             lease.release(keep=False)
 

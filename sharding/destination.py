@@ -11,6 +11,7 @@ from typing import Literal
 
 from .dataset import Dataset, open_dataset
 from .errors import CorruptionError, DatasetError, DestinationError, RingfeedError, StorageError
+from .fence import fenced
 from .footprint import OURS, STAGING, files_of, folders_of, remove_empty, remove_files
 from .generations import GENERATION_FILES, TABLE_NAMES, folder_of, table_name
 from .interop.tfds import all_tfds_names
@@ -50,6 +51,8 @@ class Draft:
         self.total = 0
         self._begun = False
         self._committing = False
+        self._own = fenced(storage, lease)  # both, for what changes them
+        self._there = fenced(destination, lease)
 
     @property
     def how_to_resume(self) -> str:
@@ -149,6 +152,10 @@ class Draft:
             with suppress(RingfeedError):  # the store is gone, and what was reported must do
                 self.finished = max(self.finished, count_recorded(self.storage, plan))
 
+    def write_all(self, files: Mapping[str, bytes]) -> None:
+        """Write files that lie beside the shards."""
+        self._own.write_all(files)
+
     def commit(self, manifest: Manifest, shards: bytes) -> None:
         """Make a dataset of it, at once: nothing before the last write opens as one.
 
@@ -159,7 +166,7 @@ class Draft:
             DestinationError: another build was faster.
         """
         self.lease.check()  # before the table, too: that of who took over may be there
-        self.storage.write(manifest.shards_path, shards)
+        self._own.write(manifest.shards_path, shards)
         self.lease.check()
         if self.base is not None:
             self._take_in(self.base, manifest)
@@ -169,7 +176,7 @@ class Draft:
         self.destination.sync()
         try:
             self._committing = True
-            self.destination.create(MANIFEST_NAME, manifest.encode())
+            self._there.create(MANIFEST_NAME, manifest.encode())
         except FileExistsError as error:
             self._committing = False
             where = self.destination.locate()
@@ -208,33 +215,34 @@ class Draft:
             table = table_name(self._generation)
             begins = (folder_of(self._generation), f"{JOURNAL_FOLDER}/", ".")
             own = [name for name in own if OURS.fullmatch(name) and (name == table or name.startswith(begins))]
-            remove_files(self.storage, [name for name in own if name == table])  # before the shards that it tells of
-        remove_files(self.storage, own)
+            remove_files(self._own, [name for name in own if name == table])  # before the shards that it tells of
+        remove_files(self._own, own)
 
     def _replace(self) -> None:
+        self.lease.check()
         names = self.destination.list()
         old = [n for n in names if GENERATION_FILES.fullmatch(n) and OURS.fullmatch(n)]
         old += [name for name in names if name.startswith(f"{JOURNAL_FOLDER}/")]  # of an append that did not end
         with suppress(RingfeedError):  # it was damaged: that may be why it is being replaced
             old = [*{*old, *files_of(open_dataset(self.destination))}]
-        self.destination.remove(MANIFEST_NAME)
-        remove_files(self.destination, old)
-        remove_empty(self.destination, [JOURNAL_FOLDER, *folders_of(old)])
+        self._there.remove(MANIFEST_NAME)
+        remove_files(self._there, old)
+        remove_empty(self._there, [JOURNAL_FOLDER, *folders_of(old)])
         for name in self.storage.list():
             if not name.startswith(JOURNAL_FOLDER) and not _DRAFT.fullmatch(name):
-                self.destination.move(f"{STAGING}/{name}", name)
+                self._there.move(f"{STAGING}/{name}", name)
 
     def tidy(self) -> None:
         """Remove what only the build needed, and what an append has made untrue."""
         if self.base is not None:
-            remove_files(self.destination, self._untrue(self.base.manifest))
+            remove_files(self._there, self._untrue(self.base.manifest))
         names = self.storage.list()
-        remove_files(self.storage, [n for n in names if n.startswith(f"{JOURNAL_FOLDER}/") or _DRAFT.fullmatch(n)])
-        remove_empty(self.storage, [JOURNAL_FOLDER])
+        remove_files(self._own, [n for n in names if n.startswith(f"{JOURNAL_FOLDER}/") or _DRAFT.fullmatch(n)])
+        remove_empty(self._own, [JOURNAL_FOLDER])
         if self.storage != self.destination:
-            remove_files(self.storage, self.storage.list())
-            remove_files(self.destination, [name for name in self.destination.list() if _DRAFT.fullmatch(name)])
-        remove_empty(self.destination, [STAGING])  # one that was killed over its renames leaves it behind
+            remove_files(self._own, self.storage.list())
+            remove_files(self._there, [name for name in self.destination.list() if _DRAFT.fullmatch(name)])
+        remove_empty(self._there, [STAGING])  # one that was killed over its renames leaves it behind
 
     def _untrue(self, base: Manifest) -> Iterator[str]:
         """The files that told other programs of the dataset as it was before the append."""
@@ -251,15 +259,15 @@ class Draft:
                 return  # its write failed, but was done all the same
             if self._begun:  # else what lies there is of another append, which may be gone on with
                 self._remove_own(names)
-            remove_empty(self.destination, [JOURNAL_FOLDER, folder_of(self._generation)])
+            remove_empty(self._there, [JOURNAL_FOLDER, folder_of(self._generation)])
             return
         if self._committing:
-            self.destination.remove(MANIFEST_NAME)  # its write failed, but it may have been done all the same
+            self._there.remove(MANIFEST_NAME)  # its write failed, but it may have been done all the same
             names = [name for name in names if name != MANIFEST_NAME]
         if MANIFEST_NAME in names:
             names = [name for name in names if name.startswith(f"{STAGING}/")]
-        remove_files(self.destination, [name for name in names if OURS.fullmatch(name) and name != LEASE_NAME])
-        remove_empty(self.destination, [JOURNAL_FOLDER, STAGING])
+        remove_files(self._there, [name for name in names if OURS.fullmatch(name) and name != LEASE_NAME])
+        remove_empty(self._there, [JOURNAL_FOLDER, STAGING])
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from .storage import Storage
 
 __all__ = [
     "LEASE_NAME", "Holder", "Lease", "boot_id", "held_by", "hold", "is_held", "is_lease_draft", "is_mark",
-    "read_holder", "start_of",
+    "lost_to", "read_holder", "start_of",
 ]  # fmt: skip
 
 LEASE_NAME = "_building.json"
@@ -199,6 +199,11 @@ class Lease:
         self._stop.set()
         self._thread.join()
 
+    @property
+    def token(self) -> str:
+        """Of this holding, and no other."""
+        return self._me.token
+
     def tell_plan(self, fingerprint: str) -> None:
         """Write down what is being built.
 
@@ -216,6 +221,17 @@ class Lease:
             StorageError: the store refuses.
         """
         self._look(self._storage)
+
+    def guard(self) -> None:
+        """`check`, where the mark was not renewed for some seconds: nobody takes over before.
+
+        Raises:
+            DestinationError: as there.
+            StorageError: as there.
+        """
+        self.check_known()
+        if time.monotonic() - self._fresh > _SILENT_SECONDS / 3:
+            self.check()
 
     def check_known(self) -> None:
         """Refuse to go on once it is known that another holds the destination; asks nobody.
@@ -248,19 +264,9 @@ class Lease:
     def _look(self, storage: Storage) -> None:
         """See whose the mark is."""
         with self._lock:
-            seen, where = read_holder(storage), self._storage.locate()
-            if self._lost:
-                pass
-            elif seen is None:
-                self._lost = (
-                    f"{where} was removed or cleaned up while it was written to, for {LEASE_NAME} is gone; nothing "
-                    f"more is written; be rid of what is left with: shard-dataset clean {shlex.quote(where)}"
-                )
-            elif seen.token != self._me.token:
-                self._lost = (
-                    f"{where} was taken over by another process while this one stood still; nothing more is written"
-                )
-            elif seen != self._me:  # a write that seemed to fail came to pass, some time
+            seen = read_holder(storage)
+            self._lost = self._lost or lost_to(self._storage, seen, self.token)
+            if seen is not None and not self._lost and seen != self._me:  # a write that seemed to fail came to pass
                 self._doubt()
                 self._me = seen
             self.check_known()
@@ -289,6 +295,19 @@ class Lease:
                 f"another process may have taken {self._storage.locate()} over, for {LEASE_NAME} there could not be "
                 f"renewed for {silent:.0f} s; nothing more is written; start the same command again"
             )
+
+
+def lost_to(storage: Storage, seen: Holder | None, token: str) -> str:
+    """What to tell a holder of a token, if the mark that is seen is not its own; empty if it is."""
+    where = storage.locate()
+    if seen is None:
+        return (
+            f"{where} was removed or cleaned up while it was written to, for {LEASE_NAME} is gone; nothing more is "
+            f"written; be rid of what is left with: shard-dataset clean {shlex.quote(where)}"
+        )
+    if seen.token != token:
+        return f"{where} was taken over by another process while this one stood still; nothing more is written"
+    return ""
 
 
 @contextmanager

@@ -43,6 +43,7 @@ class Identity:
         restored: the bytes of those two files as they were, by path, where they were damaged.
         names: of the files in the folder; None if it cannot be listed.
         measures: of the files that had to be read for it, by path.
+        read: the bytes of `dataset.json` as they are; None if it is missing.
     """
 
     storage: Storage
@@ -53,6 +54,7 @@ class Identity:
     restored: Mapping[str, bytes] = field(default_factory=dict)
     names: frozenset[str] | None = None
     measures: Mapping[str, Measure | None] = field(default_factory=dict)
+    read: bytes | None = None
 
 
 def identify(storage: Storage, workers: int) -> Identity:
@@ -73,6 +75,11 @@ def identify(storage: Storage, workers: int) -> Identity:
     except StorageError:  # not every store, nor every account, can list
         names = None
     data = _read(storage, MANIFEST_NAME)
+    known = _identified(storage, names, data, workers)
+    return known if known.read is not None else replace(known, read=data)  # else it was written anew meanwhile
+
+
+def _identified(storage: Storage, names: frozenset[str] | None, data: bytes | None, workers: int) -> Identity:
     if data is None:
         return _without_manifest(storage, names, None, workers)
     try:

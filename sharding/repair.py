@@ -19,6 +19,7 @@ import pyarrow as pa
 from .companions import remake
 from .damage import Damage
 from .errors import CorruptionError, DestinationError
+from .fence import fenced
 from .generations import generation_of
 from .interop import dali
 from .lease import LEASE_NAME, Lease, hold, is_mark, read_holder
@@ -145,11 +146,11 @@ def apply_repair(plan: RepairPlan, rebuilding: BuildReport = _ignore) -> Manifes
     with _held(plan) as lease:
         storage = plan.known.storage
         if not plan.rebuilds:
-            return _apply(plan, lease, {}, storage)
+            return _apply(_fenced(plan, lease), lease, {}, storage)
         with workshop_of(plan, scratch_root(plan.spill, storage), rebuilding) as workshop:
             rebuilt = _checked(plan, [shard for rebuild in plan.rebuilds for shard in workshop.make(rebuild)])
             lease.check()
-            return _apply(plan, lease, rebuilt, workshop.folder)
+            return _apply(_fenced(plan, lease), lease, rebuilt, workshop.folder)
 
 
 def _is_marked(known: Identity) -> bool:
@@ -178,14 +179,21 @@ def _held(plan: RepairPlan) -> Iterator[Lease]:
             lease.release(keep=False)
 
 
-def _look(storage: Storage, known: Identity) -> tuple[set[str], bytes]:
+def _look(storage: Storage, known: Identity) -> tuple[set[str], bytes | None]:
     names = set() if known.names is None else set(storage.list())
-    return _without_marks(names), b"" if MANIFEST_NAME in known.restored else storage.read(MANIFEST_NAME)
+    try:
+        return _without_marks(names), storage.read(MANIFEST_NAME)
+    except FileNotFoundError:
+        return _without_marks(names), None
 
 
-def _seen(known: Identity) -> tuple[set[str], bytes]:
-    names = set(known.names or ())
-    return _without_marks(names), b"" if MANIFEST_NAME in known.restored else known.manifest.encode()
+def _seen(known: Identity) -> tuple[set[str], bytes | None]:
+    return _without_marks(set(known.names or ())), known.read
+
+
+def _fenced(plan: RepairPlan, lease: Lease) -> RepairPlan:
+    """The plan, of a storage that is written to no longer than the lease is held."""
+    return replace(plan, known=replace(plan.known, storage=fenced(plan.known.storage, lease)))
 
 
 def _without_marks(names: set[str]) -> set[str]:
