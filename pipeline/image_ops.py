@@ -14,6 +14,11 @@ from .keys import SAMPLE_KEY
 __all__ = ["crop_window", "decode", "fitted", "normalise", "transform_images"]
 
 _ONLY_COLOURS = (b"GIF8", b"RIFF", b"BM")  # how GIF, WebP and BMP begin, of which TensorFlow makes no grey
+_GREYS = b"".join(bytes([grey, grey, grey, 0]) for grey in range(256))  # the palette of a grey BMP
+_NO_PALETTES = (
+    "a BMP whose colours are in a palette, which TensorFlow does not read; write the images as others, with: "
+    "shard-dataset reshard SRC DST --encode png"
+)
 _PHILOX = "philox"  # named, so that no device draws by another algorithm
 
 
@@ -83,14 +88,44 @@ def _cropped(value: Any, key: Any, options: ImageTransform) -> Any:
 
 def decode(value: Any, channels: int) -> Any:
     """One image file of any format that TensorFlow knows, whole: uint8 [height, width, channels]."""
+    head = _Head(value)
+    with tf.control_dependencies([tf.debugging.Assert(~head.is_palette_bitmap, [_NO_PALETTES])]):
+        value = tf.identity(value)
 
-    def as_colours(count: int) -> Any:
+    def decoded(count: int) -> Any:
         return tf.io.decode_image(value, channels=count, expand_animations=False)
 
+    def as_colours() -> Any:
+        return tf.cond(head.is_transparent_webp, lambda: decoded(4)[..., :3], lambda: decoded(3))
+
     if channels != 1:
-        return as_colours(channels)
-    only_colours = tf.reduce_any([tf.strings.substr(value, 0, len(head)) == head for head in _ONLY_COLOURS])
-    return tf.cond(only_colours, lambda: tf.image.rgb_to_grayscale(as_colours(3)), lambda: as_colours(1))
+        return as_colours()
+    return tf.cond(head.only_colours, lambda: tf.image.rgb_to_grayscale(as_colours()), lambda: decoded(1))
+
+
+class _Head:
+    """What the first bytes of an image file tell of what TensorFlow makes of it.
+
+    Attributes:
+        only_colours: it makes no grey of it.
+        is_transparent_webp: it makes four channels of it, and no fewer.
+        is_palette_bitmap: it takes the numbers of its colours for greys.
+    """
+
+    def __init__(self, value: Any) -> None:
+        start = tf.strings.substr(tf.strings.join([tf.strings.substr(value, 0, 32), bytes(32)]), 0, 32)
+        numbers = tf.cast(tf.io.decode_raw(start, tf.uint8), tf.int32)
+        self.only_colours = tf.reduce_any([tf.strings.substr(start, 0, len(kind)) == kind for kind in _ONLY_COLOURS])
+
+        chunk = tf.strings.substr(start, 12, 4)
+        extended = (chunk == b"VP8X") & (tf.bitwise.bitwise_and(numbers[20], 0x10) != 0)
+        lossless = (chunk == b"VP8L") & (tf.bitwise.bitwise_and(numbers[24], 0x10) != 0)
+        self.is_transparent_webp = (tf.strings.substr(start, 0, 4) == b"RIFF") & (extended | lossless)
+
+        bits, colours = numbers[28] + 256 * numbers[29], 14 + numbers[14] + 256 * numbers[15]
+        palette = tf.strings.substr(value, tf.minimum(colours, tf.strings.length(value)), len(_GREYS))
+        few = (tf.strings.substr(start, 0, 2) == b"BM") & (bits <= 8)
+        self.is_palette_bitmap = few & ~((bits == 8) & (palette == _GREYS))
 
 
 def fitted(image: Any, size: Sequence[int]) -> Any:

@@ -20,6 +20,8 @@ _DISK = {
     errno.EROFS: "the file system is read-only; choose another folder",
     errno.EFBIG: "the file is larger than this process or file system may write; raise the limit (ulimit -f), or ask "
     "for more --shards",
+    errno.EISDIR: "it is a folder, where a file must be; check the path",
+    errno.ENAMETOOLONG: "its name is longer than the file system takes; check the path",
     errno.ENOTDIR: "a name in its path is that of a file, where a folder must be; check the path",
     errno.EMFILE: "too many open files; raise the limit (ulimit -n)",
 }

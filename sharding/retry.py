@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-__all__ = ["Exhausted", "IncompleteError", "RetryPolicy", "error_code", "error_number", "is_transient", "retry"]
+__all__ = [
+    "Exhausted", "IncompleteError", "RetryPolicy", "causes", "error_code", "error_number", "is_transient", "retry",
+]  # fmt: skip
 
 T = TypeVar("T")
 
@@ -188,7 +190,7 @@ def is_transient(error: BaseException) -> bool:
     >>> is_transient(OSError(28, "No space left on device"))
     False
     """
-    for link in _chain(error):
+    for link in causes(error):
         if isinstance(link, (Exhausted, FileNotFoundError, FileExistsError, PermissionError)):
             return False
         if _is_of_the_wire(link):
@@ -201,7 +203,7 @@ def is_transient(error: BaseException) -> bool:
 
 def error_code(error: BaseException) -> str:
     """The code by which S3 names an error, such as ``ExpiredToken``; empty if it names none."""
-    for link in _chain(error):
+    for link in causes(error):
         response = getattr(link, "response", None)
         if isinstance(response, dict):
             return str(response.get("Error", {}).get("Code", ""))
@@ -230,10 +232,12 @@ def _is_of_the_wire(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _HDFS.search(str(error)) is not None
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException) -> Iterator[BaseException]:
     """An error and its explicit causes; of a context nobody said that it is to blame."""
     link: BaseException | None = error
-    while link is not None:
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:  # a client may raise an error from itself
+        seen.add(id(link))
         yield link
         link = link.__cause__
 

@@ -39,7 +39,8 @@ def image_size(data: bytes | memoryview) -> tuple[int, int]:
 def check_image(data: bytes | memoryview) -> tuple[int, int]:
     """Height and width of a file that is whole, as far as its format can tell without decoding it.
 
-    Of a PNG every chunk's CRC is checked, of a JPEG the mark at its end; any other format is decoded.
+    Of a PNG every chunk's CRC is checked, of a JPEG the mark at its end; any other format is decoded, and so is a JPEG
+    with something else behind that mark, such as the film of a motion photo.
 
     Raises:
         ValueError: the file is no image, or is cut short or damaged; the text says why.
@@ -54,8 +55,11 @@ def check_image(data: bytes | memoryview) -> tuple[int, int]:
             if image.format == "PNG":
                 image.verify()  # walks all chunks and their CRCs
             elif image.format in ("JPEG", "MPO"):
-                if bytes(data).rstrip(b"\0\n\r ")[-2:] != _JPEG_END:
+                end = bytes(data).rfind(_JPEG_END)
+                if end < 0:
                     raise ValueError("it has no end-of-image marker")
+                if bytes(data[end + 2 :]).strip(b"\0\n\r "):
+                    image.load()
             else:
                 image.load()
     except Exception as error:

@@ -170,11 +170,14 @@ def _transform(data: bytes, options: ImageOptions) -> NewImage:
         encoding = options.encoding or Encoding(form=known, quality=_QUALITIES[known])
         orientation = opened.getexif().get(_ORIENTATION, 1)
         turn, turned = _TURNS.get(orientation), orientation in _SWAPPING
+        as_it_is = turn is None
+        if opened.format == "TIFF":  # which Pillow turns when it loads them, and tells the size that they then have
+            turn, turned = None, False
         upright = stored[::-1] if turned else stored
         size = upright if options.size is None else options.size.of(*upright)
         if max(size) > _MAX_NEW_PIXELS:
             raise ValueError(f"it would be {size[0]} x {size[1]} pixels, a side is at most {_MAX_NEW_PIXELS}")
-        if options.encoding is None and turn is None and size == stored:
+        if options.encoding is None and as_it_is and size == stored:
             return NewImage(data=data, width=size[0], height=size[1], sizes_before=(stored, upright))
         if options.size is not None:  # JPEG decodes to a half, a quarter or an eighth, several times as fast
             wide, high = size[::-1] if turned else size

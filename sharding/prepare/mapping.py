@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Callable, Collection
@@ -88,8 +89,8 @@ class MapBatches:
     def _held(self, result: pa.RecordBatch, feature: Feature) -> pa.Array:
         assert self.taken is not None
         column = result.column(feature.name)
-        if column.type == pa.null():
-            return pa.nulls(len(column), feature.arrow_type)
+        if _is_untyped(column.type) and feature.shape in ((), (None,)):
+            return column.cast(feature.arrow_type)
         found = _feature(result.schema.field(feature.name), self.taken)
         if (found.arrow_type, found.logical) != (feature.arrow_type, feature.logical):
             raise SourceError(
@@ -104,12 +105,15 @@ class MapBatches:
         function = _load(self.folder, self.function)
         columns = [batch.column(name) for name in self.taken.names]
         given = pa.RecordBatch.from_arrays(columns, schema=self.taken.arrow)
+        folder = os.getcwd()
         try:
             result = function(given)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise SourceError(
                 f"{_place(error, function)}: {_text(error)} (in {self.spec}); mend the function"
             ) from error
+        finally:
+            os.chdir(folder)  # by which relative paths go
         if not isinstance(result, pa.RecordBatch):
             raise SourceError(
                 f"{self.spec}: the function must return a pyarrow.RecordBatch, it returned a {type(result).__name__}"
@@ -137,7 +141,7 @@ def _load(folder: str, name: str) -> Callable[[pa.RecordBatch], Any]:
         raise ConfigError(
             f"--map {name}: there is no module {error.name!r}; it is looked for in {folder} and among what is installed"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"--map {name}: {_place(error, None)}: {_text(error)}; mend the module") from error
     function: Callable[[pa.RecordBatch], Any] | None = getattr(module, function_name, None)
     if function is None or not callable(function):
@@ -145,7 +149,7 @@ def _load(folder: str, name: str) -> Callable[[pa.RecordBatch], Any]:
     return function
 
 
-def _place(error: Exception, function: Callable[..., Any] | None) -> str:
+def _place(error: BaseException, function: Callable[..., Any] | None) -> str:
     """File and line of the user's code that an error came from: the innermost that is not in an installed package."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
@@ -161,15 +165,22 @@ def _is_user_code(filename: str) -> bool:
     return not (filename.startswith((mine, "<frozen")) or "site-packages" in filename or "/importlib/" in filename)
 
 
-def _text(error: Exception) -> str:
+def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".rstrip(": ")
+
+
+def _is_untyped(kind: pa.DataType) -> bool:
+    """Of a batch whose values are all missing, or empty lists."""
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = kind.value_type
+    return bool(kind == pa.null())
 
 
 def _feature(field: pa.Field, taken: Schema) -> Feature:
     """Of a returned column; one that went in and came out keeps shape, encoding and meaning, whatever its metadata."""
     if field.name in taken.names and taken[field.name].arrow_type == field.type:
         return taken[field.name]
-    if field.type == pa.null():
+    if _is_untyped(field.type):
         raise SourceError(
             f"column {field.name!r} has no value in the first records, so that its type is unknown; "
             "give it: pa.array(values, type=...)"

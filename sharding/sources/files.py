@@ -316,7 +316,7 @@ def open_file(path: str, compression: str | None = "infer", *, read_ahead: bool 
     except (EOFError, zlib.error, lzma.LZMAError, BadGzipFile) as error:
         raise translate_errors(path, error, "the compressed file is damaged or cut short") from error
     except Exception as error:
-        if codec == "zstd" and type(error) is OSError and error.errno is None:
+        if codec in ("zstd", "bz2") and type(error) is OSError and error.errno is None:
             raise translate_errors(path, error, "the compressed file is damaged or cut short") from error
         if lacks_ranges(error):
             raise RangesError.of(path) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -25,7 +25,7 @@ class Partitions:
 
     Attributes:
         root: the folder below which folders name keys, with its slash at the end.
-        fields: a column each: int64 if all values are integers, else string; nullable.
+        fields: a column each: int64 if all values are integers, of one spelling each, else string; nullable.
     """
 
     root: str
@@ -55,12 +55,13 @@ class Partitions:
         return batch
 
 
-def find_partitions(url: str, paths: Sequence[str]) -> Partitions:
+def find_partitions(url: str, paths: Sequence[str], texts: Collection[str] = ()) -> Partitions:
     """The keys in the folders below the one that a URL names; of a glob, below the last folder without a pattern.
 
     Args:
         url: of the source.
         paths: URLs of its files.
+        texts: keys that are text, whatever their values look like.
 
     Raises:
         SourceError: the files' folders name different keys.
@@ -73,7 +74,8 @@ def find_partitions(url: str, paths: Sequence[str]) -> Partitions:
                 f"{path}: its folders name the partition keys ({', '.join(values)}), those of {paths[0]} "
                 f"({', '.join(found[0])}); give all files of a source the same keys"
             )
-    fields = [pa.field(name, _kind([values[name] for values in found])) for name in found[0]]
+    kinds = {name: pa.string() if name in texts else _kind([values[name] for values in found]) for name in found[0]}
+    fields = [pa.field(name, kind) for name, kind in kinds.items()]
     return Partitions(root=root, fields=tuple(fields))
 
 
@@ -96,6 +98,6 @@ def _unquoted(text: str) -> str:
 
 
 def _kind(values: Sequence[str | None]) -> pa.DataType:
-    present = [value for value in values if value is not None]
+    present = {value for value in values if value is not None}
     integers = present and all(_INTEGER.fullmatch(value) and -(1 << 63) <= int(value) < 1 << 63 for value in present)
-    return pa.int64() if integers else pa.string()
+    return pa.int64() if integers and len(set(map(int, present))) == len(present) else pa.string()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,10 +19,11 @@ import pyarrow as pa
 
 from .. import kernels
 from ..errors import ConfigError, SourceError, StorageError
-from ..formats.image_size import check_image
+from ..formats.image_size import check_image, error_text
 from ..formats.jpeg_size import plain_jpeg_sizes
+from ..retry import causes
 from ..storage import Storage
-from .base import BATCH_BYTES, BadRecord, Reject, fail_on_bad
+from .base import BATCH_BYTES, PASS_OVER, BadRecord, Reject, fail_on_bad
 from .files import MissingFileError, read_files, stat_files
 
 __all__ = ["ImageFiles", "bad_images", "damaged_images", "file_sizes", "read_images"]
@@ -30,6 +33,8 @@ _FEW_FILES = 8  # a run
 _LOOKED_AT = 16  # runs, together, for whether they have to be waited for:
 _WAITED_SECONDS = 200e-6  # a file, of most of them; what the page cache holds is there in 30 us
 _REMOTE_FILES = 256  # fetched or looked over at once
+_NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+_MEND_NAME = f"mend it, or pass over {PASS_OVER}"
 _COLUMN_BYTES = (1 << 31) - 1
 T = TypeVar("T")
 
@@ -165,9 +170,14 @@ def _sizes(paths: Sequence[str]) -> list[int]:
 
 def _size(path: str) -> int:
     try:
-        return os.stat(path).st_size
-    except OSError as error:
+        status = os.stat(path)
+    except (OSError, ValueError) as error:
+        if isinstance(error, ValueError) or error.errno in _NO_FILE:
+            raise SourceError(f"{path} names no file ({error_text(error)}); {_MEND_NAME}") from error
         raise _translated(path, error) from error
+    if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+        raise SourceError(f"{path} is no file but a folder, or a device; {_MEND_NAME}")
+    return status.st_size
 
 
 def _read_into(path: str, target: memoryview) -> None:
@@ -262,7 +272,9 @@ def _look_over(files: Sequence[str | BadRecord]) -> list[BadRecord | None]:
         return _in_runs(lambda start, stop: list(map(_look_at, files[start:stop])), len(files))
     try:
         contents = dict(zip(urls, read_files(urls), strict=True))
-    except SourceError:  # one is missing: which
+    except (SourceError, StorageError) as error:  # one is missing, or cannot be: which
+        if isinstance(error, StorageError) and not _names_no_file(error):
+            raise
         return [_look_at(file) for file in files]
     return [_look_at(file, contents.get(file) if isinstance(file, str) else None) for file in files]
 
@@ -271,9 +283,21 @@ def _look_at(file: str | BadRecord, data: bytes | None = None) -> BadRecord | No
     if isinstance(file, BadRecord):
         return file
     try:
+        if data is None and (path := _local_path(file)) is not None and os.path.exists(path):
+            _size(path)
         check_image(read_files([file])[0] if data is None else data)
-    except SourceError:
+    except MissingFileError:
         return BadRecord(path=file, place="", reason="there is no such file", remedy="restore it, or remove its record")
+    except (SourceError, StorageError) as error:
+        if isinstance(error, StorageError) and not _names_no_file(error):
+            raise
+        return BadRecord(path=file, place="", reason="it names no file that can be read", remedy="mend its name")
     except ValueError as error:
         return _damaged(file, error)
     return None
+
+
+def _names_no_file(error: StorageError) -> bool:
+    """Whether there can be no file of such a name."""
+    numbers = (cause.errno for cause in causes(error) if isinstance(cause, OSError))
+    return any(isinstance(cause, ValueError) for cause in causes(error)) or any(n in _NO_FILE for n in numbers)

@@ -120,7 +120,8 @@ class TableSource(ABC):
             given |= told
             parts += found
         assert first is not None
-        partitions = find_partitions(url, [file.url for file in files]).without(first.names)
+        texts = [name for name, feature in features.items() if feature.dtype == "string"]
+        partitions = find_partitions(url, [file.url for file in files], texts).without(first.names)
         typed = [*Schema(features=tuple(given.values())).arrow, *(f for f in first if f.name not in given)]
         left_out = tuple(field.name for field in typed if not (wanted(field.name) or _feature(field)))
         by_name = {field.name: field for field in typed}

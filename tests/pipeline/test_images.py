@@ -96,6 +96,42 @@ def test_a_bitmap_is_made_grey_whatever_its_header_says_of_its_size(size: tuple[
     assert (transform({"image": tf.constant([out.getvalue()])})["image"].numpy() == 90).all()
 
 
+def test_a_webp_gives_its_colours_transparent_or_not() -> None:
+    colours = np.zeros((8, 6, 3), np.uint8)
+    colours[:, 3:] = (10, 200, 90)
+    image = Image.fromarray(colours)
+    clear = image.convert("RGBA")
+    clear.putalpha(128)
+    for each, how in (
+        (image, {"lossless": True}),
+        (clear, {"lossless": True, "exact": True}),
+        (clear, {"quality": 100}),
+        (clear, {"lossless": True, "exact": True, "save_all": True, "append_images": [clear.transpose(0)]}),
+    ):
+        out = BytesIO()
+        each.save(out, "WEBP", **how)
+        truth = Image.open(out).convert("RGB")
+        for channels in (1, 3):
+            transform = ImageTransform(feature="image", size=(8, 6), channels=channels, scale="bytes", dtype="uint8")
+            found = transform({"image": tf.constant([out.getvalue()])})["image"].numpy()[0].astype(int)
+            expected = np.asarray(truth) if channels == 3 else np.asarray(truth.convert("L"))[..., None]
+            assert np.abs(found - expected).max() <= 2
+
+
+@pytest.mark.parametrize("mode", ["P", "1"])
+def test_a_bitmap_with_a_palette_is_refused_and_a_grey_one_is_not(mode: str) -> None:
+    grey = np.arange(48, dtype=np.uint8).reshape(6, 8) * 5
+    image = Image.fromarray(np.stack([grey, 255 - grey, grey], -1))
+    transform = ImageTransform(feature="image", size=(6, 8), scale="bytes", dtype="uint8")
+    files = []
+    for each in (image.quantize(4) if mode == "P" else image.convert("1"), Image.fromarray(grey)):
+        files.append(BytesIO())
+        each.save(files[-1], "BMP")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"a BMP whose colours are in a palette.* --encode png"):
+        transform({"image": tf.constant([files[0].getvalue()])})
+    assert (transform({"image": tf.constant([files[1].getvalue()])})["image"].numpy() == grey[None, ..., None]).all()
+
+
 def test_what_holds_no_files_is_refused() -> None:
     transform = ImageTransform(feature="image", size=(4, 4))
     with pytest.raises(ConfigError, match="feature 'image' is float32, and images are decoded from bytes"):

@@ -47,7 +47,7 @@ def test_plain_files_are_not_given_to_pillow(form: str, monkeypatch: pytest.Monk
 JPEG, PNG = encoded("JPEG", "RGB", (9, 7)), encoded("PNG", "P", (9, 7))
 
 
-@pytest.mark.parametrize("data", [JPEG + b"\0\n", JPEG[:2] + b"\xff" + JPEG[2:], PNG + b"trailing"])
+@pytest.mark.parametrize("data", [JPEG + b"\0\n", JPEG + b"a film", JPEG[:2] + b"\xff" + JPEG[2:], PNG + b"trailing"])
 def test_what_pillow_forgives_is_forgiven(data: bytes) -> None:
     assert check_image(data) == (7, 9)
 
@@ -57,6 +57,7 @@ def test_what_pillow_forgives_is_forgiven(data: bytes) -> None:
     [
         (JPEG[:-2], "no end-of-image marker"),
         (JPEG[:100], "."),
+        (JPEG[:20] + b"\xff\xd9" + JPEG[20:-2], "."),
         (PNG[:-9], "."),
         (PNG[:-12], "."),
         (PNG.replace(b"IDAT", b"IDAX"), "."),

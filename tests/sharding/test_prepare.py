@@ -75,6 +75,18 @@ def nothing_at_all(batch):
 
 def times(batch):
     return batch.append_column("at", pc.cast(batch.column("id"), pa.timestamp("s")))
+
+def exits(batch):
+    raise SystemExit(3)
+
+def few_words(batch):
+    words = [["a", "b"] if number == 0 else [] for number in batch["id"].to_pylist()]
+    return pa.RecordBatch.from_pydict({"words": words})
+
+def wanders(batch):
+    import os
+    os.chdir("/")
+    return batch
 """
 
 
@@ -373,6 +385,23 @@ def test_columns_that_come_through_a_function_keep_their_shapes(tmp_path: Path, 
     assert read(source).select(["x", "at"]).equals(read(plain))
 
 
+def test_lists_that_are_all_empty_are_of_the_type_of_others(
+    parquet: str, functions: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ringfeed.sharding.sources.parquet.BATCH_ROWS", 50)
+    found = read(source_of(parquet, mapped(functions, "few_words"))).column("words").to_pylist()
+    assert found == [["a", "b"]] + [[]] * 599
+
+
+def test_a_function_that_goes_elsewhere_leaves_relative_paths_alone(
+    parquet: str, functions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    prepare = PrepareOptions(steps=(mapped(functions, "wanders"),))
+    build(BuildOptions(source=parquet, destination="out", prepare=prepare, shards=1))
+    assert (tmp_path / "out" / "dataset.json").exists()
+
+
 def test_times_that_a_function_makes_are_held_as_integers(parquet: str, functions: str) -> None:
     source = source_of(parquet, mapped(functions, "times"))
     assert (source.schema["at"].dtype, source.schema["at"].logical) == ("int64", "timestamp[s]")
@@ -389,6 +418,7 @@ def test_times_that_a_function_makes_are_held_as_integers(parquet: str, function
         ("a_table", "must return a pyarrow.RecordBatch, it returned a Table"),
         ("all_null", "column 'n' has no value in the first records"),
         ("nothing_at_all", "without columns"),
+        ("exits", r"user_functions.py:\d+: SystemExit: 3 \(in --map user_functions:exits\); mend the function"),
     ],
 )
 def test_a_function_s_error_names_its_place(

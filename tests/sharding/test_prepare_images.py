@@ -364,9 +364,10 @@ def test_what_is_transparent_is_white_where_the_format_has_no_transparency() -> 
     assert np.abs(right - [200, 100, 50]).max() < 12
 
 
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("size", [None, "10", "20x10"])
-def test_images_are_turned_upright(orientation: int, size: str | None) -> None:
+def test_images_are_turned_upright(form: str, orientation: int, size: str | None) -> None:
     """What is seen is light in its upper left corner alone, however it is stored."""
     seen = np.zeros((40, 80, 3), np.uint8)
     seen[:20, :40] = 255
@@ -377,7 +378,7 @@ def test_images_are_turned_upright(orientation: int, size: str | None) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     out = BytesIO()
-    Image.fromarray(np.ascontiguousarray(stored)).save(out, "JPEG", exif=exif, quality=95)
+    Image.fromarray(np.ascontiguousarray(stored)).save(out, form, exif=exif, quality=95)
     image = transformed(out.getvalue(), size, "png")
     assert image.size == ((80, 40) if size is None else (20, 10))
     pixels = np.asarray(image).mean(axis=2)
@@ -386,6 +387,9 @@ def test_images_are_turned_upright(orientation: int, size: str | None) -> None:
     assert means[0] > 230
     assert max(means[1:]) < 25
     assert image.getexif().get(0x0112, 1) == 1
+    unsized = next(transform_all([out.getvalue()], ImageOptions(size=Size(width=80, height=40)), str))
+    assert unsized is not None
+    assert (unsized.data == out.getvalue()) == (orientation == 1)
 
 
 def test_colours_keep_their_profile_and_comments_go() -> None:

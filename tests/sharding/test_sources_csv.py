@@ -107,9 +107,11 @@ def test_compressed_files_are_read_and_damaged_ones_named(
     path = tmp_path / f"z.csv{ending}"
     path.write_bytes(compress(plain))
     assert len(records(open_source(str(path), None))) == 3000
-    path.write_bytes(compress(plain)[:-200])
-    with pytest.raises(SourceError, match=r"z\.csv.*the compressed file is damaged or cut short"):
-        open_source(str(path), None)
+    packed = compress(plain)
+    for damaged in (packed[:-200], b"a,b\n" * 100):
+        path.write_bytes(damaged)
+        with pytest.raises(SourceError, match=r"z\.csv.*the compressed file is damaged or cut short"):
+            open_source(str(path), None)
 
 
 @pytest.mark.parametrize(

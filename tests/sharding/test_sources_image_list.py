@@ -1,5 +1,6 @@
 """Lists of images."""
 
+import os
 import pickle
 import zipfile
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv
 
-from ringfeed.sharding import SourceError
+from ringfeed.sharding import SourceError, StorageError
 from ringfeed.sharding.prepare import Filter, PrepareOptions
 from ringfeed.sharding.sources import Source, image_files, lines, open_source
 from ringfeed.sharding.sources.base import BadRecord, Checked
@@ -160,6 +161,22 @@ def test_a_check_finds_what_complete_would_fail_on(tmp_path: Path, folder: str) 
     for bad in positions:
         with pytest.raises(SourceError):
             source.complete(drafts.slice(bad, 1))
+
+
+@pytest.mark.parametrize("name", ["folder", "0.png/x", "x" * 300, "x\0y", "http://[bad", "pipe"])
+def test_a_path_that_names_no_file_is_a_bad_record(tmp_path: Path, name: str) -> None:
+    (tmp_path / "0.png").write_bytes(image(0))
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    pq.write_table(pa.table({"path": ["0.png", name], "label": ["a", "b"]}), tmp_path / "list.parquet")
+    source = open_source(str(tmp_path / "list.parquet"), "label", "image-list")
+    assert isinstance(source, Checked)
+    found: list[BadRecord] = []
+    assert [p for batch in source.check(source.parts[0], found.append) for p in batch.to_pylist()] == [1]
+    assert "it names no file that can be read; mend its name" in str(found[0])
+    with pytest.raises((SourceError, StorageError)) as told:
+        source.complete(next(source.drafts(source.parts[0])))
+    assert "\n" not in str(told.value)
 
 
 def test_a_dataset_is_built_of_a_list(tmp_path: Path, write_csv: Write) -> None:

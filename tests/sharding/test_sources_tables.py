@@ -192,6 +192,12 @@ class TestPartitions:
         source = open_source(self.write(name, tmp_path, "v=1", "v=1.5", "v=99999999999999999999"), None)
         assert [row["v"] for row in records(source)] == ["1.5", "1.5", "1", "1", *["99999999999999999999"] * 2]
 
+    def test_two_spellings_of_a_number_and_what_is_said_to_be_text_are_text(self, name: str, tmp_path: Path) -> None:
+        url = self.write(name, tmp_path, "zip=01234", "zip=1234")
+        assert [row["zip"] for row in records(open_source(url, None))] == ["01234"] * 2 + ["1234"] * 2
+        features = {"zip": Feature(name="zip", dtype="string")}
+        assert [row["zip"] for row in records(open_source(f"{url}/zip=0*", None, features=features))] == ["01234"] * 2
+
     def test_values_that_are_no_text_stay_apart(self, name: str, tmp_path: Path) -> None:
         source = open_source(self.write(name, tmp_path, "v=%fe", "v=%ff", "v=%zz"), None)
         assert [row["v"] for row in records(source)] == ["%fe", "%fe", "%ff", "%ff", "%zz", "%zz"]
