@@ -169,7 +169,8 @@ def _show(facts: Facts, findings: tuple[Finding, ...], console: Console) -> None
     if horovod is not None:
         names = ", ".join(horovod.collectives) or "unknown: it does not load"
         table.add_row("collectives", f"{names} (built for TensorFlow {facts.horovod_built_for or 'unknown'})")
-    table.add_row("kernels", "compiled" if facts.kernels else "[yellow]not compiled[/yellow]")
+    off = ", but switched off by RINGFEED_KERNELS=0" if os.environ.get("RINGFEED_KERNELS") == "0" else ""
+    table.add_row("kernels", f"compiled{off}" if facts.kernels else "[yellow]not compiled[/yellow]")
     table.add_row("GPUs", ", ".join(facts.gpus) or "none")
     clients = {"S3": facts.versions["s3fs"], "HDFS": facts.versions["hdfs-native"]}
     table.add_row("storage clients", ", ".join(["local", *(name for name, found in clients.items() if found)]))

@@ -20,6 +20,7 @@ __all__ = ["feature_spec", "inspection_json", "inspection_text", "reading_exampl
 
 _SPEC_DTYPES = {"int64": "tf.int64", "float": "tf.float32", "bytes": "tf.string", "raw": "tf.string"}
 _VOCABULARY_SHOWN = 6
+_GENERATIONS_SHOWN = 4
 
 
 def inspection_json(dataset: Dataset) -> dict[str, Any]:
@@ -173,7 +174,9 @@ def _tfds_place(manifest: Manifest) -> str:
     if not last:
         return ": tfds.builder_from_directory"
     one = next(iter(manifest.splits))
-    return f": tfds.builder_from_directory of {folder_of(last)}, with splits such as {one}_g00000+{one}_g{last:05d}"
+    names = [f"{one}_g{generation:05d}" for generation in range(last + 1)]
+    all_of_it = "+".join(names if last < _GENERATIONS_SHOWN else [*names[:2], "...", names[-1]])
+    return f": tfds.builder_from_directory of {folder_of(last)}; all of a split is such as {all_of_it}"
 
 
 def _tfds_obstacle(dataset: Dataset) -> str:

@@ -26,16 +26,20 @@ from .console import align, human_bytes, stage_progress
 __all__ = ["Profile", "StageProfile", "add_parser", "profile", "run"]
 
 _KNOBS = {
-    "fetch": "the storage is the limit: raise fetch_threads, bring the data nearer, or compress the shards",
+    "fetch": "the storage is the limit: raise Loader(fetch_threads=...), bring the data nearer, or compress the shards",
     "cache": "the cache is the limit: put it on a faster disk; if this waits, other ranks bring the same shards",
     "fill": "writing the cache is the limit: put it on a faster disk, or read past it with no cache",
     "verify": "checksums are the limit: the shards come from memory; more ranks per host share the work",
     "open": "decoding whole shards is the limit: drop columns you do not use, or more ranks per host",
-    "plan": "planning windows is the limit: a larger window_shards plans less often, fewer classes plan faster",
+    "plan": "planning windows is the limit: Loader(window_shards=2) plans less often, fewer classes plan faster",
     "gather": "gathering samples is the limit: smaller records or more ranks per host",
     "deliver": "TensorFlow takes batches as fast as it can: a larger batch_size, or a lighter map after the loader",
     "parse": "tf.io.parse_example is the limit: records of one layout (no nulls, strings, lists) and Parquet need none",
 }
+_UNPACKING = (
+    "decompressing shards is the limit: write them without compression "
+    "(shard-dataset reshard SRC DST --compression none), or more ranks per host"
+)
 _STARVED = 0.5  # waiting for windows, as a share of gathering: from here on, what brings the windows is the limit
 
 
@@ -142,7 +146,7 @@ def profile(
     Args:
         url: of the dataset.
         split, batch_size, balance, seed, fill, rank, world_size: as for `Loader`.
-        steps: how many; default: one epoch. More than an epoch goes on with the next ones.
+        steps: how many; default: one epoch, and 2 at least. More than an epoch goes on with the next ones.
         progress: show a bar on standard error.
 
     Raises:
@@ -161,8 +165,8 @@ def profile(
     total = max(steps or loader.steps_per_epoch, 2)
     seconds, first_batch_seconds, decoded_bytes = _drain(loader, total, progress)
     stages = _stages(loader.stats(), seconds + first_batch_seconds)
-    parses = loader.manifest.shard_format == "tfrecord" and loader.manifest.layout is None
-    bottleneck = name_bottleneck(stages, parses=parses)
+    bottleneck = name_bottleneck(stages, parses=loader.undecoded and not loader.finds)
+    packed = bottleneck == "open" and loader.manifest.compression != "none"
     samples = total * loader.local_batch_size
     return Profile(
         url=url,
@@ -178,7 +182,7 @@ def profile(
         bytes_per_second=decoded_bytes / seconds,
         stages=stages,
         bottleneck=bottleneck,
-        knob=_KNOBS[bottleneck],
+        knob=_UNPACKING if packed else _KNOBS[bottleneck],
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from ringfeed.tools.shard_dataset import main
+from tests.conftest import Cli
 
 
 def test_images_are_told_by_their_sizes_and_pixels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,3 +48,24 @@ def test_names_of_classes_are_told_on_one_line_and_obeyed_by_no_terminal(
     card = (tmp_path / "hf" / "README.md").read_text()
     assert "| `?[31mred 0` |" in card
     assert "\x1b" not in card
+
+
+@pytest.mark.parametrize(
+    ("appended", "told"),
+    [
+        (1, "train_g00000+train_g00001"),
+        (2, "train_g00000+train_g00001+train_g00002"),
+        (4, "train_g00000+train_g00001+...+train_g00004"),
+    ],
+)
+def test_the_splits_that_tfds_needs_for_all_generations_are_named(
+    tmp_path: Path, cli: Cli, appended: int, told: str
+) -> None:
+    for number in range(appended + 1):
+        (tmp_path / f"{number}.csv").write_text("x,y\n" + "".join(f"{number}{i},{i % 2}\n" for i in range(20)))
+    out = str(tmp_path / "out")
+    cli("shard-dataset", "build", str(tmp_path / "0.csv"), out, "--label", "y", "--shards", "2", check=True)
+    for number in range(1, appended + 1):
+        cli("shard-dataset", "append", str(tmp_path / f"{number}.csv"), out, check=True)
+    shown = cli("shard-dataset", "inspect", out, check=True).stdout
+    assert f"of g{appended:05d}/; all of a split is such as {told}" in " ".join(shown.split())
