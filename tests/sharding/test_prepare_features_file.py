@@ -67,5 +67,5 @@ def test_all_else_is_an_error_in_one_line(tmp_path: Path, text: str, told: str) 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no file"):
         read_features(str(tmp_path / "none.yaml"))
-    with pytest.raises(StorageError, match="Is a directory"):
+    with pytest.raises(StorageError, match=r"cannot read .*: it is a folder, where a file must be; check the path"):
         read_features(str(tmp_path))
