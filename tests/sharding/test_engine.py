@@ -67,15 +67,19 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
         yield cluster
 
 
-@pytest.fixture(params=["dask", "ray"])
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture
+def near_ray(ray: RayCluster, monkeypatch: pytest.MonkeyPatch) -> RayCluster:
+    """The cluster, which is found by ``ray://auto``."""
+    for name, value in ray.environment.items():
+        monkeypatch.setenv(name, value)
+    return ray
+
+
+@pytest.fixture(params=["dask", "near_ray"], ids=["dask", "ray"])
+def engine(request: pytest.FixtureRequest) -> str:
     """The address of each cluster in turn."""
     cluster: DaskCluster | RayCluster = request.getfixturevalue(request.param)
-    if isinstance(cluster, RayCluster):
-        for name, value in cluster.environment.items():
-            monkeypatch.setenv(name, value)
-        return "ray://auto"
-    return cluster.engine
+    return "ray://auto" if isinstance(cluster, RayCluster) else cluster.engine
 
 
 @pytest.fixture
@@ -131,16 +135,14 @@ def test_a_dask_worker_killed_in_the_midst_changes_nothing(doubled: str, tmp_pat
 
 
 def test_a_ray_worker_killed_in_the_midst_changes_nothing(
-    ray: RayCluster, doubled: str, tmp_path: Path, files_of: FilesOf, monkeypatch: pytest.MonkeyPatch
+    near_ray: RayCluster, doubled: str, tmp_path: Path, files_of: FilesOf
 ) -> None:
-    for name, value in ray.environment.items():
-        monkeypatch.setenv(name, value)
     built(doubled, tmp_path / "here", label="label", shards=16)
     jobs = [after(1.5, tmp_path / f"{i}.done") for i in range(3)]
     with open_engine("ray://auto", 1) as executor, stream_tasks(executor, jobs, 3) as results:
         options = BuildOptions(source=doubled, destination=str(tmp_path / "there"), label="label", shards=16)
         slow = executor.submit(jobs[0][0], *jobs[0][1])
-        victim = wait_for(lambda: next(iter(ray.busy_workers()), None))
+        victim = wait_for(lambda: next(iter(near_ray.busy_workers()), None))
         victim.kill()
         build(options, executor=executor)
         assert slow.result(60).returncode == 0
@@ -170,12 +172,10 @@ def test_a_ray_client_s_address_does(ray: RayCluster, doubled: str, tmp_path: Pa
 
 
 def test_a_program_s_own_connection_to_ray_is_used_and_kept(
-    ray: RayCluster, doubled: str, tmp_path: Path, files_of: FilesOf, monkeypatch: pytest.MonkeyPatch
+    near_ray: RayCluster, doubled: str, tmp_path: Path, files_of: FilesOf
 ) -> None:
     import ray as client
 
-    for name, value in ray.environment.items():
-        monkeypatch.setenv(name, value)
     built(doubled, tmp_path / "here", label="label", shards=8)
     options = BuildOptions(source=doubled, destination=str(tmp_path / "there"), label="label", shards=8)
     client.init(address="auto", log_to_driver=False)
@@ -183,7 +183,7 @@ def test_a_program_s_own_connection_to_ray_is_used_and_kept(
         own = client.put([1, 2, 3])
         build(dataclasses.replace(options, engine="ray://auto"))
         with pytest.raises(ConfigError, match="connected to a Ray cluster already; build on that with ray://auto"):
-            build(dataclasses.replace(options, overwrite=True, engine=ray.engine))
+            build(dataclasses.replace(options, overwrite=True, engine=near_ray.engine))
         assert client.get(own) == [1, 2, 3]
     finally:
         client.shutdown()
@@ -356,11 +356,7 @@ with open_engine(engine, 1) as executor:
     assert said == f"interrupted {sorted(os.listdir(tmp_path))}\n"
 
 
-def test_ray_ends_what_does_not_end_in_time_after_an_interrupt(
-    ray: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in ray.environment.items():
-        monkeypatch.setenv(name, value)
+def test_ray_ends_what_does_not_end_in_time_after_an_interrupt(near_ray: RayCluster, tmp_path: Path) -> None:
     waiting = script(
         """
 import time
@@ -387,7 +383,7 @@ with open_engine("ray://auto", 1) as executor:
     wait_for((tmp_path / "count").exists)
     waiting.send_signal(signal.SIGINT)
     assert outcome(waiting) == ("True\n", "")
-    assert not ray.busy_workers()
+    assert not near_ray.busy_workers()
 
 
 # --- errors ----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, ConfigError, build
+from ringfeed.tools import profile as profile_module
 from ringfeed.tools.cli import main
 from ringfeed.tools.profile import StageProfile, name_bottleneck, profile
 
@@ -67,12 +68,22 @@ def test_a_profile_counts_what_was_read(dataset: str) -> None:
     assert f"<b>bottleneck: {result.bottleneck}</b>" in result._repr_html_()
 
 
-def test_long_records_that_are_found_and_not_parsed_are_not_said_to_be(tmp_path: Path) -> None:
+def test_long_records_that_are_found_and_not_parsed_are_not_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = pa.table({"blob": [bytes([i]) * (8000 + i) for i in range(64)], "y": [i % 2 for i in range(64)]})
     pq.write_table(table, tmp_path / "s.parquet")
     build(BuildOptions(source=str(tmp_path / "s.parquet"), destination=str(tmp_path / "d"), label="y", shards=2))
     assert Loader(tmp_path / "d", batch_size=8).finds
+    told: list[bool] = []
+
+    def named(stages: tuple[StageProfile, ...], *, parses: bool) -> str:
+        told.append(parses)
+        return name_bottleneck(stages, parses=parses)
+
+    monkeypatch.setattr(profile_module, "name_bottleneck", named)
     assert profile(str(tmp_path / "d"), batch_size=8, steps=64).bottleneck != "parse"
+    assert told == [False]
 
 
 def test_a_profile_of_one_step_is_refused(dataset: str) -> None:
