@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import socket
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 
 from .errors import ConfigError, StorageError, WorkerError
 from .execute import ClusterExecutor
+from .quiet import without_lines
 from .remote import Terms, missing_package, run_remotely
 
 __all__ = ["ray_executor"]
@@ -26,6 +28,7 @@ _ATTEMPTS = 3  # to connect
 _WORKERS_SECONDS = 60.0  # until a cluster that has no room for a task is given up: one that grows needs some
 _END_SECONDS = 60.0  # for tasks that run to end
 _COUNT_SECONDS = 2.0  # for which the number of workers is taken for known
+_NOISE = re.compile(rb".* task_manager\.cc:\d+: Failed to push error to driver ")  # as a closed connection ends tasks
 
 
 @contextmanager
@@ -53,7 +56,7 @@ def ray_executor(address: str, *, spills_here: bool, holds: str | None) -> Itera
         yield executor
     finally:
         if not connected:
-            ray.shutdown()
+            _disconnect(ray)
 
 
 def _connect(ray: Any, address: str) -> None:
@@ -71,7 +74,7 @@ def _connect(ray: Any, address: str) -> None:
                     )
                 return
             except ConnectionAbortedError:  # its server for this client did not start in time, as on busy machines
-                ray.shutdown()
+                _disconnect(ray)
                 if attempt == _ATTEMPTS:
                     raise
     except OSError as error:
@@ -79,6 +82,11 @@ def _connect(ray: Any, address: str) -> None:
     except RuntimeError as error:
         *_, reason = str(error).strip().splitlines() or [type(error).__name__]
         raise StorageError(f"the Ray cluster at {address} refuses: {reason.strip()}; see its logs") from error
+
+
+def _disconnect(ray: Any) -> None:
+    with without_lines(_NOISE):
+        ray.shutdown()
 
 
 @contextmanager
@@ -167,7 +175,7 @@ class _RayExecutor(ClusterExecutor):
         (Ray 2.60: "Tried to complete task that was not pending").
         """
         if wait(futures, self._end_seconds).not_done:
-            self._ray.shutdown()
+            _disconnect(self._ray)
 
 
 def _nothing() -> None:
