@@ -28,7 +28,7 @@ _CONNECT_SECONDS = 10.0
 
 
 def url_text(url: object, what: str) -> str:
-    """A URL as text, given so or as a path.
+    """A URL as text, given so or as a path; its schemes in lower case, as RFC 3986 has it.
 
     Raises:
         ConfigError: it is neither, or holds bytes that are no UTF-8, which neither Arrow nor a manifest can name.
@@ -39,7 +39,7 @@ def url_text(url: object, what: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(f"{what} must be a name in UTF-8, got {text!r}; rename it") from error
-    return text
+    return re.sub(r"(?:^|(?<=::))[A-Za-z][A-Za-z0-9+.-]*://", lambda scheme: scheme[0].lower(), text)
 
 
 def take_urls(options: object, *names: str, optional: str = "") -> None:

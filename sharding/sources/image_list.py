@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import SourceError
+from ..location import url_text
 from ..schema import Feature, Schema
 from .base import BadRecord, Part, Reject, Source, fail_on_bad
 from .files import beside, plain_name
@@ -154,7 +155,7 @@ def _path_column(schema: Schema, url: str) -> str:
 
 
 def _locate(table: str, path: str) -> str:
-    return path if path.startswith("/") or "://" in path else beside(table, path)
+    return url_text(path, "a path") if path.startswith("/") or "://" in path else beside(table, path)
 
 
 def nameless_record(url: str, place: str) -> BadRecord:

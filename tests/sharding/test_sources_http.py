@@ -104,6 +104,17 @@ def test_a_file_by_a_signed_link(folder: Path, serve: Serve, tmp_path: Path, nam
         assert open_dataset(str(tmp_path / "a")).manifest.source == {"url": f"{url}/{name}", "fingerprint": again}
 
 
+def test_a_scheme_in_capitals(folder: Path, serve: Serve, tmp_path: Path) -> None:
+    with serve(ranges=True) as url:
+        there = url.replace("http", "HTTP") + "/rows.parquet"
+        assert built(there, tmp_path / "a") == built(str(folder / "rows.parquet"), tmp_path / "b")
+        images = tmp_path / "list.txt"
+        images.write_text(there.replace("rows.parquet", "images/class%20%230%2C%2050%25/0.png\n") * 4)
+        build(BuildOptions(source=str(images), source_kind="image-list", destination=str(tmp_path / "c")))
+    assert open_dataset(str(tmp_path / "a")).manifest.source["url"] == f"{url}/rows.parquet"
+    assert open_dataset(str(tmp_path / "c")).manifest.splits["train"].records == 4
+
+
 def test_a_file_that_is_not_there(serve: Serve, tmp_path: Path) -> None:
     with serve(ranges=True) as url, pytest.raises(SourceError, match=f"there is nothing at {url}/row.csv; .*check the"):
         built(f"{url}/row.csv", tmp_path / "there")
