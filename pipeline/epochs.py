@@ -114,16 +114,16 @@ class Epochs(ABC):
         return False
 
     @abstractmethod
-    def _chunk_steps(self) -> int:
-        """Steps that cross into TensorFlow at once."""
+    def chunk_steps(self, local_batch: int) -> int:
+        """Steps of so many samples that cross into TensorFlow at once."""
 
     @abstractmethod
-    def _large_steps(self) -> int:
+    def large_steps(self, local_batch: int) -> int:
         """The same of `undecoded` examples so long that each had better cross by itself; 0 if they are not."""
 
     @abstractmethod
-    def _ready_batches(self) -> int:
-        """Batches that TensorFlow keeps ready."""
+    def ready_batches(self, local_batch: int) -> int:
+        """Batches of so many samples that TensorFlow keeps ready."""
 
     @abstractmethod
     def _gathered(self, epoch: int, start_step: int, *, found: bool) -> Iterator[tuple[int, Columns]]:
@@ -196,9 +196,9 @@ class Epochs(ABC):
             local_batch=self.local_batch_size,
             undecoded=self.undecoded and not self.finds,
             added=self._added(),
-            large=self._large_steps(),
-            single=self._chunk_steps() == 1,
-            prefetch=self._ready_batches(),
+            large=self.large_steps(self.local_batch_size),
+            single=self.chunk_steps(self.local_batch_size) == 1,
+            prefetch=self.ready_batches(self.local_batch_size),
         )
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:

@@ -319,7 +319,7 @@ class Loader(Epochs):
         with self.open_streams(found=found) as opened:
             readers = [opened.reader(epoch, part, start_step) for part in self._slices]
             widths = [part.width for part in self._slices]
-            per_chunk = self._chunk_steps()
+            per_chunk = self.chunk_steps(self.local_batch_size)
             pool = BufferPool()
             for step in range(start_step, self.steps_per_epoch, per_chunk):
                 steps = min(per_chunk, self.steps_per_epoch - step)
@@ -416,25 +416,16 @@ class Loader(Epochs):
         )
 
     def chunk_steps(self, local_batch: int) -> int:
-        """Steps of so many samples that cross into TensorFlow at once: as many as fit `_CHUNK_BYTES`."""
+        """See `Epochs`: as many as fit `_CHUNK_BYTES`."""
         if not self.undecoded and any(feature.elements is None for feature in self.schema.features):
             return 1
         if self.large:
             return _LARGE_STEPS
         return int(np.clip(_CHUNK_BYTES // (self._record_bytes * local_batch), 1, _CHUNK_STEPS))
 
-    def _chunk_steps(self) -> int:
-        return self.chunk_steps(self.local_batch_size)
-
-    def _large_steps(self) -> int:
-        return self.large_steps(self.local_batch_size)
-
     def ready_batches(self, local_batch: int) -> int:
-        """Batches of so many samples that TensorFlow keeps ready: as many as fit `_READY_BYTES`, or two."""
+        """See `Epochs`: as many as fit `_READY_BYTES`, or two."""
         return int(np.clip(_READY_BYTES // (self._record_bytes * local_batch), 2, _READY_BATCHES))
-
-    def _ready_batches(self) -> int:
-        return self.ready_batches(self.local_batch_size)
 
     @property
     def finds(self) -> bool:
@@ -447,5 +438,5 @@ class Loader(Epochs):
         return self.undecoded and self._record_bytes >= _LARGE_RECORD
 
     def large_steps(self, local_batch: int) -> int:
-        """Steps of `large` examples that cross at once: as many as fit `_LARGE_BYTES`; 0 if they are not large."""
+        """See `Epochs`: as many as fit `_LARGE_BYTES`."""
         return int(np.clip(_LARGE_BYTES // (self._record_bytes * local_batch), 1, _LARGE_STEPS)) if self.large else 0

@@ -268,7 +268,7 @@ class Mixture(Epochs):
                     for source, loader in zip(opened, self._loaders, strict=True)
                 ]
                 lanes.append(_Lane(schedule, part, self._geometry.piece, served, tapes))
-            per_chunk = self._chunk_steps()
+            per_chunk = self.chunk_steps(self.local_batch_size)
             for step in range(start_step, self.steps_per_epoch, per_chunk):
                 steps = np.arange(step, min(step + per_chunk, self.steps_per_epoch))
                 yield len(steps), self._gather(lanes, steps)
@@ -340,14 +340,17 @@ class Mixture(Epochs):
             SOURCE_ID: np.full(rows, source, np.int32),
         }
 
-    def _chunk_steps(self) -> int:
-        return min(loader.chunk_steps(self.local_batch_size) for loader in self._loaders)
+    def chunk_steps(self, local_batch: int) -> int:
+        """See `Epochs`."""
+        return min(loader.chunk_steps(local_batch) for loader in self._loaders)
 
-    def _large_steps(self) -> int:
-        return min(loader.large_steps(self.local_batch_size) for loader in self._loaders)
+    def large_steps(self, local_batch: int) -> int:
+        """See `Epochs`."""
+        return min(loader.large_steps(local_batch) for loader in self._loaders)
 
-    def _ready_batches(self) -> int:
-        return min(loader.ready_batches(self.local_batch_size) for loader in self._loaders)
+    def ready_batches(self, local_batch: int) -> int:
+        """See `Epochs`."""
+        return min(loader.ready_batches(local_batch) for loader in self._loaders)
 
 
 def _ends(epochs: range) -> Sequence[int]:

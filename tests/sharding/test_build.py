@@ -409,12 +409,15 @@ def test_source_and_destination_must_lie_apart(tmp_path: Path, source: str, dest
         build(BuildOptions(source=source.format(tmp_path), destination=destination.format(tmp_path)))
 
 
-@pytest.mark.parametrize("source", ["{}/*.csv", "{}/ab", "{}/a.csv"])
-def test_neighbours_are_apart_enough(tmp_path: Path, source: str, write_csv: Callable[..., str]) -> None:
+@pytest.mark.parametrize(("source", "records"), [("{}/*.csv", [1, 2]), ("{}/ab", [3, 4]), ("{}/a.csv", [1, 2])])
+def test_neighbours_are_apart_enough(
+    tmp_path: Path, source: str, records: list[int], write_csv: Callable[..., str]
+) -> None:
     write_csv(["x"], [1], [2], name="a.csv")
     (tmp_path / "ab").mkdir()
-    write_csv(["x"], [1], [2], name="ab/c.csv")
-    built(source.format(tmp_path), tmp_path / "a")
+    write_csv(["x"], [3], [4], name="ab/c.csv")
+    dataset = built(source.format(tmp_path), tmp_path / "a")
+    assert sorted(row["x"] for row in all_records(dataset)) == records
 
 
 @pytest.mark.parametrize(
