@@ -21,6 +21,7 @@ from ringfeed.pipeline.plan import plan_epoch
 from ringfeed.sharding import BuildOptions, Manifest, ShardInfo, SplitInfo, open_dataset
 from ringfeed.sharding.assign import Assignment
 from ringfeed.sharding.class_counts import ClassCounts
+from ringfeed.sharding.generations import index_name, shard_name
 from ringfeed.sharding.plan import plan_assignment, share_out
 from ringfeed.sharding.schema import Feature, Schema
 from ringfeed.sharding.statistics import FeatureStatistics
@@ -197,16 +198,16 @@ def _assignment() -> Assignment:
 
 
 def _shard(split: str, number: int, shards: int, counts: ClassCounts) -> ShardInfo:
-    stem, records = f"{split}-{number:05d}-of-{shards:05d}", sum(counts)
+    path, records = shard_name(0, split, number, shards, "tfrecord"), sum(counts)
     digits = np.random.default_rng(number).bytes(32).hex()
     return ShardInfo(
         split=split,
-        path=f"{stem}.tfrecord",
+        path=path,
         bytes=int(records * RECORD_BYTES),
         records=records,
         checksum=f"xxh3-128:{digits[:32]}",
         class_counts=counts,
-        index_path=f"{stem}.index.arrow",
+        index_path=index_name(path),
         index_bytes=records * 20,
         index_checksum=f"xxh3-128:{digits[32:]}",
     )

@@ -14,7 +14,7 @@ from .fence import fenced
 from .footprint import OURS, STAGING, files_of, folders_of, remove_empty, remove_files
 from .generations import GENERATION_FILES, TABLE_NAMES, folder_of, generation_of, table_order
 from .journal import JOURNAL_FOLDER
-from .lease import LEASE_NAME, held_by, hold, is_held, is_lease_draft, read_holder
+from .lease import LEASE_NAME, TAKEOVER_PREFIX, held_by, hold, is_held, is_lease_draft, read_holder
 from .location import url_text
 from .manifest import MANIFEST_NAME, Manifest
 from .spill import about_spill, remove_spill, scratch_root, spill_root, spilled_files
@@ -136,5 +136,5 @@ def _of_other_generations(manifest: Manifest | None, files: Iterable[str]) -> It
 
 def _was_built_in(files: Iterable[str]) -> bool:
     """Whether a build or an append left its mark: else files with names like ours are another program's."""
-    marks = (LEASE_NAME, f"{JOURNAL_FOLDER}/", f"{STAGING}/", "_building.takeover-")
+    marks = (LEASE_NAME, f"{JOURNAL_FOLDER}/", f"{STAGING}/", TAKEOVER_PREFIX)
     return any(name.startswith(marks) or is_lease_draft(name) for name in files)

@@ -12,7 +12,7 @@ from .errors import RingfeedError
 from .generations import FOLDER_NAMES, TABLE_NAMES
 from .interop.tfds import TFDS_NAMES
 from .journal import JOURNAL_FOLDER
-from .lease import LEASE_NAME
+from .lease import LEASE_NAME, TAKEOVER_PREFIX
 from .storage import Storage
 from .tolerance import REJECTED_NAME
 
@@ -24,7 +24,7 @@ OURS = re.compile(
     rf"|{TABLE_NAMES.pattern}|\..*\.part)"
     rf"|({FOLDER_NAMES.pattern}/)?({'|'.join(map(re.escape, (REJECTED_NAME, *TFDS_NAMES)))})"
     rf"|{re.escape(LEASE_NAME)}"
-    rf"|_building\.takeover-.*\.json|{JOURNAL_FOLDER}/.*\.json|{STAGING}/.*"
+    rf"|{re.escape(TAKEOVER_PREFIX)}.*\.json|{JOURNAL_FOLDER}/.*\.json|{STAGING}/.*"
 )
 _REMOVERS = 16
 

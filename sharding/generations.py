@@ -8,13 +8,18 @@ from __future__ import annotations
 import re
 
 __all__ = [
-    "FOLDER_NAMES", "GENERATION_FILES", "TABLE_NAMES", "folder_of", "generation_of", "shard_stem", "table_name",
-    "table_order",
+    "FOLDER_NAMES", "GENERATION_FILES", "INDEX_SUFFIX", "SHARD_NAMES", "TABLE_NAMES", "folder_of", "generation_of",
+    "index_name", "repairs_of", "salvaged_name", "shard_name", "table_name", "table_order",
 ]  # fmt: skip
 
+INDEX_SUFFIX = ".index.arrow"
 _NUMBER = r"g(\d{5,})"
+_SALVAGED = r"\.salvaged(?:-(\d+))?"
 FOLDER_NAMES = re.compile(r"g\d{5,}")
-TABLE_NAMES = re.compile(rf"shards(?:-{_NUMBER})?(?:\.salvaged(?:-(\d+))?)?\.parquet")
+TABLE_NAMES = re.compile(rf"shards(?:-{_NUMBER})?(?:{_SALVAGED})?\.parquet")
+SHARD_NAMES = re.compile(  # of shards and of their indexes, those for DALI too; groups: the split, the shard's number
+    rf"(?:{FOLDER_NAMES.pattern}/)?(\w+)-(\d{{5,}})-of-\d{{5,}}(?:{_SALVAGED})?\.(?:tfrecord|parquet|index\.arrow|idx)"
+)
 GENERATION_FILES = re.compile(rf"{_NUMBER}/.*|{TABLE_NAMES.pattern}")  # of any generation but the first, and all tables
 
 
@@ -27,19 +32,29 @@ def folder_of(generation: int) -> str:
     return f"g{generation:05d}/" if generation else ""
 
 
-def shard_stem(generation: int, split: str, number: int, shards: int) -> str:
-    """What the names of a shard's files begin with.
+def shard_name(generation: int, split: str, number: int, shards: int, shard_format: str) -> str:
+    """The name of a shard.
 
     Args:
         generation: that it is of.
         split: that it is of.
         number: of the shard in generation and split.
         shards: that these have.
+        shard_format: ``tfrecord`` or ``parquet``.
 
-    >>> shard_stem(1, "train", 0, 4)
-    'g00001/train-00000-of-00004'
+    >>> shard_name(1, "train", 0, 4, "tfrecord")
+    'g00001/train-00000-of-00004.tfrecord'
     """
-    return f"{folder_of(generation)}{split}-{number:05d}-of-{shards:05d}"
+    return f"{folder_of(generation)}{split}-{number:05d}-of-{shards:05d}.{shard_format}"
+
+
+def index_name(shard_path: str) -> str:
+    """The name of a shard's index.
+
+    >>> index_name("train-00000-of-00004.tfrecord")
+    'train-00000-of-00004.index.arrow'
+    """
+    return shard_path.rpartition(".")[0] + INDEX_SUFFIX
 
 
 def table_name(generation: int) -> str:
@@ -60,7 +75,30 @@ def table_order(name: str) -> tuple[int, int]:
     match = TABLE_NAMES.fullmatch(name)
     if match is None:
         raise ValueError(f"{name!r} is no name of a table of shards")
-    return int(match.group(1) or 0), int(match.group(2) or 1) if ".salvaged" in name else 0
+    return int(match.group(1) or 0), repairs_of(name)
+
+
+def repairs_of(name: str) -> int:
+    """How many repairs came before a file of this name.
+
+    >>> repairs_of("shards.parquet"), repairs_of("shards.salvaged.parquet"), repairs_of("shards.salvaged-2.parquet")
+    (0, 1, 2)
+    """
+    match = re.match(rf".*{_SALVAGED}", name)
+    return int(match.group(1) or 1) if match else 0
+
+
+def salvaged_name(name: str) -> str:
+    """The name of what a repair puts in the place of a file.
+
+    >>> salvaged_name("train-00000-of-00002.index.arrow"), salvaged_name("shards.salvaged.parquet")
+    ('train-00000-of-00002.salvaged.index.arrow', 'shards.salvaged-2.parquet')
+    """
+    match = re.fullmatch(rf"(.+?)(?:{_SALVAGED})?(\.index\.arrow|\.[a-z]+)", name)
+    if match is None:
+        raise ValueError(f"{name!r} is no name of a file of a dataset")
+    again = f"-{repairs_of(name) + 1}" if repairs_of(name) else ""
+    return f"{match.group(1)}.salvaged{again}{match.group(3)}"
 
 
 def generation_of(path: str) -> int:

@@ -31,12 +31,12 @@ from .retry import RetryPolicy
 from .storage import Storage
 
 __all__ = [
-    "LEASE_NAME", "Holder", "Lease", "boot_id", "held_by", "hold", "is_held", "is_lease_draft", "is_mark",
-    "lost_to", "read_holder", "start_of",
+    "LEASE_NAME", "TAKEOVER_PREFIX", "Holder", "Lease", "boot_id", "held_by", "hold", "is_held", "is_lease_draft",
+    "is_mark", "lost_to", "read_holder", "start_of",
 ]  # fmt: skip
 
 LEASE_NAME = "_building.json"
-_TAKEOVER_NAME = "_building.takeover-{token}.json"
+TAKEOVER_PREFIX = "_building.takeover-"  # a token and .json follow
 _BEAT_SECONDS = 5.0
 _SILENT_SECONDS = 30.0  # a holder elsewhere whose beat stands still for so long is gone: six beats
 _LEFT_SECONDS = 300.0  # and one here, whose process lives on, as a notebook's does that could not give it back
@@ -122,8 +122,7 @@ def _me(about: Mapping[str, str]) -> Holder:
 
 def is_mark(name: str) -> bool:
     """Whether a file of a folder is one of these that say who writes there."""
-    prefix, suffix = _TAKEOVER_NAME.split("{token}")
-    return name == LEASE_NAME or (name.startswith(prefix) and name.endswith(suffix))
+    return name == LEASE_NAME or (name.startswith(TAKEOVER_PREFIX) and name.endswith(".json"))
 
 
 def is_lease_draft(name: str) -> bool:
@@ -348,7 +347,7 @@ def _take_over(storage: Storage, me: Holder) -> Holder | None:
             return _take_over(storage, me)
     if is_held(storage, holder):
         raise DestinationError(held_by(storage, holder))
-    name = _TAKEOVER_NAME.format(token=holder.token)
+    name = f"{TAKEOVER_PREFIX}{holder.token}.json"
     try:
         storage.create(name, me.encode())
     except FileExistsError as error:

@@ -6,7 +6,6 @@ Nothing is guessed: what is made again must have the checksum that the other one
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -16,8 +15,16 @@ import xxhash
 
 from .damage import Damage, first_difference, kind_of_size
 from .errors import CorruptionError, DatasetError, RingfeedError, StorageError
-from .formats.encode import SUFFIXES
-from .generations import TABLE_NAMES, generation_of, shard_stem, table_order
+from .generations import (
+    INDEX_SUFFIX,
+    SHARD_NAMES,
+    TABLE_NAMES,
+    generation_of,
+    index_name,
+    repairs_of,
+    shard_name,
+    table_order,
+)
 from .indexes import read_index
 from .lease import LEASE_NAME, read_holder
 from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardInfo, checksum
@@ -225,8 +232,8 @@ def _underivable(known: Identity, shards: Sequence[ShardInfo]) -> Iterator[Damag
     there = {path for shard in shards for path in (shard.path, shard.index_path)}
     for generation, written in enumerate(() if manifest.lost else manifest.all_generations):
         for split, number in ((split, number) for split, shards in written.shards.items() for number in range(shards)):
-            stem = shard_stem(generation, split, number, written.shards[split])
-            data, index = f"{stem}.{SUFFIXES[manifest.shard_format]}", f"{stem}.index.arrow"
+            data = shard_name(generation, split, number, written.shards[split], manifest.shard_format)
+            index = index_name(data)
             for name in (data, index):
                 if name not in names:
                     yield Damage(path=name, split=split, kind="missing", problem="the file is missing")
@@ -306,18 +313,14 @@ def _shard_names(manifest: Manifest, names: frozenset[str], *, newest: bool) -> 
         newest: which to take of a file that was written and one that was salvaged from it.
     """
     pick = max if newest else min
-    pattern = re.compile(
-        r"(?:g\d{5,}/)?(\w+)-(\d{5,})-of-\d{5,}(?:\.salvaged(?:-(\d+))?)?\."
-        rf"({SUFFIXES[manifest.shard_format]}|index\.arrow)"
-    )
+    endings = (f".{manifest.shard_format}", INDEX_SUFFIX)
     order = {split: number for number, split in enumerate(manifest.splits)}
     found: dict[tuple[int, int, int], dict[bool, list[tuple[int, str]]]] = {}
     for name in names:
-        match = pattern.fullmatch(name)
+        match = SHARD_NAMES.fullmatch(name) if name.endswith(endings) else None
         if match and match.group(1) in order and generation_of(name) < len(manifest.all_generations):
-            repairs = 0 if ".salvaged" not in name else int(match.group(3) or 1)
             key = (generation_of(name), order[match.group(1)], int(match.group(2)))
-            found.setdefault(key, {True: [], False: []})[match.group(4) == "index.arrow"].append((repairs, name))
+            found.setdefault(key, {True: [], False: []})[name.endswith(INDEX_SUFFIX)].append((repairs_of(name), name))
     complete = sorted(key for key, slot in found.items() if all(slot.values()))
     splits = list(manifest.splits)
     return [(splits[key[1]], pick(found[key][False])[1], pick(found[key][True])[1]) for key in complete]

@@ -22,7 +22,7 @@ from .damage import Damage
 from .errors import CorruptionError, DatasetError
 from .execute import run_tasks
 from .footprint import OURS
-from .generations import TABLE_NAMES, generation_of, table_order
+from .generations import TABLE_NAMES, generation_of, index_name, repairs_of, salvaged_name, table_order
 from .interop import dali
 from .interop.tfds import all_tfds_names, is_tfds, obstacle
 from .lease import LEASE_NAME
@@ -49,7 +49,6 @@ __all__ = [
 _AS_WRITTEN = {"rewrite", "move", "copy"}  # what is done for a file whose bytes can be had from the dataset itself
 MISPLACED = ".misplaced"  # ends the name of a file on its way to where it belongs
 _DRAFT = re.compile(r"((?:.+/)?)\.([^/]+)\.[0-9a-f]{8}\.part")  # see `drafts`
-_NAME = re.compile(r"(.+?)(?:\.salvaged(?:-(\d+))?)?(\.index\.arrow|\.[a-z]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,19 +376,16 @@ def _replacement(files: ShardFiles, salvaged: Salvaged, names: frozenset[str]) -
 
 def free_name(storage: Storage, path: str, names: frozenset[str], data: pa.Buffer | bytes) -> str:
     """The next name for what replaces a file: one that is free, or holds these very bytes since a repair was killed."""
-    match = _NAME.fullmatch(path)
-    if match is None:
-        raise DatasetError(f"{storage.locate(path)} has no name that a replacement could have one like")
-    stem, number, ending = match.groups()
-    generation = 0 if ".salvaged" not in path else int(number or 1)
-    while True:
-        generation += 1
-        name = f"{stem}.salvaged{f'-{generation}' if generation > 1 else ''}{ending}"
-        if name not in names:
-            return name
+    try:
+        name = salvaged_name(path)
+    except ValueError as error:
+        raise DatasetError(f"{storage.locate(path)} has no name that a replacement could have one like") from error
+    while name in names:
         found = measure(storage, name)
         if found is not None and found.checksum == checksum(data):
-            return name
+            break
+        name = salvaged_name(name)
+    return name
 
 
 def _plan_companions(
@@ -434,7 +430,7 @@ def _leftovers(known: Identity, moves: Mapping[str, Remedy]) -> Iterator[Remedy]
     in_use = {path for shard in known.shards for path in (shard.path, shard.index_path)}
     in_use |= {manifest.shards_path, *manifest.files}
     lost = {
-        path for entry in manifest.lost for path in (entry.path, _index_name(entry.path), dali.index_name(entry.path))
+        path for entry in manifest.lost for path in (entry.path, index_name(entry.path), dali.index_name(entry.path))
     }
     lost |= set(all_tfds_names(manifest)) if manifest.lost else set()
     origins = {move.origin for move in moves.values()}
@@ -442,13 +438,8 @@ def _leftovers(known: Identity, moves: Mapping[str, Remedy]) -> Iterator[Remedy]
     generation, repairs = table_order(manifest.shards_path)
     for name in sorted((known.names or frozenset()) - in_use - origins):
         drafted = _drafted(name)
-        if drafted in own or (".salvaged" in drafted and OURS.fullmatch(drafted)):
+        if drafted in own or (repairs_of(drafted) and OURS.fullmatch(drafted)):
             yield Remedy(path=name, action="remove", how="left over from a write that was killed")
         replaced = repairs and TABLE_NAMES.fullmatch(name) and table_order(name)[0] == generation
         if name in lost or replaced or name.removesuffix(MISPLACED) in in_use:
             yield Remedy(path=name, action="remove", how="left over from an earlier repair")
-
-
-def _index_name(path: str) -> str:
-    match = _NAME.fullmatch(path)
-    return "" if match is None else path.removesuffix(match.group(3)) + ".index.arrow"

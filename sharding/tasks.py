@@ -20,8 +20,7 @@ from .assign import Assignment
 from .counting import Tally, class_array, label_type, tally_batches
 from .errors import SourceError
 from .formats import RecordLayout
-from .formats.encode import SUFFIXES
-from .generations import shard_stem
+from .generations import index_name, shard_name
 from .grouping import group
 from .image_checks import check_images
 from .journal import ShardResult, record_shards
@@ -248,8 +247,8 @@ def _widen_ranges(ranges: dict[str, tuple[int, int]], batch: pa.RecordBatch, sch
 def shard_names(assignment: Assignment, shard: int, shard_format: str) -> tuple[str, str]:
     """File names of a shard and of its index."""
     split, number = assignment.shard(shard)
-    stem = shard_stem(assignment.generation, split.name, number, split.shards)
-    return f"{stem}.{SUFFIXES[shard_format]}", f"{stem}.index.arrow"
+    path = shard_name(assignment.generation, split.name, number, split.shards, shard_format)
+    return path, index_name(path)
 
 
 def assemble_bucket(

@@ -18,7 +18,8 @@ from .damage import Damage, Note
 from .deep import check_meaning, check_totals
 from .errors import RingfeedError
 from .execute import run_tasks
-from .generations import TABLE_NAMES, generation_of, table_order
+from .footprint import STAGING
+from .generations import TABLE_NAMES, generation_of, repairs_of, table_order
 from .indexes import Index, read_index
 from .interop.tfds import is_tfds
 from .lease import LEASE_NAME
@@ -249,7 +250,7 @@ def _remark(name: str, manifest: Manifest) -> str:
     generation = table_order(name)[0] if TABLE_NAMES.fullmatch(name) else generation_of(name)
     if last == LEASE_NAME:
         return "the mark of a build, an append or a repair that is at work, or that was killed"
-    if name.startswith("_replacing/"):
+    if name.startswith(f"{STAGING}/"):
         return "of a build that was to replace this dataset and did not finish"
     if last.startswith(".") and last.endswith(".part"):
         return "of a write that did not finish"
@@ -259,6 +260,6 @@ def _remark(name: str, manifest: Manifest) -> str:
         return "the table before an append, for who had opened it; to be rid of it: shard-dataset clean"
     if is_tfds(name) and manifest.generations:
         return "for TensorFlow Datasets, and not of the dataset as it is now that records were appended"
-    if name in lost or TABLE_NAMES.fullmatch(name) or ".salvaged" in last:
+    if name in lost or TABLE_NAMES.fullmatch(name) or repairs_of(last):
         return "of a repair that did not finish; repair again to be rid of it"
     return "not of this dataset"

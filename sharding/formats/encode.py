@@ -26,7 +26,6 @@ from .tfrecord import FOOTER_BYTES, HEADER_BYTES, compressor, frame_matrix
 
 __all__ = [
     "COMPRESSIONS",
-    "SUFFIXES",
     "ShardEncoder",
     "default_compression",
     "encode_index",
@@ -35,7 +34,6 @@ __all__ = [
     "sums_in_index",
 ]
 
-SUFFIXES = {"tfrecord": "tfrecord", "parquet": "parquet"}
 COMPRESSIONS = {"tfrecord": ("none", "gzip", "zlib"), "parquet": ("none", "snappy", "zstd", "lz4", "gzip")}
 
 ClassIds = npt.NDArray[np.int32]

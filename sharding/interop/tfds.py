@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..generations import FOLDER_NAMES, folder_of, generation_of
+from ..generations import FOLDER_NAMES, folder_of, generation_of, shard_name
 from ..manifest import Manifest, ShardInfo
 from ..schema import Feature
 
@@ -55,8 +55,7 @@ def obstacle(manifest: Manifest, shards: Sequence[ShardInfo]) -> str:
 
 def _expected_paths(manifest: Manifest) -> Iterator[str]:
     for generation, split, count in _pieces(manifest):
-        stem = f"{folder_of(generation)}{split}"
-        yield from (f"{stem}-{number:05d}-of-{count:05d}.tfrecord" for number in range(count))
+        yield from (shard_name(generation, split, number, count, "tfrecord") for number in range(count))
 
 
 def _pieces(manifest: Manifest) -> Iterator[tuple[int, str, int]]:
