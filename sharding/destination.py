@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -10,6 +9,7 @@ from posixpath import normpath
 from typing import Literal
 
 from .dataset import Dataset, open_dataset
+from .drafts import drafted
 from .errors import CorruptionError, DatasetError, DestinationError, RingfeedError, StorageError
 from .fence import fenced
 from .footprint import OURS, STAGING, files_of, folders_of, remove_empty, remove_files
@@ -26,7 +26,6 @@ from .wording import counted, some_of
 __all__ = ["Draft", "Purpose", "check_apart", "check_no_damaged", "draft_dataset"]
 
 Purpose = Literal["new", "replace", "append"]
-_DRAFT = re.compile(r"(.*/)?\.[^/]*\.part")  # of a file that a worker was killed over
 
 
 class Draft:
@@ -229,7 +228,7 @@ class Draft:
         remove_files(self._there, old)
         remove_empty(self._there, [JOURNAL_FOLDER, *folders_of(old)])
         for name in self.storage.list():
-            if not name.startswith(JOURNAL_FOLDER) and not _DRAFT.fullmatch(name):
+            if not name.startswith(JOURNAL_FOLDER) and not drafted(name):
                 self._there.move(f"{STAGING}/{name}", name)
 
     def tidy(self) -> None:
@@ -237,11 +236,11 @@ class Draft:
         if self.base is not None:
             remove_files(self._there, self._untrue(self.base.manifest))
         names = self.storage.list()
-        remove_files(self._own, [n for n in names if n.startswith(f"{JOURNAL_FOLDER}/") or _DRAFT.fullmatch(n)])
+        remove_files(self._own, [n for n in names if n.startswith(f"{JOURNAL_FOLDER}/") or drafted(n)])
         remove_empty(self._own, [JOURNAL_FOLDER])
         if self.storage != self.destination:
             remove_files(self._own, self.storage.list())
-            remove_files(self._there, [name for name in self.destination.list() if _DRAFT.fullmatch(name)])
+            remove_files(self._there, [name for name in self.destination.list() if drafted(name)])
         remove_empty(self._there, [STAGING])  # one that was killed over its renames leaves it behind
 
     def _untrue(self, base: Manifest) -> Iterator[str]:

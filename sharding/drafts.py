@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import tempfile
 from collections.abc import Sequence
@@ -18,13 +19,29 @@ import fsspec
 
 from .retry import IncompleteError, RetryPolicy, retry
 
-__all__ = ["Bytes", "Draft", "LocalDraft", "RemoteDraft", "SpooledDraft"]
+__all__ = ["DRAFT_NAMES", "Bytes", "Draft", "LocalDraft", "RemoteDraft", "SpooledDraft", "draft_name", "drafted"]
 
 Bytes: TypeAlias = Any  # bytes, a memoryview or an array of single bytes, or an Arrow buffer
 _SEND_BYTES = 8 << 20  # a disk is kept busy with as much
 _PIECES_A_CALL = 1024  # IOV_MAX of Linux and macOS
 _DESCRIPTORS = "/proc/self/fd"  # each is opened by the name of its number
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+DRAFT_NAMES = re.compile(r"((?:.+/)?)\.([^/]+)\.[0-9a-f]{8}\.part")  # groups: the folder, the name of the file
+
+
+def draft_name(name: str) -> str:
+    """A name for a file while it is written, beside its own: hidden, and no other's."""
+    return f".{name}.{secrets.token_hex(4)}.part"
+
+
+def drafted(path: str) -> str:
+    """The file that another is the draft of, left by a write that was killed; empty if it is no draft.
+
+    >>> drafted("g00001/.x.tfrecord.0123abcd.part"), drafted("g00001/x.tfrecord")
+    ('g00001/x.tfrecord', '')
+    """
+    match = DRAFT_NAMES.fullmatch(path)
+    return "" if match is None else "".join(match.groups())
 
 
 class Draft(Protocol):
@@ -51,7 +68,7 @@ class LocalDraft:
         self._durable = durable
         target.parent.mkdir(parents=True, exist_ok=True)
         self._target = target
-        self._draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+        self._draft = target.with_name(draft_name(target.name))
         self._file = open(self._draft, "xb")  # noqa: SIM115
         self._sent_bytes = 0
 
@@ -134,7 +151,7 @@ class RemoteDraft:
         parent, _, name = target.rpartition("/")
         fs.makedirs(parent, exist_ok=True)
         self._fs, self._target, self._policy, self._exact = fs, target, policy, renames_exclusively
-        self._draft = f"{parent}/.{name}.{secrets.token_hex(4)}.part"
+        self._draft = f"{parent}/{draft_name(name)}"
         self._file = fs.open(self._draft, "wb")
         self._bytes = 0
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import xxhash
 
+from .drafts import drafted
 from .errors import DestinationError, RingfeedError
 from .retry import RetryPolicy
 from .storage import Storage
@@ -127,7 +128,7 @@ def is_mark(name: str) -> bool:
 
 def is_lease_draft(name: str) -> bool:
     """Whether a file of a folder is what a builder leaves that was killed at its very first write."""
-    return name.startswith(f".{LEASE_NAME}.") and name.endswith(".part")
+    return drafted(name) == LEASE_NAME
 
 
 def boot_id() -> str:

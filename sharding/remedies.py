@@ -8,7 +8,6 @@ records are kept, as a shard of another name.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -19,6 +18,7 @@ import pyarrow as pa
 
 from .companions import shard_of
 from .damage import Damage
+from .drafts import drafted
 from .errors import CorruptionError, DatasetError
 from .execute import run_tasks
 from .footprint import OURS
@@ -48,7 +48,6 @@ __all__ = [
 
 _AS_WRITTEN = {"rewrite", "move", "copy"}  # what is done for a file whose bytes can be had from the dataset itself
 MISPLACED = ".misplaced"  # ends the name of a file on its way to where it belongs
-_DRAFT = re.compile(r"((?:.+/)?)\.([^/]+)\.[0-9a-f]{8}\.part")  # see `drafts`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,16 +276,10 @@ def _plan_moves(known: Identity, damaged: Mapping[str, Damage]) -> dict[str, Rem
         origin = holders.get(wanted[path][1]) if path in wanted else None
         if origin is None:
             continue
-        ours = origin in wanted or origin.endswith(MISPLACED) or _drafted(origin) in wanted
+        ours = origin in wanted or origin.endswith(MISPLACED) or drafted(origin) in wanted
         how = f"its bytes lie in {origin}"
         moves[path] = Remedy(path=path, action="move" if ours else "copy", how=how, origin=origin)
     return moves
-
-
-def _drafted(name: str) -> str:
-    """The file that another is the draft of, left by a write that was killed; empty if it is no draft."""
-    match = _DRAFT.fullmatch(name)
-    return "" if match is None else "".join(match.groups())
 
 
 def _measure_if_sized(storage: Storage, path: str, sizes: set[int]) -> Measure | None:
@@ -437,8 +430,8 @@ def _leftovers(known: Identity, moves: Mapping[str, Remedy]) -> Iterator[Remedy]
     own = in_use | {MANIFEST_NAME, LEASE_NAME}
     generation, repairs = table_order(manifest.shards_path)
     for name in sorted((known.names or frozenset()) - in_use - origins):
-        drafted = _drafted(name)
-        if drafted in own or (repairs_of(drafted) and OURS.fullmatch(drafted)):
+        begun = drafted(name)
+        if begun in own or (repairs_of(begun) and OURS.fullmatch(begun)):
             yield Remedy(path=name, action="remove", how="left over from a write that was killed")
         replaced = repairs and TABLE_NAMES.fullmatch(name) and table_order(name)[0] == generation
         if name in lost or replaced or name.removesuffix(MISPLACED) in in_use:

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from .drafts import draft_name, drafted
 from .errors import DestinationError, RingfeedError, StorageError
 from .keyed import derive_key
 from .lease import Holder, boot_id, start_of
@@ -83,7 +84,7 @@ class Spill:
                 yield sink
             return
         target = self.storage.local_path / _file(part)
-        draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+        draft = target.with_name(draft_name(target.name))
         try:
             with self.storage.errors("write", _file(part)):
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -191,7 +192,7 @@ def open_spill(root: Storage, plan: str, scratch: Storage | None = None) -> Spil
     _make(root)
     kept = tuple(f"{folder}/" for folder in (name, "" if scratch is None else scratch.url.rpartition("/")[2]))
     for path in spilled_files(root):
-        if not path.startswith(kept) or path.endswith(".part"):
+        if not path.startswith(kept) or drafted(path):
             root.remove(path)
     return Spill(Storage(root.locate(name), root.options))
 

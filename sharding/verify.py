@@ -16,6 +16,7 @@ from typing import Any
 from .companions import locate_in_companion
 from .damage import Damage, Note
 from .deep import check_meaning, check_totals
+from .drafts import drafted
 from .errors import RingfeedError
 from .execute import run_tasks
 from .footprint import STAGING
@@ -252,7 +253,7 @@ def _remark(name: str, manifest: Manifest) -> str:
         return "the mark of a build, an append or a repair that is at work, or that was killed"
     if name.startswith(f"{STAGING}/"):
         return "of a build that was to replace this dataset and did not finish"
-    if last.startswith(".") and last.endswith(".part"):
+    if drafted(name):
         return "of a write that did not finish"
     if generation >= len(manifest.all_generations):
         return "of an append that did not finish; go on with it, or be rid of it with: shard-dataset clean"
