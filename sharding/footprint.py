@@ -10,7 +10,7 @@ from contextlib import suppress
 from .dataset import Dataset
 from .drafts import DRAFT_NAMES
 from .errors import RingfeedError
-from .generations import FOLDER_NAMES, TABLE_NAMES
+from .generations import FOLDER_NAMES, SHARD_NAMES, TABLE_NAMES
 from .interop.tfds import TFDS_NAMES
 from .journal import JOURNAL_FOLDER
 from .lease import LEASE_NAME, TAKEOVER_PREFIX
@@ -21,11 +21,9 @@ __all__ = ["OURS", "STAGING", "files_of", "folders_of", "remove_empty", "remove_
 
 STAGING = "_replacing"
 OURS = re.compile(
-    r"(.*/)?(.*-\d{5,}-of-\d{5,}(\.salvaged(-\d+)?)?\.(tfrecord|parquet|index\.arrow|idx)"
-    rf"|{TABLE_NAMES.pattern})|{DRAFT_NAMES.pattern}"
+    rf"{SHARD_NAMES.pattern}|{TABLE_NAMES.pattern}|{DRAFT_NAMES.pattern}"
     rf"|({FOLDER_NAMES.pattern}/)?({'|'.join(map(re.escape, (REJECTED_NAME, *TFDS_NAMES)))})"
-    rf"|{re.escape(LEASE_NAME)}"
-    rf"|{re.escape(TAKEOVER_PREFIX)}.*\.json|{JOURNAL_FOLDER}/.*\.json|{STAGING}/.*"
+    rf"|{re.escape(LEASE_NAME)}|{re.escape(TAKEOVER_PREFIX)}.*\.json|{JOURNAL_FOLDER}/.*\.json|{STAGING}/.*"
 )
 _REMOVERS = 16
 

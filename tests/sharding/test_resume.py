@@ -205,6 +205,16 @@ def test_clean_leaves_another_program_s_files_alone(tmp_path: Path, files_of: An
     assert files_of(out) == before
 
 
+def test_clean_leaves_a_dataset_within_the_folder_alone(parquet: str, tmp_path: Path, files_of: Any) -> None:
+    out = tmp_path / "out"
+    for root in (out, out / "another"):
+        built(parquet, root, label="label", shards=3)
+    whole = files_of(out)
+    (out / "_building.json").write_text(json.dumps(HOLDER | {"released": True}))
+    assert clean(Storage(str(out))) == [f"{out}/_building.json"]
+    assert files_of(out) == whole
+
+
 def at_shard(number: int, act: Callable[[], object]) -> Callable[[Progress], None]:
     def report(progress: Progress) -> None:
         if (progress.stage, progress.done) == ("write", number):
