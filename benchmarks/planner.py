@@ -20,6 +20,7 @@ from ringfeed.pipeline import Loader
 from ringfeed.pipeline.plan import plan_epoch
 from ringfeed.sharding import BuildOptions, Manifest, ShardInfo, SplitInfo, open_dataset
 from ringfeed.sharding.assign import Assignment
+from ringfeed.sharding.checksums import PREFIX
 from ringfeed.sharding.class_counts import ClassCounts
 from ringfeed.sharding.generations import index_name, shard_name
 from ringfeed.sharding.plan import plan_assignment, share_out
@@ -205,11 +206,11 @@ def _shard(split: str, number: int, shards: int, counts: ClassCounts) -> ShardIn
         path=path,
         bytes=int(records * RECORD_BYTES),
         records=records,
-        checksum=f"xxh3-128:{digits[:32]}",
+        checksum=PREFIX + digits[:32],
         class_counts=counts,
         index_path=index_name(path),
         index_bytes=records * 20,
-        index_checksum=f"xxh3-128:{digits[32:]}",
+        index_checksum=PREFIX + digits[32:],
     )
 
 

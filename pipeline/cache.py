@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
-import xxhash
 
+from ..sharding.checksums import Checksum, checksum
 from ..sharding.errors import ConfigError, StorageError
 from ..sharding.location import Location
-from ..sharding.manifest import checksum
 from ..sharding.retry import IncompleteError
 from .cache_folder import CacheFolder, CacheKey
 from .counters import Counters
@@ -187,7 +186,7 @@ class Cache:
 
     def _take_stream(self, key: CacheKey, claimed: int, stream: Stream, counters: Counters) -> bool:
         """Write a file as it arrives, without holding it in memory; whether its bytes were the right ones."""
-        digest, left = xxhash.xxh3_128(), [key.size]
+        digest, left = Checksum(), [key.size]
 
         def take(piece: Any) -> None:
             view = memoryview(piece)
@@ -205,7 +204,7 @@ class Cache:
         except OSError as error:  # of the disk
             self._give_up(error)
             return False
-        if not done or left[0] or f"xxh3-128:{digest.hexdigest()}" != key.checksum:
+        if not done or left[0] or digest.text != key.checksum:
             return False
         counters.add("fetch", items=1, size=key.size)
         return True

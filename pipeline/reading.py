@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ..sharding.checksums import checksum
 from ..sharding.damage import Damage
 from ..sharding.dataset import Dataset, open_dataset, remedy
 from ..sharding.errors import CorruptionError, DatasetError, RangesError, RingfeedError, StorageError
@@ -23,7 +24,7 @@ from ..sharding.formats.blocks import BLOCK_BYTES, are_whole
 from ..sharding.formats.tfrecord import frames_are_whole
 from ..sharding.indexes import Index, read_index
 from ..sharding.locate import locate_in_index, locate_in_shard
-from ..sharding.manifest import ShardInfo, checksum
+from ..sharding.manifest import ShardInfo
 from ..sharding.retry import is_transient
 from ..sharding.staging import Measure, iterate_blocks
 from ..sharding.storage import Storage

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from .checksums import checksum
 from .errors import CorruptionError, DatasetError
 from .formats.decode import decode_example
 from .formats.parquet import iterate_parquet
 from .formats.tfrecord import decompress, iterate_records
 from .lease import LEASE_NAME
-from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardInfo, checksum
+from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardInfo
 from .schema import Schema
 from .storage import Place, Storage, storage_of
 from .table import decode_shards

@@ -13,10 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from .checksums import checksum
 from .class_counts import ClassCounts
 from .errors import RingfeedError
 from .interop import dali
-from .manifest import FileInfo, ShardInfo, checksum
+from .manifest import FileInfo, ShardInfo
 from .statistics import FeatureStatistics
 from .storage import Storage
 

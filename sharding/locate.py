@@ -11,12 +11,13 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from .checksums import checksum
 from .damage import Damage, first_difference, kind_of_size, runs, runs_text
 from .formats.parquet import RowGroup, read_parquet, row_group_rows, scan_row_groups, write_parquet
 from .formats.scan import Frame, scan_frames
 from .formats.tfrecord import compress
 from .indexes import Index, frame_bounds, read_index, rebuild_index
-from .manifest import Manifest, ShardInfo, checksum
+from .manifest import Manifest, ShardInfo
 from .staging import Measure, staged
 from .storage import Storage
 from .wording import counted, some_of

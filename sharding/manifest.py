@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import pyarrow as pa
-import xxhash
-
+from .checksums import checksum
 from .class_counts import ClassCounts
 from .errors import CorruptionError, DatasetError
 from .formats.example import RecordLayout
@@ -31,22 +29,12 @@ __all__ = [
     "Manifest",
     "ShardInfo",
     "SplitInfo",
-    "checksum",
     "describe",
 ]
 
 MANIFEST_NAME = "dataset.json"
 SHARDS_NAME = table_name(0)
 FORMAT_VERSION = (1, 0)
-
-
-def checksum(data: bytes | memoryview | pa.Buffer) -> str:
-    """The checksum of a file's bytes, with its algorithm: XXH3, 128 bits.
-
-    >>> checksum(b"ringfeed")
-    'xxh3-128:c64e23e74848e399a33c022f96d90d93'
-    """
-    return "xxh3-128:" + xxhash.xxh3_128_hexdigest(data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

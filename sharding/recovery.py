@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import xxhash
 
+from .checksums import checksum
 from .damage import Damage, first_difference, kind_of_size
 from .errors import CorruptionError, DatasetError, RingfeedError, StorageError
 from .generations import (
@@ -27,7 +28,7 @@ from .generations import (
 )
 from .indexes import read_index
 from .lease import LEASE_NAME, read_holder
-from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardInfo, checksum
+from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardInfo
 from .staging import Measure, measure, staged
 from .storage import Storage
 from .table import decode_shards, recover, seal

@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from .checksums import checksum
 from .companions import shard_of
 from .damage import Damage
 from .drafts import drafted
@@ -28,7 +29,7 @@ from .interop.tfds import all_tfds_names, is_tfds, obstacle
 from .lease import LEASE_NAME
 from .location import url_text
 from .lost_table import prove_again
-from .manifest import MANIFEST_NAME, LostRecords, Manifest, ShardInfo, checksum, describe
+from .manifest import MANIFEST_NAME, LostRecords, Manifest, ShardInfo, describe
 from .progress import Report as BuildReport
 from .rebuild import Original, Rebuild, plan_rebuilds, source_flags
 from .recovery import Identity, identify

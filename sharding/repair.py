@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from .checksums import checksum
 from .companions import remake
 from .damage import Damage
 from .errors import CorruptionError, DestinationError
@@ -23,7 +24,7 @@ from .fence import fenced
 from .generations import generation_of
 from .interop import dali
 from .lease import LEASE_NAME, Lease, hold, is_mark, read_holder
-from .manifest import MANIFEST_NAME, FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo, checksum, describe
+from .manifest import MANIFEST_NAME, FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo, describe
 from .progress import Report as BuildReport
 from .rebuild import Original, check_made
 from .recovery import Identity

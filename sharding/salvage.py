@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from .checksums import checksum
 from .formats.blocks import block_sums
 from .formats.encode import encode_index
 from .formats.parquet import read_row_groups, row_group_rows, scan_row_groups, write_parquet
@@ -21,7 +22,7 @@ from .formats.scan import mend_frames, scan_frames
 from .formats.tfrecord import FOOTER_BYTES, compress, decompress, frame_records
 from .indexes import Index, classes_of_messages, classes_of_table, frame_bounds, read_index, rebuild_index
 from .locate import encode_again
-from .manifest import Manifest, ShardInfo, checksum
+from .manifest import Manifest, ShardInfo
 from .recovery import mend_bit
 from .staging import staged
 from .storage import Storage

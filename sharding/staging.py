@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
-import xxhash
 
+from .checksums import Checksum
 from .storage import Storage
 
 __all__ = ["Measure", "iterate_blocks", "measure", "staged"]
@@ -53,14 +53,14 @@ def measure(storage: Storage, path: str) -> Measure | None:
     Raises:
         StorageError: the store refuses.
     """
-    digest, size = xxhash.xxh3_128(), 0
+    digest, size = Checksum(), 0
     try:
         for block in iterate_blocks(storage, path):
             digest.update(block)
             size += len(block)
     except FileNotFoundError:
         return None
-    return Measure(bytes=size, checksum=f"xxh3-128:{digest.hexdigest()}")
+    return Measure(bytes=size, checksum=digest.text)
 
 
 @contextmanager

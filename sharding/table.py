@@ -19,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 
+from .checksums import PREFIX, Checksum, checksum
 from .class_counts import count_rows
 from .formats.parquet import read_parquet, read_row_group, row_group_sizes
-from .manifest import FORMAT_VERSION, Manifest, ShardInfo, checksum
+from .manifest import FORMAT_VERSION, Manifest, ShardInfo
 
 __all__ = ["decode_shards", "encode_shards", "recover", "seal"]
 
@@ -48,9 +48,9 @@ _GROUP_COUNTS = 4 << 20  # in a row group, which is encoded at a time
 _DECODED_ROWS = 256  # with all at a time, Arrow takes 160 MiB for a row group (4 M counts of 8 bytes, 2026-11-21)
 
 _COPY_KEY, _CHECKSUM_KEY = "ringfeed.dataset", "ringfeed.checksum"
-_NO_CHECKSUM = "xxh3-128:" + 32 * "0"
+_NO_CHECKSUM = PREFIX + 32 * "0"
 # Between key and value, Thrift's compact protocol puts the value's field and length: a byte that JSON would escape.
-_OWN_CHECKSUM = re.compile(re.escape(_CHECKSUM_KEY.encode()) + rb"\x18\x29(xxh3-128:[0-9a-f]{32})")
+_OWN_CHECKSUM = re.compile(re.escape(_CHECKSUM_KEY).encode() + rb"\x18\x29(" + PREFIX.encode() + rb"[0-9a-f]{32})")
 
 
 def seal(manifest: Manifest, shards: Sequence[ShardInfo]) -> tuple[Manifest, bytes]:
@@ -127,7 +127,7 @@ def _counts(shards: Sequence[ShardInfo]) -> pa.ListArray:
 
 
 def _rows_checksum(shards: Sequence[ShardInfo]) -> str:
-    digest = xxhash.xxh3_128()
+    digest = Checksum()
     for field_ in _SHARDS_SCHEMA:
         values: Iterable[object] = [getattr(shard, field_.name) for shard in shards]
         if pa.types.is_list(field_.type):
@@ -138,7 +138,7 @@ def _rows_checksum(shards: Sequence[ShardInfo]) -> str:
             digest.update("\0".join(map(str, values)).encode("utf-8", "surrogatepass"))
         else:
             digest.update(np.array(values, "<i8").tobytes())
-    return "xxh3-128:" + digest.hexdigest()
+    return digest.text
 
 
 def decode_shards(data: bytes | pa.Buffer) -> tuple[ShardInfo, ...]:

@@ -11,14 +11,14 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import xxhash
 
+from .checksums import Checksum, checksum
 from .class_counts import ClassCounts
 from .drafts import Bytes
 from .formats import RecordLayout, encode_shard, open_encoder
 from .formats.blocks import BlockSums
 from .interop import dali
-from .manifest import FileInfo, ShardInfo, checksum, describe
+from .manifest import FileInfo, ShardInfo, describe
 from .schema import Schema
 from .statistics import FeatureStatistics, merge_statistics, summarise
 from .storage import Storage
@@ -118,13 +118,13 @@ class _HashingSink:
 
     def __init__(self, file: IO[bytes], *, blocks: bool) -> None:
         self._file = file
-        self._digest = xxhash.xxh3_128()
+        self._digest = Checksum()
         self._blocks = BlockSums() if blocks else None
         self.bytes = 0
 
     @property
     def checksum(self) -> str:
-        return f"xxh3-128:{self._digest.hexdigest()}"
+        return self._digest.text
 
     def sums(self) -> bytes:
         return b"" if self._blocks is None else self._blocks.finish()

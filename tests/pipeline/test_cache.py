@@ -28,7 +28,7 @@ from ringfeed.pipeline import Cache, Loader, MemoryCache
 from ringfeed.pipeline.cache_folder import STATE_NAME, CacheFolder, CacheKey
 from ringfeed.pipeline.counters import Counters
 from ringfeed.sharding import ConfigError, CorruptionError, StorageError
-from ringfeed.sharding.manifest import checksum
+from ringfeed.sharding.checksums import checksum
 from ringfeed.sharding.storage import Storage
 from tests.servers.proxy import Fault, Proxy, proxied
 from tests.servers.seaweedfs import S3Server
@@ -373,7 +373,7 @@ class TestFolder:
             from ringfeed.pipeline import cache
             from ringfeed.pipeline.cache_folder import CacheKey
             from ringfeed.pipeline.counters import Counters
-            from ringfeed.sharding.manifest import checksum
+            from ringfeed.sharding.checksums import checksum
             data = bytes([1]) * (40 * 1024)
             def write(descriptor, data):
                 os.write(descriptor, memoryview(data)[:1000])
@@ -405,7 +405,7 @@ class TestFolder:
             from ringfeed.pipeline import Cache
             from ringfeed.pipeline.cache_folder import CacheKey, CacheFolder
             from ringfeed.pipeline.counters import Counters
-            from ringfeed.sharding.manifest import checksum
+            from ringfeed.sharding.checksums import checksum
             LIMIT = 4 * 40 * 1024
             root = Path(sys.argv[1])
             def get(cache, number):

@@ -18,8 +18,9 @@ from ringfeed.sharding import (
     ShardInfo,
     SplitInfo,
 )
+from ringfeed.sharding.checksums import checksum
 from ringfeed.sharding.formats.example import ColumnLayout, RecordLayout
-from ringfeed.sharding.manifest import FileInfo, checksum
+from ringfeed.sharding.manifest import FileInfo
 from ringfeed.sharding.table import decode_shards, encode_shards
 
 SHARD = ShardInfo(

@@ -29,9 +29,9 @@ from ringfeed.sharding import (
     repair,
     verify,
 )
+from ringfeed.sharding.checksums import checksum
 from ringfeed.sharding.formats import parquet as parquet_format
 from ringfeed.sharding.formats.encode import encode_index
-from ringfeed.sharding.manifest import checksum
 from ringfeed.sharding.table import seal
 from tests.servers.store import Store
 from tests.sharding.conftest import built, make_table

@@ -14,7 +14,7 @@ import pytest
 from ringfeed.pipeline import Cache
 from ringfeed.pipeline.cache_folder import CacheKey
 from ringfeed.pipeline.counters import Counters
-from ringfeed.sharding.manifest import checksum
+from ringfeed.sharding.checksums import checksum
 from ringfeed.tools.cli import main
 
 URLS = ("s3://bucket/flights", "s3://bucket/" + "long/" * 60 + "name")
