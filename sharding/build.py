@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from .build_plan import BuildPlan, writer
 from .capacity import build_engine, memory_share
-from .destination import Draft, Purpose, draft_dataset
+from .destination import DatasetDraft, Purpose, draft_dataset
 from .errors import RingfeedError
 from .execute import begin_processes
 from .fence import fenced_for_workers
@@ -78,7 +78,7 @@ def write_dataset(
     source: Source,
     listed: Mapping[str, Listing],
     options: BuildOptions,
-    draft: Draft,
+    draft: DatasetDraft,
     committed: Callable[[BuildPlan], Manifest | None],
     *,
     executor: Executor | None = None,
@@ -137,7 +137,7 @@ def _write(
     plan: BuildPlan,
     listed: Mapping[str, Listing],
     options: BuildOptions,
-    draft: Draft,
+    draft: DatasetDraft,
     fingerprint: str,
     root: Storage,
     pool: Executor,

@@ -23,12 +23,12 @@ from .retry import RetryPolicy
 from .storage import Storage
 from .wording import counted, some_of
 
-__all__ = ["Draft", "Purpose", "check_apart", "check_no_damaged", "draft_dataset"]
+__all__ = ["DatasetDraft", "Purpose", "check_apart", "check_no_damaged", "draft_dataset"]
 
 Purpose = Literal["new", "replace", "append"]
 
 
-class Draft:
+class DatasetDraft:
     """A dataset, or a generation of one, that is being built.
 
     Attributes:
@@ -270,7 +270,7 @@ class Draft:
 
 
 @contextmanager
-def draft_dataset(destination: Storage, purpose: Purpose, about: Mapping[str, str]) -> Iterator[Draft]:
+def draft_dataset(destination: Storage, purpose: Purpose, about: Mapping[str, str]) -> Iterator[DatasetDraft]:
     """A place to build a dataset in, or a generation of one.
 
     If the body fails for a reason that may pass (an interrupt, a store that refuses), finished shards are kept, for
@@ -279,7 +279,7 @@ def draft_dataset(destination: Storage, purpose: Purpose, about: Mapping[str, st
     Args:
         destination: where the dataset is to be.
         purpose: ``replace`` one that is there, or ``append`` to it. It stays as it was if the body fails before
-            `Draft.commit`.
+            `DatasetDraft.commit`.
         about: kept in the folder while it is being built, for whoever finds it.
 
     Raises:
@@ -291,7 +291,7 @@ def draft_dataset(destination: Storage, purpose: Purpose, about: Mapping[str, st
     absent = destination.absent_folders()
     storage = Storage(destination.locate(STAGING), destination.options) if replacing else destination
     with hold(destination, about) as lease:
-        draft = Draft(destination, storage, lease)
+        draft = DatasetDraft(destination, storage, lease)
         try:
             if purpose == "append":
                 draft.base = open_dataset(destination)
