@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from .errors import DestinationError, RingfeedError
 from .footprint import remove_empty, remove_files
@@ -48,7 +49,7 @@ def appearing_folder(target: Storage) -> Iterator[Storage]:
         try:
             _check_empty(target, lease.previous)  # anew: it may have been filled before it was held
             remove_files(room, _left_in(room))
-            storage = room if room == target else Storage(room.locate(_FILES), target.options)
+            storage = room if room == target else room.folder(_FILES)
             try:
                 yield storage
                 lease.check()
@@ -101,7 +102,7 @@ def _room(target: Storage) -> Storage:
     if target.is_object_store:
         return target
     parent, _, name = target.locate().rpartition("/")
-    return Storage(f"{parent}/.{name}.exporting", target.options)
+    return replace(target, url=f"{parent}/.{name}.exporting")
 
 
 def _left_in(room: Storage) -> list[str]:
@@ -133,4 +134,4 @@ def _rename(draft: Storage, target: Storage) -> None:
             if fs.exists(path):
                 fs.rmdir(path)
             fs.mv(draft.filesystem()[1], path)
-    Storage(target.locate().rpartition("/")[0] or "/", target.options).sync()
+    replace(target, url=target.locate().rpartition("/")[0] or "/").sync()

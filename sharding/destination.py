@@ -184,7 +184,7 @@ class DatasetDraft:
 
     def _take_in(self, base: Dataset, manifest: Manifest) -> None:
         """Put a manifest in the place of that of the dataset which is appended to."""
-        Storage(self.destination.locate(folder_of(self._generation)), self.destination.options).sync()
+        self.destination.folder(folder_of(self._generation)).sync()
         self.destination.sync()
         once = replace(self.destination, retries=RetryPolicy(attempts=1))
 
@@ -289,7 +289,7 @@ def draft_dataset(destination: Storage, purpose: Purpose, about: Mapping[str, st
     """
     replacing = _check(destination, purpose)
     absent = destination.absent_folders()
-    storage = Storage(destination.locate(STAGING), destination.options) if replacing else destination
+    storage = destination.folder(STAGING) if replacing else destination
     with hold(destination, about) as lease:
         draft = DatasetDraft(destination, storage, lease)
         try:

@@ -160,7 +160,7 @@ def spill_root(url: str | None, destination: str) -> Storage:
     """
     key = f"{derive_key(Storage(destination).locate()):016x}"
     if url is not None:
-        return Storage(Storage(url).locate(f"ringfeed-spill-{key}"))
+        return Storage(url).folder(f"ringfeed-spill-{key}")
     folder = Path(tempfile.gettempdir()) / f"ringfeed-spill-{os.getuid()}-{key}"
     if folder.exists() and folder.stat().st_uid != os.getuid():
         raise DestinationError(f"{folder} is another user's; choose a folder to spill to with --spill")
@@ -194,13 +194,13 @@ def open_spill(root: Storage, plan: str, scratch: Storage | None = None) -> Spil
     for path in spilled_files(root):
         if not path.startswith(kept) or drafted(path):
             root.remove(path)
-    return Spill(Storage(root.locate(name), root.options))
+    return Spill(root.folder(name))
 
 
 def open_scratch(root: Storage) -> Storage:
     """A new folder beside the spill, for what a plan is made of."""
     _make(root)
-    return Storage(root.locate(f"scratch-{secrets.token_hex(8)}"), root.options)
+    return root.folder(f"scratch-{secrets.token_hex(8)}")
 
 
 @contextmanager
@@ -212,7 +212,7 @@ def side_folder(root: Storage) -> Iterator[Storage]:
     absent = root.absent_folders()
     _make(root)
     process = f"{_machine()}-{os.getpid()}-{start_of(os.getpid())}"
-    folder = Storage(root.locate(f"side-{process}-{secrets.token_hex(4)}"), root.options)
+    folder = root.folder(f"side-{process}-{secrets.token_hex(4)}")
     try:
         yield folder
     finally:

@@ -41,6 +41,10 @@ class Storage(Location):
             `read`, `map` and `open_input`.
     """
 
+    def folder(self, name: str) -> Storage:
+        """A folder of this folder, with its options and retries; a plain `Storage`, whatever this is."""
+        return Storage(self.locate(name), self.options, self.retries)
+
     def read(self, path: str) -> bytes:
         """The whole of a file."""
         if self.local_path is not None:

@@ -49,10 +49,10 @@ class Workshop:
         self, known: Identity, lost: Iterable[int], mendable: Iterable[ShardFiles], root: Storage, report: Report
     ) -> None:
         self.known = known
-        self.folder = Storage(root.locate("made"), root.options)
+        self.folder = root.folder("made")
         self.report = report
         self.rows = known.shards
-        self._spills = Storage(root.locate("spill"), root.options)
+        self._spills = root.folder("spill")
         self._lost = set(lost)
         self._mendable = list(mendable)
         self._here: set[str] = set()

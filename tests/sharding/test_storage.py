@@ -189,6 +189,11 @@ class TestS3:
             storage.write("a", b"")
 
 
+def test_a_folder_of_a_folder_is_reached_and_tried_alike() -> None:
+    how = {"anon": True}, RetryPolicy(attempts=1)
+    assert Storage("s3://bucket/a/", *how).folder("b") == Storage("s3://bucket/a/b", *how)
+
+
 def test_object_stores_without_a_client_of_their_own_hold_the_same_contract() -> None:
     storage = Storage(f"memory://{uuid.uuid4().hex}/x")
     storage.write("a/b", BIG)
