@@ -21,7 +21,7 @@ from .schema import Schema
 from .storage import Place, Storage, storage_of
 from .table import decode_shards
 
-__all__ = ["Dataset", "open_dataset", "read_checked", "read_records", "remedy"]
+__all__ = ["Dataset", "no_dataset", "open_dataset", "read_checked", "read_records", "remedy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +79,15 @@ def _read_manifest(storage: Storage) -> bytes:
             raise DatasetError(
                 f"{storage.locate(MANIFEST_NAME)} is missing, but {SHARDS_NAME} is there; {remedy(storage)}"
             ) from error
-        raise DatasetError(
-            f"there is no dataset at {storage.locate()}: it has no {MANIFEST_NAME}. Either the path is wrong, or a "
-            "build has not finished; make one with: shard-dataset build SRC DST --label COL"
-        ) from error
+        raise no_dataset(storage) from error
+
+
+def no_dataset(storage: Storage) -> DatasetError:
+    """The error of a folder without `dataset.json`, and without what that could be made again from."""
+    return DatasetError(
+        f"there is no dataset at {storage.locate()}: it has no {MANIFEST_NAME}. Either the path is wrong, or a "
+        "build has not finished; make one with: shard-dataset build SRC DST --label COL"
+    )
 
 
 def _decoded(storage: Storage, data: bytes) -> Manifest:

@@ -15,6 +15,7 @@ import xxhash
 
 from .checksums import checksum
 from .damage import Damage, first_difference, kind_of_size
+from .dataset import no_dataset
 from .errors import CorruptionError, DatasetError, RingfeedError, StorageError
 from .generations import (
     INDEX_SUFFIX,
@@ -151,10 +152,7 @@ def _without_manifest(storage: Storage, names: frozenset[str] | None, broken: Br
         raise CorruptionError(
             f"{broken[1]}; no table of shards holds an intact copy of it either, so build the dataset again"
         ) from broken[1]
-    raise DatasetError(
-        f"there is no dataset at {storage.locate()}: it has no {MANIFEST_NAME}. Either the path is wrong, or a "
-        "build has not finished; make one with: shard-dataset build SRC DST --label COL"
-    )
+    raise no_dataset(storage)
 
 
 def _is_being_built(storage: Storage, names: frozenset[str] | None) -> bool:
