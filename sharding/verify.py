@@ -148,7 +148,7 @@ def examine(known: Identity, report: Report = _ignore, *, workers: int, deep: bo
         jobs = [(_measure, (known, file)) for file in files]
         measures = dict(run_tasks(pool, jobs, _reporter(report, {f.path: f.bytes for f in files}, total)))
         bad = [file for file in files if not _matches(measures[file.path], file)]
-        holders = _holders(files, measures)
+        holders = _holders(files)
         places = [(_locate, (known, file, measures, holders)) for file in bad]
         damages = [*known.damages, *run_tasks(pool, places, _silent)]
         if deep:
@@ -190,7 +190,7 @@ def _matches(found: Measure | None, file: File) -> bool:
     return found is not None and found.bytes == file.bytes and found.checksum == file.checksum
 
 
-def _holders(files: Sequence[File], measures: Mapping[str, Measure | None]) -> Mapping[str, list[File]]:
+def _holders(files: Sequence[File]) -> Mapping[str, list[File]]:
     """By checksum, the files that were written with it."""
     written: dict[str, list[File]] = defaultdict(list)
     for file in files:
