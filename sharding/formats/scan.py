@@ -16,13 +16,12 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from .tfrecord import FOOTER_BYTES, HEADER_BYTES
+from .tfrecord import FOOTER_BYTES, HEADER_BYTES, has_header, masked, masked_crc, unmasked
 
 __all__ = ["Frame", "mend_frames", "scan_frames"]
 
 Bounds = Sequence[tuple[int, int]]  # [offset, stop) of each frame
 
-_MASK_DELTA = 0xA282EAD8
 _WORD = 0xFFFFFFFF
 _SEARCH_BYTES = 1 << 20
 _MEND_BYTES = 16 << 20  # of a record whose flipped bit is searched for: 0.4 us a byte
@@ -71,7 +70,7 @@ def _check(data: memoryview, record: int | None, offset: int, stop: int) -> Fram
     header = bytes(data[offset : offset + HEADER_BYTES])
     payload = bytes(data[offset + HEADER_BYTES : stop - FOOTER_BYTES])
     footer = bytes(data[stop - FOOTER_BYTES : stop])
-    readable = len(footer) == FOOTER_BYTES and _masked_crc(payload) == footer
+    readable = masked_crc(payload) == footer
     problem = ""
     if stop > len(data):
         problem = "is cut short" if header else "is missing"
@@ -100,7 +99,7 @@ def _follow(data: memoryview) -> Iterator[Frame]:
 def _stop_of(data: memoryview, offset: int) -> int | None:
     """Where the frame at `offset` ends by its own length; None if that is damaged, or the file ends before."""
     header = bytes(data[offset : offset + HEADER_BYTES])
-    if len(header) < HEADER_BYTES or _masked_crc(header[:8]) != header[8:]:
+    if not has_header(header):
         return None
     stop = offset + HEADER_BYTES + int.from_bytes(header[:8], "little") + FOOTER_BYTES
     return stop if stop <= len(data) else None
@@ -123,9 +122,8 @@ def _is_header(window: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     crcs = np.full(places, google_crc32c.value(bytes(8)), np.uint32)
     for position in range(8):
         crcs ^= _BYTE_CRCS[position][window[position : position + places]]
-    masked = ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(_MASK_DELTA)
     stored = np.lib.stride_tricks.sliding_window_view(window[8:], 4)[:places].copy().view("<u4")[:, 0]
-    return np.asarray(masked == stored)
+    return np.asarray(masked(crcs) == stored)
 
 
 def _byte_crcs(position: int) -> npt.NDArray[np.uint32]:
@@ -159,17 +157,16 @@ def mend_frames(data: memoryview, bounds: Bounds) -> bytes | None:
         payload = bytes(data[frame.payload])
         if not frame.readable:
             payload = _mend_payload(payload, int.from_bytes(data[frame.stop - FOOTER_BYTES : frame.stop], "little"))
-        result[frame.offset : frame.stop] = _header(len(payload)) + payload + _masked_crc(payload)
+        result[frame.offset : frame.stop] = _header(len(payload)) + payload + masked_crc(payload)
     return bytes(result)
 
 
 def _mend_payload(payload: bytes, stored: int) -> bytes:
     """The payload that differs in one bit and has the stored CRC; as it is if there is none: the CRC is damaged."""
-    masked = int.from_bytes(_masked_crc(payload), "little")
-    if (masked ^ stored).bit_count() == 1 or len(payload) > _MEND_BYTES:
+    expected = int.from_bytes(masked_crc(payload), "little")
+    if (expected ^ stored).bit_count() == 1 or len(payload) > _MEND_BYTES:
         return payload
-    rotated = (stored - _MASK_DELTA) & _WORD
-    trace = google_crc32c.value(payload) ^ ((rotated >> 17 | rotated << 15) & _WORD)
+    trace = unmasked(expected) ^ unmasked(stored)
     for position in range(len(payload) - 1, -1, -1):
         if trace in _BIT_TRACES:
             mended = bytearray(payload)
@@ -189,11 +186,6 @@ _BIT_TRACES = {_TABLE[1 << bit]: 1 << bit for bit in range(8)}  # of the last by
 _REVERSE = {entry >> 24: entry << 8 & _WORD | value for value, entry in enumerate(_TABLE)}
 
 
-def _masked_crc(payload: bytes) -> bytes:
-    crc = int(google_crc32c.value(payload))
-    return (((crc >> 15 | crc << 17) + _MASK_DELTA) & _WORD).to_bytes(4, "little")
-
-
 def _header(length: int) -> bytes:
     encoded = length.to_bytes(8, "little")
-    return encoded + _masked_crc(encoded)
+    return encoded + masked_crc(encoded)

@@ -25,14 +25,15 @@ from .example import join_binary
 __all__ = [
     "FOOTER_BYTES", "HEADER_BYTES", "FrameBlock", "FrameDamage", "binary_rows", "compress", "compressor",
     "decompress", "frame_matrix", "frame_records", "frames_are_whole", "has_header", "iterate_frames",
-    "iterate_records", "mask_crcs", "record_headers",
+    "iterate_records", "mask_crcs", "masked", "masked_crc", "record_headers", "unmasked",
 ]  # fmt: skip
 
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
 MAX_RECORD_BYTES = 1 << 30  # what a reader that holds whole records will take on
 _KNOWN_HEADERS = 1 << 14  # as many lengths' checksums need be computed but once
-_MASK_DELTA = np.uint32(0xA282EAD8)
+_MASK_DELTA = 0xA282EAD8
+_WORD = 0xFFFF_FFFF
 
 
 def frame_records(messages: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
@@ -112,7 +113,7 @@ def _masked_crcs(payloads: Iterable[bytes], count: int) -> npt.NDArray[np.uint8]
 
 def mask_crcs(crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
     """CRCs as they stand in a file, masked and little-endian: uint8 [records, 4]."""
-    return _mask(crcs).astype("<u4").reshape(-1, 1).view(np.uint8)
+    return masked(crcs).astype("<u4").reshape(-1, 1).view(np.uint8)
 
 
 def record_headers(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
@@ -122,8 +123,21 @@ def record_headers(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     return np.hstack([lengths.astype("<u8").reshape(-1, 1).view(np.uint8), crcs[inverse]])
 
 
-def _mask(crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + _MASK_DELTA
+def masked(crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """CRCs as the format masks them: turned, and moved by a constant."""
+    return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(_MASK_DELTA)
+
+
+def unmasked(crc: int) -> int:
+    """The inverse of `masked`, for one."""
+    turned = (crc - _MASK_DELTA) & _WORD
+    return (turned >> 17 | turned << 15) & _WORD
+
+
+def masked_crc(payload: bytes) -> bytes:
+    """The CRC of one payload as it stands in a file."""
+    crc = int(google_crc32c.value(payload))
+    return (((crc >> 15 | crc << 17) + _MASK_DELTA) & _WORD).to_bytes(FOOTER_BYTES, "little")
 
 
 def binary_rows(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
@@ -143,12 +157,12 @@ def iterate_records(data: bytes, path: str) -> Iterator[tuple[int, bytes]]:
     while position < len(data):
         where = f"{path}: record {record} at offset {position}"
         header = data[position : position + HEADER_BYTES]
-        if len(header) < HEADER_BYTES or not _matches(header[:8], header[8:]):
+        if not has_header(header):
             raise CorruptionError(f"{where}: the length is damaged")
         length = int.from_bytes(header[:8], "little")
         start = position + HEADER_BYTES
         payload = data[start : start + length]
-        if len(payload) < length or not _matches(payload, data[start + length : start + length + FOOTER_BYTES]):
+        if len(payload) < length or masked_crc(payload) != data[start + length : start + length + FOOTER_BYTES]:
             raise CorruptionError(f"{where}: the content is damaged or cut short")
         yield position, payload
         position = start + length + FOOTER_BYTES
@@ -292,7 +306,7 @@ def _check_payloads(
     payloads = (data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True))
     crcs = np.fromiter(map(google_crc32c.value, payloads), np.uint32, len(starts))
     footers = np.ndarray((max(0, len(data) - FOOTER_BYTES + 1),), "<u4", data, 0, (1,))
-    good: npt.NDArray[np.bool_] = _mask(crcs) == footers[ends]
+    good: npt.NDArray[np.bool_] = masked(crcs) == footers[ends]
     return good
 
 
@@ -306,13 +320,7 @@ def _skip(read: Callable[[int], bytes], count: int, block_bytes: int) -> bool:
 
 def has_header(head: bytes) -> bool:
     """Whether a file's first bytes are a length and its checksum, as no other kind of file has them but by chance."""
-    return len(head) >= HEADER_BYTES and _matches(head[:8], head[8:HEADER_BYTES])
-
-
-def _matches(payload: bytes, masked: bytes) -> bool:
-    crc = google_crc32c.value(payload)
-    mask = ((crc >> 15 | crc << 17) + int(_MASK_DELTA)) & 0xFFFF_FFFF
-    return len(masked) == 4 and bool(mask == int.from_bytes(masked, "little"))
+    return len(head) >= HEADER_BYTES and masked_crc(head[:8]) == head[8:HEADER_BYTES]
 
 
 def compressor(compression: str) -> zlib._Compress | None:
