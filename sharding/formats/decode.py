@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from .. import kernels
 from ..schema import Feature, Schema
-from .example import LIST_TAGS, delimited
+from .example import DELIMITED_1, LIST_TAGS, delimited
 from .matrix import cast_integers
 from .protobuf import read_fields, read_varint, read_varints
 
@@ -23,7 +23,6 @@ __all__ = ["decode_example", "decode_examples", "locate_examples"]
 Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
 
-_DELIMITED_1 = 0x0A  # field 1, length-delimited
 _FEW = 16  # records; below it a loop over their elements costs less than NumPy's calls do
 
 
@@ -157,7 +156,7 @@ def _walk(data: Bytes, starts: Int64, ends: Int64, schema: Schema) -> Iterator[t
     if kernels.are_compiled():
         yield from _walked(data, starts, ends, schema)
         return
-    _require(data[starts] == _DELIMITED_1)
+    _require(data[starts] == DELIMITED_1)
     lengths, at = _varints_at(data, starts + 1)
     _require(at + lengths == ends)
     for feature in schema.features:
@@ -181,7 +180,7 @@ def _walked(data: Bytes, starts: Int64, ends: Int64, schema: Schema) -> Iterator
 
 def _key(feature: Feature) -> bytes:
     """What its entry in a map of features begins with: the key, and the tag of the value."""
-    return delimited(_DELIMITED_1, feature.name.encode()) + b"\x12"
+    return delimited(DELIMITED_1, feature.name.encode()) + b"\x12"
 
 
 def _require(condition: npt.NDArray[np.bool_] | bool) -> None:
@@ -211,9 +210,7 @@ def _entries(data: Bytes, at: Int64, feature: Feature) -> tuple[Int64, Int64, In
         return none, none, none
     lengths, keys = _varints_at(data, at + 1)
     windows = np.lib.stride_tricks.sliding_window_view(data, len(key))
-    found = np.flatnonzero(
-        (windows[np.minimum(keys, len(windows) - 1)] == key).all(axis=1) & (data[at] == _DELIMITED_1)
-    )
+    found = np.flatnonzero((windows[np.minimum(keys, len(windows) - 1)] == key).all(axis=1) & (data[at] == DELIMITED_1))
     stops = keys[found] + lengths[found]
     lengths, at = _varints_at(data, keys[found] + len(key))
     _require((at + lengths == stops) & (data[at] == LIST_TAGS[feature.example_kind]))
@@ -254,7 +251,7 @@ def _chunks(data: Bytes, bodies: Int64, stops: Int64) -> tuple[Int64, Int64]:
         return entered, stops
     starts = stops.copy()
     filled = np.flatnonzero(bodies < stops)
-    _require(data[bodies[filled]] == _DELIMITED_1)
+    _require(data[bodies[filled]] == DELIMITED_1)
     lengths, starts[filled] = _varints_at(data, bodies[filled] + 1)
     _require(starts[filled] + lengths == stops[filled])
     return starts, stops
@@ -265,7 +262,7 @@ def _split(data: Bytes, bodies: Int64, stops: Int64) -> tuple[Int64, Int64, Int6
     at, rows = bodies.copy(), np.flatnonzero(bodies < stops)
     found: list[tuple[Int64, ...]] = [(np.empty(0, np.int64),) * 3]
     while len(rows) > _FEW:
-        _require(data[at[rows]] == _DELIMITED_1)
+        _require(data[at[rows]] == DELIMITED_1)
         lengths, starts = _varints_at(data, at[rows] + 1)
         at[rows] = starts + lengths
         found.append((rows, starts, at[rows]))
@@ -283,7 +280,7 @@ def _split(data: Bytes, bodies: Int64, stops: Int64) -> tuple[Int64, Int64, Int6
 def _split_one(body: bytes, first: int) -> Iterator[tuple[int, int]]:
     position = 0
     while position < len(body):
-        _require(body[position] == _DELIMITED_1)
+        _require(body[position] == DELIMITED_1)
         length, start = read_varint(body, position + 1)
         position = start + length
         yield first + start, first + position

@@ -21,16 +21,18 @@ import pyarrow as pa
 
 from .. import kernels
 from ..schema import Feature, Schema
+from .wire import write_varint
 
 __all__ = [
-    "LIST_TAGS", "ColumnLayout", "RecordLayout", "delimited", "encode_examples", "encode_matrix", "encode_pieces",
-    "flat_arrow", "flat_numpy", "join_binary", "list_offsets", "plan_layout", "varint_width", "varint_widths",
+    "DELIMITED_1", "LIST_TAGS", "ColumnLayout", "RecordLayout", "delimited", "encode_examples", "encode_matrix",
+    "encode_pieces", "flat_arrow", "flat_numpy", "join_binary", "list_offsets", "plan_layout", "varint_width",
+    "varint_widths",
 ]  # fmt: skip
 
 Bytes2D = npt.NDArray[np.uint8]
 
 LIST_TAGS = {"bytes": 0x0A, "raw": 0x0A, "float": 0x12, "int64": 0x1A}  # the `kind` oneof of Feature
-_DELIMITED_1 = 0x0A  # field 1, length-delimited
+DELIMITED_1 = 0x0A  # field 1, length-delimited
 _DELIMITED_2 = 0x12  # field 2, length-delimited
 
 
@@ -137,10 +139,10 @@ def _assemble_template(schema: Schema, int_ranges: Mapping[str, tuple[int, int]]
     for feature in schema.features:
         item_bytes = _item_bytes(feature, int_ranges)
         values = bytes(item_bytes * (feature.elements or 0))
-        body = delimited(_DELIMITED_1, values)  # packed floats and integers, and the one value of raw bytes
+        body = delimited(DELIMITED_1, values)  # packed floats and integers, and the one value of raw bytes
         entries += _entry_head(feature, len(body)) + body
         columns.append((feature.name, len(entries) - len(values), item_bytes))
-    head = bytes([_DELIMITED_1]) + _varint(len(entries))
+    head = bytes([DELIMITED_1]) + write_varint(len(entries))
     layout = RecordLayout(
         example_bytes=len(head) + len(entries),
         columns=tuple(ColumnLayout(name=n, offset=len(head) + o, item_bytes=w) for n, o, w in columns),
@@ -203,17 +205,17 @@ def encode_pieces(batch: pa.RecordBatch, schema: Schema) -> list[pa.LargeBinaryA
         schema: of the dataset.
     """
     pieces = [piece for feature in schema.features for piece in _entry_pieces(batch.column(feature.name), feature)]
-    return [_headed([bytes([_DELIMITED_1])], [_total_lengths(pieces)]), *pieces]
+    return [_headed([bytes([DELIMITED_1])], [_total_lengths(pieces)]), *pieces]
 
 
 def _entry_pieces(column: pa.Array, feature: Feature) -> list[pa.Array]:
     """One entry of the feature map."""
     body = _body_pieces(column, feature)
     lengths = _total_lengths(body)
-    key = delimited(_DELIMITED_1, feature.name.encode()) + bytes([_DELIMITED_2])
+    key = delimited(DELIMITED_1, feature.name.encode()) + bytes([_DELIMITED_2])
     value_lengths = 1 + varint_widths(lengths) + lengths
     entry_lengths = len(key) + varint_widths(value_lengths) + value_lengths
-    marks = [bytes([_DELIMITED_1]), key, bytes([LIST_TAGS[feature.example_kind]])]
+    marks = [bytes([DELIMITED_1]), key, bytes([LIST_TAGS[feature.example_kind]])]
     pieces = [_headed(marks, [entry_lengths, value_lengths, lengths]), *body]
     if not column.null_count:
         return pieces
@@ -223,7 +225,7 @@ def _entry_pieces(column: pa.Array, feature: Feature) -> list[pa.Array]:
 
 def _body_pieces(column: pa.Array, feature: Feature) -> list[pa.Array]:
     """The serialised BytesList, FloatList or Int64List of each row."""
-    mark = bytes([_DELIMITED_1])
+    mark = bytes([DELIMITED_1])
     starts = list_offsets(column, feature)
     if feature.example_kind == "bytes":
         elements = flat_arrow(column, feature).cast(pa.large_binary())
@@ -293,26 +295,17 @@ def join_binary(pieces: Sequence[pa.Array]) -> pa.LargeBinaryArray:
 # --- shared by both --------------------------------------------------------------------------------------------
 
 
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 def delimited(tag: int, payload: bytes) -> bytes:
     """A length-delimited field: tag, length, payload."""
-    return bytes([tag]) + _varint(len(payload)) + payload
+    return bytes([tag]) + write_varint(len(payload)) + payload
 
 
 def _entry_head(feature: Feature, body_bytes: int) -> bytes:
     """What stands before the serialised list in one entry of the feature map: the key, tags and lengths."""
-    key = delimited(_DELIMITED_1, feature.name.encode())
-    kind = bytes([LIST_TAGS[feature.example_kind]]) + _varint(body_bytes)
-    value = bytes([_DELIMITED_2]) + _varint(len(kind) + body_bytes) + kind
-    return bytes([_DELIMITED_1]) + _varint(len(key) + len(value) + body_bytes) + key + value
+    key = delimited(DELIMITED_1, feature.name.encode())
+    kind = bytes([LIST_TAGS[feature.example_kind]]) + write_varint(body_bytes)
+    value = bytes([_DELIMITED_2]) + write_varint(len(kind) + body_bytes) + kind
+    return bytes([DELIMITED_1]) + write_varint(len(key) + len(value) + body_bytes) + key + value
 
 
 def flat_arrow(column: pa.Array, feature: Feature) -> pa.Array:
