@@ -21,11 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..sharding.errors import ConfigError
-from ..sharding.kernels import VIEW
 from ..sharding.keyed import shuffled
 from ..sharding.schema import Schema
 from .arguments import text
-from .columns import Columns
+from .columns import Columns, views_of
 from .frames import EXAMPLES
 from .integers import integer
 from .order import EpochOrder
@@ -85,8 +84,7 @@ class Buckets:
         """Of each record, int64 [records]."""
         values: Any = columns.get(EXAMPLES)
         if values is not None:
-            views = np.frombuffer(values.buffers()[1], VIEW)[values.offset : values.offset + len(values)]
-            return views["length"].astype(np.int64)
+            return views_of(values)["length"].astype(np.int64)
         values = columns[self.feature]
         nested = pa.types.is_list(values.type) or pa.types.is_large_list(values.type)
         lengths = pc.list_value_length(values) if nested else pc.binary_length(values)

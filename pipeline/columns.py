@@ -37,7 +37,10 @@ __all__ = [
     "slice_columns",
     "take_columns",
     "take_from_segments",
+    "view_array",
     "view_bytes",
+    "view_places",
+    "views_of",
 ]
 
 CLASS_ID = "class_id"  # of the sample's label among `manifest.classes`
@@ -169,30 +172,46 @@ def compacted(columns: Columns) -> Columns:
     }
 
 
-def view_bytes(data: pa.Buffer, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> pa.Array:
-    """Pieces of the data as an Arrow binary view: to gather and interleave them moves 16 bytes of each.
+def views_of(values: Any) -> npt.NDArray[Any]:
+    """Where each value of an Arrow binary view lies, `VIEW` [values]; not copied."""
+    return np.frombuffer(values.buffers()[1], VIEW)[values.offset : values.offset + len(values)]
+
+
+def view_places(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Views of pieces of data, for `view_array`: `VIEW` [pieces], with no prefixes yet."""
+    views = np.zeros(len(starts), VIEW)
+    views["length"], views["buffer"], views["offset"] = lengths, starts // _VIEW_SPAN, starts % _VIEW_SPAN
+    return views
+
+
+def view_array(views: npt.NDArray[Any], data: pa.Buffer) -> pa.Array:
+    """An Arrow binary view of data: to gather and interleave its values moves 16 bytes of each, whatever its size.
 
     A view's offset has 31 bits, so of a larger file it is several buffers that begin further and further on.
+    """
+    buffers = [data.slice(start) for start in range(0, max(data.size, 1), _VIEW_SPAN)]
+    return pa.Array.from_buffers(pa.binary_view(), len(views), [None, pa.py_buffer(views), *buffers])
+
+
+def view_bytes(data: pa.Buffer, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> pa.Array:
+    """Pieces of the data as an Arrow binary view.
 
     Args:
         data: of a file.
         starts: of each piece, int64 [records].
         ends: past the last byte of each.
     """
-    buffers = [data.slice(start) for start in range(0, max(data.size, 1), _VIEW_SPAN)]
     content = np.frombuffer(data, np.uint8)
     if kernels.are_compiled():
-        views = kernels.view_bytes(content, starts, ends, _VIEW_SPAN)
-        return pa.Array.from_buffers(pa.binary_view(), len(starts), [None, pa.py_buffer(views), *buffers])
-    views = np.zeros(len(starts), VIEW)
-    views["length"], views["buffer"], views["offset"] = ends - starts, starts // _VIEW_SPAN, starts % _VIEW_SPAN
+        return view_array(kernels.view_bytes(content, starts, ends, _VIEW_SPAN), data)
+    views = view_places(starts, ends - starts)
     cells = views.view(np.uint8).reshape(-1, VIEW.itemsize)
     short = np.flatnonzero(ends - starts <= INLINE_BYTES)
     cells[short, INLINE_AT:] = 0
     for place in range(INLINE_BYTES):
         rows = np.flatnonzero(starts + place < ends) if place < 4 else short[starts[short] + place < ends[short]]
         cells[rows, INLINE_AT + place] = content[starts[rows] + place]
-    return pa.Array.from_buffers(pa.binary_view(), len(starts), [None, pa.py_buffer(views), *buffers])
+    return view_array(views, data)
 
 
 def copy_views(values: Any, *, before: int = 0, after: int = 0) -> npt.NDArray[Any]:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import tensorflow as tf
 
 from ..sharding.errors import ConfigError
+from ..sharding.formats.binary import data_of, offsets_of
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.schema import Feature, Schema
 from .allocator import keep_freed_memory
@@ -301,8 +302,8 @@ def _encode_large(
 
 
 def _join_binary(values: pa.Array) -> tuple[bytes, npt.NDArray[np.int64]]:
-    offsets = np.frombuffer(values.buffers()[1], np.int64)[values.offset : values.offset + len(values) + 1]
-    data = values.buffers()[2].slice(offsets[0], offsets[-1] - offsets[0])
+    offsets = offsets_of(values)
+    data = data_of(values).slice(offsets[0], offsets[-1] - offsets[0])
     return data.to_pybytes(), np.diff(offsets)
 
 

@@ -16,9 +16,8 @@ import pyarrow as pa
 from ..sharding.formats.example import ColumnLayout, RecordLayout
 from ..sharding.formats.matrix import decode_cells
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
-from ..sharding.kernels import VIEW
 from ..sharding.schema import Feature, Schema
-from .columns import Columns
+from .columns import Columns, view_array, view_places
 from .picked import Picked
 from .pool import BufferPool, empty_aligned
 
@@ -26,7 +25,6 @@ __all__ = ["EXAMPLES", "FRAMES", "decode_frames", "decode_picked", "join_frames"
 
 FRAMES = "\0frames"  # uint8 [records, frame bytes]
 EXAMPLES = "\0examples"  # Arrow binary view [records]
-_VIEW_SPAN = 1 << 30
 Int64 = npt.NDArray[np.int64]
 Bytes3D = npt.NDArray[np.uint8]
 
@@ -48,15 +46,10 @@ def open_tfrecord(data: pa.Buffer, index: pa.RecordBatch, layout: RecordLayout |
 
 
 def _view_frames(data: pa.Buffer, offsets: Int64, lengths: Int64) -> pa.Array:
-    """Where each frame lies, as views: to gather and interleave them moves 16 bytes of each, whatever its size.
-
-    A view's offset has 31 bits, so a larger file is several buffers that begin further and further on.
-    """
-    buffers = [data.slice(start) for start in range(0, max(data.size, 1), _VIEW_SPAN)]
-    views = np.empty(len(offsets), VIEW)
-    views["length"], views["buffer"], views["offset"] = lengths, offsets // _VIEW_SPAN, offsets % _VIEW_SPAN
+    """Where each frame lies, as views."""
+    views = view_places(offsets, lengths)
     views["prefix"] = lengths - (HEADER_BYTES + FOOTER_BYTES)  # its first four bytes: a frame begins with this number
-    return pa.Array.from_buffers(pa.binary_view(), len(offsets), [None, pa.py_buffer(views), *buffers])
+    return view_array(views, data)
 
 
 def join_frames(columns: Columns) -> Columns:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-import numpy as np
 import pyarrow as pa
 
-from ..sharding.kernels import VIEW
-from .columns import Column, Columns, compacted
+from .columns import Column, Columns, compacted, views_of
 
 __all__ = ["LentRecords"]
 
@@ -53,6 +51,6 @@ class LentRecords:
 
 def _bytes_of(values: Column) -> int:
     if isinstance(values, pa.Array) and pa.types.is_binary_view(values.type):  # whose own answer is that of the shard
-        views = np.frombuffer(values.buffers()[1], VIEW)[values.offset : values.offset + len(values)]
+        views = views_of(values)
         return views.nbytes + int(views["length"].sum())
     return int(values.nbytes)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..sharding.errors import RingfeedError
+from ..sharding.formats.binary import data_of, offsets_of
 from ..sharding.formats.decode import decode_examples
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.schema import Feature, Schema
@@ -105,8 +106,7 @@ def _decode_messages(columns: Columns, stored: Schema, schema: Schema, fill: Map
     if EXAMPLES not in columns:
         return columns
     frames: Any = columns[EXAMPLES]
-    offsets = np.frombuffer(frames.buffers()[1], np.int64)[frames.offset : frames.offset + len(frames) + 1]
-    data = np.frombuffer(frames.buffers()[2] or b"", np.uint8)
+    offsets, data = offsets_of(frames), np.frombuffer(data_of(frames), np.uint8)
     starts, ends = offsets[:-1] + HEADER_BYTES, offsets[1:] - FOOTER_BYTES
     table = pa.Table.from_batches([decode_examples(data, starts, ends, stored, schema.names)])
     others = {name: values for name, values in columns.items() if name != EXAMPLES}

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from ..sharding.formats.binary import data_of, offsets_of
 from ..sharding.formats.decode import decode_examples, locate_examples
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.manifest import Manifest
@@ -68,5 +68,5 @@ def _is_found(feature: Feature) -> bool:
 def _view_copies(values: Any) -> pa.Array:
     """Views of an Arrow array's own values."""
     copies = values.cast(pa.large_binary())
-    offsets: npt.NDArray[np.int64] = np.frombuffer(copies.buffers()[1], np.int64)[copies.offset :][: len(copies) + 1]
-    return view_bytes(copies.buffers()[2] or pa.py_buffer(b""), offsets[:-1], offsets[1:])
+    offsets = offsets_of(copies)
+    return view_bytes(data_of(copies), offsets[:-1], offsets[1:])

@@ -23,6 +23,7 @@ import xxhash
 from .dropping import DroppingSource
 from .errors import ConfigError, SourceError
 from .execute import Job, run_tasks
+from .formats.binary import binary_array, binary_rows, data_of, offsets_of
 from .grouping import group
 from .prepare.columns import check_columns
 from .prepare.image_source import ImageSource
@@ -318,9 +319,9 @@ def hash_records(batch: pa.RecordBatch) -> Hashes:
     for column in batch.columns:
         pieces += [_prefixes(column), _bytes(column)]
     joined = pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.large_binary()))
-    offsets, data = _parts(joined)
+    data = memoryview(data_of(joined))
     digest = xxhash.xxh3_128_digest
-    digests = b"".join([digest(data[start:stop]) for start, stop in pairwise(offsets.tolist())])
+    digests = b"".join([digest(data[start:stop]) for start, stop in pairwise(offsets_of(joined).tolist())])
     return np.frombuffer(digests, ">u8").astype(np.uint64).reshape(-1, 2)
 
 
@@ -328,9 +329,9 @@ def _prefixes(column: pa.Array) -> pa.LargeBinaryArray:
     """Of each value: whether it is there, and where lengths vary, its length in bytes, so that no two records agree."""
     valid = pc.is_valid(column).cast(pa.uint8()).to_numpy().reshape(-1, 1)
     if _width(column.type) is not None:
-        return _rows(valid)
+        return binary_rows(valid)
     lengths = pc.binary_length(_bytes(column)).to_numpy().astype("<i8").reshape(-1, 1).view(np.uint8)
-    return _rows(np.concatenate([valid, lengths], axis=1))
+    return binary_rows(np.concatenate([valid, lengths], axis=1))
 
 
 def _width(kind: pa.DataType) -> int | None:
@@ -351,7 +352,7 @@ def _bytes(column: pa.Array) -> pa.LargeBinaryArray:
     if kind in (pa.string(), pa.binary()):
         return pc.cast(pc.cast(column, pa.binary()), pa.large_binary()).fill_null(b"")
     if not (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)):
-        return _rows(_matrix(column))
+        return binary_rows(_matrix(column))
     elements = column.flatten()  # leaves out what lies under a null
     if elements.null_count:
         raise SourceError("lists hold nulls, and cannot be compared; drop those records with --drop-nulls")
@@ -359,10 +360,9 @@ def _bytes(column: pa.Array) -> pa.LargeBinaryArray:
     bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     width = _width(elements.type)
     if width is not None:
-        return _binary(bounds * width, _matrix(elements))
+        return binary_array(bounds * width, _matrix(elements))
     joined = pc.binary_join_element_wise(_prefixes(elements), _bytes(elements), pa.scalar(b"", pa.large_binary()))
-    offsets, data = _parts(joined)
-    return _binary(offsets[bounds], data)
+    return binary_array(offsets_of(joined)[bounds], data_of(joined))
 
 
 def _matrix(column: pa.Array) -> npt.NDArray[np.uint8]:
@@ -371,19 +371,3 @@ def _matrix(column: pa.Array) -> npt.NDArray[np.uint8]:
     width = values.type.bit_width // 8
     bits = values.view(pa.type_for_alias(f"uint{8 * width}")).fill_null(0).to_numpy()
     return np.ascontiguousarray(bits, f"<u{width}").view(np.uint8).reshape(len(column), width)
-
-
-def _rows(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
-    return _binary(np.arange(len(matrix) + 1, dtype=np.int64) * matrix.shape[1], matrix)
-
-
-def _binary(offsets: Int64, data: Any) -> pa.LargeBinaryArray:
-    buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
-
-
-def _parts(array: pa.LargeBinaryArray) -> tuple[Int64, Any]:
-    """Offsets, int64 [n + 1], and the bytes that they point into."""
-    _, offsets, data = array.buffers()
-    bounds = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
-    return bounds, memoryview(b"" if data is None else data)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from .checksums import checksum
+from .formats.binary import data_of, offsets_of
 from .formats.blocks import block_sums
 from .formats.encode import encode_index
 from .formats.parquet import read_row_groups, row_group_rows, scan_row_groups, write_parquet
@@ -199,8 +200,8 @@ def _salvage_frames(data: memoryview, index: Index | None, files: ShardFiles) ->
     else:
         class_ids = classes_of_messages(iter(messages), manifest)
     framed = frame_records(pa.array(messages, pa.large_binary()))
-    offsets = np.frombuffer(framed.buffers()[1], np.int64)[: len(framed) + 1]
-    frames = framed.buffers()[2].slice(0, int(offsets[-1]))
+    offsets = offsets_of(framed)
+    frames = data_of(framed).slice(0, int(offsets[-1]))
     return Salvaged(
         data=pa.py_buffer(compress(frames, manifest.compression)),
         index=encode_index(class_ids, offsets),

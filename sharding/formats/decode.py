@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from .. import kernels
 from ..schema import Feature, Schema
+from .binary import binary_array, data_of, offsets_of
 from .example import DELIMITED_1, LIST_TAGS, delimited
 from .matrix import cast_integers
 from .protobuf import read_fields, read_varint, read_varints
@@ -231,8 +232,8 @@ def _values(data: Bytes, bodies: Int64, stops: Int64, feature: Feature) -> tuple
         if numbers is not None:
             return pa.array(cast_integers(numbers, feature)), np.ones(len(numbers), np.int64)
     packed = _gather(data, starts, ends)
-    offsets = np.frombuffer(packed.buffers()[1], np.int64)[: len(packed) + 1]
-    content = np.frombuffer(packed.buffers()[2] or b"", np.uint8)[: offsets[-1]]
+    offsets = offsets_of(packed)
+    content = np.frombuffer(data_of(packed), np.uint8)[: offsets[-1]]
     if feature.example_kind == "int64":
         integers, after = _all_varints(content)
         _require(np.isin(offsets[1:][np.diff(offsets) > 0], after))
@@ -305,9 +306,7 @@ def _gather(data: Bytes, starts: Int64, ends: Int64) -> pa.LargeBinaryArray:
     _require(np.diff(offsets) >= 0)
     if not len(starts):
         return pa.array([], pa.large_binary())
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    pieces = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
-    return pieces.take(pa.array(np.arange(0, len(offsets), 2)))
+    return binary_array(offsets, data).take(pa.array(np.arange(0, len(offsets), 2)))
 
 
 def _column(values: pa.Array, counts: Int64, rows: Int64, records: int, feature: Feature) -> pa.Array:

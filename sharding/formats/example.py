@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from .. import kernels
 from ..schema import Feature, Schema
+from .binary import binary_array, binary_rows, data_of, offsets_of
 from .wire import write_varint
 
 __all__ = [
@@ -116,9 +117,7 @@ def encode_examples(batch: pa.RecordBatch, schema: Schema, layout: RecordLayout 
     """
     if layout is None:
         return join_binary(encode_pieces(batch, schema))
-    matrix = encode_matrix(batch, schema, layout)
-    offsets = np.arange(len(matrix) + 1, dtype=np.int64) * layout.example_bytes
-    return _binary_array(offsets, matrix.reshape(-1))
+    return binary_rows(encode_matrix(batch, schema, layout))
 
 
 # --- records of one layout -------------------------------------------------------------------------------------
@@ -233,7 +232,7 @@ def _body_pieces(column: pa.Array, feature: Feature) -> list[pa.Array]:
         if feature.shape == ():
             return [heads, elements]
         framed = join_binary([heads, elements])
-        return [_binary_array(_offsets(framed)[starts], _data(framed))]
+        return [binary_array(offsets_of(framed)[starts], data_of(framed))]
     values = flat_numpy(column, feature)
     if feature.example_kind == "int64":
         packed, ends = _minimal_varints(values)
@@ -241,7 +240,7 @@ def _body_pieces(column: pa.Array, feature: Feature) -> list[pa.Array]:
     else:
         packed = np.ascontiguousarray(values).view(np.uint8)
         offsets = starts * values.itemsize
-    payload = _binary_array(offsets, packed)
+    payload = binary_array(offsets, packed)
     heads = _headed([mark], [_lengths(payload)])
     if feature.shape == (None,) and feature.example_kind != "raw":  # an empty list has no packed field at all
         heads = pa.compute.if_else(pa.array(_lengths(payload) > 0), heads, pa.scalar(b"", pa.large_binary()))
@@ -253,7 +252,7 @@ def _headed(marks: Sequence[bytes], numbers: Sequence[npt.NDArray[np.int64]]) ->
     pieces: list[Any] = []
     for mark, values in zip(marks, numbers, strict=True):
         packed, offsets = _minimal_varints(values.view(np.uint64))
-        pieces += [pa.scalar(mark, pa.large_binary()), _binary_array(offsets, packed)]
+        pieces += [pa.scalar(mark, pa.large_binary()), binary_array(offsets, packed)]
     return join_binary(pieces)
 
 
@@ -339,18 +338,5 @@ def list_offsets(column: pa.Array, feature: Feature) -> npt.NDArray[np.int64]:
     return np.arange(len(column) + 1, dtype=np.int64) * feature.elements
 
 
-def _binary_array(offsets: npt.NDArray[np.int64], data: Any) -> pa.LargeBinaryArray:
-    buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets, np.int64)), pa.py_buffer(data)]
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
-
-
-def _offsets(array: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
-    return np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array) + 1]
-
-
-def _data(array: pa.LargeBinaryArray) -> pa.Buffer:
-    return array.buffers()[2] or pa.py_buffer(b"")
-
-
 def _lengths(array: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
-    return np.diff(_offsets(array))
+    return np.diff(offsets_of(array))

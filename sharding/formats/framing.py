@@ -16,8 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from .. import kernels
+from .binary import binary_rows, data_of, offsets_of
 from .example import join_binary
-from .tfrecord import FOOTER_BYTES, HEADER_BYTES, binary_rows, frame_records, mask_crcs, record_headers
+from .tfrecord import FOOTER_BYTES, HEADER_BYTES, frame_records, mask_crcs, record_headers
 
 __all__ = ["Frames", "frame_pieces"]
 
@@ -43,7 +44,7 @@ class Frames:
     @classmethod
     def joined(cls, frames: pa.LargeBinaryArray) -> Frames:
         """Those that lie in one array."""
-        return cls([[_bytes(frames)]], np.diff(_offsets(frames)))
+        return cls([[_bytes(frames)]], np.diff(offsets_of(frames)))
 
 
 def frame_pieces(pieces: Sequence[pa.LargeBinaryArray]) -> Frames:
@@ -60,17 +61,17 @@ def frame_pieces(pieces: Sequence[pa.LargeBinaryArray]) -> Frames:
     for large, group in groupby(pieces, _is_large):
         run = list(group)
         columns += [(True, piece) for piece in run] if large else [(False, join_binary(run))]
-    lengths: npt.NDArray[np.int64] = np.sum([np.diff(_offsets(c)) for _, c in columns], axis=0, dtype=np.int64)
+    lengths: npt.NDArray[np.int64] = np.sum([np.diff(offsets_of(c)) for _, c in columns], axis=0, dtype=np.int64)
     headers = binary_rows(record_headers(lengths))
     footers = binary_rows(mask_crcs(_crcs([column for _, column in columns], len(lengths))))
     small = join_binary([headers, *(column for large, column in columns if not large), footers])
-    cuts, position = [], _offsets(small)[:-1] + HEADER_BYTES
+    cuts, position = [], offsets_of(small)[:-1] + HEADER_BYTES
     for large, column in columns:
         if large:
             cuts.append(position)
         else:
-            position = position + np.diff(_offsets(column))
-    between = [0, *np.stack(cuts, axis=1).reshape(-1).tolist(), int(_offsets(small)[-1])]
+            position = position + np.diff(offsets_of(column))
+    between = [0, *np.stack(cuts, axis=1).reshape(-1).tolist(), int(offsets_of(small)[-1])]
     views: list[Bytes] = [_EMPTY] * (2 * len(between) - 3)
     views[0::2] = _views(_bytes(small), between)
     values = [column for large, column in columns if large]
@@ -80,7 +81,7 @@ def frame_pieces(pieces: Sequence[pa.LargeBinaryArray]) -> Frames:
 
 
 def _framed(pieces: Sequence[pa.LargeBinaryArray]) -> Frames:
-    columns = [(_data(piece), _offsets(piece)) for piece in pieces]
+    columns = [(_data(piece), offsets_of(piece)) for piece in pieces]
     lengths: npt.NDArray[np.int64] = np.sum([np.diff(offsets) for _, offsets in columns], axis=0, dtype=np.int64)
     lengths += HEADER_BYTES + FOOTER_BYTES
     ends = np.concatenate([[0], np.cumsum(lengths)])
@@ -93,7 +94,7 @@ _EMPTY = np.empty(0, np.uint8)
 
 
 def _is_large(piece: pa.LargeBinaryArray) -> bool:
-    offsets = _offsets(piece)
+    offsets = offsets_of(piece)
     return bool(offsets[-1] - offsets[0] >= _LARGE_BYTES * max(1, len(piece)))
 
 
@@ -106,21 +107,17 @@ def _crcs(columns: Sequence[pa.LargeBinaryArray], records: int) -> npt.NDArray[n
 
 
 def _column_views(column: pa.LargeBinaryArray) -> list[Bytes]:
-    return _views(_data(column), _offsets(column).tolist())
+    return _views(_data(column), offsets_of(column).tolist())
 
 
 def _views(data: Bytes, bounds: Sequence[int]) -> list[Bytes]:
     return [data[start:end] for start, end in pairwise(bounds)]
 
 
-def _offsets(array: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
-    return np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array) + 1]
-
-
 def _data(array: pa.LargeBinaryArray) -> Bytes:
-    return np.frombuffer(array.buffers()[2] or b"", np.uint8)
+    return np.frombuffer(data_of(array), np.uint8)
 
 
 def _bytes(array: pa.LargeBinaryArray) -> Bytes:
-    offsets = _offsets(array)
+    offsets = offsets_of(array)
     return _data(array)[offsets[0] : offsets[-1]]

@@ -20,10 +20,11 @@ import pyarrow as pa
 
 from .. import kernels
 from ..errors import CorruptionError
+from .binary import binary_rows, data_of, offsets_of
 from .example import join_binary
 
 __all__ = [
-    "FOOTER_BYTES", "HEADER_BYTES", "FrameBlock", "FrameDamage", "binary_rows", "compress", "compressor",
+    "FOOTER_BYTES", "HEADER_BYTES", "FrameBlock", "FrameDamage", "compress", "compressor",
     "decompress", "frame_matrix", "frame_records", "frames_are_whole", "has_header", "iterate_frames",
     "iterate_records", "mask_crcs", "masked", "masked_crc", "record_headers", "unmasked",
 ]  # fmt: skip
@@ -47,8 +48,8 @@ def frame_records(messages: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
     """
     if not len(messages):
         return binary_rows(np.empty((0, HEADER_BYTES + FOOTER_BYTES), np.uint8))
-    offsets = np.frombuffer(messages.buffers()[1], np.int64)[messages.offset : messages.offset + len(messages) + 1]
-    data = (messages.buffers()[2] or pa.py_buffer(b"")).slice(offsets[0], offsets[-1] - offsets[0]).to_pybytes()
+    offsets = offsets_of(messages)
+    data = data_of(messages).slice(offsets[0], offsets[-1] - offsets[0]).to_pybytes()
     lengths = np.diff(offsets)
     payloads = (data[start:end] for start, end in pairwise((offsets - offsets[0]).tolist()))
     footers = _masked_crcs(payloads, len(lengths))
@@ -138,13 +139,6 @@ def masked_crc(payload: bytes) -> bytes:
     """The CRC of one payload as it stands in a file."""
     crc = int(google_crc32c.value(payload))
     return (((crc >> 15 | crc << 17) + _MASK_DELTA) & _WORD).to_bytes(FOOTER_BYTES, "little")
-
-
-def binary_rows(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
-    """The rows of a matrix, one binary value each; not copied where they lie together."""
-    offsets = np.arange(len(matrix) + 1, dtype=np.int64) * matrix.shape[1]
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(matrix).reshape(-1))]
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(matrix), buffers)
 
 
 def iterate_records(data: bytes, path: str) -> Iterator[tuple[int, bytes]]:

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ringfeed.pipeline import Loader, frames
+from ringfeed.pipeline import Loader, columns
 from ringfeed.pipeline import loader as loader_module
 from ringfeed.pipeline.columns import concat_columns, copy_views, slice_columns, take_columns, take_from_segments
 from ringfeed.pipeline.frames import EXAMPLES, join_frames, open_tfrecord
@@ -25,7 +25,7 @@ def opened(messages: list[bytes]) -> dict[str, pa.Array]:
 
 @pytest.mark.parametrize("span", [1 << 30, 64])
 def test_views_are_taken_concatenated_and_copied(monkeypatch: pytest.MonkeyPatch, span: int) -> None:
-    monkeypatch.setattr(frames, "_VIEW_SPAN", span)
+    monkeypatch.setattr(columns, "_VIEW_SPAN", span)
     first, second = opened(MESSAGES[:30]), opened(MESSAGES[30:])
     first[EXAMPLES].validate(full=True)
     rows = np.random.default_rng(0).permutation(50)

@@ -1,0 +1,37 @@
+"""Arrow's large binary arrays in their parts: the bytes, and the offsets that cut values out of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+__all__ = ["binary_array", "binary_rows", "data_of", "offsets_of"]
+
+
+def offsets_of(array: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
+    """Where each value starts in the data, and where the last one ends, int64 [values + 1]; not copied."""
+    return np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array) + 1]
+
+
+def data_of(array: pa.LargeBinaryArray) -> pa.Buffer:
+    """The bytes that the offsets point into; of a slice those of the whole array."""
+    return array.buffers()[2] or pa.py_buffer(b"")
+
+
+def binary_array(offsets: npt.NDArray[np.int64], data: Any) -> pa.LargeBinaryArray:
+    """The values that lie between offsets in the data, which is any buffer; not copied.
+
+    >>> binary_array(np.array([0, 2, 2, 3]), b"abc").to_pylist()
+    [b'ab', b'', b'c']
+    """
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets, np.int64)), pa.py_buffer(data)]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
+
+
+def binary_rows(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
+    """The rows of a matrix, one binary value each; not copied where they lie together."""
+    offsets = np.arange(len(matrix) + 1, dtype=np.int64) * matrix.shape[1]
+    return binary_array(offsets, np.ascontiguousarray(matrix).reshape(-1))
