@@ -24,7 +24,7 @@ def image_columns(source: Source) -> tuple[str, ...]:
     """The columns of a source whose drafts hold images that nothing has checked yet."""
     if isinstance(base_of(source), (Checked, RingfeedSource)):
         return ()
-    return tuple(f.name for f in source.schema.features if f.encoding == "image" and f.shape == ())
+    return tuple(f.name for f in source.schema.features if f.is_image)
 
 
 def check_images(source: Source, part: Part, drafts: pa.RecordBatch, first: int) -> None:

@@ -82,6 +82,11 @@ class Feature:
         return self.dtype not in ("string", "binary")
 
     @property
+    def is_image(self) -> bool:
+        """Whether each value is one image file."""
+        return self.encoding == "image" and self.shape == ()
+
+    @property
     def primitive(self) -> pa.DataType:
         """The Arrow type of one element."""
         return _PRIMITIVES[self.dtype]

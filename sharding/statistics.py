@@ -75,7 +75,7 @@ def summarise(column: pa.Array, feature: Feature) -> FeatureStatistics:
     values = column if feature.shape == () else pc.list_flatten(column)
     values = values.drop_null()
     if not feature.numeric:
-        image = summarise_images(values) if feature.encoding == "image" and feature.shape == () else None
+        image = summarise_images(values) if feature.is_image else None
         return FeatureStatistics(count=len(values), nulls=nulls, vocabulary=_vocabulary(values, feature), image=image)
     if feature.dtype == "bool":
         values = values.cast(pa.uint8())

@@ -52,12 +52,8 @@ def _arrow_schema(schema: Schema, classes: Sequence[Any]) -> pa.Schema:
     return pa.schema(fields, metadata={"huggingface": json.dumps({"info": {"features": features}})})
 
 
-def _is_image(feature: Feature) -> bool:
-    return feature.encoding == "image" and feature.shape == ()
-
-
 def _feature_json(feature: Feature) -> dict[str, Any]:
-    if _is_image(feature):
+    if feature.is_image:
         return {"_type": "Image"}
     value: dict[str, Any] = {"dtype": feature.dtype, "_type": "Value"}
     for size in reversed(feature.shape):  # `Sequence` is the name that versions before 4 know, too
@@ -66,7 +62,7 @@ def _feature_json(feature: Feature) -> dict[str, Any]:
 
 
 def _arrow_type(feature: Feature) -> pa.DataType:
-    if _is_image(feature):
+    if feature.is_image:
         return _IMAGE
     kind = feature.primitive
     for size in reversed(feature.shape):
@@ -77,7 +73,7 @@ def _arrow_type(feature: Feature) -> pa.DataType:
 def _column(column: pa.Array, feature: Feature, classes: Sequence[Any] | None) -> pa.Array:
     if classes is not None:
         return pc.index_in(column, value_set=pa.array(classes, feature.primitive)).cast(pa.int64())
-    if _is_image(feature):
+    if feature.is_image:
         names = pa.nulls(len(column), pa.string())
         return pa.StructArray.from_arrays([column, names], fields=list(_IMAGE), mask=column.is_null())
     if not feature.fixed_shape or len(feature.shape) == 1:

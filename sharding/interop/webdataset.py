@@ -83,10 +83,10 @@ def _batch_members(
     """Ending and content of the members of each record."""
     columns: list[Iterator[tuple[str, bytes] | None]] = []
     texts: list[tuple[str, list[Any]]] = []
-    several = sum(map(_is_image, schema.features)) > 1
+    several = sum(feature.is_image for feature in schema.features) > 1
     for feature in schema.features:
         column, name = batch.column(feature.name), names[feature.name]
-        if _is_image(feature):
+        if feature.is_image:
             columns.append(_images(column, f"{name}." if several else ""))
         elif feature.fixed_shape and feature.numeric:
             columns.append(_tensors(column, feature, name))
@@ -100,10 +100,6 @@ def _batch_members(
     if texts:
         columns.append(_documents(texts, batch.num_rows))
     return ([member for member in members if member is not None] for members in zip(*columns, strict=True))
-
-
-def _is_image(feature: Feature) -> bool:
-    return feature.encoding == "image" and feature.shape == ()
 
 
 def _images(column: pa.Array, prefix: str) -> Iterator[tuple[str, bytes] | None]:

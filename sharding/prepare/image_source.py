@@ -54,7 +54,7 @@ class ImageSource:
             ConfigError: no column holds images.
         """
         schema = inner.schema
-        columns = tuple(f.name for f in schema.features if f.encoding == "image" and f.shape == ())
+        columns = tuple(f.name for f in schema.features if f.is_image)
         if not columns:
             raise ConfigError(
                 f"{options.spec}: no column holds images; if one holds the bytes of image files, say so in a --schema "
