@@ -21,10 +21,9 @@ from .formats.lengths import example_lengths
 from .formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from .origins import tell_origin
 from .prepare.columns import check_columns
-from .prepare.source import narrowed
 from .schema import Feature, Schema
 from .sources import Part, Source
-from .sources.base import late_bytes
+from .sources.base import late_bytes, narrowed
 from .storage import Storage
 
 __all__ = ["Census", "Notes", "check_column", "take_census"]

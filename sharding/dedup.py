@@ -27,8 +27,8 @@ from .formats.binary import binary_array, binary_rows, data_of, offsets_of
 from .grouping import group
 from .prepare.columns import check_columns
 from .prepare.image_source import ImageSource
-from .prepare.source import completed, draft_columns, narrowed
 from .sources import Part, Source, light
+from .sources.base import completed, draft_columns, narrowed
 from .sources.ringfeed import RingfeedSource
 from .spill import side_folder
 from .storage import Storage

@@ -13,9 +13,8 @@ import pyarrow as pa
 import xxhash
 
 from .keyed import derive_key
-from .prepare.source import narrowed
 from .schema import Schema
-from .sources.base import Part, Reject, Source, late_bytes
+from .sources.base import Part, Reject, Source, late_bytes, narrowed
 
 __all__ = ["DroppingSource"]
 

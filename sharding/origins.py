@@ -11,9 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from .prepare.columns import HIDDEN
-from .prepare.source import narrowed
 from .sources import Part, Source
-from .sources.base import BadRecord, Reject
+from .sources.base import BadRecord, Reject, narrowed
 from .sources.places import places
 
 __all__ = ["base_of", "find_origins", "rebased", "tell_origin"]

@@ -12,11 +12,10 @@ import pyarrow as pa
 from ..errors import ConfigError
 from ..keyed import derive_key
 from ..schema import Feature, Schema
-from ..sources.base import NO_FEATURES, Part, Reject, Source, fail_on_bad, late_bytes
+from ..sources.base import NO_FEATURES, Part, Reject, Source, fail_on_bad, late_bytes, narrowed
 from .image_source import ImageSource
 from .opening import open_prepared
 from .options import PrepareOptions
-from .source import narrowed
 from .steps import Drop, Select, Step
 
 __all__ = ["CarryingSource", "open_carrying"]

@@ -12,9 +12,8 @@ import pyarrow as pa
 from ..errors import ConfigError, SourceError
 from ..keyed import derive_key
 from ..schema import Feature, Schema
-from ..sources.base import Part, Reject, Source, fail_on_bad, late_bytes
+from ..sources.base import Part, Reject, Source, fail_on_bad, late_bytes, narrowed
 from .images import ImageOptions, NewImage, transform_all
-from .source import narrowed
 
 __all__ = ["ImageSource"]
 

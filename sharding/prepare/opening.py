@@ -10,12 +10,12 @@ from functools import partial
 from ..errors import ConfigError, SourceError
 from ..schema import Feature
 from ..sources import Source, open_source
-from ..sources.base import NO_FEATURES, Choosing, Reject, fail_on_bad
+from ..sources.base import NO_FEATURES, Choosing, Reject, draft_columns, fail_on_bad
 from .casts import Cast, SetTypes
 from .image_source import ImageSource
 from .mapping import MapBatches
 from .options import PrepareOptions
-from .source import PreparedSource, draft_columns
+from .source import PreparedSource
 from .steps import Drop, Rename, Select, Step
 
 __all__ = ["open_prepared", "prepare"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,38 +13,25 @@ import pyarrow as pa
 from ..errors import SourceError
 from ..keyed import derive_key
 from ..schema import Schema
-from ..sources.base import BATCH_BYTES, BATCH_ROWS, Part, Reject, Source, fail_on_bad, late_bytes
+from ..sources.base import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    Part,
+    Reject,
+    Source,
+    completed,
+    draft_columns,
+    fail_on_bad,
+    late_bytes,
+    narrowed,
+)
 from .columns import HIDDEN, is_hidden, visible
 from .mapping import MapBatches
 from .steps import Step
 
-__all__ = ["Narrowable", "PreparedSource", "completed", "draft_columns", "narrowed"]
+__all__ = ["PreparedSource"]
 
-_FIRST_SLICE = 16  # records completed at once before it is known how large they are
 _SAMPLE_RECORDS = 256
-
-
-@runtime_checkable
-class Narrowable(Protocol):
-    """A source that can leave columns unread."""
-
-    def narrow(self, columns: Collection[str]) -> Source:
-        """The same source, records and parts, with no more than these of its columns where that saves reading."""
-
-
-def narrowed(source: Source, columns: Collection[str]) -> Source:
-    """A source with at least these columns, and as few others as it can leave unread."""
-    return source.narrow(columns) if isinstance(source, Narrowable) else source
-
-
-def completed(source: Source, drafts: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Complete drafts in slices of about `BATCH_BYTES`; the slices depend on the records alone."""
-    start, rows = 0, _FIRST_SLICE
-    while start < drafts.num_rows:
-        batch = source.complete(drafts.slice(start, rows))
-        yield batch
-        start += rows
-        rows = max(1, min(BATCH_ROWS, 2 * rows, rows * BATCH_BYTES // max(1, batch.nbytes)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,13 +246,6 @@ def _inner_drafts(drafts: pa.RecordBatch) -> pa.RecordBatch:
     hidden = [name for name in drafts.schema.names if is_hidden(name)]
     names = [name.removeprefix(HIDDEN) for name in hidden]
     return pa.RecordBatch.from_arrays(drafts.select(hidden).columns, names=names)
-
-
-def draft_columns(source: Source) -> frozenset[str]:
-    """The columns of a source's drafts; those of its schema that are not among them are read by `complete` alone."""
-    if not source.parts:
-        return frozenset(source.schema.names)
-    return frozenset(source.sample(source.parts[0], 1).schema.names)
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

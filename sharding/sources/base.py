@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
@@ -15,12 +15,13 @@ from ..errors import SourceError
 from ..schema import Feature, Schema
 
 __all__ = [
-    "BATCH_BYTES", "BATCH_ROWS", "NO_FEATURES", "PASS_OVER", "BadRecord", "Checked", "Choosing", "Part", "Reject",
-    "Sized", "Source", "fail_on_bad", "late_bytes", "light",
+    "BATCH_BYTES", "BATCH_ROWS", "NO_FEATURES", "PASS_OVER", "BadRecord", "Checked", "Choosing", "Narrowable", "Part",
+    "Reject", "Sized", "Source", "completed", "draft_columns", "fail_on_bad", "late_bytes", "light", "narrowed",
 ]  # fmt: skip
 
 BATCH_ROWS = 1 << 16  # a source's batches hold at most so many records,
 BATCH_BYTES = 16 << 20  # and about so many bytes at most: what a build holds in memory is counted in them
+_FIRST_SLICE = 16  # records completed at once before it is known how large they are
 NO_FEATURES: Mapping[str, Feature] = MappingProxyType({})  # no types are given: all are inferred
 
 
@@ -160,6 +161,36 @@ class Choosing(Protocol):
         """The names of those, or of what they lie in: a group, an object."""
 
 
+@runtime_checkable
+class Narrowable(Protocol):
+    """A source that can leave columns unread."""
+
+    def narrow(self, columns: Collection[str]) -> Source:
+        """The same source, records and parts, with no more than these of its columns where that saves reading."""
+
+
 def late_bytes(source: Source, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
     """The bytes that each draft lacks yet, as far as the source knows; int64 [rows]."""
     return source.late_bytes(part, drafts) if isinstance(source, Sized) else np.zeros(drafts.num_rows, np.int64)
+
+
+def narrowed(source: Source, columns: Collection[str]) -> Source:
+    """A source with at least these columns, and as few others as it can leave unread."""
+    return source.narrow(columns) if isinstance(source, Narrowable) else source
+
+
+def completed(source: Source, drafts: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Complete drafts in slices of about `BATCH_BYTES`; the slices depend on the records alone."""
+    start, rows = 0, _FIRST_SLICE
+    while start < drafts.num_rows:
+        batch = source.complete(drafts.slice(start, rows))
+        yield batch
+        start += rows
+        rows = max(1, min(BATCH_ROWS, 2 * rows, rows * BATCH_BYTES // max(1, batch.nbytes)))
+
+
+def draft_columns(source: Source) -> frozenset[str]:
+    """The columns of a source's drafts; those of its schema that are not among them are read by `complete` alone."""
+    if not source.parts:
+        return frozenset(source.schema.names)
+    return frozenset(source.sample(source.parts[0], 1).schema.names)

@@ -173,8 +173,8 @@ def test_the_label_may_be_what_is_in_the_files(folder: str) -> None:
 
 
 def test_large_images_are_completed_in_small_slices(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringfeed.sharding.prepare.source._FIRST_SLICE", 1)
-    monkeypatch.setattr("ringfeed.sharding.prepare.source.BATCH_BYTES", 1)
+    monkeypatch.setattr("ringfeed.sharding.sources.base._FIRST_SLICE", 1)
+    monkeypatch.setattr("ringfeed.sharding.sources.base.BATCH_BYTES", 1)
     source = source_of(folder, Filter("height > 0"))
     assert [batch.num_rows for part in source.parts for batch in source.drafts(part)] == [1] * 5
     assert len(records(source)) == 5
