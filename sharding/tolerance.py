@@ -27,7 +27,7 @@ from .location import public_url
 from .origins import base_of, find_origins, rebased
 from .schema import Schema
 from .sources import Part, Source, light
-from .sources.base import BadRecord, Checked, Reject, fail_on_bad, late_bytes
+from .sources.base import BadRecord, Checked, Reject, fail_on_bad, late_bytes, pass_over
 from .wording import counted
 
 __all__ = [
@@ -56,10 +56,6 @@ def parse_budget(text: str) -> Budget:
     if match is None or share > 1:
         raise ConfigError(f"what to do on a bad record must be fail, skip:N or skip:P%, got {text!r}")
     return share if match.group(2) else int(match.group(1))
-
-
-def pass_over(record: BadRecord) -> None:
-    """The policy of a pass that meets bad records which another pass has told of."""
 
 
 def open_policy(budget: Budget) -> Reject:

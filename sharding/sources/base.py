@@ -17,6 +17,7 @@ from ..schema import Feature, Schema
 __all__ = [
     "BATCH_BYTES", "BATCH_ROWS", "NO_FEATURES", "PASS_OVER", "BadRecord", "Checked", "Choosing", "Narrowable", "Part",
     "Reject", "Sized", "Source", "completed", "draft_columns", "fail_on_bad", "late_bytes", "light", "narrowed",
+    "pass_over",
 ]  # fmt: skip
 
 BATCH_ROWS = 1 << 16  # a source's batches hold at most so many records,
@@ -73,6 +74,10 @@ def fail_on_bad(record: BadRecord) -> None:
         SourceError: always.
     """
     raise SourceError(f"{record}, or pass over {PASS_OVER}")
+
+
+def pass_over(record: BadRecord) -> None:
+    """The policy of a pass that meets bad records which another pass tells of."""
 
 
 class Source(Protocol):

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ..errors import ConfigError, SourceError
 from ..schema import Feature, Schema
-from .base import BATCH_ROWS, NO_FEATURES, BadRecord, Part, Reject, fail_on_bad
+from .base import BATCH_ROWS, NO_FEATURES, BadRecord, Part, Reject, fail_on_bad, pass_over
 from .csv_blocks import MISSING, Header, Rows, delimiter_of, parse_block, read_header, record_lines
 from .csv_records import cut_records
 from .csv_types import infer_types
@@ -104,7 +104,7 @@ class CsvSource:
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """The head of the part."""
-        batches = self._batches(part, None, lambda _: None, sample=True)
+        batches = self._batches(part, None, pass_over, sample=True)
         head = next((batch for batch in batches if batch.num_rows), None)
         if head is None:
             return self.schema.empty

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from ..errors import SourceError
 from ..schema import Feature
 from ..wording import counted
-from .base import BadRecord, Part, Reject
+from .base import BadRecord, Part, Reject, pass_over
 from .csv_blocks import MISSING, Header, parse_block
 from .csv_records import cut_records
 from .files import SourceFile
@@ -100,7 +100,7 @@ def _blocks(file: SourceFile, header: Header, block_bytes: int) -> Iterator[Bloc
 def _holds(file: SourceFile, header: Header, block: Block, name: str, kind: pa.DataType) -> bool:
     """Whether a type holds all values of a column in a block."""
     try:
-        parse_block(file.url, header, block, {name: kind}, [name], lambda _: None)
+        parse_block(file.url, header, block, {name: kind}, [name], pass_over)
         return True
     except SourceError:
         return False
@@ -174,7 +174,7 @@ def _check_large(sources: Sequence[tuple[SourceFile, Header]], name: str, block_
     feature = Feature(name=name, dtype="float64")
     for file, header in sources:
         for block in _blocks(file, header, block_bytes):
-            rows = parse_block(file.url, header, block, {name: pa.string()}, [name], lambda _: None)
+            rows = parse_block(file.url, header, block, {name: pa.string()}, [name], pass_over)
             text = rows.table.column(0).combine_chunks()
             for row in np.flatnonzero(cast_text(text, feature, MISSING)[1]).tolist():
                 raise SourceError(

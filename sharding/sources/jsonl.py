@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ..errors import SourceError
 from ..schema import Feature, Schema
-from .base import NO_FEATURES, BadRecord, Part, Reject, fail_on_bad
+from .base import NO_FEATURES, BadRecord, Part, Reject, fail_on_bad, pass_over
 from .files import fingerprint_files, list_files
 from .given import arrow_type_given, check_names
 from .json_columns import Column, read_columns, rows_at_once
@@ -114,7 +114,7 @@ class JsonlSource:
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """The head of the part."""
-        for arrays in self._read(part, self.columns, lambda _: None, sample=True):
+        for arrays in self._read(part, self.columns, pass_over, sample=True):
             if len(arrays[0]):
                 conformed = [f.conform(array) for f, array in zip(self.schema.features, arrays, strict=True)]
                 return pa.RecordBatch.from_arrays(conformed, schema=self.schema.arrow).slice(0, records)

@@ -15,7 +15,7 @@ from ..casting import can_become, declared_column
 from ..errors import ConfigError, RangesError, RingfeedError, SourceError
 from ..schema import Feature, Schema
 from ..storage import Storage
-from .base import BATCH_BYTES, BATCH_ROWS, NO_FEATURES, PASS_OVER, BadRecord, Part, Reject, fail_on_bad
+from .base import BATCH_BYTES, BATCH_ROWS, NO_FEATURES, PASS_OVER, BadRecord, Part, Reject, fail_on_bad, pass_over
 from .files import SourceFile, fingerprint_files, list_files, open_file, translate_errors
 from .hive import Partitions, find_partitions
 from .web import lacks_ranges
@@ -168,7 +168,7 @@ class TableSource(ABC):
             try:
                 batch = next(self.head(part, self._in_files, records), None)
             except _DamagedError:
-                block = next(self._readable(part, lambda _: None), None)
+                block = next(self._readable(part, pass_over), None)
                 if block is None:
                     raise
                 batch = next(self.head(block, self._in_files, records), None)

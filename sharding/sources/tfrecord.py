@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import IO
 
 import numpy as np
@@ -17,7 +16,7 @@ from ..errors import SourceError
 from ..formats.parse import Parsed, parse_examples
 from ..formats.tfrecord import HEADER_BYTES, FrameBlock, FrameDamage, has_header, iterate_frames
 from ..schema import Feature, Schema
-from .base import BATCH_ROWS, BadRecord, Part, Reject, fail_on_bad
+from .base import BATCH_ROWS, NO_FEATURES, BadRecord, Part, Reject, fail_on_bad, pass_over
 from .examples import FeatureTypes, column_of
 from .files import SourceFile, fingerprint_files, has_pattern, list_files, open_file, plain_name, size_if_seekable
 
@@ -51,8 +50,8 @@ class TFRecordSource:
         cls,
         url: str,
         label: str | None,
-        features: Mapping[str, Feature] = MappingProxyType({}),
-        reject: Reject = lambda _: None,
+        features: Mapping[str, Feature] = NO_FEATURES,
+        reject: Reject = fail_on_bad,
     ) -> TFRecordSource:
         """Read all files once: to find the features, and where the parts begin.
 
@@ -102,7 +101,7 @@ class TFRecordSource:
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """The head of the part; what is bad there is for the passes to tell."""
-        for columns, _ in self._columns(part, lambda _: None, self.schema.features, _SAMPLE_BYTES):
+        for columns, _ in self._columns(part, pass_over, self.schema.features, _SAMPLE_BYTES):
             return pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow).slice(0, records)
         return self.schema.empty
 

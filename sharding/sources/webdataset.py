@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ..errors import SourceError
 from ..schema import Schema
-from .base import BATCH_BYTES, BadRecord, Part, Reject, fail_on_bad
+from .base import BATCH_BYTES, BadRecord, Part, Reject, fail_on_bad, pass_over
 from .files import SourceFile, fingerprint_files, list_files
 from .members import MemberType, MemberTypes, extension_of
 from .tar import SUFFIXES, Member, TarDamage, TarReader, open_tar
@@ -92,7 +92,7 @@ class WebDatasetSource:
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """The head of the archive; what is bad there is for the passes to tell."""
-        head = islice(_good(part, lambda _: None, self.types), records)
+        head = islice(_good(part, pass_over, self.types), records)
         return self._batch(part, next(_batched(head), []))
 
     def narrow(self, columns: Collection[str]) -> WebDatasetSource:
@@ -108,7 +108,7 @@ class WebDatasetSource:
     def places(self, part: Part, positions: npt.NDArray[np.int64], rejected: Sequence[BadRecord]) -> list[str]:
         """Numbers, keys and offsets of some records."""
         wanted = set(positions.tolist())
-        return [record.place for i, record in enumerate(_good(part, lambda _: None, ())) if i in wanted]
+        return [record.place for i, record in enumerate(_good(part, pass_over, ())) if i in wanted]
 
     def _batch(self, part: Part, records: list[_Record]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(self._columns(part, records, self.schema.names), schema=self.schema.arrow)
