@@ -13,8 +13,7 @@ import pyarrow as pa
 import xxhash
 
 from .keyed import derive_key
-from .schema import Schema
-from .sources.base import Part, Reject, Source, late_bytes, narrowed
+from .sources.base import Around, Part, Reject, Source, narrowed
 
 __all__ = ["DroppingSource"]
 
@@ -23,8 +22,8 @@ Rows = TypeVar("Rows", pa.Array, pa.RecordBatch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DroppingSource:
-    """A source that passes over records by their positions among a part's drafts.
+class DroppingSource(Around):
+    """A source that passes over records by their positions among a part's drafts; a part may be left without any.
 
     Attributes:
         inner: the source of all records.
@@ -33,7 +32,6 @@ class DroppingSource:
         known_as: the fingerprint, where it is not to depend on all that is dropped; see `dropped_digest`.
     """
 
-    inner: Source
     dropped: tuple[bytes, ...]
     known_as: str = ""
 
@@ -54,21 +52,6 @@ class DroppingSource:
         return cls(inner=inner, dropped=tuple(map(_pack, dropped)), known_as=known_as)
 
     @property
-    def url(self) -> str:
-        """Where the inner source is."""
-        return self.inner.url
-
-    @property
-    def schema(self) -> Schema:
-        """That of the inner source."""
-        return self.inner.schema
-
-    @property
-    def parts(self) -> Sequence[Part]:
-        """Those of the inner source; one may be left without a record."""
-        return self.inner.parts
-
-    @property
     def fingerprint(self) -> str:
         """Of the inner source and of what is dropped, or what it is known as."""
         return self.known_as or self.dropped_digest
@@ -77,6 +60,8 @@ class DroppingSource:
     def dropped_digest(self) -> str:
         """A hash of the inner source's fingerprint and of all that is dropped."""
         return f"{derive_key(self.inner.fingerprint, *(xxhash.xxh3_64_intdigest(p) for p in self.dropped)):016x}"
+
+    # Without a policy none is passed on, so that the default of a `LenientSource` within holds.
 
     def labels(self, part: Part, *reject: Reject) -> Iterator[pa.Array]:
         """The labels of the records that stay; without a policy, by that of the inner source."""
@@ -90,14 +75,6 @@ class DroppingSource:
         """Those of the inner source's sample that stay, for a sample is the head of the drafts."""
         head = self.inner.sample(part, records)
         return next(_without(iter([head]), self._dropped(part)), head.slice(0, 0))
-
-    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
-        """As the inner source does."""
-        return self.inner.complete(drafts)
-
-    def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> Int64:
-        """As of the inner source."""
-        return late_bytes(self.inner, part, drafts)
 
     def narrow(self, columns: Collection[str]) -> DroppingSource:
         """The same records with these columns, and no more of the others than the inner source must read."""

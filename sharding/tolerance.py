@@ -25,9 +25,8 @@ from .generations import folder_of
 from .image_checks import damaged_records, image_columns
 from .location import public_url
 from .origins import base_of, find_origins, rebased
-from .schema import Schema
 from .sources import Part, Source, light
-from .sources.base import BadRecord, Checked, Reject, fail_on_bad, late_bytes, pass_over
+from .sources.base import Around, BadRecord, Checked, Reject, fail_on_bad, pass_over
 from .wording import counted
 
 __all__ = [
@@ -64,30 +63,8 @@ def open_policy(budget: Budget) -> Reject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LenientSource:
+class LenientSource(Around):
     """A source whose bad records are passed over unless another policy is passed in."""
-
-    inner: Source
-
-    @property
-    def url(self) -> str:
-        """Where the inner source is."""
-        return self.inner.url
-
-    @property
-    def schema(self) -> Schema:
-        """That of the inner source."""
-        return self.inner.schema
-
-    @property
-    def parts(self) -> Sequence[Part]:
-        """Those of the inner source."""
-        return self.inner.parts
-
-    @property
-    def fingerprint(self) -> str:
-        """That of the inner source."""
-        return self.inner.fingerprint
 
     def labels(self, part: Part, reject: Reject = pass_over) -> Iterator[pa.Array]:
         """The labels of the records that can be read."""
@@ -103,14 +80,6 @@ class LenientSource:
             return self.inner.sample(part, records)
         except SourceError:
             return self.schema.empty
-
-    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
-        """As the inner source does."""
-        return self.inner.complete(drafts)
-
-    def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
-        """As the inner source knows."""
-        return late_bytes(self.inner, part, drafts)
 
 
 class _Collector:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import ConfigError
 from ..keyed import derive_key
 from ..schema import Feature, Schema
-from ..sources.base import NO_FEATURES, Part, Reject, Source, fail_on_bad, late_bytes, narrowed
+from ..sources.base import NO_FEATURES, Around, Reject, Source, fail_on_bad, narrowed
 from .image_source import ImageSource
 from .opening import open_prepared
 from .options import PrepareOptions
@@ -22,21 +20,15 @@ __all__ = ["CarryingSource", "open_carrying"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CarryingSource:
-    """A source whose drafts have one column more than its records.
+class CarryingSource(Around):
+    """A source whose drafts have one column more than its records, and so has its sample.
 
     Attributes:
         inner: the source of what goes in.
         column: that is not in the records.
     """
 
-    inner: Source
     column: str
-
-    @property
-    def url(self) -> str:
-        """Where the inner source is."""
-        return self.inner.url
 
     @property
     def schema(self) -> Schema:
@@ -45,36 +37,15 @@ class CarryingSource:
         return Schema(features=kept, label=self.inner.schema.label)
 
     @property
-    def parts(self) -> Sequence[Part]:
-        """Those of the inner source."""
-        return self.inner.parts
-
-    @property
     def fingerprint(self) -> str:
         """Of the inner source and of what is left out."""
         return f"{derive_key(self.inner.fingerprint, 'without', self.column):016x}"
-
-    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
-        """Those of the inner source."""
-        return self.inner.labels(part, reject)
-
-    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """Those of the inner source, with the column."""
-        return self.inner.drafts(part, reject)
-
-    def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """That of the inner source, with the column."""
-        return self.inner.sample(part, records)
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """As the inner source does, without the column."""
         schema = self.schema
         batch = self.inner.complete(drafts).select(list(schema.names))
         return pa.RecordBatch.from_arrays(batch.columns, schema=schema.arrow)
-
-    def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
-        """As of the inner source."""
-        return late_bytes(self.inner, part, drafts)
 
     def narrow(self, columns: Collection[str]) -> Source:
         """The inner source with these columns."""

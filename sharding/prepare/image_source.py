@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import ConfigError, SourceError
 from ..keyed import derive_key
 from ..schema import Feature, Schema
-from ..sources.base import Part, Reject, Source, fail_on_bad, late_bytes, narrowed
+from ..sources.base import Around, Source, narrowed
 from .images import ImageOptions, NewImage, transform_all
 
 __all__ = ["ImageSource"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageSource:
+class ImageSource(Around):
     """A source of transformed images: every scalar column of encoding ``image``.
+
+    Drafts are those of the inner source: images are transformed once, for the shard that they go to, and `late_bytes`
+    are those of images before that.
 
     Attributes:
         inner: the source of what goes in.
@@ -30,7 +31,6 @@ class ImageSource:
         added: of each column of images that has none such, the names of two more: for its height, and its width.
     """
 
-    inner: Source
     options: ImageOptions
     columns: tuple[str, ...]
     sizes: tuple[tuple[str, str], ...]
@@ -67,11 +67,6 @@ class ImageSource:
         return cls(inner=inner, options=options, columns=columns, sizes=sizes, added=added)
 
     @property
-    def url(self) -> str:
-        """Where the inner source is."""
-        return self.inner.url
-
-    @property
     def schema(self) -> Schema:
         """That of the inner source, where an image stays an image; and what is added."""
         inner = self.inner.schema
@@ -80,26 +75,9 @@ class ImageSource:
         return Schema(features=(*inner.features, *sizes), label=inner.label)
 
     @property
-    def parts(self) -> Sequence[Part]:
-        """Those of the inner source."""
-        return self.inner.parts
-
-    @property
     def fingerprint(self) -> str:
         """Of the inner source and of what is done."""
         return f"{derive_key(self.inner.fingerprint, self.options.spec):016x}"
-
-    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
-        """Those of the inner source."""
-        return self.inner.labels(part, reject)
-
-    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """Those of the inner source: images are transformed once, for the shard that they go to."""
-        return self.inner.drafts(part, reject)
-
-    def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """That of the inner source."""
-        return self.inner.sample(part, records)
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Complete the drafts, then transform their images."""
@@ -118,10 +96,6 @@ class ImageSource:
                 columns[height] = pa.array([image and image.height for image in images], pa.int32())
                 columns[width] = pa.array([image and image.width for image in images], pa.int32())
         return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema.arrow)
-
-    def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
-        """As of the inner source: the sizes of images before they are transformed."""
-        return late_bytes(self.inner, part, drafts)
 
     def narrow(self, columns: Collection[str]) -> Source:
         """The inner source with these columns: it has the same records, and images are not to be completed then."""

@@ -15,9 +15,9 @@ from ..errors import SourceError
 from ..schema import Feature, Schema
 
 __all__ = [
-    "BATCH_BYTES", "BATCH_ROWS", "NO_FEATURES", "PASS_OVER", "BadRecord", "Checked", "Choosing", "Narrowable", "Part",
-    "Reject", "Sized", "Source", "completed", "draft_columns", "fail_on_bad", "late_bytes", "light", "narrowed",
-    "pass_over",
+    "BATCH_BYTES", "BATCH_ROWS", "NO_FEATURES", "PASS_OVER", "Around", "BadRecord", "Checked", "Choosing", "Narrowable",
+    "Part", "Reject", "Sized", "Source", "completed", "draft_columns", "fail_on_bad", "late_bytes", "light",
+    "narrowed", "pass_over",
 ]  # fmt: skip
 
 BATCH_ROWS = 1 << 16  # a source's batches hold at most so many records,
@@ -199,3 +199,54 @@ def draft_columns(source: Source) -> frozenset[str]:
     if not source.parts:
         return frozenset(source.schema.names)
     return frozenset(source.sample(source.parts[0], 1).schema.names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """A source around another, and like it where a subclass does not say otherwise; not `Narrowable` by itself.
+
+    Attributes:
+        inner: the source of what goes in.
+    """
+
+    inner: Source
+
+    @property
+    def url(self) -> str:
+        """Where the inner source is."""
+        return self.inner.url
+
+    @property
+    def schema(self) -> Schema:
+        """That of the inner source."""
+        return self.inner.schema
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """Those of the inner source."""
+        return self.inner.parts
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the inner source."""
+        return self.inner.fingerprint
+
+    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
+        """Those of the inner source."""
+        return self.inner.labels(part, reject)
+
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
+        """Those of the inner source."""
+        return self.inner.drafts(part, reject)
+
+    def sample(self, part: Part, records: int) -> pa.RecordBatch:
+        """That of the inner source."""
+        return self.inner.sample(part, records)
+
+    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
+        """As the inner source does."""
+        return self.inner.complete(drafts)
+
+    def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """As the inner source knows."""
+        return late_bytes(self.inner, part, drafts)
