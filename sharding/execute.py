@@ -24,6 +24,7 @@ from multiprocessing.util import get_temp_dir
 from typing import Any, TypeVar
 
 from .errors import WorkerError
+from .quiet import quiet_pillow
 
 __all__ = ["ClusterExecutor", "Job", "begin_processes", "local_executor", "portable_error", "run_tasks", "stream_tasks"]
 
@@ -101,6 +102,7 @@ def _begin_worker(environment: Mapping[str, str], parents_folder: str) -> None:
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
+    quiet_pillow()
     atexit.register(os._exit, 0)
     threading.Thread(target=_end_with_parent, args=(parents_folder,), daemon=True).start()
 

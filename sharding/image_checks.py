@@ -5,7 +5,7 @@ Sources whose images are files of their own look at these themselves (`sources.b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -13,16 +13,17 @@ import pyarrow as pa
 from .origins import base_of, tell_origin
 from .sources import Part, Source
 from .sources.base import BadRecord, Checked, Reject, fail_on_bad
-from .sources.image_files import damaged_images
+from .sources.image_files import FaultOf, fault_of, faulty_images
 from .sources.image_list import URL, nameless_record
 from .sources.ringfeed import RingfeedSource
 
-__all__ = ["check_images", "damaged_records", "image_columns"]
+__all__ = ["check_images", "faulty_records", "image_columns"]
 
 
-def image_columns(source: Source) -> tuple[str, ...]:
-    """The columns of a source whose drafts hold images that nothing has checked yet."""
-    if isinstance(base_of(source), (Checked, RingfeedSource)):
+def image_columns(source: Source, *, stored: bool = False) -> tuple[str, ...]:
+    """The columns of a source whose drafts hold images that nothing has checked yet; of datasets', only if `stored`."""
+    base = base_of(source)
+    if isinstance(base, Checked) or (isinstance(base, RingfeedSource) and not stored):
         return ()
     return tuple(f.name for f in source.schema.features if f.is_image)
 
@@ -43,21 +44,22 @@ def check_images(source: Source, part: Part, drafts: pa.RecordBatch, first: int)
         for row in np.flatnonzero(urls.is_null().to_numpy(zero_copy_only=False)).tolist():
             fail_on_bad(nameless_record(part.path, tell_origin(source, part, first + row, source.schema.names[0])))
     for name in image_columns(source):
-        for row, reason in _damaged(name, drafts):
+        for row, reason in _faulty(name, drafts, fault_of):
             place = tell_origin(source, part, first + row, name)
             fail_on_bad(BadRecord(path=part.path, place=place, reason=reason))
 
 
-def damaged_records(source: Source, part: Part, reject: Reject) -> Iterator[tuple[int, str]]:
-    """The positions among a part's drafts of those that hold a damaged image, and what is wrong, column by column."""
-    columns = image_columns(source)
+def faulty_records(
+    source: Source, part: Part, columns: Sequence[str], fault: FaultOf, reject: Reject
+) -> Iterator[tuple[int, str]]:
+    """The positions among a part's drafts of those whose images are at fault, and what is wrong, column by column."""
     first = 0
     for drafts in source.drafts(part, reject) if columns else ():
         for name in columns:
-            yield from ((first + row, reason) for row, reason in _damaged(name, drafts))
+            yield from ((first + row, reason) for row, reason in _faulty(name, drafts, fault))
         first += drafts.num_rows
 
 
-def _damaged(name: str, drafts: pa.RecordBatch) -> Iterator[tuple[int, str]]:
-    for row, reason in damaged_images(drafts.column(name)):
-        yield row, f"the image in column {name!r} is damaged or cut short ({reason})"
+def _faulty(name: str, drafts: pa.RecordBatch, fault: FaultOf) -> Iterator[tuple[int, str]]:
+    for row, reason in faulty_images(drafts.column(name), fault):
+        yield row, f"the image in column {name!r} {reason}"

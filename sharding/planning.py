@@ -131,7 +131,9 @@ def make_plan(
     """
     rejected: list[BadRecord] = []
     if options.bad_records is not None:
-        source, rejected = without_bad_records(source, options.bad_records, pool, at_once(pool, options))
+        source, rejected = without_bad_records(
+            source, options.bad_records, options.prepare.images, pool, at_once(pool, options)
+        )
     if options.prepare.dedup is not None:
         source = drop_duplicates(
             source,

@@ -1,4 +1,4 @@
-"""Standard error without lines of other libraries' C++ code that say nothing to a user."""
+"""Standard error without what other libraries say there that tells a user nothing."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["without_lines"]
+__all__ = ["quiet_pillow", "without_lines"]
 
 
 @contextmanager
@@ -31,3 +32,11 @@ def without_lines(noise: re.Pattern[bytes]) -> Iterator[None]:
             held.seek(0)
             with open(2, "wb", closefd=False) as stderr:
                 stderr.writelines(line for line in held if not noise.match(line))
+
+
+def quiet_pillow() -> None:
+    """Let Pillow warn of nothing for the rest of this process, which is a program's of ours.
+
+    Its warnings name no file: of odd EXIF, or that an image is large. What an image cannot be is told as an error.
+    """
+    warnings.filterwarnings("ignore", module=r"PIL\.")

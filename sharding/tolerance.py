@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,13 @@ from .dropping import DroppingSource
 from .errors import ConfigError, SourceError
 from .execute import stream_tasks
 from .generations import folder_of
-from .image_checks import damaged_records, image_columns
+from .image_checks import faulty_records, image_columns
 from .location import public_url
 from .origins import base_of, find_origins, rebased
+from .prepare.images import ImageOptions, fault_of_prepared
 from .sources import Part, Source, light
 from .sources.base import Around, BadRecord, Checked, Reject, fail_on_bad, pass_over
+from .sources.image_files import FaultOf, fault_of
 from .wording import counted
 
 __all__ = [
@@ -103,13 +106,18 @@ def _too_many(found: Sequence[BadRecord], allowed: str) -> str:
 
 
 def without_bad_records(
-    source: Source, budget: Budget, pool: Executor, at_once: int | Callable[[], int]
+    source: Source,
+    budget: Budget,
+    images: ImageOptions | None,
+    pool: Executor,
+    at_once: int | Callable[[], int],
 ) -> tuple[Source, list[BadRecord]]:
     """A source without the records that cannot be read, hold damaged images or have no label; and which these are.
 
     Args:
         source: of all records.
         budget: how many there may be.
+        images: what is to be done to images; one that it cannot be done to is bad, too. Or None.
         pool: where to run the tasks.
         at_once: how many of them, see `stream_tasks`.
 
@@ -117,13 +125,14 @@ def without_bad_records(
         SourceError: there are more; it names the first.
     """
     base = base_of(source)
+    fault = fault_of if images is None else partial(fault_of_prepared, options=images)
     rejected: list[BadRecord] = []
     if isinstance(base, Checked):  # what `complete` would fail on; it may be that `drafts` does not even read it
         files: Any = base
-        dropped, found, _ = _look_over(_check_files, files, budget, pool, at_once)
+        dropped, found, _ = _look_over(partial(_check_files, fault), files, budget, pool, at_once)
         source, rejected = rebased(source, DroppingSource.over(files, dropped)), found
     source = LenientSource(inner=source)
-    dropped, found, records = _look_over(_check_records, source, budget, pool, at_once)
+    dropped, found, records = _look_over(partial(_check_records, fault), source, budget, pool, at_once)
     rejected += found
     _check_budget(rejected, records + len(rejected), budget)
     return (DroppingSource.over(source, dropped) if any(map(len, dropped)) else source), rejected
@@ -147,15 +156,15 @@ def _look_over(
     return dropped, [record for found in rejected for record in found], good
 
 
-def _check_files(source: Any, part: Part, budget: Budget) -> tuple[Int64, list[BadRecord], int]:
+def _check_files(fault: FaultOf, source: Any, part: Part, budget: Budget) -> tuple[Int64, list[BadRecord], int]:
     collector = _Collector(budget)
-    positions = [np.asarray(found.to_numpy()) for found in source.check(part, collector)]
+    positions = [np.asarray(found.to_numpy()) for found in source.check(part, collector, fault)]
     return np.concatenate([np.empty(0, np.int64), *positions]), collector.found, 0
 
 
-def _check_records(source: Source, part: Part, budget: Budget) -> tuple[Int64, list[BadRecord], int]:
-    """The records that have no label or hold a damaged image; those that cannot be read are met on the way."""
-    collector = _Collector(budget)
+def _check_records(fault: FaultOf, source: Source, part: Part, budget: Budget) -> tuple[Int64, list[BadRecord], int]:
+    """The records that have no label or an image at fault; those that cannot be read are met on the way."""
+    collector, images = _Collector(budget), image_columns(source, stored=fault is not fault_of)
     faults: dict[int, str] = {}
     label, records = source.schema.label, 0
     for labels in source.labels(part, collector):
@@ -163,11 +172,11 @@ def _check_records(source: Source, part: Part, budget: Budget) -> tuple[Int64, l
             missing = np.flatnonzero(labels.is_null().to_numpy(zero_copy_only=False)) + records
             faults.update(dict.fromkeys(missing.tolist(), f"it has no value for the label {label!r}"))
         records += len(labels)
-    for position, reason in damaged_records(source, part, pass_over):
+    for position, reason in faulty_records(source, part, images, fault, pass_over):
         faults.setdefault(position, reason)
     positions = np.array(sorted(faults), np.int64)
     if len(positions):
-        column = label or image_columns(source)[0]
+        column = label or images[0]
         for position, place in zip(positions.tolist(), find_origins(source, part, positions, column), strict=True):
             collector(BadRecord(path=part.path, place=place, reason=faults[position]))
     return positions, collector.found, records - len(positions)

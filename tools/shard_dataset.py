@@ -18,8 +18,10 @@ __all__ = ["main", "run"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `shard-dataset` and return its exit status; an error that a user can mend is one line on stderr."""
     with interrupts_told("shard-dataset"):
+        from ..sharding.quiet import quiet_pillow
         from .commands import execute, parse
 
+        quiet_pillow()
         args = parse(sys.argv[1:] if argv is None else argv)
     return execute(args)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["image_formats"]
+__all__ = ["BMP_GREYS", "image_formats"]
+
+BMP_GREYS = bytes(value for grey in range(256) for value in (grey, grey, grey, 0))  # the colours of a grey BMP
 
 _HEAD_BYTES = 12
 _STARTS = {
@@ -21,14 +23,27 @@ _STARTS = {
 def image_formats(files: pa.BinaryArray) -> pa.StringArray:
     """The format of each file: ``jpeg``, ``png``, ``gif``, ``bmp``, ``tiff``, ``webp``, or empty if it is another.
 
+    Of a BMP whose palette is not all greys, which TensorFlow would take it for, it is ``bmp-palette``.
+
     >>> image_formats(pa.array([b"GIF89a...", b"RIFF\\0\\0\\0\\0WEBPVP8 ", None, b"?"], pa.binary())).to_pylist()
     ['gif', 'webp', None, '']
     """
     heads = pc.binary_slice(files, 0, _HEAD_BYTES).dictionary_encode()
-    return pa.array(map(_format, heads.dictionary.to_pylist()), pa.string()).take(heads.indices)
+    formats = pa.array(map(_format, heads.dictionary.to_pylist()), pa.string()).take(heads.indices)
+    is_bmp = pc.equal(formats, "bmp")
+    if not pc.any(is_bmp).as_py():
+        return formats
+    return pc.replace_with_mask(formats, is_bmp, pa.array(map(_bitmap, files.filter(is_bmp).to_pylist()), pa.string()))
 
 
 def _format(head: bytes) -> str:
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "webp"
     return next((name for start, name in _STARTS.items() if head.startswith(start)), "")
+
+
+def _bitmap(data: bytes) -> str:
+    header = int.from_bytes(data[14:18], "little")
+    bits = int.from_bytes(data[24:26] if header == 12 else data[28:30], "little")
+    is_grey = bits == 8 and data[14 + header :].startswith(BMP_GREYS)
+    return "bmp" if bits > 8 or is_grey else "bmp-palette"

@@ -27,13 +27,14 @@ class ImageSource(Around):
         inner: the source of what goes in.
         options: what to do.
         columns: of images.
-        sizes: the columns that hold an image's height and its width; brought up to date where they do.
+        sizes: columns of images, and the columns that hold their height and width, each with the side that it holds;
+            brought up to date where they do.
         added: of each column of images that has none such, the names of two more: for its height, and its width.
     """
 
     options: ImageOptions
     columns: tuple[str, ...]
-    sizes: tuple[tuple[str, str], ...]
+    sizes: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
     added: tuple[tuple[str, str, str], ...]
 
     @classmethod
@@ -50,7 +51,7 @@ class ImageSource(Around):
             left_out: whether there were such columns, and are not wanted.
 
         Raises:
-            ConfigError: no column holds images.
+            ConfigError: no column holds images, or something else bears the name of a column for their sizes.
         """
         schema = inner.schema
         columns = tuple(f.name for f in schema.features if f.is_image)
@@ -59,12 +60,19 @@ class ImageSource(Around):
                 f"{options.spec}: no column holds images; if one holds the bytes of image files, say so in a --schema "
                 "file: features: {NAME: {dtype: binary, encoding: image}}"
             )
-        named = [(name, side) for name, side in ((height, "height"), (width, "width")) if name in schema.names]
-        sizes = tuple((str(name), side) for name, side in named if schema[str(name)].shape == ())
-        if len(columns) > 1:
-            sizes = ()
-        added = () if sizes or left_out else tuple(_sizes_of(name, columns, schema.names) for name in columns)
-        return cls(inner=inner, options=options, columns=columns, sizes=sizes, added=added)
+        scalars = {feature.name for feature in schema.features if feature.shape == ()}
+        plain = tuple((name, side) for name, side in ((height, "height"), (width, "width")) if name in scalars)
+        sizes: list[tuple[str, tuple[tuple[str, str], ...]]] = []
+        added = []
+        for column in columns:
+            own = ((f"{column}_height", "height"), (f"{column}_width", "width"))
+            told: list[tuple[tuple[str, str], ...]] = [own] if scalars.issuperset(name for name, _ in own) else []
+            if plain and len(columns) == 1:
+                told.append(plain)
+            sizes += [(column, pair) for pair in told]
+            if not told and not left_out:
+                added.append(_sizes_of(column, columns, schema.names, options))
+        return cls(inner=inner, options=options, columns=columns, sizes=tuple(sizes), added=tuple(added))
 
     @property
     def schema(self) -> Schema:
@@ -91,7 +99,8 @@ class ImageSource(Around):
 
             images = list(transform_all(columns[name].to_pylist(), self.options, place))
             columns[name] = pa.array([None if image is None else image.data for image in images], pa.binary())
-            self._update_sizes(columns, images)
+            for _, sizes in (entry for entry in self.sizes if entry[0] == name):
+                self._update_sizes(columns, images, sizes)
             for _, height, width in (entry for entry in self.added if entry[0] == name):
                 columns[height] = pa.array([image and image.height for image in images], pa.int32())
                 columns[width] = pa.array([image and image.width for image in images], pa.int32())
@@ -101,17 +110,19 @@ class ImageSource(Around):
         """The inner source with these columns: it has the same records, and images are not to be completed then."""
         return narrowed(self.inner, columns)
 
-    def _update_sizes(self, columns: dict[str, pa.Array], images: list[NewImage | None]) -> None:
+    def _update_sizes(
+        self, columns: dict[str, pa.Array], images: list[NewImage | None], sizes: tuple[tuple[str, str], ...]
+    ) -> None:
         """Put new sizes where the old ones stand; a column that tells something else, under that name, is left."""
-        before = {name: columns[name].to_pylist() for name, _ in self.sizes}
+        before = {name: columns[name].to_pylist() for name, _ in sizes}
         after = {name: list(values) for name, values in before.items()}
         for i, image in enumerate(images):
             if image is None:
                 continue
-            told = tuple(before[name][i] for name, _ in self.sizes)
-            if any(told == _sides(self.sizes, size) for size in image.sizes_before):
-                new = _sides(self.sizes, (image.width, image.height))
-                for (name, _), value in zip(self.sizes, new, strict=True):
+            told = tuple(before[name][i] for name, _ in sizes)
+            if any(told == _sides(sizes, size) for size in image.sizes_before):
+                new = _sides(sizes, (image.width, image.height))
+                for (name, _), value in zip(sizes, new, strict=True):
                     after[name][i] = value
         for name, values in after.items():
             try:
@@ -123,11 +134,16 @@ class ImageSource(Around):
                 ) from error
 
 
-def _sizes_of(column: str, images: Sequence[str], taken: Sequence[str]) -> tuple[str, str, str]:
+def _sizes_of(column: str, images: Sequence[str], taken: Sequence[str], options: ImageOptions) -> tuple[str, str, str]:
     """A column of images, and what the columns for their height and width are called."""
     sides = ("height", "width")
     if len(images) > 1 or not set(sides).isdisjoint(taken):
         sides = (f"{column}_height", f"{column}_width")
+    if other := next((name for name in sides if name in taken), None):
+        raise ConfigError(
+            f"{options.spec}: the sizes of {column!r} are stored in {' and '.join(sides)}, and {other!r} is another "
+            f"column; give it another name with --rename {other}=NAME, or leave it out with --drop-columns {other}"
+        )
     return (column, *sides)
 
 

@@ -13,8 +13,13 @@ from PIL import Image
 
 from ..errors import ConfigError, SourceError
 from ..formats.image_size import error_text
+from ..sources.base import PASS_OVER
+from ..sources.image_files import fault_of
 
-__all__ = ["Encoding", "ImageOptions", "NewImage", "Size", "parse_encoding", "parse_size", "transform_all"]
+__all__ = [
+    "Encoding", "ImageOptions", "NewImage", "Size", "fault_of_prepared", "parse_encoding", "parse_size",
+    "transform_all",
+]  # fmt: skip
 
 _QUALITIES = {"jpeg": 90, "webp": 80, "png": None}
 _THREADS = 4  # Pillow lets go of the interpreter's lock while it decodes, resizes and encodes
@@ -28,6 +33,8 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }  # fmt: skip
 _SWAPPING = (5, 6, 7, 8)
+_BECOME_RGB = ("CMYK", "HSV", "LAB", "YCbCr")  # modes whose colour profile says nothing of what they become
+_MAX_GREY = 65535  # PNG has 16 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,14 +163,41 @@ def transform_all(
             return _transform(data, options)
         except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error, ...
             raise SourceError(
-                f"{name(number)}: the image cannot be prepared ({error_text(error)[:200]}); mend or remove it"
+                f"{name(number)}: the image {_unfit(error)}; mend it, or pass over {PASS_OVER}"
             ) from error
 
     with ThreadPoolExecutor(_THREADS) as threads:
         yield from threads.map(one, range(len(images)))
 
 
-def _transform(data: bytes, options: ImageOptions) -> NewImage:
+def fault_of_prepared(data: bytes | memoryview, options: ImageOptions) -> str | None:
+    """What is wrong with an image that is to be transformed, as far as it shows before it is encoded; or None."""
+    if (fault := fault_of(data)) is not None:
+        return fault
+    try:
+        _decode(data, options)
+    except Exception as error:
+        return _unfit(error)
+    return None
+
+
+def _unfit(error: Exception) -> str:
+    return f"cannot be prepared ({error_text(error)[:200]})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decoded:
+    """An image, and what is to become of it; `pixels` is None where its file stays as it is."""
+
+    pixels: Image.Image | None
+    size: tuple[int, int]
+    sizes_before: tuple[tuple[int, int], tuple[int, int]]
+    turn: Image.Transpose | None
+    encoding: Encoding
+    profile: bytes | None
+
+
+def _decode(data: bytes | memoryview, options: ImageOptions) -> _Decoded:
     with Image.open(BytesIO(data)) as opened:
         stored = opened.size
         known = _KEPT.get(opened.format or "", "png")
@@ -177,18 +211,35 @@ def _transform(data: bytes, options: ImageOptions) -> NewImage:
         size = upright if options.size is None else options.size.of(*upright)
         if max(size) > _MAX_NEW_PIXELS:
             raise ValueError(f"it would be {size[0]} x {size[1]} pixels, a side is at most {_MAX_NEW_PIXELS}")
-        if options.encoding is None and as_it_is and size == stored:
-            return NewImage(data=data, width=size[0], height=size[1], sizes_before=(stored, upright))
-        if options.size is not None:  # JPEG decodes to a half, a quarter or an eighth, several times as fast
-            wide, high = size[::-1] if turned else size
-            opened.draft(None, (2 * wide, 2 * high))
-        profile = opened.info.get("icc_profile") if opened.mode in ("L", "RGB", "RGBA") else None
-        image = _plain(opened)
-    image = image if turn is None else image.transpose(turn)
-    image = image if image.size == size else image.resize(size, Image.Resampling.LANCZOS)
-    return NewImage(
-        data=_encoded(image, encoding, profile), width=size[0], height=size[1], sizes_before=(stored, upright)
+        pixels = profile = None
+        if options.encoding is not None or not as_it_is or size != stored:
+            if options.size is not None:  # JPEG decodes to a half, a quarter or an eighth, several times as fast
+                wide, high = size[::-1] if turned else size
+                opened.draft(None, (2 * wide, 2 * high))
+            profile = _profile(opened, encoding)
+            pixels = _plain(opened)
+    return _Decoded(
+        pixels=pixels, size=size, sizes_before=(stored, upright), turn=turn, encoding=encoding, profile=profile
     )
+
+
+def _transform(data: bytes, options: ImageOptions) -> NewImage:
+    decoded = _decode(data, options)
+    width, height = decoded.size
+    image = decoded.pixels
+    if image is not None:
+        image = image if decoded.turn is None else image.transpose(decoded.turn)
+        image = image if image.size == decoded.size else image.resize(decoded.size, Image.Resampling.LANCZOS)
+        data = _encoded(image, decoded.encoding, decoded.profile)
+    return NewImage(data=data, width=width, height=height, sizes_before=decoded.sizes_before)
+
+
+def _profile(image: Image.Image, encoding: Encoding) -> bytes | None:
+    """The colour profile, if it holds of the new image, too: not where that has other colours."""
+    profile: bytes | None = image.info.get("icc_profile")
+    if not profile or image.mode in _BECOME_RGB:
+        return None
+    return None if encoding.form == "webp" and profile[16:20] == b"GRAY" else profile  # WebP has no grey
 
 
 def _plain(image: Image.Image) -> Image.Image:
@@ -196,7 +247,12 @@ def _plain(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise ValueError("its pixels are floating-point numbers")
     if image.mode.startswith("I"):
-        return image.convert("I")
+        grey = image.convert("I")
+        pixels = np.asarray(grey)
+        low, high = int(pixels.min()), int(pixels.max())
+        if not 0 <= low <= high <= _MAX_GREY:
+            raise ValueError(f"its greys go from {low} to {high}, beyond 16 bits")
+        return grey
     if image.has_transparency_data:
         return image.convert("LA" if image.mode in ("L", "LA", "La") else "RGBA")
     return image.convert("L" if image.mode in ("1", "L") else "RGB")
@@ -204,7 +260,7 @@ def _plain(image: Image.Image) -> Image.Image:
 
 def _encoded(image: Image.Image, encoding: Encoding, profile: bytes | None) -> bytes:
     if image.mode == "I":
-        grey = np.clip(np.asarray(image), 0, 65535)
+        grey = np.clip(np.asarray(image), 0, _MAX_GREY)  # Lanczos may go beyond
         image = Image.fromarray(grey.astype(np.uint16) if encoding.form == "png" else (grey // 257).astype(np.uint8))
     if encoding.form == "jpeg" and image.mode in ("LA", "RGBA"):  # JPEG has no transparency: on white
         canvas = Image.new("RGBA", image.size, "white")

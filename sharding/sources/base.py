@@ -142,10 +142,17 @@ class Checked(Protocol):
     counts, and leaves out the positions found wherever it reads labels and drafts of the part.
     """
 
-    def check(self, part: Part, reject: Reject) -> Iterator[pa.Array]:
+    def check(
+        self, part: Part, reject: Reject, fault: Callable[[bytes | memoryview], str | None] = ...
+    ) -> Iterator[pa.Array]:
         """The positions, int64 and ascending, of the drafts of a part that `complete` would fail on.
 
         Each is handed to `reject` first, which may raise. What is read is read some of `BATCH_BYTES` at a time.
+
+        Args:
+            part: of the source.
+            reject: what to do about each.
+            fault: what is wrong with the bytes of a file; by default, what `complete` finds wrong.
         """
 
 

@@ -26,7 +26,7 @@ from ..storage import Storage
 from .base import BATCH_BYTES, PASS_OVER, BadRecord, Reject, fail_on_bad
 from .files import MissingFileError, read_files, stat_files
 
-__all__ = ["ImageFiles", "bad_images", "damaged_images", "file_sizes", "read_images"]
+__all__ = ["FaultOf", "ImageFiles", "bad_images", "fault_of", "faulty_images", "file_sizes", "read_images"]
 
 _THREADS = 4
 _FEW_FILES = 8  # a run
@@ -36,6 +36,7 @@ _REMOTE_FILES = 256  # fetched or looked over at once
 _NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _MEND_NAME = f"mend it, or pass over {PASS_OVER}"
 _COLUMN_BYTES = (1 << 31) - 1
+FaultOf = Callable[[bytes | memoryview], str | None]  # what is wrong with a file, as what follows "the image ..."
 T = TypeVar("T")
 
 
@@ -73,7 +74,7 @@ def read_images(urls: Sequence[str], sizes: npt.NDArray[np.int64] | None = None)
         try:
             extents[i] = check_image(view[offsets[i] : offsets[i + 1]])
         except ValueError as error:
-            fail_on_bad(_damaged(urls[i], error))
+            fail_on_bad(BadRecord(path=urls[i], place="", reason=f"the image {_damaged(error)}"))
     images = pa.BinaryArray.from_buffers(pa.binary(), len(urls), [None, pa.py_buffer(offsets.astype(np.int32)), buffer])
     heights, widths = (pa.array(np.ascontiguousarray(column)) for column in extents.T)
     return ImageFiles(images=images, heights=heights, widths=widths)
@@ -95,39 +96,52 @@ def file_sizes(urls: Sequence[str]) -> npt.NDArray[np.int64]:
     return np.array(sizes, np.int64)
 
 
-def bad_images(files: Sequence[str | BadRecord], sizes: Sequence[int] | None, reject: Reject) -> Iterator[pa.Array]:
-    """The positions of those that `read_images` would fail on, int64 and ascending, after `reject` had each.
+def fault_of(data: bytes | memoryview) -> str | None:
+    """What is wrong with an image as far as its format can tell; see `check_image`."""
+    try:
+        check_image(data)
+    except ValueError as error:
+        return _damaged(error)
+    return None
+
+
+def _damaged(error: ValueError) -> str:
+    return f"is damaged or cut short ({error})"
+
+
+def bad_images(
+    files: Sequence[str | BadRecord], sizes: Sequence[int] | None, reject: Reject, fault: FaultOf = fault_of
+) -> Iterator[pa.Array]:
+    """The positions of those that cannot be read, or are at fault, int64 and ascending, after `reject` had each.
 
     Args:
         files: their URLs; or what is wrong with a record that names none.
         sizes: in bytes, where they are known: so many are held at once as make up `BATCH_BYTES`, or a few hundred.
         reject: may raise.
+        fault: of each; by default, what `read_images` would fail on.
     """
     for start, end in _blocks(len(files), sizes):
-        found = [(start + i, record) for i, record in enumerate(_look_over(files[start:end])) if record is not None]
+        looked = enumerate(_look_over(files[start:end], fault), start)
+        found = [(position, record) for position, record in looked if record is not None]
         for _, record in found:
             reject(record)
         if found:
             yield pa.array([position for position, _ in found], pa.int64())
 
 
-def damaged_images(column: pa.BinaryArray) -> Iterator[tuple[int, str]]:
-    """The positions in a column of those that are no whole images, and what is wrong with each; a null is none."""
+def faulty_images(column: pa.BinaryArray, fault: FaultOf = fault_of) -> Iterator[tuple[int, str]]:
+    """The positions in a column of those that are at fault, and what is wrong with each; a null is not."""
     _, bounds, data = column.buffers()
     if data is None:
         return
     offsets = np.frombuffer(bounds, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
     view = memoryview(data).cast("B")
-    _, known = plain_jpeg_sizes(np.frombuffer(data, np.uint8), offsets)
-    for i in np.flatnonzero(~known & column.is_valid().to_numpy(zero_copy_only=False)).tolist():
-        try:
-            check_image(view[offsets[i] : offsets[i + 1]])
-        except ValueError as error:
-            yield i, str(error)
-
-
-def _damaged(url: str, error: Exception) -> BadRecord:
-    return BadRecord(path=url, place="", reason=f"the image is damaged or cut short ({error})")
+    asked = column.is_valid().to_numpy(zero_copy_only=False)
+    if fault is fault_of:
+        asked = asked & ~plain_jpeg_sizes(np.frombuffer(data, np.uint8), offsets)[1]
+    for i in np.flatnonzero(asked).tolist():
+        if (reason := fault(view[offsets[i] : offsets[i + 1]])) is not None:
+            yield i, reason
 
 
 def _local_path(url: str) -> str | None:
@@ -265,36 +279,34 @@ def _blocks(count: int, sizes: Sequence[int] | None) -> Iterator[tuple[int, int]
         yield start, count
 
 
-def _look_over(files: Sequence[str | BadRecord]) -> list[BadRecord | None]:
+def _look_over(files: Sequence[str | BadRecord], fault: FaultOf) -> list[BadRecord | None]:
     """What is wrong with each file."""
     urls = [file for file in files if isinstance(file, str)]
     if all(map(_local_path, urls)):
-        return _in_runs(lambda start, stop: list(map(_look_at, files[start:stop])), len(files))
+        return _in_runs(lambda start, stop: [_look_at(file, fault) for file in files[start:stop]], len(files))
     try:
         contents = dict(zip(urls, read_files(urls), strict=True))
     except (SourceError, StorageError) as error:  # one is missing, or cannot be: which
         if isinstance(error, StorageError) and not _names_no_file(error):
             raise
-        return [_look_at(file) for file in files]
-    return [_look_at(file, contents.get(file) if isinstance(file, str) else None) for file in files]
+        return [_look_at(file, fault) for file in files]
+    return [_look_at(file, fault, contents.get(file) if isinstance(file, str) else None) for file in files]
 
 
-def _look_at(file: str | BadRecord, data: bytes | None = None) -> BadRecord | None:
+def _look_at(file: str | BadRecord, fault: FaultOf, data: bytes | None = None) -> BadRecord | None:
     if isinstance(file, BadRecord):
         return file
     try:
         if data is None and (path := _local_path(file)) is not None and os.path.exists(path):
             _size(path)
-        check_image(read_files([file])[0] if data is None else data)
+        reason = fault(read_files([file])[0] if data is None else data)
     except MissingFileError:
         return BadRecord(path=file, place="", reason="there is no such file", remedy="restore it, or remove its record")
     except (SourceError, StorageError) as error:
         if isinstance(error, StorageError) and not _names_no_file(error):
             raise
         return BadRecord(path=file, place="", reason="it names no file that can be read", remedy="mend its name")
-    except ValueError as error:
-        return _damaged(file, error)
-    return None
+    return None if reason is None else BadRecord(path=file, place="", reason=f"the image {reason}")
 
 
 def _names_no_file(error: StorageError) -> bool:

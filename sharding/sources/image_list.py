@@ -17,7 +17,7 @@ from ..location import url_text
 from ..schema import Feature, Schema
 from .base import BadRecord, Part, Reject, Source, fail_on_bad
 from .files import beside, plain_name
-from .image_files import bad_images, file_sizes, read_images
+from .image_files import FaultOf, bad_images, fault_of, file_sizes, read_images
 from .lines import LINE_SUFFIXES, LineSource
 from .places import places
 
@@ -122,8 +122,8 @@ class ImageListSource:
         """In the table."""
         return places(self.table, part, positions, rejected)
 
-    def check(self, part: Part, reject: Reject) -> Iterator[pa.Array]:
-        """Read the files and look at each as `complete` will."""
+    def check(self, part: Part, reject: Reject, fault: FaultOf = fault_of) -> Iterator[pa.Array]:
+        """Read the files and look at each; by default, as `complete` will."""
         first = 0
         passed_over: list[BadRecord] = []  # what is wrong with the table's own records was said with its labels
         for batch in self.drafts(part, passed_over.append):
@@ -134,7 +134,7 @@ class ImageListSource:
                 told = self.places(part, nameless + first, passed_over)
                 for i, place in zip(nameless.tolist(), told, strict=True):
                     files[i] = nameless_record(part.path, place)
-            for positions in bad_images(files, None, reject):
+            for positions in bad_images(files, None, reject, fault):
                 yield pa.compute.add(positions, first)
             first += batch.num_rows
 

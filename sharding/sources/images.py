@@ -13,7 +13,7 @@ from ..errors import SourceError
 from ..schema import Feature, Schema
 from .base import Part, Reject, fail_on_bad
 from .files import SourceFile, fingerprint_files, list_files, root_of, split_chain
-from .image_files import bad_images, read_images
+from .image_files import FaultOf, bad_images, fault_of, read_images
 from .web import name_at, written_at
 
 __all__ = ["SUFFIXES", "ImageFolderSource"]
@@ -101,10 +101,10 @@ class ImageFolderSource:
         sizes: npt.NDArray[np.int64] = drafts.column(_BYTES).to_numpy()
         return sizes
 
-    def check(self, part: Part, reject: Reject) -> Iterator[pa.Array]:
-        """Read the files and look at each as `complete` will."""
+    def check(self, part: Part, reject: Reject, fault: FaultOf = fault_of) -> Iterator[pa.Array]:
+        """Read the files and look at each; by default, as `complete` will."""
         names, sizes = part.pieces
-        yield from bad_images(self._urls(names), sizes, reject)
+        yield from bad_images(self._urls(names), sizes, reject, fault)
 
     def _urls(self, names: Sequence[str]) -> list[str]:
         chain = split_chain(self.url)[1]

@@ -125,7 +125,7 @@ def test_lists_that_may_be_missing_or_empty_get_no_metadata(tmp_path: Path) -> N
     assert [path.name for path in (tmp_path / "out").glob("*.json")] == ["dataset.json"]
 
 
-@pytest.mark.parametrize("formats", [("webp",), ("gif", "jpeg"), ("",), None])
+@pytest.mark.parametrize("formats", [("webp",), ("gif", "jpeg"), ("bmp", "bmp-palette"), ("",), None])
 def test_images_that_it_cannot_decode_are_their_bytes(
     manifest: Manifest, shards: tuple[ShardInfo, ...], formats: tuple[str, ...] | None
 ) -> None:

@@ -248,6 +248,34 @@ def test_sizes_of_several_images_are_stored_apart(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("names", [("photo",), ("photo", "mask")])
+def test_sizes_that_a_build_stored_follow_when_its_images_are_resized_again(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    table = pa.table({"height": ["tall"] * 4, **{name: [picture(18, 14)] * 4 for name in names}})
+    pq.write_table(table, tmp_path / "people.parquet")
+    features = {name: Feature(name=name, dtype="binary", encoding="image") for name in names}
+    once = PrepareOptions(features=features, images=ImageOptions(size=Size(width=7)))
+    first = built(str(tmp_path / "people.parquet"), tmp_path / "a", shards=1, prepare=once)
+    again = PrepareOptions(images=ImageOptions(size=Size(width=6, height=5)))
+    second = built(str(tmp_path / "a"), tmp_path / "b", shards=1, prepare=again)
+    assert second.manifest.schema == first.manifest.schema
+    for dataset, size in ((first, (9, 7)), (second, (6, 5))):
+        for row in read_records(dataset, "train", 9):
+            assert [(row[f"{name}_width"], row[f"{name}_height"]) for name in names] == [size] * len(names)
+            assert [size_of(row[name]) for name in names] == [size] * len(names)
+
+
+def test_a_column_that_takes_the_name_for_sizes_is_named(tmp_path: Path) -> None:
+    names = ("height", "photo_width")
+    table = pa.table({"photo": [picture(9, 7)], **{name: ["tall"] for name in names}})
+    pq.write_table(table, tmp_path / "people.parquet")
+    features = {"photo": Feature(name="photo", dtype="binary", encoding="image")}
+    images = ImageOptions(size=Size(width=14))
+    with pytest.raises(ConfigError, match=r"--resize 14: .* 'photo_width' is another column; .* --rename photo_width="):
+        source_of(str(tmp_path / "people.parquet"), features=features, images=images)
+
+
 def test_the_sizes_may_be_all_that_is_kept(folder: str, tmp_path: Path) -> None:
     prepare = PrepareOptions(steps=(Select(("height", "width")),))
     dataset = built(folder, tmp_path / "out", shards=1, prepare=prepare)
@@ -404,6 +432,18 @@ def test_colours_keep_their_profile_and_comments_go() -> None:
     assert "icc_profile" not in transformed(picture(40, 20, "JPEG", "CMYK", icc_profile=profile), "10").info
 
 
+@pytest.mark.parametrize("mode", ["P", "LA", "1", "I;16"])
+def test_palettes_and_greys_keep_their_profile(mode: str) -> None:
+    profile = b"\0" * 16 + (b"RGB " if mode == "P" else b"GRAY") + b"\0" * 20
+    image = Image.fromarray(np.arange(800, dtype=np.uint16).reshape(20, 40)) if mode == "I;16" else None
+    image = image or Image.open(BytesIO(picture(40, 20))).convert(mode)
+    out = BytesIO()
+    image.save(out, "PNG", icc_profile=profile)
+    for encoding in ("jpeg", "png"):
+        assert transformed(out.getvalue(), "10", encoding).info["icc_profile"] == profile
+    assert ("icc_profile" in transformed(out.getvalue(), "10", "webp").info) == (mode == "P")  # WebP has no grey
+
+
 def test_an_upright_image_of_the_size_asked_for_stays_as_it_is() -> None:
     for data in (picture(40, 20, "JPEG"), picture(40, 20, "GIF", "P")):
         (new,) = transform_all([data], ImageOptions(size=Size(width=20)), str)
@@ -437,6 +477,13 @@ def test_a_damaged_image_is_named(data: Callable[[], bytes], told: str) -> None:
 def test_a_strip_does_not_become_a_picture_without_end() -> None:
     with pytest.raises(SourceError, match="it would be 90000 x 300 pixels, a side is at most 65500"):
         list(transform_all([picture(300, 1)], ImageOptions(size=Size(width=300)), str))
+
+
+def test_greys_of_more_than_16_bits_have_no_place() -> None:
+    out = BytesIO()
+    Image.fromarray(np.array([[0, 70_000]], np.int32)).save(out, "TIFF")
+    with pytest.raises(SourceError, match="its greys go from 0 to 70000, beyond 16 bits"):
+        list(transform_all([out.getvalue()], ImageOptions(encoding=parse_encoding("png")), str))
 
 
 def test_pixels_that_are_fractions_have_no_place() -> None:

@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict
 from fractions import Fraction
 from functools import reduce
+from io import BytesIO
 from math import sqrt
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.statistics import (
@@ -144,8 +146,17 @@ def test_from_json_is_the_inverse_of_asdict() -> None:
             assert FeatureStatistics.from_json(json.loads(json.dumps(value))) == statistics
 
 
+def file_of(image: Image.Image, form: str) -> bytes:
+    out = BytesIO()
+    image.save(out, form)
+    return out.getvalue()
+
+
 def test_the_vocabulary_of_images_is_their_formats() -> None:
     feature = Feature(name="x", dtype="binary", encoding="image")
-    files = pa.array([b"\x89PNG\r\n\x1a\n...", None, b"\xff\xd8\xff\xe0", b"BM", b"?"], pa.binary())
+    colours = Image.new("RGB", (2, 2))
+    bitmaps = [file_of(colours.convert(mode), "BMP") for mode in ("RGB", "L", "P", "1")]
+    files = pa.array([b"\x89PNG\r\n\x1a\n...", None, b"\xff\xd8\xff\xe0", *bitmaps[:2], b"?"], pa.binary())
     assert summarise(files, feature).vocabulary == ("", "bmp", "jpeg", "png")
+    assert summarise(pa.array(bitmaps, pa.binary()), feature).vocabulary == ("bmp", "bmp-palette")
     assert summarise(files.slice(2, 1), feature).vocabulary == ("jpeg",)

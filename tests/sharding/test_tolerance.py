@@ -63,6 +63,53 @@ def test_damaged_images_are_left_out_and_balance_holds(tmp_path: Path, workers: 
     assert verify(str(out)) == []
 
 
+def unpreparable(folder: Path) -> str:
+    """A folder of images of which two are whole as far as their formats tell: of fractions, and of broken codes."""
+    write_images(folder, {3})
+    Image.fromarray(np.ones((4, 4), np.float32)).save(folder / "c0" / "fractions.tif")
+    sink = BytesIO()
+    Image.fromarray(np.full((40, 40), 9, np.uint8)).save(sink, "JPEG")
+    data = bytearray(sink.getvalue())
+    codes = data.index(b"\xff\xc4") + 5
+    data[codes : codes + 16] = b"\xfe" * 16
+    (folder / "c1" / "codes.jpg").write_bytes(data)
+    return str(folder)
+
+
+@pytest.mark.parametrize("form", ["folder", "list", "table", "dataset"])
+def test_images_that_cannot_be_prepared_are_passed_over(tmp_path: Path, form: str) -> None:
+    source = folder = unpreparable(tmp_path / "images")
+    paths = [str(path) for path in sorted(Path(folder).rglob("*.*")) if path.name != "003.png" or form == "folder"]
+    labels = [Path(path).parent.name for path in paths]
+    prepare = PrepareOptions(images=ImageOptions(size=Size(width=3)))
+    how: dict[str, Any] = {"label": "label", "shards": 2, "prepare": prepare}
+    if form == "list":
+        pq.write_table(pa.table({"path": paths, "label": labels}), source := str(tmp_path / "list.parquet"))
+        how["source_kind"] = "image-list"
+    elif form != "folder":
+        features = {"photo": Feature(name="photo", dtype="binary", encoding="image")}
+        table = pa.table({"photo": [Path(path).read_bytes() for path in paths], "label": labels})
+        pq.write_table(table, source := str(tmp_path / "table.parquet"))
+        how["prepare"] = replace(prepare, features=features)
+    if form == "dataset":
+        built(source, tmp_path / "first", **{**how, "prepare": PrepareOptions(features=features)})
+        source, how["prepare"] = str(tmp_path / "first"), prepare
+    bad = 3 if form == "folder" else 2
+    with pytest.raises(SourceError, match=f"{bad} records or more cannot be read"):
+        built(source, tmp_path / "out", on_bad_record=f"skip:{bad - 1}", **how)
+    with pytest.raises(SourceError, match=r"the image .*, or pass over such records with --on-bad-record"):
+        built(source, tmp_path / "out", **how)
+    dataset = built(source, tmp_path / "out", on_bad_record=f"skip:{bad}", **how)
+    assert dataset.manifest.records == 39
+    reasons = sorted(
+        entry["reason"].partition("image ")[2].removeprefix("in column 'photo' ")
+        for entry in rejected(tmp_path / "out")
+    )
+    assert [reason.partition(" (")[0] for reason in reasons] == ["cannot be prepared"] * 2 + [
+        "is damaged or cut short"
+    ] * (bad - 2)
+
+
 def test_shards_are_alike_in_bytes_beside_damaged_images(tmp_path: Path) -> None:
     source = write_images(tmp_path / "images", {3, 8, 9})
     noise = np.random.default_rng(0).integers(0, 255, (60, 60, 3), np.uint8)
