@@ -16,9 +16,8 @@ from .arguments import number, texts
 from .integers import integer
 from .transform import GraphTransform
 
-__all__ = ["SOFT_LABEL", "CutMix", "Mixup"]
+__all__ = ["CutMix", "Mixup"]
 
-SOFT_LABEL = "soft_label"
 _GROUP = 8
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from ..sharding.errors import ConfigError
-from .blend import SOFT_LABEL, CutMix, Mixup
-from .columns import CLASS_ID, WEIGHT
+from .blend import CutMix, Mixup
+from .columns import CLASS_ID, SOFT_LABEL, WEIGHT
 from .keys import SAMPLE_KEY
 
 __all__ = ["box_mask", "cut_mix", "mix_up"]
@@ -118,6 +118,6 @@ def _labels(element: Mapping[str, Any], classes: int) -> Any:
 
 
 def _mixed(values: Any, partners: Any, shares: Any) -> Any:
-    wide = tf.cast(values, tf.float32)
-    share = tf.reshape(shares, [-1, *[1] * (len(values.shape) - 1)])
+    wide = tf.cast(values, tf.float64 if values.dtype == tf.float64 else tf.float32)
+    share = tf.cast(tf.reshape(shares, [-1, *[1] * (len(values.shape) - 1)]), wide.dtype)
     return tf.cast(share * wide + (1.0 - share) * tf.gather(wide, partners), values.dtype)

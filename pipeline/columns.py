@@ -25,6 +25,7 @@ from .picked import Picked, is_pickable, pick
 
 __all__ = [
     "CLASS_ID",
+    "SOFT_LABEL",
     "WEIGHT",
     "Column",
     "Columns",
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 CLASS_ID = "class_id"  # of the sample's label among `manifest.classes`
+SOFT_LABEL = "soft_label"  # where samples were mixed
 WEIGHT = "sample_weight"
 _VIEW_SPAN = 1 << 30
 _ROWS = (np.ndarray, InPlace)  # with a `take` such as NumPy's

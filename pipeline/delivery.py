@@ -17,8 +17,7 @@ from ..sharding.formats.binary import data_of, offsets_of
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.schema import Feature, Schema
 from .allocator import keep_freed_memory
-from .blend import SOFT_LABEL
-from .columns import CLASS_ID, WEIGHT, Column, Columns, copy_views, slice_columns
+from .columns import CLASS_ID, SOFT_LABEL, WEIGHT, Column, Columns, copy_views, slice_columns
 from .frames import EXAMPLES, join_frames
 from .generated import generated_dataset, is_op_determinism_enabled, rewritable, unbatched
 from .keys import SAMPLE_KEY, SOURCE_ID
@@ -233,7 +232,7 @@ def supervised(dataset: tf.data.Dataset, schema: Schema) -> tf.data.Dataset:
     names = features + [name for name in spec if name not in _NO_FEATURES and name not in schema.names]
     if not names:
         raise ConfigError("as_supervised needs a feature beside the label; name more columns")
-    target = SOFT_LABEL if SOFT_LABEL in spec and SOFT_LABEL not in schema.names else CLASS_ID
+    target = SOFT_LABEL if SOFT_LABEL in spec else CLASS_ID
 
     def pair(batch: Batch) -> tuple[Any, ...]:
         features = batch[names[0]] if len(names) == 1 else {name: batch[name] for name in names}

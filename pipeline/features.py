@@ -13,7 +13,7 @@ from ..sharding.manifest import Manifest, ShardInfo
 from ..sharding.prepare.columns import check_columns, check_distinct
 from ..sharding.schema import Feature, Schema
 from .arguments import mapping, texts
-from .columns import CLASS_ID, WEIGHT
+from .columns import CLASS_ID, SOFT_LABEL, WEIGHT
 from .frames import EXAMPLES, FRAMES
 from .keys import SAMPLE_KEY
 
@@ -67,7 +67,7 @@ def delivered_schema(manifest: Manifest, split: str, columns: Sequence[str] | No
         ConfigError: says which column, and what to do.
     """
     schema = _select(manifest.schema, columns)
-    for name in (CLASS_ID, WEIGHT, SAMPLE_KEY, EXAMPLES, FRAMES):
+    for name in (CLASS_ID, SOFT_LABEL, WEIGHT, SAMPLE_KEY, EXAMPLES, FRAMES):
         if name in schema.names:
             raise ConfigError(
                 f"a feature is called {name!r}, a name that the loader needs; leave it out of columns, or give it "

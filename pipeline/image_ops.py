@@ -8,13 +8,13 @@ from typing import Any
 import tensorflow as tf
 
 from ..sharding.errors import ConfigError
+from ..sharding.formats.images import BMP_GREYS
 from .images import CentreCrop, ColourJitter, ImageTransform, Normalisation, RandomCrop
 from .keys import SAMPLE_KEY
 
 __all__ = ["crop_window", "decode", "fitted", "normalise", "transform_images"]
 
 _ONLY_COLOURS = (b"GIF8", b"RIFF", b"BM")  # how GIF, WebP and BMP begin, of which TensorFlow makes no grey
-_GREYS = b"".join(bytes([grey, grey, grey, 0]) for grey in range(256))  # the palette of a grey BMP
 _NO_PALETTES = (
     "a BMP whose colours are in a palette, which TensorFlow does not read; write the images as others, with: "
     "shard-dataset reshard SRC DST --encode png"
@@ -37,6 +37,13 @@ def transform_images(element: Mapping[str, Any], options: ImageTransform) -> dic
         raise ConfigError(
             f"feature {options.feature!r} is {values.dtype.name}, and images are decoded from bytes; name the feature "
             "that holds their files, and one ImageTransform for each"
+        )
+    if options.shape is not None and (
+        values.dtype != tf.uint8 or not values.shape[1:].is_compatible_with(options.shape)
+    ):
+        raise ConfigError(
+            f"feature {options.feature!r} holds {values.dtype.name} {values.shape[1:]}, not uint8 tensors of "
+            f"shape={options.shape}; use ImageTransform.for_dataset, which finds the shape"
         )
     keys = element[SAMPLE_KEY] if options.random else tf.zeros([tf.shape(values)[0], 2], tf.int64)
     images = tf.map_fn(
@@ -123,9 +130,9 @@ class _Head:
         self.is_transparent_webp = (tf.strings.substr(start, 0, 4) == b"RIFF") & (extended | lossless)
 
         bits, colours = numbers[28] + 256 * numbers[29], 14 + numbers[14] + 256 * numbers[15]
-        palette = tf.strings.substr(value, tf.minimum(colours, tf.strings.length(value)), len(_GREYS))
+        palette = tf.strings.substr(value, tf.minimum(colours, tf.strings.length(value)), len(BMP_GREYS))
         few = (tf.strings.substr(start, 0, 2) == b"BM") & (bits <= 8)
-        self.is_palette_bitmap = few & ~((bits == 8) & (palette == _GREYS))
+        self.is_palette_bitmap = few & ~((bits == 8) & (palette == BMP_GREYS))
 
 
 def fitted(image: Any, size: Sequence[int]) -> Any:
@@ -137,10 +144,17 @@ def fitted(image: Any, size: Sequence[int]) -> Any:
 
 def _cropped_jpeg(value: Any, key: Any, options: ImageTransform) -> Any:
     """Only what is wanted is decoded, as far as a JPEG allows it."""
-    if options.crop is None:
-        return tf.io.decode_jpeg(value, channels=options.channels)
-    window = crop_window(tf.io.extract_jpeg_shape(value), key, options)
-    return tf.io.decode_and_crop_jpeg(value, window, channels=options.channels)
+    shape = tf.io.extract_jpeg_shape(value)
+
+    def decoded(channels: int) -> Any:
+        if options.crop is None:
+            return tf.io.decode_jpeg(value, channels=channels)
+        return tf.io.decode_and_crop_jpeg(value, crop_window(shape, key, options), channels=channels)
+
+    if options.channels != 1:
+        return decoded(options.channels)
+    is_cmyk = tf.equal(shape[2], 4)  # of which libjpeg makes no grey
+    return tf.cond(is_cmyk, lambda: tf.image.rgb_to_grayscale(decoded(3)), lambda: decoded(1))
 
 
 def _cropped_pixels(image: Any, key: Any, options: ImageTransform) -> Any:

@@ -26,8 +26,8 @@ _DTYPES = ("uint8", "float16", "bfloat16", "float32")
 class RandomCrop:
     """A random-resized crop: a box of random area and shape, somewhere in the image, brought to the wanted size.
 
-    As in "Going deeper with convolutions" (Szegedy et al., 2015), section 6. Where no such box fits, which only very
-    long images can bring about, the whole image is taken.
+    As in "Going deeper with convolutions" (Szegedy et al., 2015), section 6. Where no such box fits, as no square of
+    80 % of its area does into a picture of 3:4, the whole image is taken; of the default ones, nearly always one does.
 
     Attributes:
         area: the least and the greatest part of the image's area, in (0, 1].
@@ -134,7 +134,7 @@ class ImageTransform(GraphTransform):
     Attributes:
         feature: that holds images.
         size: height and width that they are brought to, by antialiased bilinear filtering.
-        channels: 1 or 3; uint8 tensors keep those that they have.
+        channels: 1 or 3, of what files are decoded to; uint8 tensors keep those that they have, as `shape` says.
         crop: None takes the whole image.
         flip_left_right: whether half of the images are mirrored.
         flip_up_down: whether half of them are turned upside down.
@@ -142,7 +142,7 @@ class ImageTransform(GraphTransform):
         scale: ``unit`` for [0, 1], ``bytes`` for 0 to 255, or a `Normalisation`.
         dtype: ``float32``, ``float16`` or ``bfloat16``; ``uint8``, rounded, goes with ``bytes``.
         jpeg: whether all are JPEG files, which spares looking; see `for_dataset`.
-        shape: of uint8 tensors, [height, width] or [height, width, channels]; None for encoded images.
+        shape: of uint8 tensors, (height, width) or (height, width, channels); None for encoded images.
 
     Raises:
         ConfigError: a value its rule forbids.
@@ -170,6 +170,8 @@ class ImageTransform(GraphTransform):
             raise ConfigError(f"jitter must be a ColourJitter or None, got {self.jitter!r}")
         for name in ("flip_left_right", "flip_up_down", "jpeg"):
             boolean(name, getattr(self, name))
+        if self.shape is not None:
+            self._take_shape()
         if self.channels not in (1, 3):
             raise ConfigError(f"channels must be 1 or 3, got {self.channels}")
         if self.dtype not in _DTYPES:
@@ -182,6 +184,14 @@ class ImageTransform(GraphTransform):
             raise ConfigError(f"images of {self.channels} channels cannot have the mean {self.scale.mean}")
         if self.channels == 1 and self.jitter and (self.jitter.saturation or self.jitter.hue):
             raise ConfigError("saturation and hue need channels=3")
+
+    def _take_shape(self) -> None:
+        numbers("shape", self.shape)
+        shape = tuple(integer("shape", side) for side in self.shape or ())
+        if len(shape) not in (2, 3) or min(shape) < 1:
+            raise ConfigError(f"shape must be (height, width) or (height, width, channels), got {self.shape}")
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "channels", shape[2] if len(shape) == 3 else 1)
 
     @classmethod
     def for_dataset(
@@ -212,10 +222,10 @@ class ImageTransform(GraphTransform):
         """
         found = _image_feature(manifest, feature)
         if found.fixed_shape:
-            channels = found.fixed_shape[2] if len(found.fixed_shape) == 3 else 1
+            channels = found.fixed_shape[2] if len(found.fixed_shape) == 3 else 1  # for the statistics
         if scale == "statistics":
             scale = Normalisation.of(manifest, feature, split=statistics_split, channels=channels)
-        formats = [split.statistics[feature].vocabulary for split in manifest.splits.values() if split.records]
+        known = [split.statistics[feature] for split in manifest.splits.values() if split.records]
         return cls(
             feature=feature,
             size=size,
@@ -226,7 +236,7 @@ class ImageTransform(GraphTransform):
             jitter=jitter,
             scale=scale,
             dtype=dtype,
-            jpeg=not found.fixed_shape and all(known == ("jpeg",) for known in formats),
+            jpeg=not found.fixed_shape and all(of.vocabulary == ("jpeg",) and not of.nulls for of in known),
             shape=found.fixed_shape or None,
         )
 

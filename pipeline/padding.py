@@ -79,7 +79,7 @@ class Pad(GraphTransform):
                 lengths = tf.identity(lengths)
         inside = tf.sequence_mask(lengths, width)
         shape = [values.shape[0], self.length] if self.length is not None else tf.stack([-1, width])
-        filler = None if self.value is None else tf.cast(self.value, values.dtype)
+        filler = None if self.value is None else _constant(self.value, values.dtype)
         padded = {**element, self.feature: values.to_tensor(filler, shape=shape)}
         return with_added(padded, {f"{self.feature}_length": lengths, f"{self.feature}_mask": inside})
 
@@ -93,3 +93,10 @@ def _fits(value: Any, dtype: Any) -> bool:
         return dtype == "string" and given.dtype.kind in "SU"
     with np.errstate(invalid="ignore"):
         return dtype.is_floating or np.array_equal(given.astype(dtype.as_numpy_dtype), given)
+
+
+def _constant(value: Any, dtype: Any) -> Any:
+    """A value of a dtype of TensorFlow, which would make float32 of a Python float, and int64 of an integer, first."""
+    import tensorflow as tf
+
+    return tf.constant(value if dtype == "string" else np.asarray(value).astype(dtype.as_numpy_dtype), dtype)

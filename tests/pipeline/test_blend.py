@@ -70,6 +70,13 @@ def test_mixup_mixes_values_and_labels_by_one_share() -> None:
     assert all(set(groups[row[row >= 0]]) == {groups[i]} for i, row in enumerate(partners))
 
 
+def test_float64_is_mixed_in_float64() -> None:
+    times = 1.7e9 + np.arange(64.0)
+    mixed = Mixup(features=("t",), classes=64, alpha=1.0)({**batch_of(64), "class_id": tf.range(64), "t": times})
+    assert mixed["t"].dtype == tf.float64
+    np.testing.assert_allclose(mixed["t"] - 1.7e9, mixed["soft_label"].numpy() @ np.arange(64.0), atol=1e-4)
+
+
 def test_cutmix_mixes_labels_by_the_areas() -> None:
     batch = batch_of(64)
     mixed = CutMix(feature="image", classes=64, alpha=1.0)({**batch, "class_id": tf.range(64)})

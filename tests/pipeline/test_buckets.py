@@ -152,6 +152,24 @@ def test_padded_batches_hold_the_values_lengths_and_masks(texts: dict[str, str],
         np.testing.assert_array_equal(tokens, np.where(batch["tokens_mask"], 1000 + ids[:, None], -1))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("float64", 0.1),
+        ("float64", -123456789.0),
+        ("float64", 1e300),
+        ("uint64", 2**64 - 1),
+        ("string", "é"),
+        ("bool", True),
+    ],
+)
+def test_what_is_put_in_is_the_value_itself(dtype: str, value: Any) -> None:
+    row = np.array([value]).astype(object if dtype == "string" else dtype)
+    ragged = tf.RaggedTensor.from_row_lengths(tf.constant(row, dtype), [1])
+    padded = Pad(feature="x", length=2, value=value)({"x": ragged})["x"].numpy()
+    assert padded[0, 1] == padded[0, 0]
+
+
 def test_padding_puts_nothing_in_the_place_of_another_feature(texts: dict[str, str]) -> None:
     loader = Loader(texts["parquet"], batch_size=60)
     taken = [lambda element: {**element, "tokens_length": element["id"]}, Pad(feature="tokens")]

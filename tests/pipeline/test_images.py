@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
@@ -16,7 +18,8 @@ from PIL import Image
 
 from ringfeed.pipeline import CentreCrop, ColourJitter, ImageTransform, Loader, Normalisation, RandomCrop
 from ringfeed.pipeline.image_ops import crop_window, normalise
-from ringfeed.sharding import BuildOptions, ConfigError, build, open_dataset
+from ringfeed.sharding import BuildOptions, ConfigError, Feature, build, open_dataset
+from ringfeed.sharding.prepare import PrepareOptions
 from tests.pipeline.pictures import CLASSES, encode, pixels_of, write_pictures
 
 IMAGES = 36
@@ -86,6 +89,19 @@ def test_one_channel_is_made_of_any_format(kind: str) -> None:
     found = transform({"image": tf.constant([out.getvalue()])})["image"].numpy()[0, ..., 0]
     grey = np.asarray(Image.open(out).convert("RGB").convert("L"), np.float32)
     assert np.abs(found - grey).max() <= 2
+
+
+@pytest.mark.parametrize("crop", [None, CentreCrop(fraction=1.0)])
+@pytest.mark.parametrize("jpeg", [True, False])
+def test_one_channel_is_made_of_inks(crop: CentreCrop | None, jpeg: bool) -> None:
+    out = BytesIO()
+    Image.new("CMYK", (9, 6), (10, 200, 30, 40)).save(out, "JPEG", quality=100)
+    both = [
+        ImageTransform(feature="image", size=(6, 9), channels=channels, scale="bytes", crop=crop, jpeg=jpeg)
+        for channels in (1, 3)
+    ]
+    grey, colours = (each({"image": tf.constant([out.getvalue()])})["image"] for each in both)
+    np.testing.assert_allclose(grey, tf.image.rgb_to_grayscale(colours), atol=1)
 
 
 @pytest.mark.parametrize("size", [(9, 7), (17, 23), (40, 40)])
@@ -227,6 +243,20 @@ def test_tensors_of_pixels_are_images_too() -> None:
     np.testing.assert_array_equal(cropped({"x": pixels})["x"][..., 0], pixels[:, 1:4, 2:6])
 
 
+def test_tensors_keep_their_channels() -> None:
+    pixels = tf.constant(np.arange(2 * 6 * 8 * 3).reshape(2, 6, 8, 3) % 256, tf.uint8)
+    for channels in (1, 3):
+        transform = ImageTransform(feature="x", size=(6, 8), shape=(6, 8, 3), channels=channels, scale="bytes")
+        np.testing.assert_array_equal(transform({"x": pixels})["x"], pixels)
+    assert ImageTransform(feature="x", size=(6, 8), shape=(6, 8)).channels == 1
+    for other in (pixels[:, :5], tf.cast(pixels, tf.float32), pixels[..., 0], tf.constant([b"1"])):
+        with pytest.raises(ConfigError, match=r"not uint8 tensors of shape=\(6, 8, 3\)"):
+            transform({"x": other})
+    for shape in ((6,), (6, 8, 3, 1), (6, 0), "ab", (6, 8, 2), (6.5, 8)):
+        with pytest.raises(ConfigError, match=r"shape must be|channels must be 1 or 3, got 2"):
+            ImageTransform(feature="x", size=(6, 8), shape=shape)  # type: ignore[arg-type]
+
+
 def test_jitter_of_nothing_changes_nothing_and_some_stays_in_bounds(pictures: Dataset) -> None:
     batch = next(iter(Loader(pictures["jpg"], batch_size=12, sample_keys=True).epoch(0)))
     plain = ImageTransform(feature="image", size=(16, 16))(batch)["image"]
@@ -297,6 +327,20 @@ def test_impossible_options_are_refused(options: dict[str, Any], message: str) -
 def test_impossible_parts_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_what_stands_for_missing_images_may_be_of_another_format(pictures: Dataset, tmp_path: Path) -> None:
+    table = pa.table({"photo": [*(encode(pixels_of(i), "jpg") for i in range(3)), None]})
+    pq.write_table(table, tmp_path / "photos.parquet")
+    features = {"photo": Feature(name="photo", dtype="binary", encoding="image")}
+    prepare = PrepareOptions(features=features)
+    build(BuildOptions(source=str(tmp_path / "photos.parquet"), destination=str(tmp_path / "out"), prepare=prepare))
+    out = BytesIO()
+    Image.fromarray(np.full((6, 8, 3), 77, np.uint8)).save(out, "PNG")
+    loader = Loader(str(tmp_path / "out"), batch_size=4, fill={"photo": out.getvalue()})
+    transform = ImageTransform.for_dataset(loader.manifest, "photo", size=(6, 8), scale="bytes", dtype="uint8")
+    (batch,) = loader.epoch(0, transform=transform)
+    assert sorted((image == 77).all() for image in batch["photo"].numpy()) == [False, False, False, True]
 
 
 def test_what_a_dataset_lacks_is_named(pictures: Dataset) -> None:

@@ -333,6 +333,15 @@ def test_impossible_arguments_are_refused(make_dataset: Make, options: dict[str,
         Loader(make_dataset(RECORDS), **{"batch_size": 60, **options})
 
 
+@pytest.mark.parametrize("name", ["class_id", "soft_label", "sample_weight", "sample_key"])
+def test_a_column_by_a_name_of_the_loader_s_own_is_named(tmp_path: Path, name: str) -> None:
+    pq.write_table(pa.table({name: range(9), "x": range(9)}), tmp_path / "x.parquet")
+    build(BuildOptions(source=str(tmp_path / "x.parquet"), destination=str(tmp_path / "out")))
+    with pytest.raises(ConfigError, match=f"a feature is called '{name}', .*reshard --rename {name}=NAME"):
+        Loader(str(tmp_path / "out"), batch_size=3)
+    assert Loader(str(tmp_path / "out"), batch_size=3, columns=["x"]).schema.names == ("x",)
+
+
 def test_a_missing_split_and_a_missing_dataset_are_named(make_dataset: Make, tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="no split 'val'; the dataset has 'train'"):
         Loader(make_dataset(RECORDS), split="val", batch_size=60)
