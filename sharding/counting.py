@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .grouping import group
 from .schema import Schema
 
 __all__ = [
@@ -138,16 +139,15 @@ def _narrowed(counts: npt.NDArray[np.integer]) -> npt.NDArray[np.unsignedinteger
 
 
 def sum_by_key(keys: Int64, counts: Int64) -> tuple[Int64, Int64]:
-    """Distinct keys, ascending, and the sum of the counts of each.
+    """Distinct keys from 0, ascending, and the sum of the counts of each.
 
     >>> keys, counts = sum_by_key(np.array([5, 2, 5]), np.array([1, 10, 100]))
     >>> keys.tolist(), counts.tolist()
     ([2, 5], [10, 101])
     """
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
-    return ordered[starts], np.add.reduceat(counts[order], starts) if len(starts) else counts[:0]
+    groups = group(keys)
+    starts = groups.bounds[:-1]
+    return keys[groups.order[starts]], np.add.reduceat(counts[groups.order], starts) if len(starts) else counts[:0]
 
 
 def count_strata(strata: Int64, counts: Int64) -> StratumCounts:
