@@ -23,6 +23,7 @@ from ..sharding.dataset import Dataset, read_checked, remedy
 from ..sharding.errors import ConfigError, CorruptionError, RingfeedError
 from ..sharding.manifest import ShardInfo
 from ..sharding.sources.shards import decode_tfrecord, read_index_rows
+from ..sharding.wording import brief
 from .picking import Picked, pick_parquet, pick_records
 from .where import open_filter
 
@@ -220,5 +221,5 @@ class Selection:
         except RingfeedError:
             raise
         except (OSError, pa.ArrowInvalid) as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = brief(error)
             raise CorruptionError(f"{where} is damaged: {reason}; find out where with: shard-dataset verify") from error

@@ -17,6 +17,7 @@ from ..sharding.prepare.columns import check_columns
 from ..sharding.prepare.expression import columns_of, evaluate
 from ..sharding.prepare.pushdown import implied
 from ..sharding.schema import Schema
+from ..sharding.wording import brief
 
 __all__ = ["RowFilter", "open_filter"]
 
@@ -76,7 +77,7 @@ class _TextFilter:
         except ConfigError as error:
             raise _named(error) from error
         except pa.ArrowInvalid as error:
-            raise ConfigError(f"where {self.text!r}: {_line(error)}") from error
+            raise ConfigError(f"where {self.text!r}: {brief(error, 300)}") from error
 
 
 class _ArrowFilter:
@@ -100,7 +101,7 @@ class _ArrowFilter:
         except pa.ArrowNotImplementedError as error:
             raise ConfigError(
                 f"where {self.text!r}: name the columns, such as pc.field({next(iter(self._empty))!r}), and not by "
-                f"position ({_line(error)})"
+                f"position ({brief(error, 300)})"
             ) from error
 
     def _needs(self, name: str) -> bool:
@@ -127,7 +128,7 @@ class _ArrowFilter:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError) as error:
             unknown = _NO_COLUMN.match(str(error))
             check_columns(f"where {self.text!r}", unknown.groups() if unknown else (), self._empty)
-            raise ConfigError(f"where {self.text!r}: {_line(error)}") from error
+            raise ConfigError(f"where {self.text!r}: {brief(error, 300)}") from error
         return np.sort(kept.to_numpy())
 
 
@@ -137,7 +138,3 @@ def _numbers(truth: pa.BooleanArray) -> Int64:
 
 def _named(error: ConfigError) -> ConfigError:
     return ConfigError("where " + str(error).removeprefix("--filter "))
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

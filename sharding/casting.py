@@ -7,8 +7,9 @@ import pyarrow.compute as pc
 
 from .errors import SourceError
 from .schema import Feature, with_missing
+from .wording import brief
 
-__all__ = ["can_become", "cast_column", "declared_column"]
+__all__ = ["can_become", "cast_column", "declared_column", "is_number"]
 
 _INFINITE = ("inf", "infinity")  # as Arrow reads them, without a sign and in lower case
 
@@ -67,6 +68,11 @@ def _flattened(column: pa.Array, feature: Feature, what: str) -> pa.Array:
     return with_missing(pa.FixedSizeListArray.from_arrays(values, feature.elements), present)
 
 
+def is_number(kind: pa.DataType) -> bool:
+    """Whether a type is of integers or floats; decimals are no numbers here."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
@@ -83,9 +89,8 @@ def cast_column(column: pa.Array, kind: pa.DataType, what: str) -> pa.Array:
         result = pc.cast(column, kind)
         _check_held(column, result)
     except pa.ArrowInvalid as error:
-        detail = " ".join(str(error).split())[:200]
         raise SourceError(
-            f"{what}: {detail}; choose a type that holds every value, or drop those records with --filter first"
+            f"{what}: {brief(error)}; choose a type that holds every value, or drop those records with --filter first"
         ) from error
     return result
 
@@ -111,7 +116,7 @@ def _check_held(column: pa.Array, result: pa.Array) -> None:
             changed = pc.not_equal(result.cast(before), column)
         else:
             return
-    elif pa.types.is_boolean(after) and (pa.types.is_integer(before) or pa.types.is_floating(before)):
+    elif pa.types.is_boolean(after) and is_number(before):
         changed = pc.not_equal(result.cast(before), column)
     else:
         return

@@ -17,6 +17,8 @@ import fsspec
 import pyarrow as pa
 from fsspec.asyn import sync
 
+from .wording import brief
+
 __all__ = ["copy_object", "credentials", "is_plain", "read_object"]
 
 _logger = logging.getLogger(__name__)
@@ -130,7 +132,7 @@ def _read(
         return False
     except Exception as error:
         stores[bucket][1] += 1
-        _logger.info("obstore could not read %s, s3fs will: %s", path, " ".join(str(error).split())[:200])
+        _logger.info("obstore could not read %s, s3fs will: %s", path, brief(error))
         return False
     stores[bucket][1] = 0
     return True

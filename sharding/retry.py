@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
+from .wording import brief
+
 __all__ = [
     "Exhausted", "IncompleteError", "RetryPolicy", "causes", "error_code", "error_number", "is_transient", "retry",
 ]  # fmt: skip
@@ -171,7 +173,7 @@ def retry(
                 logging.INFO if attempt <= _QUIET_ATTEMPTS else logging.WARNING,
                 "%s: %s; trying again in %.1f s (attempt %d of %d failed)",
                 type(error).__name__,
-                " ".join(str(error).split())[:200],
+                brief(error),
                 pause,
                 attempt,
                 policy.attempts,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["counted", "one_line", "some_of"]
+__all__ = ["brief", "counted", "one_line", "some_of"]
 
 
 def counted(number: int, noun: str, verb: str = "") -> str:
@@ -34,3 +34,12 @@ def one_line(text: object) -> str:
     'a b?[31m'
     """
     return "".join(letter if letter.isprintable() else "?" for letter in " ".join(str(text).split()))
+
+
+def brief(error: BaseException, limit: int = 200) -> str:
+    """What an error says on one line, as much of it as a message has room for.
+
+    >>> brief(ValueError("no\\n  good"), 4)
+    'no g'
+    """
+    return " ".join(str(error).split())[:limit]

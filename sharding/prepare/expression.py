@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..casting import is_number
 from ..errors import ConfigError
 from .columns import check_columns
 
@@ -173,7 +174,7 @@ class _Walk:
     def _number(self, node: ast.expr) -> Value:
         value = self.value(node)
         kind = value.type if isinstance(value, pa.Array) else None
-        if isinstance(value, (bool, str)) or (kind is not None and not _is_number(kind)):
+        if isinstance(value, (bool, str)) or (kind is not None and not is_number(kind)):
             raise self._fault(f"{ast.unparse(node)!r} must be a number, it is {_kind(value)}")
         return value
 
@@ -249,7 +250,7 @@ def _common(kind: pa.DataType, other: Value) -> pa.DataType | None:
     if isinstance(other, pa.Array):
         if kind == other.type:
             return pa.float32() if kind == pa.float16() else kind
-        if not (_is_number(kind) and _is_number(other.type)):
+        if not (is_number(kind) and is_number(other.type)):
             return None
         if not (_is_integer(kind) and _is_integer(other.type)):
             return pa.float64()
@@ -258,7 +259,7 @@ def _common(kind: pa.DataType, other: Value) -> pa.DataType | None:
         return kind if isinstance(other, bool) and kind == pa.bool_() else None
     if isinstance(other, str):
         return kind if kind in (pa.string(), pa.binary()) else None
-    if not _is_number(kind):
+    if not is_number(kind):
         return None
     if not _is_integer(kind):
         return pa.float32() if kind == pa.float16() else kind
@@ -291,10 +292,6 @@ def _widened(value: pa.Array) -> pa.Array:
 
 def _is_integer(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind))
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _kind(value: Value) -> str:

@@ -17,6 +17,7 @@ import xxhash
 
 from ..errors import ConfigError, SourceError
 from ..schema import Feature, Schema
+from ..wording import brief
 
 __all__ = ["MapBatches"]
 
@@ -166,7 +167,7 @@ def _is_user_code(filename: str) -> bool:
 
 
 def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".rstrip(": ")
+    return f"{type(error).__name__}: {brief(error, 300)}".rstrip(": ")
 
 
 def _is_untyped(kind: pa.DataType) -> bool:

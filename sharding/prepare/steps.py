@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from ..casting import cast_column
 from ..errors import ConfigError, SourceError
 from ..schema import Feature, Schema
+from ..wording import brief
 from .columns import check_columns, check_distinct, is_hidden, visible
 from .expression import columns_of, evaluate
 from .items import ALL, join_items
@@ -163,7 +164,7 @@ class Filter:
         try:
             return batch.filter(evaluate(self.expression, {name: batch.column(name) for name in used}))
         except pa.ArrowInvalid as error:
-            raise SourceError(f"{self.spec}: {_text(error)}; cast the column first") from error
+            raise SourceError(f"{self.spec}: {brief(error, 300)}; cast the column first") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +260,3 @@ def _whole(column: pa.Array) -> pa.BooleanArray:
         elements = pc.is_null(column.flatten()).to_numpy(zero_copy_only=False)
         valid[pc.list_parent_indices(column).to_numpy()[np.flatnonzero(elements)]] = False
     return pa.array(valid)
-
-
-def _text(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

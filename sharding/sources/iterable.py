@@ -23,6 +23,7 @@ import pyarrow as pa
 from ..errors import SourceError
 from ..keyed import derive_key
 from ..schema import Schema
+from ..wording import brief
 from .base import BATCH_BYTES, BATCH_ROWS, Part, Reject, fail_on_bad
 from .values import ColumnType, column_of_values, flatten
 
@@ -155,8 +156,7 @@ def _columns(url: str, rows: list[dict[str, Any]], types: pa.Schema, names: list
     except UnicodeEncodeError as error:
         raise SourceError(f"{where}: half a surrogate pair is no text: {error.object[:20]!r}; mend it") from error
     except (TypeError, ValueError) as error:  # Arrow's are ValueErrors too
-        text = " ".join(str(error).split())[:200]
-        raise SourceError(f"{where}: {text}; give the same records in each call") from error
+        raise SourceError(f"{where}: {brief(error)}; give the same records in each call") from error
     if not names:
         return pa.RecordBatch.from_arrays([pa.nulls(len(rows))], names=[""])
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([types.field(name) for name in names]))
@@ -267,7 +267,7 @@ def _failure(url: str, error: BaseException, file: str) -> SourceError:
         place = f"{error.filename}:{error.lineno}"
     elif chosen := own or others:
         place = f"{chosen[-1].filename}:{chosen[-1].lineno}"
-    text = " ".join(str(error).split())[:300]
+    text = brief(error, 300)
     return SourceError(f"{place}: {type(error).__name__}{': ' * bool(text)}{text}; mend it, or see all with --debug")
 
 

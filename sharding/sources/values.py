@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ..casting import is_number
+
 __all__ = ["ColumnType", "column_of_values", "flatten"]
 
 _PYTHON = {bool: pa.bool_(), float: pa.float64(), str: pa.string(), bytes: pa.binary(), bytearray: pa.binary()}
@@ -140,7 +142,7 @@ class ColumnType:
         types = list(self._types)
         if not -(1 << 63) <= self._low <= self._high < 1 << 64:
             raise TypeError(f"has integers from {self._low} to {self._high}, which take more than 64 bits")
-        if all(_is_number(kind) for kind in types) and types:
+        if all(is_number(kind) for kind in types) and types:
             dtype = np.result_type(*(kind.to_pandas_dtype() for kind in types))
             if all(pa.types.is_integer(kind) for kind in types) and (dtype.kind == "f" or self._high >= 1 << 63):
                 if self._low < 0:
@@ -245,10 +247,6 @@ def _of_python(kind: type, values: Sequence[Any]) -> pa.DataType:
     if any(getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0) for value in values):  # of pandas
         raise TypeError(f"has a {kind.__name__} with nanoseconds, which Arrow cuts off; give its to_numpy()")
     return found
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _describe(shape: tuple[int, ...]) -> str:
