@@ -35,8 +35,7 @@ from .storage import Storage
 from .stored import Stored
 
 __all__ = [
-    "Doubles", "drop_duplicates", "find_doubles", "find_duplicates", "find_in_bucket", "hash_part", "hash_records",
-    "records_there",
+    "Doubles", "drop_duplicates", "find_doubles", "find_in_bucket", "hash_part", "hash_records", "records_there",
 ]  # fmt: skip
 
 Int64 = npt.NDArray[np.int64]
@@ -120,17 +119,6 @@ def _before_images(source: Any) -> tuple[Any, frozenset[str]]:
         return source, frozenset()
     inner, images = _before_images(source.inner)
     return replace(source, inner=inner), images
-
-
-def find_duplicates(
-    source: Source,
-    columns: Sequence[str],
-    pool: Executor | None,
-    folder: Storage,
-    report: Callable[[int, int, int], None],
-) -> Sequence[Int64]:
-    """`find_doubles` in a source alone."""
-    return find_doubles(source, columns, pool, folder, report).among
 
 
 def find_doubles(
