@@ -17,7 +17,12 @@ __all__ = ["prometheus_text"]
 
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _METRICS = (
-    ("items", "ringfeed_loader_items_total", "counter", "Shards (fetch, verify, open) or samples that passed a stage."),
+    (
+        "items",
+        "ringfeed_loader_items_total",
+        "counter",
+        "Files (shards and indexes), shards (open, quarantine) or samples (plan, gather, deliver) that passed a stage.",
+    ),
     ("bytes", "ringfeed_loader_bytes_total", "counter", "Bytes that passed a stage."),
     ("busy_seconds", "ringfeed_loader_busy_seconds_total", "counter", "Seconds of work of a stage, over all threads."),
     ("wait_seconds", "ringfeed_loader_wait_seconds_total", "counter", "Seconds that a stage waited for another."),

@@ -220,7 +220,7 @@ def _find_missing(
 
 
 def _stand_ins(order: EpochOrder, shards: Sequence[ShardInfo]) -> list[tuple[int, int]]:
-    """Streams and the shards lent to those of their windows that have lost more than they keep; see `StreamReader`."""
+    """Streams and the shards lent to those of their windows that have lost more than they keep; see `WindowOpener`."""
     readable = np.array([shard.bytes > 0 for shard in shards])
     pairs: list[tuple[int, int]] = []
     if readable.all():

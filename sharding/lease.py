@@ -1,4 +1,4 @@
-"""One writer at a destination, to build, append, repair or clean: a file says who it is, kept fresh while it writes.
+"""One writer at a destination, to build, append, repair, clean or export: a file says who it is, kept fresh meanwhile.
 
 A holder on this machine that is no more is known at once, by its process; one elsewhere by its beat, which has stopped.
 No clocks are compared between machines.
@@ -75,7 +75,7 @@ class Holder:
 
     @property
     def task(self) -> str:
-        """What it does there: ``build``, ``append``, ``repair`` or ``clean``."""
+        """What it does there: ``build``, ``append``, ``repair``, ``clean`` or ``export``."""
         return self.about.get("task", "build")
 
     @property

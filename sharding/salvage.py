@@ -1,7 +1,7 @@
 """What can be had of a damaged shard: its very bytes, where they can be made again and proven, or else its intact
 records.
 
-Reads, and writes nothing. pa.Buffer are proven by the checksum they were written with; records by their CRCs, or by the
+Reads, and writes nothing. Bytes are proven by the checksum they were written with; records by their CRCs, or by the
 checksums of the pages they lie in.
 """
 
