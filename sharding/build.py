@@ -17,12 +17,12 @@ from .gathered import Gathered
 from .interop.tfds import tfds_files
 from .manifest import Manifest, ShardInfo, describe
 from .merge import merge_generation
-from .origins import base_of
 from .plan import BuildOptions
 from .planning import make_plan, open_build_source
 from .progress import Report, ignore
 from .rounds import assemble, assemble_tasks, common_layout, partition, shards_per_bucket
 from .sources import Source
+from .sources.base import base_of
 from .sources.files import check_unchanged
 from .sources.images import ImageFolderSource
 from .sources.listing import Listing, note_listings

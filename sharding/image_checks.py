@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from .origins import base_of, tell_origin
+from .origins import tell_origin
 from .sources import Part, Source
-from .sources.base import BadRecord, Checked, Reject, fail_on_bad
+from .sources.base import BadRecord, Checked, Reject, base_of, fail_on_bad
 from .sources.image_files import FaultOf, fault_of, faulty_images
 from .sources.image_list import URL, nameless_record
 from .sources.ringfeed import RingfeedSource

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,23 +12,13 @@ import pyarrow as pa
 
 from .prepare.columns import HIDDEN
 from .sources import Part, Source
-from .sources.base import BadRecord, Reject, narrowed
+from .sources.base import BadRecord, Reject, base_of, narrowed, rebased
 from .sources.places import places
 
-__all__ = ["base_of", "find_origins", "rebased", "tell_origin"]
+__all__ = ["find_origins", "tell_origin"]
 
 Int64 = npt.NDArray[np.int64]
 _ORIGIN = f"{HIDDEN}origin"
-
-
-def base_of(source: Any) -> Any:
-    """The source that others are around."""
-    return base_of(source.inner) if hasattr(source, "inner") else source
-
-
-def rebased(source: Any, base: Any) -> Any:
-    """The sources around another, around `base` instead."""
-    return replace(source, inner=rebased(source.inner, base)) if hasattr(source, "inner") else base
 
 
 def tell_origin(source: Source, part: Part, position: int, column: str) -> str:

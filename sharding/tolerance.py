@@ -25,10 +25,10 @@ from .execute import stream_tasks
 from .generations import folder_of
 from .image_checks import faulty_records, image_columns
 from .location import public_url
-from .origins import base_of, find_origins, rebased
+from .origins import find_origins
 from .prepare.images import ImageOptions, fault_of_prepared
 from .sources import Part, Source, light
-from .sources.base import Around, BadRecord, Checked, Reject, fail_on_bad, pass_over
+from .sources.base import Around, BadRecord, Checked, Reject, base_of, fail_on_bad, pass_over, rebased
 from .sources.image_files import FaultOf, fault_of
 from .wording import counted
 

@@ -91,11 +91,15 @@ examples:
 {EXIT_CODES}"""
 _RESHARD_EPILOG = f"""\
 The records, their schema and the label are those of URL; each shard is held against its checksum before it is used.
-Of a dataset with several splits, name one as URL#SPLIT, or say with --split how to split all records anew.
+Of a dataset with several splits, name one as URL#SPLIT, keep them with --split-column split, or say with --split how to
+split all records anew.
 
 examples:
   # the same records in shards of another size and format
   shard-dataset reshard shards/ s3://bucket/flights --format parquet --shard-size 64MiB
+
+  # all splits of it, as Parquet
+  shard-dataset reshard shards/ tables/ --split-column split --format parquet
 
   # one split of it, split once more
   shard-dataset reshard shards/#train folds/ --split train=0.8,validation=0.2

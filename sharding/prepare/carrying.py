@@ -1,4 +1,7 @@
-"""A column that travels with the records up to their shards, and is not stored there: it was dropped by a step."""
+"""A column that travels with the records up to their shards, and is not stored there.
+
+It was dropped by a step, or is what a dataset says of its records, not they themselves: their splits.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ import pyarrow as pa
 from ..errors import ConfigError
 from ..keyed import derive_key
 from ..schema import Feature, Schema
-from ..sources.base import NO_FEATURES, Around, Reject, Source, fail_on_bad, narrowed
+from ..sources.base import NO_FEATURES, Around, Reject, Source, base_of, fail_on_bad, narrowed
+from ..sources.ringfeed import SPLIT, RingfeedSource
 from .image_source import ImageSource
-from .opening import open_prepared
+from .opening import open_prepared, prepare
 from .options import PrepareOptions
 from .steps import Drop, Select, Step
 
@@ -68,16 +72,22 @@ def open_carrying(
         label: see `open_prepared`.
         kind: see `open_prepared`.
         options: what to do.
-        column: by its name after all steps. Or None.
+        column: by its name after all steps; of a dataset of ours, `SPLIT` may be one that it does not have. Or None.
         reject: see `open_prepared`.
         types: see `open_prepared`.
     """
     source = open_prepared(url, label, kind, options, reject, types)
     steps = tuple(kept for step in options.steps if (kept := _keeping(step, column)) is not None)
-    if column is None or column in source.schema.names or steps == options.steps:
+    if column is None or column in source.schema.names:
         return source
+    base, kept_whole = base_of(source), replace(options, steps=steps)
     try:
-        whole = open_prepared(url, label, kind, replace(options, steps=steps), reject, types)
+        if column == SPLIT and isinstance(base, RingfeedSource) and SPLIT not in base.schema.names:
+            whole = prepare(base.with_splits(), kept_whole, label)
+        elif steps == options.steps:
+            return source
+        else:
+            whole = open_prepared(url, label, kind, kept_whole, reject, types)
     except ConfigError:  # there is no such column; the steps as they were given were fine
         return source
     if column not in whole.schema.names:

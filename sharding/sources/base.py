@@ -16,8 +16,8 @@ from ..schema import Feature, Schema
 
 __all__ = [
     "BATCH_BYTES", "BATCH_ROWS", "NO_FEATURES", "PASS_OVER", "Around", "BadRecord", "Checked", "Choosing", "Narrowable",
-    "Part", "Reject", "Sized", "Source", "completed", "draft_columns", "fail_on_bad", "late_bytes", "light",
-    "narrowed", "pass_over",
+    "Part", "Reject", "Sized", "Source", "base_of", "completed", "draft_columns", "fail_on_bad", "late_bytes", "light",
+    "narrowed", "pass_over", "rebased",
 ]  # fmt: skip
 
 BATCH_ROWS = 1 << 16  # a source's batches hold at most so many records,
@@ -184,6 +184,16 @@ class Narrowable(Protocol):
 def late_bytes(source: Source, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
     """The bytes that each draft lacks yet, as far as the source knows; int64 [rows]."""
     return source.late_bytes(part, drafts) if isinstance(source, Sized) else np.zeros(drafts.num_rows, np.int64)
+
+
+def base_of(source: Any) -> Any:
+    """The source that others are around."""
+    return base_of(source.inner) if hasattr(source, "inner") else source
+
+
+def rebased(source: Any, base: Any) -> Any:
+    """The sources around another, around `base` instead."""
+    return replace(source, inner=rebased(source.inner, base)) if hasattr(source, "inner") else base
 
 
 def narrowed(source: Source, columns: Collection[str]) -> Source:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -60,7 +60,7 @@ def only_split(url: str) -> str:
     if split is None and len(splits) > 1:
         raise ConfigError(
             f"{url} has the splits {', '.join(splits)}; name one as {url}#{splits[0]}, or say with --split how to "
-            "split all its records anew"
+            f"split all its records anew, or keep them with --split-column {SPLIT}"
         )
     return split or splits[0]
 
@@ -95,16 +95,20 @@ class RingfeedSource:
         root, split = _locate(url)
         dataset = open_dataset(root)
         shards = dataset.shards if split is None else dataset.split_shards(split)
-        features = dataset.manifest.schema.features
-        if label == SPLIT and SPLIT not in dataset.manifest.schema.names:
-            features = (*features, Feature(name=SPLIT, dtype="string"))
+        schema = dataset.manifest.schema
+        if label == SPLIT and SPLIT not in schema.names:
+            schema = _with_splits(schema)
         return cls(
             url=root,
-            schema=Schema(features=features, label=dataset.manifest.schema.label if label is None else label),
+            schema=Schema(features=schema.features, label=schema.label if label is None else label),
             parts=tuple(Part(path=dataset.storage.locate(shard.path), pieces=(shard,)) for shard in shards),
             fingerprint=f"{derive_key(dataset.manifest.shards_checksum, split or ''):016x}",
             stored=replace(dataset.manifest, splits={}, files={}),
         )
+
+    def with_splits(self) -> RingfeedSource:
+        """The same records with a column `SPLIT`, which names the split of each; there is no column of that name."""
+        return replace(self, schema=_with_splits(self.schema))
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
         """From the index and the classes, where they are those of the dataset; of another column, from the shard."""
@@ -126,11 +130,19 @@ class RingfeedSource:
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """The records; they are complete."""
         shard: ShardInfo = part.pieces[0]
-        for batch in read_shard(self._folder(part), self.stored, shard, self.stored.schema.names):
-            columns = [*batch.columns]
-            if len(columns) < len(self.schema.features):
-                columns.append(pa.repeat(shard.split, batch.num_rows))
-            yield pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow)
+        names = [name for name in self.schema.names if name in self.stored.schema.names]
+        if not names:  # nothing in the shard is asked for
+            for start in range(0, shard.records, BATCH_ROWS):
+                yield self._batch(shard, [], min(BATCH_ROWS, shard.records - start))
+            return
+        for batch in read_shard(self._folder(part), self.stored, shard, names):
+            yield self._batch(shard, batch.columns, batch.num_rows)
+
+    def narrow(self, columns: Collection[str]) -> RingfeedSource:
+        """The same records with these columns alone; no others are read."""
+        kept = tuple(feature for feature in self.schema.features if feature.name in columns)
+        label = self.schema.label if self.schema.label in columns else None
+        return replace(self, schema=Schema(features=kept, label=label))
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """The head of the shard; to be checked it is read as a whole."""
@@ -140,6 +152,14 @@ class RingfeedSource:
         """Nothing is left to do."""
         return drafts
 
+    def _batch(self, shard: ShardInfo, columns: Sequence[pa.Array], rows: int) -> pa.RecordBatch:
+        split = [pa.repeat(shard.split, rows)] * (len(self.schema.features) - len(columns))
+        return pa.RecordBatch.from_arrays([*columns, *split], schema=self.schema.arrow)
+
     def _folder(self, part: Part) -> Storage:
         folder: Storage = part.pieces[1] if len(part.pieces) > 1 else Storage(self.url)
         return folder
+
+
+def _with_splits(schema: Schema) -> Schema:
+    return Schema(features=(*schema.features, Feature(name=SPLIT, dtype="string")), label=schema.label)

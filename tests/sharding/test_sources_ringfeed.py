@@ -14,17 +14,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfeed.sharding import (
+    AppendOptions,
     BuildOptions,
     CorruptionError,
     Dataset,
     DatasetError,
     DestinationError,
+    Original,
     SourceError,
+    append,
     build,
     open_dataset,
     read_records,
+    repair,
     verify,
 )
+from ringfeed.sharding.prepare import Filter, PrepareOptions, Rename, Select
 from ringfeed.sharding.sources import Source, open_source
 from ringfeed.sharding.sources import ringfeed as module
 from tests.servers.store import Store
@@ -125,6 +130,61 @@ def test_the_split_becomes_a_column_where_it_is_asked_for(dataset: Dataset) -> N
     source = open_source(dataset.storage.url, "split")
     assert labels(source) == [row["split"] for row in records(source)] == ["train"] * 300 + ["test"] * 300
     assert "split" not in open_source(dataset.storage.url, None).schema.names
+
+
+@pytest.mark.parametrize(
+    ("steps", "options"),
+    [
+        ((), {"shard_format": "parquet"}),
+        ((Select(("id", "label")),), {"balance": "bytes"}),
+        ((Filter("id != 3"), Rename((("id", "number"),))), {"on_bad_record": "skip:1"}),
+        ((), {"prepare": PrepareOptions(dedup=("id",))}),
+    ],
+)
+def test_splits_are_kept_where_their_column_divides(
+    dataset: Dataset, tmp_path: Path, steps: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    append(AppendOptions(source=write_more(tmp_path), destination=dataset.storage.url))
+    before, url = open_dataset(dataset.storage.url), str(tmp_path / "again")
+    options = {"prepare": PrepareOptions(steps=steps), **options}
+    again = built(before.storage.url, url, shards=4, split_column="split", **options)
+    assert "split" not in again.manifest.schema.names
+    assert len(again.manifest.generations) == 0
+    for name in HALVES:
+        expected = {row["id"] for row in read_records(before, name, 10**9)} - (
+            {3} if "on_bad_record" in options else set()
+        )
+        found = [row.get("id", row.get("number")) for row in read_records(again, name, 10**9)]
+        assert sorted(found) == sorted(expected)
+    victim = Path(url) / again.shards[0].path
+    whole = victim.read_bytes()
+    victim.unlink()
+    repair(url, originals=[Original(url=before.storage.url)])
+    assert victim.read_bytes() == whole
+
+
+def write_more(folder: Path) -> str:
+    table = make_table(60)
+    ids = pa.array(range(1000, 1060), table.schema.field("id").type)
+    pq.write_table(table.set_column(table.schema.get_field_index("id"), "id", ids), folder / "more.parquet")
+    return str(folder / "more.parquet")
+
+
+def test_splits_alone_need_no_byte_of_a_shard(dataset: Dataset) -> None:
+    source = open_source(dataset.storage.url, None)
+    assert isinstance(source, module.RingfeedSource)
+    for shard in dataset.shards:
+        (Path(dataset.storage.url) / shard.path).unlink()
+    splits = source.with_splits().narrow(["split"])
+    assert [row["split"] for row in records(splits)] == ["train"] * 300 + ["test"] * 300
+
+
+def test_a_column_of_that_name_divides_by_its_own_values(parquet: str, tmp_path: Path) -> None:
+    rename = PrepareOptions(steps=(Rename((("label", "split"),)),))
+    built(parquet, tmp_path / "a", shards=2, splits=HALVES, prepare=rename)
+    again = built(str(tmp_path / "a"), tmp_path / "b", shards=2, split_column="split")
+    assert set(again.manifest.splits) == {"a", "b", "c"}
+    assert "split" in again.manifest.schema.names
 
 
 def test_batches_keep_within_their_bounds(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
