@@ -11,7 +11,7 @@ from .dataset import open_dataset
 from .destination import check_no_damaged
 from .errors import DestinationError, StorageError
 from .fence import fenced
-from .footprint import OURS, STAGING, files_of, folders_of, remove_empty, remove_files
+from .footprint import STAGING, files_of, folders_of, is_ours, remove_empty, remove_files
 from .generations import GENERATION_FILES, TABLE_NAMES, folder_of, generation_of, table_order
 from .journal import JOURNAL_FOLDER
 from .lease import LEASE_NAME, TAKEOVER_PREFIX, held_by, hold, is_held, is_lease_draft, read_holder
@@ -117,7 +117,7 @@ def _debris(destination: Storage, files: Sequence[str]) -> tuple[list[str], list
     if MANIFEST_NAME in files:
         dataset = open_dataset(destination)
         known, manifest = set(files_of(dataset)), dataset.manifest
-    debris = [name for name in files if OURS.fullmatch(name) and name not in known] if _was_built_in(files) else []
+    debris = [name for name in files if is_ours(name) and name not in known] if _was_built_in(files) else []
     begun = [] if manifest is None else [folder_of(len(manifest.all_generations))]
     return debris + sorted(set(_of_other_generations(manifest, files)) - set(debris)), begun
 
@@ -126,7 +126,7 @@ def _of_other_generations(manifest: Manifest | None, files: Iterable[str]) -> It
     """What an append that did not end has written, and tables that only those need who opened them before an append."""
     last = len(manifest.all_generations) - 1 if manifest is not None else 0
     for name in files:
-        if manifest is None or not GENERATION_FILES.fullmatch(name) or not OURS.fullmatch(name):
+        if manifest is None or not GENERATION_FILES.fullmatch(name) or not is_ours(name):
             continue
         table = TABLE_NAMES.fullmatch(name) is not None
         generation = table_order(name)[0] if table else generation_of(name)

@@ -9,10 +9,9 @@ from posixpath import normpath
 from typing import Literal
 
 from .dataset import Dataset, open_dataset
-from .drafts import drafted
 from .errors import CorruptionError, DatasetError, DestinationError, RingfeedError, StorageError
 from .fence import fenced
-from .footprint import OURS, STAGING, files_of, folders_of, remove_empty, remove_files
+from .footprint import STAGING, files_of, folders_of, is_our_draft, is_ours, remove_empty, remove_files
 from .generations import GENERATION_FILES, TABLE_NAMES, folder_of, table_name
 from .interop.tfds import all_tfds_names
 from .journal import JOURNAL_FOLDER, ShardResult, count_recorded, read_journal
@@ -213,14 +212,14 @@ class DatasetDraft:
         if self.base is not None:
             table = table_name(self._generation)
             begins = (folder_of(self._generation), f"{JOURNAL_FOLDER}/", ".")
-            own = [name for name in own if OURS.fullmatch(name) and (name == table or name.startswith(begins))]
+            own = [name for name in own if is_ours(name) and (name == table or name.startswith(begins))]
             remove_files(self._own, [name for name in own if name == table])  # before the shards that it tells of
         remove_files(self._own, own)
 
     def _replace(self) -> None:
         self.lease.check()
         names = self.destination.list()
-        old = [n for n in names if GENERATION_FILES.fullmatch(n) and OURS.fullmatch(n)]
+        old = [n for n in names if GENERATION_FILES.fullmatch(n) and is_ours(n)]
         old += [name for name in names if name.startswith(f"{JOURNAL_FOLDER}/")]  # of an append that did not end
         with suppress(RingfeedError):  # it was damaged: that may be why it is being replaced
             old = [*{*old, *files_of(open_dataset(self.destination))}]
@@ -228,7 +227,7 @@ class DatasetDraft:
         remove_files(self._there, old)
         remove_empty(self._there, [JOURNAL_FOLDER, *folders_of(old)])
         for name in self.storage.list():
-            if not name.startswith(JOURNAL_FOLDER) and not drafted(name):
+            if not name.startswith(JOURNAL_FOLDER) and not is_our_draft(name):
                 self._there.move(f"{STAGING}/{name}", name)
 
     def tidy(self) -> None:
@@ -236,11 +235,11 @@ class DatasetDraft:
         if self.base is not None:
             remove_files(self._there, self._untrue(self.base.manifest))
         names = self.storage.list()
-        remove_files(self._own, [n for n in names if n.startswith(f"{JOURNAL_FOLDER}/") or drafted(n)])
+        remove_files(self._own, [n for n in names if n.startswith(f"{JOURNAL_FOLDER}/") or is_our_draft(n)])
         remove_empty(self._own, [JOURNAL_FOLDER])
         if self.storage != self.destination:
             remove_files(self._own, self.storage.list())
-            remove_files(self._there, [name for name in self.destination.list() if drafted(name)])
+            remove_files(self._there, [name for name in self.destination.list() if is_our_draft(name)])
         remove_empty(self._there, [STAGING])  # one that was killed over its renames leaves it behind
 
     def _untrue(self, base: Manifest) -> Iterator[str]:
@@ -265,7 +264,7 @@ class DatasetDraft:
             names = [name for name in names if name != MANIFEST_NAME]
         if MANIFEST_NAME in names:
             names = [name for name in names if name.startswith(f"{STAGING}/")]
-        remove_files(self._there, [name for name in names if OURS.fullmatch(name) and name != LEASE_NAME])
+        remove_files(self._there, [name for name in names if is_ours(name) and name != LEASE_NAME])
         remove_empty(self._there, [JOURNAL_FOLDER, STAGING])
 
 
@@ -329,7 +328,7 @@ def _check(destination: Storage, purpose: Purpose) -> bool:
             raise DestinationError(_taken(destination))
         return purpose == "replace"
     check_no_damaged(destination, files)
-    foreign = next((name for name in files if not OURS.fullmatch(name)), None)
+    foreign = next((name for name in files if not is_ours(name)), None)
     if foreign or (files and LEASE_NAME not in files):
         raise DestinationError(
             f"{destination.locate()} is not empty and holds no dataset (there is {foreign or files[0]!r}); "

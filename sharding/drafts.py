@@ -19,14 +19,14 @@ import fsspec
 
 from .retry import IncompleteError, RetryPolicy, retry
 
-__all__ = ["DRAFT_NAMES", "Bytes", "Draft", "LocalDraft", "RemoteDraft", "SpooledDraft", "draft_name", "drafted"]
+__all__ = ["Bytes", "Draft", "LocalDraft", "RemoteDraft", "SpooledDraft", "draft_name", "drafted"]
 
 Bytes: TypeAlias = Any  # bytes, a memoryview or an array of single bytes, or an Arrow buffer
 _SEND_BYTES = 8 << 20  # a disk is kept busy with as much
 _PIECES_A_CALL = 1024  # IOV_MAX of Linux and macOS
 _DESCRIPTORS = "/proc/self/fd"  # each is opened by the name of its number
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
-DRAFT_NAMES = re.compile(r"((?:.+/)?)\.([^/]+)\.[0-9a-f]{8}\.part")  # groups: the folder, the name of the file
+_DRAFT_NAMES = re.compile(r"((?:.+/)?)\.([^/]+)\.[0-9a-f]{8}\.part")  # groups: the folder, the name of the file
 
 
 def draft_name(name: str) -> str:
@@ -40,7 +40,7 @@ def drafted(path: str) -> str:
     >>> drafted("g00001/.x.tfrecord.0123abcd.part"), drafted("g00001/x.tfrecord")
     ('g00001/x.tfrecord', '')
     """
-    match = DRAFT_NAMES.fullmatch(path)
+    match = _DRAFT_NAMES.fullmatch(path)
     return "" if match is None else "".join(match.groups())
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from .dataset import Dataset
-from .drafts import DRAFT_NAMES
+from .drafts import drafted
 from .errors import RingfeedError
 from .generations import FOLDER_NAMES, SHARD_NAMES, TABLE_NAMES
 from .interop.tfds import TFDS_NAMES
@@ -17,15 +17,26 @@ from .lease import LEASE_NAME, TAKEOVER_PREFIX
 from .storage import Storage
 from .tolerance import REJECTED_NAME
 
-__all__ = ["OURS", "STAGING", "files_of", "folders_of", "remove_empty", "remove_files"]
+__all__ = ["STAGING", "files_of", "folders_of", "is_our_draft", "is_ours", "remove_empty", "remove_files"]
 
 STAGING = "_replacing"
-OURS = re.compile(
-    rf"{SHARD_NAMES.pattern}|{TABLE_NAMES.pattern}|{DRAFT_NAMES.pattern}"
+_OURS = re.compile(
+    rf"{SHARD_NAMES.pattern}|{TABLE_NAMES.pattern}"
     rf"|({FOLDER_NAMES.pattern}/)?({'|'.join(map(re.escape, (REJECTED_NAME, *TFDS_NAMES)))})"
     rf"|{re.escape(LEASE_NAME)}|{re.escape(TAKEOVER_PREFIX)}.*\.json|{JOURNAL_FOLDER}/.*\.json|{STAGING}/.*"
 )
+_FOLDERS = re.compile(rf"({FOLDER_NAMES.pattern}|({JOURNAL_FOLDER}|{STAGING})(/.*)?)?")
 _REMOVERS = 16
+
+
+def is_ours(name: str) -> bool:
+    """Whether a path is one of those that builds and their like write, but `dataset.json`."""
+    return is_our_draft(name) or _OURS.fullmatch(name) is not None
+
+
+def is_our_draft(name: str) -> bool:
+    """Whether a path is that of an unfinished file, in a folder of a build's here: below others may be at work."""
+    return bool(drafted(name)) and _FOLDERS.fullmatch(name.rpartition("/")[0]) is not None
 
 
 def files_of(dataset: Dataset) -> list[str]:

@@ -22,7 +22,7 @@ from .damage import Damage
 from .drafts import drafted
 from .errors import CorruptionError, DatasetError
 from .execute import run_tasks
-from .footprint import OURS
+from .footprint import is_ours
 from .generations import TABLE_NAMES, generation_of, index_name, repairs_of, salvaged_name, table_order
 from .interop import dali
 from .interop.tfds import all_tfds_names, is_tfds, obstacle
@@ -432,7 +432,7 @@ def _leftovers(known: Identity, moves: Mapping[str, Remedy]) -> Iterator[Remedy]
     generation, repairs = table_order(manifest.shards_path)
     for name in sorted((known.names or frozenset()) - in_use - origins):
         begun = drafted(name)
-        if begun in own or (repairs_of(begun) and OURS.fullmatch(begun)):
+        if begun in own or (repairs_of(begun) and is_ours(begun)):
             yield Remedy(path=name, action="remove", how="left over from a write that was killed")
         replaced = repairs and TABLE_NAMES.fullmatch(name) and table_order(name)[0] == generation
         if name in lost or replaced or name.removesuffix(MISPLACED) in in_use:

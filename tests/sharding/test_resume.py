@@ -21,12 +21,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.sharding import (
+    AppendOptions,
     BuildOptions,
     DatasetError,
     DestinationError,
     Progress,
     SourceError,
     StorageError,
+    append,
     build,
     open_dataset,
     verify,
@@ -209,10 +211,15 @@ def test_clean_leaves_a_dataset_within_the_folder_alone(parquet: str, tmp_path: 
     out = tmp_path / "out"
     for root in (out, out / "another"):
         built(parquet, root, label="label", shards=3)
-    whole = files_of(out)
+    (out / "another" / ".train-00000-of-00003.tfrecord.0123abcd.part").write_bytes(b"begun")
+    (out / "another" / ".train-00000-of-00003.tfrecord.0123abcd.part").write_bytes(b"of a build at work")
+    whole, another = files_of(out), files_of(out / "another")
     (out / "_building.json").write_text(json.dumps(HOLDER | {"released": True}))
     assert clean(Storage(str(out))) == [f"{out}/_building.json"]
     assert files_of(out) == whole
+    append(AppendOptions(source=parquet, destination=str(out), again=True))
+    built(parquet, out, label="label", shards=2, overwrite=True)
+    assert files_of(out / "another") == another
 
 
 def at_shard(number: int, act: Callable[[], object]) -> Callable[[Progress], None]:
