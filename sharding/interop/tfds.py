@@ -149,7 +149,7 @@ def _supervised(manifest: Manifest) -> dict[str, Any]:
 
 def _feature(manifest: Manifest, feature: Feature) -> dict[str, Any]:
     nullable = _nullable(manifest, feature)
-    if feature.encoding == "image" and not nullable and _image_formats(manifest, feature) <= _DECODED:
+    if feature.is_image and not nullable and _image_formats(manifest, feature) <= _DECODED:
         return _typed("image_feature.Image", {"image": {"shape": _shape((None, None, 3)), "dtype": "uint8"}})
     if feature.dtype == "string" and feature.shape == () and not nullable:
         return _typed("text_feature.Text", {"text": {}})

@@ -11,8 +11,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ringfeed.sharding import AppendOptions, FeatureStatistics, Manifest, ShardInfo, append, open_dataset, read_records
+from ringfeed.sharding import (
+    AppendOptions,
+    Feature,
+    FeatureStatistics,
+    Manifest,
+    ShardInfo,
+    append,
+    open_dataset,
+    read_records,
+)
 from ringfeed.sharding.interop.tfds import obstacle, tfds_files
+from ringfeed.sharding.prepare import PrepareOptions
 from tests.sharding.conftest import built
 from tests.sharding.kinds import ROWS, columns, image, plain, values_of, write_kinds
 
@@ -134,6 +144,15 @@ def test_images_that_it_cannot_decode_are_their_bytes(
     changed = replace(manifest, splits={"train": replace(split, statistics=statistics)})
     features = json.loads(tfds_files(changed, shards)["features.json"])["featuresDict"]["features"]
     assert features["image"]["tensor"] == {"shape": {"dimensions": []}, "dtype": "string", "encoding": "none"}
+
+
+def test_lists_of_images_are_lists_of_their_bytes(tmp_path: Path) -> None:
+    pages = [[image(i) for i in range(count)] for count in (1, 2, 3, 4)]
+    pq.write_table(pa.table({"pages": pages}), tmp_path / "x.parquet")
+    features = {"pages": Feature(name="pages", dtype="binary", shape=(None,), encoding="image")}
+    built(str(tmp_path / "x.parquet"), tmp_path / "out", shards=1, prepare=PrepareOptions(features=features))
+    found = tfds.as_numpy(tfds.builder_from_directory(tmp_path / "out").as_dataset(split="train"))
+    assert sorted((record["pages"].tolist() for record in found), key=len) == pages
 
 
 def test_each_generation_of_what_was_appended_has_splits_of_its_own(tmp_path: Path) -> None:
