@@ -18,6 +18,7 @@ from ..storage import Storage
 from .base import BATCH_BYTES, BATCH_ROWS, NO_FEATURES, PASS_OVER, BadRecord, Part, Reject, fail_on_bad, pass_over
 from .files import SourceFile, fingerprint_files, list_files, open_file, translate_errors
 from .hive import Partitions, find_partitions
+from .structs import Path, fields_of, flattened, told_images
 from .web import lacks_ranges
 
 __all__ = ["PART_BYTES", "TableSource", "bounded", "checked", "open_table", "plain_schema", "runs"]
@@ -50,6 +51,7 @@ class TableSource(ABC):
         narrowed_from: the columns in the files, where the schema has fewer by now: damage in any of them costs records.
         left_out: columns that no feature can hold, and that were not wanted.
         given: the features that columns are given which have none, or not the same in all files.
+        paths: of the columns that are fields of structs.
     """
 
     kind: ClassVar[str]
@@ -63,6 +65,7 @@ class TableSource(ABC):
     narrowed_from: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     given: Mapping[str, Feature] = field(default_factory=dict)
+    paths: Mapping[str, Path] = field(default_factory=dict)
 
     @classmethod
     @abstractmethod
@@ -113,17 +116,21 @@ class TableSource(ABC):
         given: dict[str, Feature] = {}
         first: pa.Schema | None = None
         for file in files:
-            schema, found = cls.inspect(file)
-            first = first or schema
+            whole, found = cls.inspect(file)
+            schema, dropped, paths = _flat(whole, wanted)
+            if first is None:
+                first, left_out, paths_in_first = schema, dropped, paths
             told = _declared(schema, first, features)
             _check_alike(schema, first, told, file.url, files[0].url)
+            if paths != paths_in_first:
+                raise SourceError(f"{file.url}: its structs are other columns in {files[0].url}; write both alike")
             given |= told
             parts += found
         assert first is not None
         texts = [name for name, feature in features.items() if feature.dtype == "string"]
         partitions = find_partitions(url, [file.url for file in files], texts).without(first.names)
         typed = [*Schema(features=tuple(given.values())).arrow, *(f for f in first if f.name not in given)]
-        left_out = tuple(field.name for field in typed if not (wanted(field.name) or _feature(field)))
+        left_out += tuple(field.name for field in typed if not (wanted(field.name) or _feature(field)))
         by_name = {field.name: field for field in typed}
         fields = [by_name[name] for name in first.names if name not in left_out]
         if left_out and not fields:
@@ -138,6 +145,7 @@ class TableSource(ABC):
             partitions=partitions,
             left_out=left_out,
             given=given,
+            paths=paths_in_first,
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
@@ -166,12 +174,12 @@ class TableSource(ABC):
         """The first batch of the first block that can be read, cut short; whoever reads all tells what is wrong."""
         with _telling_to_pass_over():
             try:
-                batch = next(self.head(part, self._in_files, records), None)
+                batch = next(self._read(part, self._in_files, records), None)
             except _DamagedError:
                 block = next(self._readable(part, pass_over), None)
                 if block is None:
                     raise
-                batch = next(self.head(block, self._in_files, records), None)
+                batch = next(self._read(block, self._in_files, records), None)
         return self._conformed(part, batch).slice(0, records)
 
     def narrow(self: Self, columns: Collection[str]) -> Self:
@@ -193,7 +201,7 @@ class TableSource(ABC):
         """The blocks of a part that can be read; the records of the others are bad."""
         for block, records in self.blocks(part):
             try:
-                for _ in self.read(block, self.narrowed_from or self._in_files):
+                for _ in self._read(block, self.narrowed_from or self._in_files):
                     pass
             except _DamagedError as error:
                 reason = f"it lies in a damaged block of {records} ({' '.join(str(error.__cause__).split())[:200]})"
@@ -216,8 +224,21 @@ class TableSource(ABC):
 
     def _bounded(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         with _telling_to_pass_over():
-            for batch in self.read(part, columns):
+            for batch in self._read(part, columns):
                 yield from bounded(batch)
+
+    def _read(self, part: Part, columns: Sequence[str], head: int | None = None) -> Iterator[pa.RecordBatch]:
+        """As `read`, or `head`, of columns that may be fields of the file's."""
+        whole = list(dict.fromkeys(self.paths.get(name, (name,))[0] for name in columns))
+        batches = self.read(part, whole) if head is None else self.head(part, whole, head)
+        return (flattened(batch, columns, self.paths) for batch in batches) if self.paths else batches
+
+
+def _flat(schema: pa.Schema, wanted: Callable[[str], bool]) -> tuple[pa.Schema, tuple[str, ...], dict[str, Path]]:
+    """A file's schema without structs; the structs that are not wanted as a whole; and the paths of others' fields."""
+    left_out = tuple(field.name for field in schema if pa.types.is_struct(field.type) and not wanted(field.name))
+    found = [entry for field in schema if field.name not in left_out for entry in fields_of(field)]
+    return pa.schema([field for field, _ in found]), left_out, {field.name: path for field, path in found if path[1:]}
 
 
 def _declared(schema: pa.Schema, first: pa.Schema, features: Mapping[str, Feature]) -> dict[str, Feature]:
@@ -296,13 +317,13 @@ def _column_bytes(column: pa.Array) -> int:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """A schema without the metadata of the file, once its names are found to be text.
+    """A schema without the metadata of the file but for what tells of images, once its names are found to be text.
 
     Raises:
         UnicodeDecodeError: one is no UTF-8.
     """
     list(schema.names)
-    return schema.remove_metadata()
+    return told_images(schema)
 
 
 def checked(batch: pa.RecordBatch) -> pa.RecordBatch:

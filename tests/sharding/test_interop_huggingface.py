@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from ringfeed.sharding import ExportOptions, export
+from ringfeed.sharding import ExportOptions, export, read_records
+from ringfeed.sharding.prepare import ImageOptions, PrepareOptions
+from ringfeed.sharding.prepare.images import parse_encoding
 from tests.sharding.conftest import built
 from tests.sharding.kinds import ROWS, columns, image, plain, values_of, write_kinds
 
@@ -73,3 +75,33 @@ def test_integer_classes_are_named_by_their_values_and_a_missing_image_is_none(t
     assert split.features["y"].names == ["-5", "7"]
     pairs = [(split.features["y"].int2str(r["y"]), r["image"] is None) for r in split]
     assert sorted(pairs) == [("-5", False), ("-5", True), ("7", False), ("7", True)]
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_images_that_it_wrote_are_built_as_images(tmp_path: Path, form: str) -> None:
+    files = [{"bytes": image(i), "path": f"{i}.png"} for i in range(4)]
+    features = datasets.Features({"photo": datasets.Image(), "y": datasets.Value("string")})
+    made = datasets.Dataset.from_dict({"photo": files, "y": ["a", "b"] * 2}, features=features)
+    if form == "parquet":
+        made.to_parquet(str(tmp_path / "x.parquet"))
+    else:
+        made.save_to_disk(str(tmp_path / "x"))
+    source = str(tmp_path / ("x.parquet" if form == "parquet" else "x/*.arrow"))
+    prepare = PrepareOptions(images=ImageOptions(encoding=parse_encoding("png")))
+    for folder, options in (("plain", PrepareOptions()), ("png", prepare)):
+        dataset = built(source, tmp_path / folder, label="y", shards=1, prepare=options)
+        assert dataset.manifest.schema["photo"].is_image
+        found = [row["photo"] for row in read_records(dataset, "train", 9)]
+        expected = [image(i) for i in range(4)]
+        if folder == "plain":
+            assert sorted(found) == sorted(expected)
+        assert {Image.open(BytesIO(data)).size for data in found} == {
+            Image.open(BytesIO(data)).size for data in expected
+        }
+
+
+def test_what_was_exported_can_be_built_again(loaded: Any, tmp_path: Path) -> None:
+    loaded["held_out"].to_parquet(str(tmp_path / "x.parquet"))
+    dataset = built(str(tmp_path / "x.parquet"), tmp_path / "again", label="label", shards=1)
+    found = {row["id"]: row["image"] for row in read_records(dataset, "train", ROWS)}
+    assert found == {record["id"]: image(record["id"]) for record in loaded["held_out"].remove_columns("image")}

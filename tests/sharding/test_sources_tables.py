@@ -13,6 +13,8 @@ import pytest
 from pyarrow import orc
 
 from ringfeed.sharding import SourceError
+from ringfeed.sharding.prepare import Drop, PrepareOptions, Select
+from ringfeed.sharding.prepare.opening import open_prepared
 from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.sources import Source, open_source, tables
 from tests.servers.store import Store
@@ -156,6 +158,45 @@ def test_a_value_that_the_type_given_does_not_hold_is_told(
     source = open_source(str(tmp_path), None, features=given(x=dtype))
     with pytest.raises(SourceError, match=f"{name}: column 'x' as {dtype[0]}: .*{told}"):
         records(source)
+
+
+NESTED = [{"a": 1, "b": {"c": "x", "d": [1.5]}}, None, {"a": None, "b": None}, {"a": 4, "b": {"c": None, "d": []}}]
+
+
+def test_fields_of_structs_are_columns(name: str, tmp_path: Path) -> None:
+    WRITERS[name](pa.table({"y": ["p", "q"] * 2, "s": NESTED}), tmp_path / name)
+    source = open_source(str(tmp_path / name), "s.b.c")
+    assert source.schema.names == ("y", "s.a", "s.b.c", "s.b.d")
+    assert records(source) == [
+        {"y": "p", "s.a": 1, "s.b.c": "x", "s.b.d": [1.5]},
+        {"y": "q", "s.a": None, "s.b.c": None, "s.b.d": None},
+        {"y": "p", "s.a": None, "s.b.c": None, "s.b.d": None},
+        {"y": "q", "s.a": 4, "s.b.c": None, "s.b.d": []},
+    ]
+    assert labels(source) == ["x", None, None, None]
+    assert isinstance(source, tables.TableSource)
+    assert records(source.narrow(["s.a"])) == [{"s.a": value} for value in (1, None, None, 4)]
+    assert source.sample(source.parts[0], 1).to_pylist() == records(source)[:1]
+
+
+def test_a_struct_is_left_out_by_its_name_whatever_it_holds(name: str, tmp_path: Path) -> None:
+    odd = pa.array([[("k", 1)]] * 4, pa.map_(pa.string(), pa.int64()))
+    WRITERS[name](
+        pa.table({"y": ["p", "q"] * 2, "s": NESTED, "t": pa.StructArray.from_arrays([odd], ["m"])}), tmp_path / name
+    )
+    with pytest.raises(SourceError, match=r"column 't\.m' has type map"):
+        open_source(str(tmp_path / name), "y")
+    for steps in ([Drop(("s", "t"))], [Drop(("t", "s.a", "s.b.c", "s.b.d"))], [Select(("y",))]):
+        source = open_prepared(str(tmp_path / name), "y", "auto", PrepareOptions(steps=tuple(steps)))
+        assert records(source) == [{"y": value} for value in ["p", "q"] * 2]
+
+
+def test_files_whose_structs_differ_are_refused(name: str, tmp_path: Path) -> None:
+    for folder, column in (("a", pa.array([1])), ("b", pa.array([{"x": 1}]))):
+        (tmp_path / folder).mkdir()
+        WRITERS[name](pa.table({"s" if folder == "b" else "s.x": column}), tmp_path / folder / name)
+    with pytest.raises(SourceError, match=rf"b/{name}: its structs are other columns in .*a/{name}; write both alike"):
+        open_source(str(tmp_path), None)
 
 
 def test_all_columns_that_no_feature_holds_are_named(name: str, tmp_path: Path) -> None:
