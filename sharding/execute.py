@@ -215,7 +215,9 @@ def _stream(
         raise
 
 
-def run_tasks(pool: Executor | None, jobs: Sequence[Job[T]], report: Callable[[int, T | None], None]) -> list[T]:
+def run_tasks(
+    pool: Executor | None, jobs: Sequence[Job[T]], report: Callable[[int, T | None], None] = lambda *_: None
+) -> list[T]:
     """Run a few tasks and return their results in the order of the jobs; errors as in `stream_tasks`.
 
     Args:

@@ -17,7 +17,7 @@ from .interop.huggingface import hf_parquet
 from .interop.webdataset import webdataset_tar
 from .location import take_urls
 from .manifest import Manifest, ShardInfo
-from .progress import Progress
+from .progress import Progress, Report, ignore
 from .sources.shards import read_shard
 from .storage import Storage
 
@@ -66,7 +66,7 @@ class Export:
     bytes: int
 
 
-def export(options: ExportOptions, *, report: Callable[[Progress], None] = lambda _: None) -> Export:
+def export(options: ExportOptions, *, report: Report = ignore) -> Export:
     """Write a dataset in another program's format, a file for each shard, every shard checked before it is read.
 
     The folder appears at once, as `appearing_folder` says. Equal datasets give equal bytes.
@@ -96,7 +96,7 @@ def export(options: ExportOptions, *, report: Callable[[Progress], None] = lambd
     )
 
 
-def _reporter(report: Callable[[Progress], None], total: int) -> Callable[[int, Export | None], None]:
+def _reporter(report: Report, total: int) -> Callable[[int, Export | None], None]:
     records = 0
 
     def tell(done: int, result: Export | None) -> None:

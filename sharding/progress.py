@@ -30,7 +30,7 @@ class Progress:
 Report = Callable[[Progress], None]
 
 
-def ignore(_: Progress) -> None:
+def ignore(_: object) -> None:
     """Tell nobody."""
 
 

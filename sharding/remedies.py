@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, S
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pyarrow as pa
 
@@ -30,7 +29,7 @@ from .lease import LEASE_NAME
 from .location import url_text
 from .lost_table import prove_again
 from .manifest import MANIFEST_NAME, LostRecords, Manifest, ShardInfo, describe
-from .progress import Report as BuildReport
+from .progress import Report, ignore
 from .rebuild import Original, Rebuild, plan_rebuilds, source_flags
 from .recovery import Identity, identify
 from .replay import any_follows, plan_in_order
@@ -39,7 +38,7 @@ from .spill import planning_folder
 from .staging import Measure, measure
 from .storage import Place, Storage, public_url, storage_of
 from .tolerance import encode_rejected, rejected_name
-from .verify import Report, Verification, default_workers, examine
+from .verify import Verification, VerifyReport, default_workers, examine
 from .wording import some_of
 from .workshop import Workshop, open_workshop
 
@@ -117,18 +116,14 @@ class RepairPlan:
     told: Mapping[str, bytes] = field(default_factory=dict)
 
 
-def _ignore(_: Any) -> None:
-    pass
-
-
 def plan_repair(
     location: Place,
-    report: Report = _ignore,
+    report: VerifyReport = ignore,
     *,
     workers: int | None = None,
     originals: Sequence[Original] = (),
     spill: str | os.PathLike[str] | None = None,
-    rebuilding: BuildReport = _ignore,
+    rebuilding: Report = ignore,
 ) -> RepairPlan:
     """Find out what is damaged and what can be done for each file; writes nothing to the dataset. See `repair`."""
     storage, spill = storage_of(location), None if spill is None else url_text(spill, "spill")
@@ -143,7 +138,7 @@ def plan_repair(
     moves = _plan_moves(known, damaged)
     with ThreadPoolExecutor(threads, thread_name_prefix="ringfeed-repair") as pool:
         work = [files for shard in known.shards if (files := files_of(known, shard, damaged, moves))]
-        outcomes = run_tasks(pool, [(_plan_shard, (files, known.names or frozenset())) for files in work], _quiet)
+        outcomes = run_tasks(pool, [(_plan_shard, (files, known.names or frozenset())) for files in work])
     remedies = [remedy for of_shard, _ in outcomes for remedy in of_shard]
     losses = tuple(loss for _, loss in outcomes if loss is not None)
     plan = RepairPlan(
@@ -179,7 +174,7 @@ def _told_again(manifest: Manifest, rebuilds: Sequence[Rebuild], rejected: Mappi
 
 
 def _plan_rebuilds(
-    plan: RepairPlan, originals: Sequence[Original], report: BuildReport, rejected: Iterable[int]
+    plan: RepairPlan, originals: Sequence[Original], report: Report, rejected: Iterable[int]
 ) -> tuple[Rebuild, ...]:
     known = plan.known
     wanted = sorted({*rejected, *(generation_of(loss.shard.path) for loss in plan.losses)})
@@ -189,7 +184,7 @@ def _plan_rebuilds(
         return plan_in_order(workshop, originals, wanted, wanted, {_pair(loss) for loss in plan.losses})
 
 
-def workshop_of(plan: RepairPlan, root: Storage, report: BuildReport) -> AbstractContextManager[Workshop]:
+def workshop_of(plan: RepairPlan, root: Storage, report: Report) -> AbstractContextManager[Workshop]:
     """Where the lost shards of a plan are made again, in a folder that is there until the body ends."""
     known = plan.known
     actions = {remedy.path: remedy.action for remedy in plan.remedies}
@@ -246,10 +241,6 @@ def _leave(path: str, manifest: Manifest) -> Remedy:
     """What is done for a file of a generation that no source is of: its records may yet come from that."""
     url = manifest.all_generations[generation_of(path)].source["url"]
     return Remedy(path=path, action="leave", how=f"its records came from {url}: repair again with that as --source")
-
-
-def _quiet(_: int, __: Any) -> None:
-    pass
 
 
 def _rewrite(path: str, how: str) -> Remedy:

@@ -25,7 +25,7 @@ from .generations import generation_of
 from .interop import dali
 from .lease import LEASE_NAME, Lease, hold, is_mark, read_holder
 from .manifest import MANIFEST_NAME, FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo, describe
-from .progress import Report as BuildReport
+from .progress import Report, ignore
 from .rebuild import Original, check_made
 from .recovery import Identity
 from .remedies import (
@@ -44,7 +44,7 @@ from .spill import about_spill, scratch_root
 from .staging import staged
 from .storage import Place, Storage
 from .table import seal
-from .verify import Report
+from .verify import VerifyReport
 
 __all__ = ["RepairReport", "apply_repair", "leave_out", "put_back", "repair"]
 
@@ -68,19 +68,15 @@ class RepairReport:
     sources: tuple[str, ...]
 
 
-def _ignore(_: Any) -> None:
-    pass
-
-
 def repair(
     location: Place,
-    report: Report = _ignore,
+    report: VerifyReport = ignore,
     *,
     workers: int | None = None,
     dry_run: bool = False,
     originals: Sequence[Original] = (),
     spill: str | os.PathLike[str] | None = None,
-    rebuilding: BuildReport = _ignore,
+    rebuilding: Report = ignore,
 ) -> RepairReport:
     """Repair a dataset from itself and from the sources that are given, as far as it goes.
 
@@ -129,7 +125,7 @@ def _by_class(lost: Iterable[LostRecords], manifest: Manifest) -> dict[str, dict
     return {split: dict(counts) for split, counts in totals.items()}
 
 
-def apply_repair(plan: RepairPlan, rebuilding: BuildReport = _ignore) -> Manifest:
+def apply_repair(plan: RepairPlan, rebuilding: Report = ignore) -> Manifest:
     """Do what a plan says, and return the manifest that then holds.
 
     Args:

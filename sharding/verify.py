@@ -26,11 +26,12 @@ from .interop.tfds import is_tfds
 from .lease import LEASE_NAME
 from .locate import locate_in_index, locate_in_shard
 from .manifest import MANIFEST_NAME, Manifest, ShardInfo
+from .progress import ignore
 from .recovery import Identity, identify
 from .staging import Measure, measure, staged
 from .storage import Place, Storage, storage_of
 
-__all__ = ["Verification", "VerifyProgress", "check_dataset", "default_workers", "examine", "verify"]
+__all__ = ["Verification", "VerifyProgress", "VerifyReport", "check_dataset", "default_workers", "examine", "verify"]
 
 _REMOTE_WORKERS = 8  # a request waits for its server: more of them than there are cores
 
@@ -45,7 +46,7 @@ class VerifyProgress:
     total_bytes: int
 
 
-Report = Callable[[VerifyProgress], None]
+VerifyReport = Callable[[VerifyProgress], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +76,6 @@ class File:
     shard: ShardInfo | None = None
 
 
-def _ignore(_: VerifyProgress) -> None:
-    pass
-
-
 def default_workers(storage: Storage) -> int:
     """The cores; on a store that is not of this machine at least 8."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -86,14 +83,14 @@ def default_workers(storage: Storage) -> int:
 
 
 def verify(
-    location: Place, report: Report = _ignore, *, workers: int | None = None, deep: bool = False
+    location: Place, report: VerifyReport = ignore, *, workers: int | None = None, deep: bool = False
 ) -> list[Damage]:
     """The damages that `check_dataset` finds; empty if all is well."""
     return list(check_dataset(location, report, workers=workers, deep=deep).damages)
 
 
 def check_dataset(
-    location: Place, report: Report = _ignore, *, workers: int | None = None, deep: bool = False
+    location: Place, report: VerifyReport = ignore, *, workers: int | None = None, deep: bool = False
 ) -> Verification:
     """Read every byte of a dataset against its checksum, and find out where it is damaged.
 
@@ -130,7 +127,7 @@ def _is_rewritten(known: Identity) -> bool:
         return False
 
 
-def examine(known: Identity, report: Report = _ignore, *, workers: int, deep: bool = False) -> Verification:
+def examine(known: Identity, report: VerifyReport = ignore, *, workers: int, deep: bool = False) -> Verification:
     """`check_dataset` of a dataset that was identified."""
     storage, manifest = known.storage, known.manifest
     files = [
@@ -150,22 +147,18 @@ def examine(known: Identity, report: Report = _ignore, *, workers: int, deep: bo
         bad = [file for file in files if not _matches(measures[file.path], file)]
         holders = _holders(files)
         places = [(_locate, (known, file, measures, holders)) for file in bad]
-        damages = [*known.damages, *run_tasks(pool, places, _silent)]
+        damages = [*known.damages, *run_tasks(pool, places)]
         if deep:
             broken = {file.shard.path for file in bad if file.shard is not None}
             whole = [shard for shard in known.shards if shard.path not in broken]
-            meanings = run_tasks(pool, [(check_meaning, (storage, manifest, shard)) for shard in whole], _silent)
+            meanings = run_tasks(pool, [(check_meaning, (storage, manifest, shard)) for shard in whole])
             damages += (damage for found in meanings for damage in found)
             damages += check_totals(manifest, known.shards)
     notes = tuple(_notes(known, {file.path for file in files}))
     return Verification(damages=tuple(damages), notes=notes, files=len(files), bytes=total)
 
 
-def _silent(_: int, __: Any) -> None:
-    pass
-
-
-def _reporter(report: Report, sizes: Mapping[str, int], total: int) -> Callable[[int, Any], None]:
+def _reporter(report: VerifyReport, sizes: Mapping[str, int], total: int) -> Callable[[int, Any], None]:
     seen = 0
 
     def tell(done: int, result: Any) -> None:

@@ -20,7 +20,7 @@ from .generations import generation_of
 from .journal import ShardResult
 from .manifest import ShardInfo
 from .planning import open_plan
-from .progress import Progress, Report
+from .progress import Progress, Report, ignore
 from .rebuild import Rebuild, check_made, follows, source_flags
 from .recovery import Identity
 from .rounds import assemble, partition
@@ -98,7 +98,7 @@ class Workshop:
         shards = [shard for shard in self.rows if generation_of(shard.path) in earlier]
         jobs = [(check_meaning, (storage, manifest, shard)) for shard in shards]
         with ThreadPoolExecutor(default_workers(storage), thread_name_prefix="ringfeed-repair") as pool:
-            found = run_tasks(pool, jobs, lambda done, damages: None)
+            found = run_tasks(pool, jobs)
         self._lost |= {generation_of(shard.path) for shard, damages in zip(shards, found, strict=True) if damages}
         self._looked_into |= earlier
 
@@ -173,7 +173,7 @@ class Workshop:
         )
         results: list[ShardResult] = []
         parts = partition(plan, options, bucketing, others, spill, pool, self.report)
-        with closing(assemble(plan, options, target, bucketing, others, parts, spill, pool, lambda _: None)) as written:
+        with closing(assemble(plan, options, target, bucketing, others, parts, spill, pool, ignore)) as written:
             for made in written:
                 results += made
                 records = sum(result.info.records for result in results)
