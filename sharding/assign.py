@@ -29,7 +29,7 @@ from .wording import counted
 __all__ = ["NOTHING_THERE", "Assignment", "SplitLayout", "shards_per_split", "split_class_counts"]
 
 Int64 = npt.NDArray[np.int64]
-NOTHING_THERE: Mapping[str, int] = MappingProxyType({})
+NOTHING_THERE: Mapping[str, Sequence[int]] = MappingProxyType({})
 _MANY = 512  # records of a stratum, from which it is faster to permute one stratum after the other (2026-11-21)
 
 
@@ -207,44 +207,58 @@ def split_class_counts(
     class_counts: Sequence[int],
     fractions: Mapping[str, Fraction],
     *,
-    there: Mapping[str, int] = NOTHING_THERE,
-    known_classes: int = 0,
+    there: Mapping[str, Sequence[int]] = NOTHING_THERE,
 ) -> dict[str, ClassCounts]:
     """How many records of each class each split gets: its exact share, rounded up or down, and at least one.
 
     The seats that rounding down leaves in a class go to the splits that are furthest behind over the classes before
     it, so that the rounding does not add up: with two splits, the totals too are within one of their shares (but for
-    classes that are too small to give each split a record otherwise).
+    classes that are too small to give each split a record otherwise). Of a class that is there already, they go to the
+    splits that are furthest behind in it and over all, the two added up, so that many small appends keep both near
+    their shares: 60 random ones of 0 to 3 records of each of 100 classes at 9:1 leave each class within 1.3 of its
+    shares, and the totals within 1.2 (2026-11-23).
 
     Args:
         class_counts: records of each class, [classes].
         fractions: share of each split; they add up to 1.
-        there: records that each split holds already; the roundings make up for what it has too many or too few.
-        known_classes: so many classes, the first, have records there, and need none in each split.
+        there: by split, records of the classes that are there already, which are the first, and need none in each
+            split. Those of other splits than `fractions` names are in none of the shares.
 
     Returns:
         For each split, [classes]. Of the other classes, zero only where one has fewer records than there are splits.
 
     >>> split_class_counts([14, 14, 14, 14], {"train": Fraction(9, 10), "test": Fraction(1, 10)})
     {'train': (13, 12, 13, 12), 'test': (1, 2, 1, 2)}
+    >>> split_class_counts([1, 1], {"a": Fraction(1, 2), "b": Fraction(1, 2)}, there={"a": [4, 3], "b": [3, 4]})
+    {'a': (0, 1), 'b': (1, 0)}
     """
     whole = lcm(*(fraction.denominator for fraction in fractions.values()))  # what is counted below are parts of it
     parts = [int(fraction * whole) for fraction in fractions.values()]
-    behind = [
-        part * sum(there.values()) - there.get(name, 0) * whole for name, part in zip(fractions, parts, strict=True)
-    ]
+    known_classes = max(map(len, there.values()), default=0)
+    held = [list(there.get(name, (0,) * known_classes)) for name in fractions]
+    behind = _behind(parts, whole, [sum(counts) for counts in held])
     result = np.empty((len(parts), len(class_counts)), np.int64)
     for number, count in enumerate(class_counts):
         given = [part * count // whole for part in parts]
         rests = [part * count % whole for part in parts]
         behind = [b + rest for b, rest in zip(behind, rests, strict=True)]
         if left := count - sum(given):
-            candidates = sorted((i for i, rest in enumerate(rests) if rest), key=lambda i: (-behind[i], -rests[i], i))
+            need = behind
+            if number < known_classes:
+                own = _behind(parts, whole, [counts[number] for counts in held])
+                need = [b + o + rest for b, o, rest in zip(behind, own, rests, strict=True)]
+            candidates = sorted((i for i, rest in enumerate(rests) if rest), key=lambda i: (-need[i], -rests[i], i))
             for i in candidates[:left]:
                 given[i] += 1
                 behind[i] -= whole
         result[:, number] = given if number < known_classes else _none_empty(given)
     return {name: ClassCounts(row) for name, row in zip(fractions, result, strict=True)}
+
+
+def _behind(parts: Sequence[int], whole: int, held: Sequence[int]) -> list[int]:
+    """What each split lacks of its share of what all hold, in parts of a record."""
+    total = sum(held)
+    return [part * total - count * whole for part, count in zip(parts, held, strict=True)]
 
 
 def _none_empty(given: Sequence[int]) -> list[int]:

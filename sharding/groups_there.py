@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 
 from .errors import CorruptionError, DatasetError
 from .execute import run_tasks
-from .generations import generation_of
-from .manifest import LostRecords, Manifest, ShardInfo
+from .manifest import Manifest, ShardInfo
 from .sources.shards import read_shard
 from .storage import Storage
 from .stored import Stored
@@ -79,11 +78,8 @@ def read_groups(stored: Stored, base: Manifest, column: str, names: list[str], p
                 f"{stored.storage.url} has records of {column}={group!r} in two splits: it is not divided by "
                 f"--group-by {column} any more; build all records anew"
             )
-    class_counts = np.zeros((len(names), len(base.classes)), np.int64)
-    lost = [entry for entry in stored.manifest.lost if generation_of(entry.path) < len(base.all_generations)]
-    counted: list[ShardInfo | LostRecords] = [*shards, *lost]
-    for entry in counted:  # a repair may have left records out: what was decided then counted them
-        class_counts[names.index(entry.split)] += np.asarray(entry.class_counts)[: len(base.classes)]
+    written = base.written  # a repair may have left records out: what was decided then counted them
+    class_counts = np.array([written.get(name, (0,) * len(base.classes)) for name in names], np.int64)
     return GroupsThere(values=values, splits=splits, class_counts=class_counts)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from .errors import CorruptionError
 from .generations import generation_of
 from .progress import Report
-from .rebuild import Original, Rebuild, check_made, plan_rebuilds, source_flags
+from .rebuild import Original, Rebuild, check_made, source_flags
 from .recovery import Identity, prove
-from .replay import any_follows, plan_in_order
+from .replay import plan_in_order
 from .spill import planning_folder
 from .storage import public_url
 from .workshop import open_workshop
@@ -52,17 +51,9 @@ def prove_again(
             f"{table} is damaged, and so are shards: what was lost cannot be told without the table; {remedy}"
         )
     wanted = sorted(range(len(manifest.all_generations)), key=lambda number: number not in lost)
-    with planning_folder(spill, storage) as root:
-        if any_follows(manifest):
-            with open_workshop(known, root, report, lost=lost) as workshop:
-                rebuilds = plan_in_order(workshop, originals, wanted, lost)
-                rows = workshop.rows
-        else:
-            rebuilds, rows = plan_rebuilds(storage, manifest, originals, report, wanted), known.shards
-            for rebuild in rebuilds:
-                with open_workshop(replace(known, shards=rows), root, report) as workshop:
-                    workshop.make(rebuild)
-                    rows = workshop.rows
+    with planning_folder(spill, storage) as root, open_workshop(known, root, report, lost=lost) as workshop:
+        rebuilds = plan_in_order(workshop, originals, wanted, lost)
+        rows = workshop.rows
     proven = prove(known, rows)
     if proven is None and manifest.generations:
         named = ", ".join(f"generation {r.generation} ({public_url(r.options.source)})" for r in rebuilds)

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from .checksums import checksum
 from .class_counts import ClassCounts
 from .errors import CorruptionError, DatasetError
@@ -216,6 +218,14 @@ class Manifest:
             shards={name: split.shards for name, split in self.splits.items()},
         )
         return (built,)
+
+    @property
+    def written(self) -> dict[str, ClassCounts]:
+        """Records of each class by split, as they were written, before repairs left some out."""
+        counts = {name: np.array(split.class_counts, np.int64) for name, split in self.splits.items()}
+        for entry in self.lost:
+            counts[entry.split] = counts.get(entry.split, 0) + np.array(entry.class_counts, np.int64)
+        return {name: ClassCounts(of_split) for name, of_split in counts.items()}
 
     def layout_of(self, generation: int) -> RecordLayout | None:
         """The layout that the records of a generation share, whether or not those of the others do."""

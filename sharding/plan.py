@@ -308,8 +308,7 @@ def share_out(
     class_counts: Sequence[int],
     splits: Mapping[str, Fraction],
     *,
-    there: Mapping[str, int] = NOTHING_THERE,
-    known_classes: int = 0,
+    there: Mapping[str, Sequence[int]] = NOTHING_THERE,
 ) -> dict[str, ClassCounts]:
     """Records of each class, by split.
 
@@ -317,13 +316,13 @@ def share_out(
         classes: the values of the label.
         class_counts: records of each class.
         splits: share of each.
-        there: records that the dataset which is appended to has in each split.
-        known_classes: so many of the classes, the first, it has already.
+        there: records of its classes, which come first, that the dataset which is appended to has in each split.
 
     Raises:
         SourceError: a new class has fewer records than there are splits.
     """
-    per_split = split_class_counts(class_counts, splits, there=there, known_classes=known_classes)
+    per_split = split_class_counts(class_counts, splits, there=there)
+    known_classes = max(map(len, there.values()), default=0)
     for name, counts in per_split.items():
         if 0 in counts[known_classes:]:
             i = counts.index(0, known_classes)

@@ -158,8 +158,7 @@ def make_plan(
             classes,
             _in_all(strata, len(values)),
             options.splits,
-            there={} if base is None else {name: split.records for name, split in base.splits.items()},
-            known_classes=0 if base is None else len(base.classes),
+            there={} if base is None else base.written,
         )
     else:
         there = None

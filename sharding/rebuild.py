@@ -9,22 +9,25 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from .append import open_like
 from .build_plan import BuildPlan
+from .class_counts import ClassCounts
 from .errors import ConfigError, SourceError
 from .generations import generation_of
 from .location import take_urls
-from .manifest import Manifest, SplitInfo
+from .manifest import LostRecords, Manifest, ShardInfo, SplitInfo
 from .plan import BuildOptions
 from .planning import open_build_source, plan_source
 from .progress import Report
+from .recovery import Identity
 from .schema import Schema
 from .storage import Storage, public_url
 from .stored import Stored
@@ -35,6 +38,8 @@ __all__ = [
     "Original", "Rebuild", "alike", "check_made", "follows", "plan_generation", "plan_rebuilds", "source_flags",
     "too_many",
 ]  # fmt: skip
+
+Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +81,22 @@ class Rebuild:
     numbers: Mapping[tuple[str, str], int]
 
 
-def follows(manifest: Manifest, number: int) -> bool:
-    """Whether what a generation holds follows from the records before it, and not from its source and options alone."""
+def follows(manifest: Manifest, number: int, *, proven: bool = True) -> bool:
+    """Whether what a generation holds follows from the records before it, and not from its source and options alone.
+
+    Args:
+        manifest: of the dataset.
+        number: of the generation.
+        proven: whether its table of shards is there, which tells how many records of each class there were in each
+            split: from that follows how the shares of classes were rounded.
+    """
     options = manifest.all_generations[number].options
-    return number > 0 and ("group_by" in options or "dedup" in options.get("prepare", {}))
+    of_records = "group_by" in options or "dedup" in options.get("prepare", {})
+    return number > 0 and (of_records or (not proven and len(options["splits"]) > 1))
 
 
 def plan_rebuilds(
-    storage: Storage, manifest: Manifest, originals: Sequence[Original], report: Report, wanted: Sequence[int]
+    known: Identity, originals: Sequence[Original], report: Report, wanted: Sequence[int]
 ) -> tuple[Rebuild, ...]:
     """Open the sources, find the generation that each is of, and count its records.
 
@@ -93,8 +106,7 @@ def plan_rebuilds(
     for another. Generations that came from one and the same source have it together.
 
     Args:
-        storage: of the dataset.
-        manifest: of the dataset.
+        known: the dataset, proven.
         originals: the sources.
         report: see `build`.
         wanted: the generations to make again; if nothing else decides, the first is tried first.
@@ -107,6 +119,8 @@ def plan_rebuilds(
         SourceError: one cannot be read, or no generation was built from it, or none has a source that is wanted.
         ConfigError: the dataset was built with options that this version does not know.
     """
+
+    manifest = known.manifest
 
     def order(pair: tuple[int, tuple[int, ...]]) -> tuple[bool, int]:
         place, group = pair
@@ -121,9 +135,7 @@ def plan_rebuilds(
         if place in matched or group in matched.values() or not (needed or rebuilds):
             continue
         try:
-            planned = [
-                plan_generation(storage, manifest, number, originals[place], report) for number in needed or group[:1]
-            ]
+            planned = [plan_generation(known, number, originals[place], report) for number in needed or group[:1]]
         except (SourceError, ConfigError) as error:
             errors.setdefault(place, error)
             continue
@@ -131,7 +143,7 @@ def plan_rebuilds(
         rebuilds += planned if needed else ()
     for place, original in enumerate(originals):
         if place not in matched:
-            raise errors.get(place) or too_many(storage, original)
+            raise errors.get(place) or too_many(known.storage, original)
     return tuple(sorted(rebuilds, key=lambda rebuild: rebuild.generation))
 
 
@@ -168,8 +180,7 @@ def _common_parts(url: str, other: str) -> int:
 
 
 def plan_generation(
-    storage: Storage,
-    manifest: Manifest,
+    known: Identity,
     number: int,
     original: Original,
     report: Report,
@@ -178,8 +189,7 @@ def plan_generation(
     """A build that would write a generation again.
 
     Args:
-        storage: of the dataset.
-        manifest: of the dataset.
+        known: the dataset.
         number: of the generation.
         original: the source that may be its own.
         report: see `build`.
@@ -189,7 +199,8 @@ def plan_generation(
         SourceError: the source cannot be read, or is another, as far as counts and columns tell.
         ConfigError: the dataset was built with options that this version does not know.
     """
-    where, written = storage.locate(), manifest.all_generations[number]
+    manifest, where = known.manifest, known.storage.locate()
+    written = manifest.all_generations[number]
     recorded = BuildOptions.restored(written.options, original.url, where, original.folder)
     options = replace(
         recorded,
@@ -199,7 +210,7 @@ def plan_generation(
         seed=written.seed,
         workers=original.workers,
     )
-    base = _before(manifest, number)
+    base = _before(known, number)
     source = open_build_source(options) if base is None else open_like(manifest.schema, options)
     plan = plan_source(source, options, base, stored, report=report)
     difference = _difference(plan, manifest, number)
@@ -224,19 +235,27 @@ def plan_generation(
     )
 
 
-def _before(manifest: Manifest, number: int) -> Manifest | None:
+def _before(known: Identity, number: int) -> Manifest | None:
     """What decided about a generation, of the dataset that it was appended to; None of the one that was built."""
     if number == 0:
         return None
+    manifest = known.manifest
     earlier = manifest.all_generations[:number]
-    records: Counter[str] = Counter()
-    for generation in earlier:
-        records.update(generation.records)
+    classes = earlier[-1].classes
+    written: list[ShardInfo | LostRecords] = [*known.shards, *manifest.lost]
+    counts: dict[str, Int64] = {name: np.zeros(classes, np.int64) for of in earlier for name in of.records}
+    for entry in written:
+        if generation_of(entry.path) < number:
+            counts[entry.split] += np.asarray(entry.class_counts)[:classes]
     return replace(
         manifest,
-        classes=manifest.classes[: earlier[-1].classes],
-        splits={name: SplitInfo(records=count, shards=0, class_counts=()) for name, count in records.items()},
+        classes=manifest.classes[:classes],
+        splits={
+            name: SplitInfo(records=int(of_split.sum()), shards=0, class_counts=ClassCounts(of_split))
+            for name, of_split in counts.items()
+        },
         layout=manifest.layout_of(number - 1),
+        lost=(),
         generations=earlier,
     )
 
@@ -311,5 +330,5 @@ def _schema_difference(here: Schema, then: Schema) -> str:
 
 def _written_counts(manifest: Manifest) -> dict[Any, int]:
     """Records of each class as they were written, before repairs left some out."""
-    of_all = [split.class_counts for split in manifest.splits.values()] + [lost.class_counts for lost in manifest.lost]
-    return {value: sum(counts[i] for counts in of_all) for i, value in enumerate(manifest.classes)}
+    of_all = manifest.written.values()
+    return {value: sum(counts) for value, *counts in zip(manifest.classes, *of_all, strict=True)}

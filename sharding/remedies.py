@@ -179,7 +179,7 @@ def _plan_rebuilds(
     known = plan.known
     wanted = sorted({*rejected, *(generation_of(loss.shard.path) for loss in plan.losses)})
     if not any_follows(known.manifest):
-        return plan_rebuilds(known.storage, known.manifest, originals, report, wanted)
+        return plan_rebuilds(known, originals, report, wanted)
     with planning_folder(plan.spill, known.storage) as root, workshop_of(plan, root, report) as workshop:
         return plan_in_order(workshop, originals, wanted, wanted, {_pair(loss) for loss in plan.losses})
 

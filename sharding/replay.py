@@ -99,8 +99,8 @@ def _before(workshop: Workshop, number: int, matches: _Matches) -> Stored | None
 
 
 def _plan(workshop: Workshop, number: int, original: Original, stored: Stored | None) -> Rebuild:
-    known = workshop.known
-    return plan_generation(known.storage, known.manifest, number, original, workshop.report, stored)
+    known = replace(workshop.known, shards=workshop.rows)
+    return plan_generation(known, number, original, workshop.report, stored)
 
 
 class _Matches:

@@ -66,15 +66,15 @@ class Workshop:
             CorruptionError: some of them are lost, and not yet made again.
         """
         storage, manifest = self.known.storage, self.known.manifest
-        if not follows(manifest, number):
+        if not follows(manifest, number, proven=self.known.proven):
             return None
         if not self.known.proven:
             self._look_into(number)
         if lacking := sorted(earlier for earlier in self._lost if earlier < number):
             several = "generations" if len(lacking) > 1 else "generation"
             raise CorruptionError(
-                f"what generation {number} of {storage.locate()} holds follows from the records before it (--group-by, "
-                f"--dedup), and shards of {several} {', '.join(map(str, lacking))} are damaged as well; nothing was "
+                f"what generation {number} of {storage.locate()} holds follows from the records before it, and "
+                f"shards of {several} {', '.join(map(str, lacking))} are damaged as well; nothing was "
                 f"changed; repair with {source_flags(manifest, lacking)}, too"
             )
         for files in [files for files in self._mendable if generation_of(files.shard.path) < number]:

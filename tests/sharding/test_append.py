@@ -148,7 +148,26 @@ def test_many_small_appends_keep_to_the_shares(dataset: Path, tmp_path: Path) ->
         splits = open_dataset(str(dataset)).manifest.splits
         assert sum(split.records for split in splits.values()) == 601 + number
         assert abs(splits["test"].records - (601 + number) / 10) < 1
+    counts = np.array([splits[name].class_counts for name in ("train", "test")])
+    assert np.abs(counts[1] - counts.sum(axis=0) / 10).max() < 1
     assert verify(str(dataset)) == []
+
+
+def test_small_appends_of_every_class_keep_each_to_its_shares(tmp_path: Path) -> None:
+    """Of classes that came with an append, too."""
+
+    def labelled(number: int, classes: int, rows: int) -> str:
+        ids = range(1000 * number, 1000 * number + classes * rows)
+        labels = [f"{i % classes:02}" for i in ids]
+        pq.write_table(pa.table({"id": ids, "label": labels}), tmp_path / f"{number}.parquet")
+        return str(tmp_path / f"{number}.parquet")
+
+    built(labelled(0, 10, 10), tmp_path / "out", label="label", splits=SPLITS, shards=1)
+    appended(labelled(1, 12, 10), tmp_path / "out", shards=1)
+    for number in range(2, 12):
+        manifest = appended(labelled(number, 12, 1), tmp_path / "out", shards=1).manifest
+    assert manifest.split("train").class_counts == (*(27,) * 10, *(18,) * 2)
+    assert manifest.split("test").class_counts == (*(3,) * 10, *(2,) * 2)
 
 
 def test_a_dataset_without_labels_is_appended_to(parquet: str, newer: str, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ringfeed.sharding import assign
@@ -141,6 +141,73 @@ def test_rounding_does_not_add_up_over_the_classes(counts: list[int], percent: i
 
 def test_a_class_smaller_than_the_splits_leaves_some_empty() -> None:
     assert split_class_counts([1], {"a": Fraction(1, 2), "b": Fraction(1, 2)}) == {"a": (1,), "b": (0,)}
+
+
+def grown(fractions: dict[str, Fraction], counts: list[int], appends: list[list[int]]) -> list[np.ndarray]:
+    """Records of each class in each split, int64 [splits, classes], after a build and after each append."""
+    there = {name: list(of_split) for name, of_split in split_class_counts(counts, fractions).items()}
+    found = [np.array(list(there.values()))]
+    for more in appends:
+        added = split_class_counts(more, fractions, there=there)
+        assert np.array_equal(np.sum([list(of_split) for of_split in added.values()], axis=0), more)
+        there = {name: [a + b for a, b in zip(there[name], added[name], strict=True)] for name in fractions}
+        found.append(np.array(list(there.values())))
+    return found
+
+
+def off(records: np.ndarray, fractions: dict[str, Fraction]) -> np.ndarray:
+    """How far each split is from its share of each class, and of all."""
+    records = np.column_stack([records, records.sum(axis=1)])
+    return np.abs(records - np.array([[float(share)] for share in fractions.values()]) * records.sum(axis=0))
+
+
+@pytest.mark.parametrize("percent", [1, 10, 25, 50])
+def test_single_records_of_every_class_are_shared_out_within_each(percent: int) -> None:
+    fractions = {"train": 1 - Fraction(percent, 100), "test": Fraction(percent, 100)}
+    states = grown(fractions, [100] * 10, [[1] * 10] * 100)
+    assert max(off(state, fractions).max() for state in states) <= 1
+    assert states[-1].tolist() == [[200 - 2 * percent] * 10, [2 * percent] * 10]
+
+
+@given(
+    weights=st.lists(st.integers(1, 20), min_size=2, max_size=4),
+    appends=st.integers(1, 8).flatmap(
+        lambda classes: st.lists(st.lists(st.integers(0, 3), min_size=classes, max_size=classes), max_size=40)
+    ),
+    old=st.integers(40, 200),
+)
+@example(weights=[9, 1], appends=[[1] * 8] * 40, old=40)
+def test_many_small_appends_keep_each_class_and_the_totals_to_their_shares(
+    weights: list[int], appends: list[list[int]], old: int
+) -> None:
+    fractions = {f"s{i}": Fraction(weight, sum(weights)) for i, weight in enumerate(weights)}
+    classes = len(appends[0]) if appends else 1
+    for state in grown(fractions, [old + c for c in range(classes)], appends):
+        assert off(state, fractions).max() < (2 if len(weights) == 2 else 3)
+
+
+@given(counts=st.lists(st.integers(0, 100), min_size=1, max_size=8), weights=st.lists(st.integers(1, 9), min_size=2))
+def test_an_append_is_shared_out_as_asked_whatever_is_there(counts: list[int], weights: list[int]) -> None:
+    fractions = {f"s{i}": Fraction(weight, sum(weights)) for i, weight in enumerate(weights)}
+    there = {"s0": [0] * len(counts), "s1": [10**6] * len(counts)}
+    splits = split_class_counts(counts, fractions, there=there)
+    for name, share in fractions.items():
+        assert all(abs(n - share * count) < 1 for n, count in zip(splits[name], counts, strict=True))
+
+
+def test_what_is_in_other_splits_is_in_nobodys_share() -> None:
+    halves = {"a": Fraction(1, 2), "b": Fraction(1, 2)}
+    there = {"a": [10, 10], "b": [10, 10]}
+    assert split_class_counts([1, 1], halves, there=there) == {"a": (1, 0), "b": (0, 1)}
+    assert split_class_counts([1, 1], halves, there=there | {"held_out": [500, 0]}) == {"a": (1, 0), "b": (0, 1)}
+    tenth = {"a": Fraction(9, 10), "b": Fraction(1, 10)}
+    there = {"a": [9, 9], "b": [0, 1], "held_out": [500, 500]}
+    assert split_class_counts([1, 1], tenth, there=there) == {"a": (0, 1), "b": (1, 0)}
+
+
+def test_a_class_that_is_new_goes_to_the_splits_that_are_behind_over_all() -> None:
+    halves = {"a": Fraction(1, 2), "b": Fraction(1, 2)}
+    assert split_class_counts([0, 3], halves, there={"a": [12], "b": [10]}) == {"a": (0, 1), "b": (0, 2)}
 
 
 def test_shards_of_all_splits_are_about_of_one_size() -> None:
