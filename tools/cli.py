@@ -7,7 +7,6 @@ returns the exit status. Only the chosen subcommand's module is imported: none p
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -15,7 +14,7 @@ from typing import Protocol, cast
 
 from .arguments import CommandParser
 from .probe import version_of
-from .starting import INTERRUPTED, interrupts_told, settle_streams
+from .starting import INTERRUPTED, interrupts_told, output_settled, settle_streams
 
 __all__ = ["main"]
 
@@ -103,15 +102,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     with interrupts_told("ringfeed"):
         from ..sharding.errors import RingfeedError
     try:
-        with interrupts_told("ringfeed"):
-            args = build_parser(chosen_command(arguments)).parse_args(arguments)
-        status = load(args.command).run(args)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:  # the reader of our output has seen enough, as `head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except RingfeedError as error:
+        with output_settled():
+            with interrupts_told("ringfeed"):
+                args = build_parser(chosen_command(arguments)).parse_args(arguments)
+            status = load(args.command).run(args)
+            sys.stdout.flush()
+            return status
+    except (RingfeedError, OSError) as error:
         print(f"ringfeed: error: {error}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:

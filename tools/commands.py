@@ -9,7 +9,6 @@ import argparse
 import errno
 import json
 import math
-import os
 import shlex
 import sys
 from base64 import b64encode
@@ -64,7 +63,7 @@ from .prepare_args import prepare_options
 from .repairing import repair_json, repair_text
 from .shard_dataset_args import build_parser
 from .shares import shares_json, shares_text
-from .starting import INTERRUPTED
+from .starting import INTERRUPTED, unread
 from .subcommands import cores, workers_for
 
 __all__ = ["execute", "parse"]
@@ -319,6 +318,8 @@ def _cat(args: argparse.Namespace) -> int:
     split = next(iter(dataset.manifest.splits)) if args.split is None else args.split
     for record in read_records(dataset, split, args.limit):
         print(json.dumps(_printable(record), ensure_ascii=False))
+        if unread():
+            break
     return _OK
 
 
@@ -423,9 +424,6 @@ def execute(args: argparse.Namespace) -> int:
         else:
             tell(f"shard-dataset: interrupted{f'; {error}' if str(error) else ''}")
         return status
-    except BrokenPipeError:  # the reader of our output has seen enough, as `head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _OK
     except (RingfeedError, OSError, MemoryError) as error:
         if args.debug:
             raise

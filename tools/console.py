@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from ..sharding.json_pieces import json_pieces
+from .starting import lead_nowhere
 
 __all__ = [
     "StageReport", "align", "human_bytes", "human_seconds", "print_event", "print_json", "prints_aside",
@@ -71,7 +72,7 @@ def _readers_gone() -> Iterator[None]:
     try:
         yield
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        lead_nowhere(sys.stderr)
 
 
 class _Terminal:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from .starting import interrupts_told, settle_streams
+from .starting import interrupts_told, output_settled, settle_streams
 
 __all__ = ["main", "run"]
 
@@ -33,14 +33,14 @@ def run() -> NoReturn:
     builds that failed early). What is left to tidy up is the folder of the sockets of `multiprocessing`.
     """
     settle_streams()
-    try:
-        status = main()
-    except SystemExit as stop:  # of argparse: usage, help, version
-        status = stop.code if isinstance(stop.code, int) else 0
+    with output_settled():
+        try:
+            status = main()
+        except SystemExit as stop:  # of argparse: usage, help, version
+            status = stop.code if isinstance(stop.code, int) else 0
     from multiprocessing import util
 
     util._exit_function()  # type: ignore[attr-defined]  # typeshed has no private names
-    sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 

@@ -1,6 +1,7 @@
-"""How a program begins: Ctrl-C while its modules are imported, which takes half a second, is one line too.
+"""How a program begins: with streams that may be closed, or whose readers may leave, and with Ctrl-C heard at once.
 
-Imports nothing that takes time itself.
+Imports nothing that takes time itself: Ctrl-C while other modules are imported, which takes half a second, is one line
+too.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout, suppress
 from io import TextIOWrapper
 from threading import current_thread, main_thread
 from types import FrameType
+from typing import IO, Any, cast
 
-__all__ = ["INTERRUPTED", "interrupts_told", "settle_streams"]
+__all__ = ["INTERRUPTED", "interrupts_told", "lead_nowhere", "output_settled", "settle_streams", "unread"]
 
 INTERRUPTED = 130  # exit status
 
@@ -32,6 +34,66 @@ def settle_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def lead_nowhere(stream: IO[str]) -> None:
+    """Lose what is written to a stream from now on, and what it has yet to pass on."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+class _Output:
+    """Standard output, which leads nowhere once its reader has seen enough, as `head` has: the work goes on.
+
+    That it takes nothing for another reason is a StorageError.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self.unread = False
+
+    def write(self, text: str) -> int:
+        with self._settled():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._settled():
+            self._stream.flush()
+
+    @contextmanager
+    def _settled(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            lead_nowhere(self._stream)
+            self.unread = True
+        except OSError as error:
+            from ..sharding.errors import StorageError
+
+            lead_nowhere(self._stream)
+            raise StorageError(f"cannot write to standard output: {error.strerror or error}") from error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def output_settled() -> Iterator[None]:
+    """Settle for the body what becomes of standard output, see `_Output`."""
+    output = _Output(sys.stdout)
+    with redirect_stdout(cast(IO[str], output)):
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # what was there to be said was said by a flush in the body
+                output.flush()
+
+
+def unread() -> bool:
+    """Whether the reader of standard output is known to have left."""
+    return isinstance(sys.stdout, _Output) and sys.stdout.unread
 
 
 @contextmanager

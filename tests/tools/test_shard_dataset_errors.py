@@ -1,5 +1,6 @@
 """`shard-dataset` on bad sources, destinations and surroundings: one line, and nothing is left."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from ringfeed.tools import cache, commands
+from ringfeed.tools import cli as cli_of_ringfeed
 from ringfeed.tools.shard_dataset import main
 from tests.conftest import Cli
 from tests.servers.hdfs import HdfsServer
@@ -206,3 +209,32 @@ def test_a_build_goes_on_when_nobody_reads_its_progress_any_more(source: str, tm
 def test_a_file_is_no_folder(cli: Cli, source: str, tmp_path: Path) -> None:
     for command in (["inspect", source], ["clean", source], ["build", source, f"{tmp_path}/o", "--spill", source]):
         assert_one_line(cli("shard-dataset", *command), "a name in its path is that of a file", "check the path")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_damage_is_told_although_the_reader_of_the_output_has_left(dataset: Path, unbuffered: str) -> None:
+    shard = next(dataset.glob("*.tfrecord"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [Path(sys.executable).with_name("shard-dataset"), "verify", dataset],
+        stdout=writer, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )  # fmt: skip
+    os.close(writer)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("shard-dataset: error: 1 file is damaged or missing")
+
+
+def test_a_pipe_that_breaks_is_an_error_unless_it_is_that_of_the_output(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def break_pipe(_: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    monkeypatch.setattr(commands, "open_dataset", break_pipe)
+    assert main(["inspect", str(dataset)]) == 1
+    monkeypatch.setattr(cache, "run", break_pipe)
+    assert cli_of_ringfeed.main(["cache", str(dataset)]) == 1
+    told = capfd.readouterr().err.splitlines()[-2:]
+    assert told == [f"{program}: error: [Errno 32] Broken pipe" for program in ("shard-dataset", "ringfeed")]
