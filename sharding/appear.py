@@ -39,8 +39,6 @@ def appearing_folder(target: Storage) -> Iterator[Storage]:
         DestinationError: something is in the way, or another process writes there.
         StorageError: the store refuses.
     """
-    if target.local_path is not None and target.local_path.is_file():
-        raise DestinationError(f"the destination {target.locate()} is a file; name a folder")
     target.check_writable()
     _check_empty(target, read_holder(target))
     room = _room(target)

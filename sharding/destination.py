@@ -319,8 +319,6 @@ def _check(destination: Storage, purpose: Purpose) -> bool:
         open_dataset(destination)
         destination.check_writable()
         return False
-    if destination.local_path is not None and destination.local_path.is_file():
-        raise DestinationError(f"the destination {destination.locate()} is a file; name a folder")
     destination.check_writable()
     files = [name for name in destination.list() if not is_lease_draft(name)]
     if MANIFEST_NAME in files:

@@ -10,8 +10,8 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeAlias
 
@@ -19,7 +19,10 @@ import fsspec
 
 from .retry import IncompleteError, RetryPolicy, retry
 
-__all__ = ["Bytes", "Draft", "LocalDraft", "RemoteDraft", "SpooledDraft", "draft_name", "drafted"]
+__all__ = [
+    "Bytes", "Draft", "LocalDraft", "RemoteDraft", "SpooledDraft", "draft_name", "drafted",
+    "make_folder",
+]  # fmt: skip
 
 Bytes: TypeAlias = Any  # bytes, a memoryview or an array of single bytes, or an Arrow buffer
 _SEND_BYTES = 8 << 20  # a disk is kept busy with as much
@@ -44,6 +47,25 @@ def drafted(path: str) -> str:
     return "" if match is None else "".join(match.groups())
 
 
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder of this machine, and those above it, unless they are there.
+
+    Raises:
+        NotADirectoryError: a file has the name of one of them, or a link that leads nowhere. So "exists" is said of the
+            file alone that is to be created in it.
+    """
+    with _told_as_no_folder():
+        folder.mkdir(mode, parents=True, exist_ok=True)
+
+
+@contextmanager
+def _told_as_no_folder() -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError as error:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename) from error
+
+
 class Draft(Protocol):
     """A file that is being written, until `commit` or `discard`; after a `commit` that failed, `discard` it."""
 
@@ -66,7 +88,7 @@ class LocalDraft:
 
     def __init__(self, target: Path, *, durable: bool = True) -> None:
         self._durable = durable
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         self._target = target
         self._draft = target.with_name(draft_name(target.name))
         self._file = open(self._draft, "xb")  # noqa: SIM115
@@ -149,7 +171,8 @@ class RemoteDraft:
 
     def __init__(self, fs: fsspec.AbstractFileSystem, target: str, policy: RetryPolicy, *, renames_exclusively: bool):
         parent, _, name = target.rpartition("/")
-        fs.makedirs(parent, exist_ok=True)
+        with _told_as_no_folder():
+            fs.makedirs(parent, exist_ok=True)
         self._fs, self._target, self._policy, self._exact = fs, target, policy, renames_exclusively
         self._draft = f"{parent}/{draft_name(name)}"
         self._file = fs.open(self._draft, "wb")

@@ -22,7 +22,8 @@ _DISK = {
     "for more --shards",
     errno.EISDIR: "it is a folder, where a file must be; check the path",
     errno.ENAMETOOLONG: "its name is longer than the file system takes; check the path",
-    errno.ENOTDIR: "a name in its path is that of a file, where a folder must be; check the path",
+    errno.ENOTDIR: "a name in its path is that of a file, or of a link that leads nowhere, where a folder must be; "
+    "check the path",
     errno.EMFILE: "too many open files; raise the limit (ulimit -n)",
 }
 _HDFS = {

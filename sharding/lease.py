@@ -42,6 +42,7 @@ _BEAT_SECONDS = 5.0
 _SILENT_SECONDS = 30.0  # a holder elsewhere whose beat stands still for so long is gone: six beats
 _LEFT_SECONDS = 300.0  # and one here, whose process lives on, as a notebook's does that could not give it back
 _TAKEOVER_SECONDS = 2.0  # which one needs at least to look at the destination that it took over
+_TAKEOVERS = 10  # attempts, each of which fails for what others did meanwhile, or left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,30 +340,33 @@ def _following(me: Holder, previous: Holder | None) -> Holder:
 
 def _take_over(storage: Storage, me: Holder) -> Holder | None:
     """Put oneself in the place of a holder that is gone. Of several that try, one succeeds."""
-    holder = read_holder(storage)
-    if holder is None:  # it was given back meanwhile: whoever creates it now has it
+    for _ in range(_TAKEOVERS):
+        holder = read_holder(storage)
+        if holder is None:  # it was given back meanwhile: whoever creates it now has it
+            with suppress(FileExistsError):
+                storage.create(LEASE_NAME, me.encode())
+                return None
+            continue
+        if is_held(storage, holder):
+            raise DestinationError(held_by(storage, holder))
+        name = f"{TAKEOVER_PREFIX}{holder.token}.json"
         try:
-            storage.create(LEASE_NAME, me.encode())
-            return None
-        except FileExistsError:
-            return _take_over(storage, me)
-    if is_held(storage, holder):
-        raise DestinationError(held_by(storage, holder))
-    name = f"{TAKEOVER_PREFIX}{holder.token}.json"
-    try:
-        storage.create(name, me.encode())
-    except FileExistsError as error:
-        rival = read_holder(storage, name)
-        if rival is not None and is_held(storage, rival, name):
-            raise DestinationError(held_by(storage, rival)) from error
-        storage.remove(name)  # of one that was killed in the midst of this
-        return _take_over(storage, me)
-    try:
-        if storage.run("write", LEASE_NAME, partial(_replace, storage, holder, _following(me, holder))):
-            return holder
-    finally:
-        storage.remove(name)
-    return _take_over(storage, me)
+            storage.create(name, me.encode())
+        except FileExistsError as error:
+            rival = read_holder(storage, name)
+            if rival is not None and is_held(storage, rival, name):
+                raise DestinationError(held_by(storage, rival)) from error
+            storage.remove(name)  # of one that was killed in the midst of this
+            continue
+        try:
+            if storage.run("write", LEASE_NAME, partial(_replace, storage, holder, _following(me, holder))):
+                return holder
+        finally:
+            storage.remove(name)
+    raise DestinationError(
+        f"cannot tell who writes to {storage.locate()}: {LEASE_NAME} there comes and goes, or is a link that leads "
+        "nowhere; see what it is, and try again"
+    )
 
 
 def _replace(storage: Storage, holder: Holder, me: Holder) -> bool:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import fsspec
 
 from .clients import OBJECT_STORES, S3, filesystem
-from .errors import ConfigError, RingfeedError, StorageError
+from .errors import ConfigError, DestinationError, RingfeedError, StorageError
 from .explain import explain
 from .retry import Exhausted, RetryPolicy, retry
 
@@ -99,8 +99,18 @@ class Location:
                 socket.create_connection((address.hostname or "", address.port), _CONNECT_SECONDS).close()
 
     def check_writable(self) -> None:
-        """`check_reachable`, and that the bucket is there: some S3 servers make one of a mistyped name."""
+        """`check_reachable`, and that nothing else has the folder's name.
+
+        And that the bucket is there: some S3 servers make one of a mistyped name.
+
+        Raises:
+            DestinationError: a file has its name, or a link that leads nowhere.
+        """
         self.check_reachable()
+        path = self.local_path
+        if path is not None and os.path.lexists(path) and not os.path.isdir(path):
+            what = "a file" if os.path.exists(path) else "a link that leads nowhere"
+            raise DestinationError(f"the destination {path} is {what}; name a folder")
         if self.protocol in S3:
             fs, root = self.filesystem()
             bucket, _, prefix = root.partition("/")

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from .drafts import draft_name, drafted
+from .drafts import draft_name, drafted, make_folder
 from .errors import DestinationError, RingfeedError, StorageError
 from .keyed import derive_key
 from .lease import Holder, boot_id, start_of
@@ -87,7 +87,7 @@ class Spill:
         draft = target.with_name(draft_name(target.name))
         try:
             with self.storage.errors("write", _file(part)):
-                target.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(target.parent)
                 file = pa.OSFile(str(draft), "wb")
             with file, self._errors_of_writes(part):
                 yield file
@@ -244,7 +244,7 @@ def _machine() -> str:
 def _make(root: Storage) -> None:
     if root.local_path is not None:
         with root.errors("write", ""):
-            root.local_path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(root.local_path, mode=0o700)
 
 
 def remove_spill(root: Storage, absent: Sequence[str] = ()) -> None:

@@ -266,3 +266,16 @@ def test_a_process_with_the_number_of_a_dead_one_is_not_taken_for_it(tmp_path: P
     edit(tmp_path, started="12345")
     with hold(storage, {}) as second:
         assert second.previous is not None
+
+
+def test_a_mark_that_is_there_and_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / LEASE_NAME).symlink_to("nowhere")
+    with pytest.raises(DestinationError, match=f"cannot tell who writes to {tmp_path}: {LEASE_NAME} there"):
+        take(Storage(str(tmp_path)))
+
+
+def test_a_link_that_leads_nowhere_is_no_mark_of_another(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    for folder in ("link", "link/sub"):
+        with pytest.raises(StorageError, match="a name in its path is that of a file, or of a link that leads nowhere"):
+            take(Storage(str(tmp_path / folder)))

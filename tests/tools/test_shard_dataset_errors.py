@@ -211,6 +211,21 @@ def test_a_file_is_no_folder(cli: Cli, source: str, tmp_path: Path) -> None:
         assert_one_line(cli("shard-dataset", *command), "a name in its path is that of a file", "check the path")
 
 
+def test_a_link_that_leads_nowhere_is_no_folder(cli: Cli, source: str, dataset: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("nowhere")
+    build = ["build", source, "--label", "status"]
+    for command in ([*build, str(link)], ["export", str(dataset), str(link), "--to", "hf"]):
+        assert_one_line(cli("shard-dataset", *command), f"the destination {link} is a link that leads nowhere; name a")
+    for command in (
+        [*build, f"{link}/sub"],
+        [*build, f"{tmp_path}/o", "--spill", str(link)],
+        ["export", str(dataset), f"{link}/sub", "--to", "hf"],
+    ):
+        assert_one_line(cli("shard-dataset", *command), "or of a link that leads nowhere, where a folder must be")
+    assert not (tmp_path / "o").exists()
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_damage_is_told_although_the_reader_of_the_output_has_left(dataset: Path, unbuffered: str) -> None:
     shard = next(dataset.glob("*.tfrecord"))
