@@ -16,9 +16,10 @@ import fsspec
 from .bounded import BoundedClient
 from .errors import StorageError
 
-__all__ = ["OBJECT_STORES", "S3", "filesystem"]
+__all__ = ["OBJECT_STORES", "S3", "WEB", "filesystem"]
 
 S3 = {"s3", "s3a"}
+WEB = {"http", "https"}
 OBJECT_STORES = {*S3, "gs", "gcs", "az", "abfs", "abfss", "memory"}  # a single PUT is atomic there
 
 _RPC_TIMEOUT = "ipc.client.rpc-timeout.ms"  # Hadoop's own name for how long a NameNode may take to answer
@@ -52,6 +53,10 @@ def filesystem(url: str, protocol: str, options: Mapping[str, Any]) -> tuple[fss
         StorageError: on HDFS, if this process was forked from one that has used it.
     """
     kind = "s3" if protocol in S3 else protocol
+    if kind in WEB:
+        from .web import WebFileSystem  # aiohttp takes 0.1 s to import
+
+        return WebFileSystem(**options), url.rstrip("/")
     if kind not in _OPTIONS:
         fs, path = fsspec.url_to_fs(url, **options)
         return fs, path.rstrip("/")

@@ -100,4 +100,6 @@ def _remedy(protocol: str) -> str:
         return "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or AWS_PROFILE, and the rights they have"
     if protocol == "hdfs":
         return "check the folder's owner and mode, and HADOOP_USER_NAME"
+    if protocol in ("http", "https"):
+        return "a signed link may have expired; else name user and password in the URL"
     return "check the rights of the folder"

@@ -127,7 +127,7 @@ class Location:
     @contextmanager
     def errors(self, verb: str, path: str) -> Iterator[None]:
         """Turn what the many clients raise into one error with one line."""
-        where = self.locate(path)
+        where = public_url(self.locate(path))
         try:
             yield
         except RingfeedError:  # it says it all already

@@ -42,9 +42,9 @@ def iterate_blocks(storage: Storage, path: str) -> Iterator[memoryview]:
         whole = memoryview(storage.map(path))
         yield from (whole[start : start + _BLOCK_BYTES] for start in range(0, len(whole), _BLOCK_BYTES))
         return
-    size = storage.size(path)
-    for start in range(0, size, _BLOCK_BYTES):
-        yield memoryview(storage.read_range(path, start, min(start + _BLOCK_BYTES, size)))
+    with storage.open_input(path, read_ahead=False) as file:
+        while block := file.read(_BLOCK_BYTES):
+            yield memoryview(block)
 
 
 def measure(storage: Storage, path: str) -> Measure | None:

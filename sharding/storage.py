@@ -18,14 +18,14 @@ from typing import IO, Any, TypeAlias, cast
 
 import pyarrow as pa
 
-from .clients import S3
+from .clients import S3, WEB
 from .drafts import Bytes, Draft, LocalDraft, RemoteDraft, SpooledDraft
 from .errors import RangesError
 from .fast import copy_object, read_object
 from .location import Location, public_url, url_text
 from .retry import IncompleteError
 from .s3 import SINGLE_BYTES, S3Draft, create_object, put_object
-from .streams import RangeReader, Sink
+from .streams import ForwardReader, RangeReader, Sink
 
 __all__ = ["Place", "Storage", "public_url", "storage_of"]
 
@@ -113,8 +113,7 @@ class Storage(Location):
 
     def size(self, path: str) -> int:
         """The bytes of a file; a missing one is FileNotFoundError."""
-        fs, root = self.filesystem()
-        return int(self.run("read", path, lambda: fs.info(f"{root}/{path}"))["size"])
+        return int(self._info(path)["size"])
 
     def read_range(self, path: str, start: int, end: int) -> bytes:
         """The bytes [start, end) of a file that has as many.
@@ -128,7 +127,7 @@ class Storage(Location):
             quick = read_object(fs, f"{root}/{path}", (start, end)) if self.protocol in S3 else None
             data: bytes = quick.to_pybytes() if quick else fs.cat_file(f"{root}/{path}", start=start, end=end)
             if len(data) > end - start:
-                raise RangesError.of(self.locate(path))
+                raise self._ranges_error(path)
             if len(data) != end - start:
                 raise IncompleteError(f"{len(data)} bytes arrived of the {end - start} from byte {start} on")
             return data
@@ -151,12 +150,38 @@ class Storage(Location):
             with file:
                 yield file
             return
-        with RangeReader(partial(self.read_range, path), self.size(path)) as ranges:
+        with self._open_raw(path, whole_bytes=_READ_AHEAD_BYTES if read_ahead else 0) as raw:
             if read_ahead:
-                with io.BufferedReader(ranges, _READ_AHEAD_BYTES) as buffered:
+                with io.BufferedReader(raw, _READ_AHEAD_BYTES) as buffered:
                     yield buffered
             else:
-                yield cast(IO[bytes], ranges)
+                yield cast(IO[bytes], raw)
+
+    def _open_raw(self, path: str, whole_bytes: int) -> io.RawIOBase:
+        """A file by ranges; of a web server that sends none all of it, at once up to so many bytes."""
+        info = self._info(path)
+        size = info["size"]
+        fs, root = self.filesystem()
+        url = f"{root}/{path}"
+        if self.protocol not in WEB or (
+            size is not None
+            and (not size or info.get("partial") or self.run("read", path, lambda: fs.sends_parts(url)))
+        ):
+            return RangeReader(partial(self.read_range, path), size)
+        if size is not None and size <= whole_bytes:
+            data = self.read_range(path, 0, size)
+            return RangeReader(lambda start, end: data[start:end], size)
+        return ForwardReader(
+            lambda: fs.stream(url), size, partial(self.run, "read", path), partial(self._ranges_error, path)
+        )
+
+    def _info(self, path: str) -> dict[str, Any]:
+        fs, root = self.filesystem()
+        info: dict[str, Any] = self.run("read", path, lambda: fs.info(f"{root}/{path}"))
+        return info
+
+    def _ranges_error(self, path: str) -> RangesError:
+        return RangesError.of(public_url(self.locate(path)))
 
     @contextmanager
     def open_output(self, path: str, *, durable: bool = True) -> Iterator[IO[bytes]]:

@@ -4,12 +4,60 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import IO, Any
 
-__all__ = ["RangeReader", "Sink"]
+from .retry import IncompleteError
+
+__all__ = ["ForwardReader", "RangeReader", "Sink"]
+
+_SKIP_BYTES = 1 << 20  # that are read to go forward
 
 
-class RangeReader(io.RawIOBase):
+class _Reader(io.RawIOBase):
+    """A remote file to read.
+
+    Attributes:
+        failure: why the last read or seek failed, whatever a library that was reading makes of it; None: it did not.
+    """
+
+    def __init__(self) -> None:
+        self.failure: Exception | None = None
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self._take(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self.failure = None
+        super().close()
+
+    def _take(self, count: int) -> bytes:
+        self.failure = None
+        try:
+            data = self._fetch(count)
+        except Exception as error:
+            self.failure = error
+            raise
+        self._position += len(data)
+        return data
+
+    def _fetch(self, count: int) -> bytes:
+        raise NotImplementedError
+
+
+class RangeReader(_Reader):
     """A seekable file whose every read is one request for a range; buffer it where reads are small.
 
     Args:
@@ -22,18 +70,9 @@ class RangeReader(io.RawIOBase):
     """
 
     def __init__(self, read_range: Callable[[int, int], bytes], size: int) -> None:
+        super().__init__()
         self._read_range = read_range
         self._size = size
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
@@ -42,22 +81,80 @@ class RangeReader(io.RawIOBase):
         self._position = start + offset
         return self._position
 
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        data = self._take(len(view))
-        view[: len(data)] = data
-        return len(data)
-
     def readall(self) -> bytes:
         return self._take(self._size)
 
-    def _take(self, count: int) -> bytes:
+    def _fetch(self, count: int) -> bytes:
         end = min(self._position + count, self._size)
-        if end <= self._position:
-            return b""
-        data = self._read_range(self._position, end)
-        self._position = end
+        return self._read_range(self._position, end) if end > self._position else b""
+
+
+class ForwardReader(_Reader):
+    """A file that comes from its start to its end; after an error it is opened again, and read up to where it was.
+
+    Args:
+        source: opens the file, which needs no more than to be read and closed.
+        size: of the file, in bytes, if it is known.
+        run: does something that may be done twice, again if it fails.
+        refuse: makes the error of a seek that goes back, or far ahead.
+
+    >>> file = ForwardReader(lambda: io.BytesIO(b"0123456789"), 10, lambda read: read(), lambda: OSError("no"))
+    >>> file.seek(3), file.read(2), file.read(), file.read()
+    (3, b'34', b'56789', b'')
+    >>> file.seek(0)
+    Traceback (most recent call last):
+    OSError: no
+    """
+
+    def __init__(
+        self,
+        source: Callable[[], IO[bytes]],
+        size: int | None,
+        run: Callable[[Callable[[], bytes]], bytes],
+        refuse: Callable[[], Exception],
+    ) -> None:
+        super().__init__()
+        self._source = source
+        self._size = size
+        self._run = run
+        self._refuse = refuse
+        self._file: IO[bytes] | None = None
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        missing = offset - (self._position if whence == io.SEEK_SET else 0)
+        if whence == io.SEEK_END or not 0 <= missing <= _SKIP_BYTES:
+            self.failure = self._refuse()
+            raise self.failure
+        while missing and (data := self._take(missing)):
+            missing -= len(data)
+        return self._position
+
+    def close(self) -> None:
+        self._leave()
+        super().close()
+
+    def _fetch(self, count: int) -> bytes:
+        return self._run(lambda: self._next(count)) if count else b""
+
+    def _next(self, count: int) -> bytes:
+        try:
+            if self._file is None:
+                self._file = self._source()
+                missing = self._position
+                while missing and (data := self._file.read(min(missing, _SKIP_BYTES))):
+                    missing -= len(data)
+            data = self._file.read(count)
+            if not data and self._size not in (None, self._position):
+                raise IncompleteError(f"{self._position} bytes arrived of {self._size}")
+        except BaseException:
+            self._leave()
+            raise
         return data
+
+    def _leave(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 class Sink(io.RawIOBase):

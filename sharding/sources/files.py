@@ -21,13 +21,13 @@ from fsspec.compression import compr
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import infer_compression
 
-from ..clients import OBJECT_STORES
+from ..clients import OBJECT_STORES, WEB
 from ..errors import RangesError, RingfeedError, SourceError, StorageError
 from ..keyed import derive_key
 from ..retry import RetryPolicy, retry
 from ..storage import Storage
 from .listing import Listing, SourceFile, note
-from .web import is_page, lacks_ranges, with_sizes, without_query
+from .web import is_page, is_web, lacks_ranges, plain_url, with_sizes, without_query
 
 __all__ = [
     "MissingFileError", "SourceFile", "base_name", "beside", "check_unchanged", "compression_of", "fingerprint_files",
@@ -35,7 +35,8 @@ __all__ = [
     "stat_files", "translate_errors",
 ]  # fmt: skip
 
-_RANGED = {*OBJECT_STORES, "hdfs"} - {"memory"}  # protocols that send any range of a file
+_OURS = {"hdfs", *WEB}  # protocols whose file systems are not fsspec's
+_RANGED = {*OBJECT_STORES, *_OURS} - {"memory"}  # protocols that send any range of a file, where the server does
 _HOST = re.compile(r".*?://[^/]*", re.DOTALL)
 _IN_ARCHIVE = re.compile(r"((?:\w+::)*(?:zip|tar|libarchive|rar)://.*?)(::.*)", re.DOTALL)
 
@@ -84,41 +85,46 @@ def check_unchanged(listings: Iterable[Listing]) -> None:
 
 
 def _list(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
-    chain = split_chain(url)[1]
+    policy = RetryPolicy() if is_web(url) else RetryPolicy(attempts=1)  # other clients try again themselves
     try:
         fs, path = _filesystem(url)
-        root = path.rstrip("/")
-        if has_pattern(path) and not fs.exists(path):
-            found = _matching(fs, path)
-            if not found:
-                raise SourceError(f"no file matches {url}; check the pattern, or name a folder")
-        elif fs.isfile(path) and (plain_name(path).endswith(tuple(filter(None, suffixes))) or not is_page(fs, path)):
-            return [_file(fs, fs.info(path), chain)]
-        elif isinstance(fs, LocalFileSystem) and fs.isdir(path):
-            return sorted(_find_local(root or "/", tuple(suffixes)))
-        else:
-            found = _below(fs, root)
-            if not found and not fs.exists(path):
-                fs.info(path)  # of a web server that cannot be reached, only this says so
-                raise FileNotFoundError(path)
+        return retry(lambda: _listed(fs, path, url, tuple(suffixes)), policy)
     except SourceError:
         raise
     except FileNotFoundError as error:
         if isinstance(cause := error.__cause__, OSError) and not isinstance(cause, FileNotFoundError):
             raise _storage_error(url, cause) from error
-        raise SourceError(f"there is nothing at {url}; {_hint(url)}check the path") from error
+        there = str(error) if str(error).startswith(url) else url  # a page may list what is not there
+        raise SourceError(f"there is nothing at {there}; {_hint(url)}check the path") from error
     except Exception as error:
         raise _storage_error(url, error) from error
-    matching = [info for info in found if plain_name(info["name"]).endswith(tuple(suffixes))]
-    return sorted((_file(fs, info, chain) for info in with_sizes(fs, matching)), key=lambda file: file.url)
+
+
+def _listed(fs: fsspec.AbstractFileSystem, path: str, url: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
+    chain = split_chain(url)[1]
+    root = path.rstrip("/")
+    if has_pattern(path) and not fs.exists(path):
+        found = _matching(fs, path)
+        if not found:
+            raise SourceError(f"no file matches {url}; check the pattern, or name a folder")
+    elif fs.isfile(path) and (plain_name(path).endswith(tuple(filter(None, suffixes))) or not is_page(fs, path)):
+        return [_file(fs, fs.info(path), chain)]
+    elif isinstance(fs, LocalFileSystem) and fs.isdir(path):
+        return sorted(_find_local(root or "/", suffixes))
+    else:
+        found = _below(fs, root)
+        if not found and not fs.exists(path):
+            raise FileNotFoundError(path)
+    matching = [info for info in found if plain_name(info["name"]).endswith(suffixes)]
+    return sorted((_file(fs, info, chain) for info in with_sizes(fs, matching)), key=lambda file: plain_url(file.url))
 
 
 def _filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     """The file system of a URL, and the path in it; of HDFS ours, which waits for no NameNode for ever."""
     storage = Storage(url)
-    fs, path = storage.filesystem() if storage.protocol == "hdfs" else fsspec.url_to_fs(url)
+    fs, path = storage.filesystem() if storage.protocol in _OURS else fsspec.url_to_fs(url)
     fs.invalidate_cache()  # of what was listed before in this process
-    return fs, path
+    return fs, url if is_web(url) else path  # the slash at a link's end may be of its signature
 
 
 def _matching(fs: fsspec.AbstractFileSystem, pattern: str) -> list[dict[str, Any]]:
@@ -219,8 +225,12 @@ def _check_name(path: str) -> None:
 
 
 def has_pattern(url: str) -> bool:
-    """Whether a URL may be a glob."""
-    return any(letter in url for letter in "*?[")
+    """Whether a URL may be a glob. In one of a web server, a question mark begins a query.
+
+    >>> has_pattern("s3://bucket/a?.csv"), has_pattern("https://host/a.csv?b=[*]"), has_pattern("https://host/*.csv")
+    (True, False, True)
+    """
+    return any(letter in without_query(url) for letter in "*?[")
 
 
 def root_of(url: str, files: Sequence[str]) -> str:
@@ -306,6 +316,7 @@ def open_file(path: str, compression: str | None = "infer", *, read_ahead: bool 
     try:
         with (
             _open_plain(path, read_ahead=read_ahead) as file,
+            _told_by(file),
             _decompressed(file, codec if read_ahead else None) as plain,
         ):
             yield plain
@@ -325,17 +336,31 @@ def open_file(path: str, compression: str | None = "infer", *, read_ahead: bool 
         raise _storage_error(path, error) from error
 
 
+@contextmanager
+def _told_by(file: IO[bytes]) -> Iterator[None]:
+    """Errors of a store as it told them, not as a library that was reading passes them on: some do so as damage."""
+    try:
+        yield
+    except Exception as error:
+        failure = getattr(getattr(file, "raw", file), "failure", None)
+        try:
+            if failure is None or failure is error:
+                raise
+            raise failure from failure.__cause__
+        finally:
+            del failure  # else it holds its traceback, that this frame, and all that the library was about
+
+
 def _open_plain(path: str, *, read_ahead: bool) -> AbstractContextManager[IO[bytes]]:
     folder, _, name = path.rpartition("/")
+    if Storage(path).protocol in WEB and (host := _HOST.match(path)):  # a link's query may hold slashes, too
+        folder, name = host[0], path[host.end() + 1 :]
     storage = Storage(folder)
     if storage.protocol in _RANGED:
         return storage.open_input(name, read_ahead=read_ahead)
     if (local := Storage(path).local_path) is not None:  # fsspec takes :: in a name for a link of a chain
         return local.open("rb")
-    opened = fsspec.open(path, "rb")
-    if read_ahead or storage.protocol not in ("http", "https"):
-        return cast(AbstractContextManager[IO[bytes]], opened)
-    return cast(AbstractContextManager[IO[bytes]], opened.fs.open(opened.path, "rb", cache_type="none"))
+    return cast(AbstractContextManager[IO[bytes]], fsspec.open(path, "rb"))
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import prod
+from os import SEEK_END
 from typing import IO, Any
 from zipfile import BadZipFile, ZipFile
 
@@ -191,12 +192,13 @@ def _tables(url: str, files: Sequence[SourceFile]) -> Iterator[tuple[str, list[_
 def _array_of(file: SourceFile, name: str) -> _Array:
     with open_file(file.url) as data:
         dtype, shape, fortran, offset = _header(data, file.url)
+        data_bytes = file.bytes or data.seek(0, SEEK_END)  # where a web server does not tell it, this says what to do
     if not name and dtype.names is None:
         name = _PLAIN
     if not shape:
         raise SourceError(f"{file.url}: it holds a single value, no rows; a source needs an array of records")
     array = _Array(
-        name=name, path=file.url, member="", data_bytes=file.bytes, dtype=dtype, shape=shape, fortran=fortran,
+        name=name, path=file.url, member="", data_bytes=data_bytes, dtype=dtype, shape=shape, fortran=fortran,
         offset=offset,
     )  # fmt: skip
     _check_size(array)

@@ -11,6 +11,7 @@ from ..dataset import open_dataset
 from ..errors import ConfigError, DatasetError, StorageError
 from ..keyed import derive_key
 from ..manifest import MANIFEST_NAME, Manifest, ShardInfo
+from ..retry import is_transient
 from ..schema import Feature, Schema
 from ..storage import Storage
 from .base import BATCH_ROWS, Part, Reject, fail_on_bad
@@ -44,8 +45,10 @@ def _holds_dataset(url: str) -> bool:
     try:
         Storage(url).check_reachable()
         return Storage(url).exists(MANIFEST_NAME)
-    except StorageError:  # whatever it is, it is no folder that one can look into; the listing to come tells more
-        return False
+    except StorageError as error:
+        if is_transient(error):
+            raise
+        return False  # whatever it is, it is no folder that one can look into; the listing to come tells more
 
 
 def only_split(url: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import SourceError
 from .base import BadRecord, Part
-from .files import SourceFile, compression_of, open_file
+from .files import SourceFile, compression_of, open_file, size_if_seekable
 
 __all__ = [
     "LINE_BYTES",
@@ -177,8 +177,11 @@ def read_marked(path: str, marks: Sequence[Mark]) -> Iterator[Block]:
 
 
 def cut_parts(file: SourceFile, marks: Sequence[Mark]) -> list[Part]:
-    """Parts of a file of about `PART_BYTES`, from its blocks; one if it is compressed, or of unknown size."""
+    """Parts of a file of about `PART_BYTES`, from its blocks; one if none can be read without those before it."""
     whole = compression_of(file.url) is not None or not file.bytes
+    if not whole and file.bytes > PART_BYTES:
+        with open_file(file.url) as opened:
+            whole = size_if_seekable(opened) is None
     parts: list[Part] = []
     pieces: list[Mark] = []
     records = 0

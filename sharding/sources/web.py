@@ -10,11 +10,22 @@ from urllib.parse import quote, unquote
 import fsspec
 
 from ..errors import SourceError
+from ..retry import RetryPolicy, retry
 
-__all__ = ["is_page", "lacks_ranges", "name_at", "with_sizes", "without_query", "written_at"]
+__all__ = ["is_page", "is_web", "lacks_ranges", "name_at", "plain_url", "with_sizes", "without_query", "written_at"]
 
 _SCHEMES = ("http://", "https://")
 _REQUESTS = 16  # at a time
+
+
+def is_web(url: str) -> bool:
+    """Whether a URL is of a web server."""
+    return url.startswith(_SCHEMES)
+
+
+def plain_url(url: str) -> str:
+    """A URL without the escapes of web servers: so it is sorted as the file's name is on other stores."""
+    return unquote(url) if is_web(url) else url
 
 
 def name_at(root: str, path: str) -> str:
@@ -27,14 +38,14 @@ def name_at(root: str, path: str) -> str:
     ('golden retriever/1.jpg', '50%25/1.jpg')
     """
     try:
-        return unquote(path, errors="strict") if root.startswith(_SCHEMES) else path
+        return unquote(path, errors="strict") if is_web(root) else path
     except UnicodeDecodeError as error:
         raise SourceError(f"the name of the file {root}{path} is not UTF-8; rename it") from error
 
 
 def written_at(root: str, name: str) -> str:
     """A name below a folder as it stands in a URL: what `name_at` takes back."""
-    return quote(name) if root.startswith(_SCHEMES) else name
+    return quote(name) if is_web(root) else name
 
 
 def without_query(url: str) -> str:
@@ -43,19 +54,24 @@ def without_query(url: str) -> str:
     >>> without_query("https://example.org/a.csv?Signature=1"), without_query("s3://bucket/a?b.csv")
     ('https://example.org/a.csv', 's3://bucket/a?b.csv')
     """
-    return url.partition("?")[0] if url.startswith(_SCHEMES) else url
+    return url.partition("?")[0] if is_web(url) else url
 
 
 def is_page(fs: fsspec.AbstractFileSystem, path: str) -> bool:
     """Whether what is there is a page, which lists the files of a folder."""
-    return path.startswith(_SCHEMES) and str(fs.info(path).get("mimetype", "")).startswith("text/html")
+    return is_web(path) and str(fs.info(path).get("mimetype", "")).startswith("text/html")
 
 
 def with_sizes(fs: fsspec.AbstractFileSystem, infos: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """What is known of files, with their sizes: pages do not tell them, so the server is asked for each file's."""
+    """What is known of files, with their sizes: pages do not tell them, so the server is asked for each file's.
+
+    Raises:
+        FileNotFoundError: it has none.
+        Exhausted: it does not answer.
+    """
 
     def asked(info: dict[str, Any]) -> dict[str, Any]:
-        return info if info.get("size") is not None else {**info, **fs.info(info["name"])}
+        return info if info.get("size") is not None else retry(lambda: fs.info(info["name"]), RetryPolicy())
 
     with ThreadPoolExecutor(_REQUESTS) as threads:
         yield from threads.map(asked, infos)

@@ -2,12 +2,20 @@
 
 import gzip
 import hashlib
+import html
+import io
+import os
+import re
 import shutil
+import tarfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
@@ -17,8 +25,11 @@ import pytest
 from PIL import Image
 
 from ringfeed.sharding import BuildOptions, SourceError, StorageError, build, open_dataset
-from ringfeed.sharding.sources import open_source
-from tests.servers.web import served
+from ringfeed.sharding.retry import RetryPolicy
+from ringfeed.sharding.sources import csv, open_source, text
+from ringfeed.sharding.sources.files import check_unchanged, list_files
+from ringfeed.sharding.sources.listing import note_listings
+from tests.servers.web import Behaviour, served
 
 ROWS = 60_000
 Serve = Callable[..., AbstractContextManager[str]]
@@ -35,6 +46,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "rows.csv.gz").write_bytes(gzip.compress((root / "rows.csv").read_bytes(), 1))
     pq.write_table(table, root / "rows.parquet", row_group_size=ROWS // 4)
     pyarrow.orc.write_table(table, root / "rows.orc")
+    with pa.ipc.new_file(root / "rows.arrow", table.schema) as writer:
+        writer.write_table(table, 10_000)
+    (root / "rows.jsonl").write_text("".join(f'{{"x": {i}, "label": {i % 3}}}\n' for i in range(ROWS)))
+    values, labels = rng.normal(size=(ROWS, 6)), np.arange(ROWS) % 3
+    np.save(root / "rows.npy", values)
+    np.savez(root / "rows.npz", x=values, label=labels)
+    with h5py.File(root / "rows.h5", "w") as file:
+        file["x"], file["label"] = values, labels
+    with tarfile.open(root / "rows.tar", "w") as archive:
+        for number in range(3):
+            for ending, content in ((".bin", rng.bytes(3 << 20)), (".cls", b"%d" % number)):
+                member = tarfile.TarInfo(f"{number}{ending}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
     for number in range(8):
         path = root / "images" / f"class #{number % 2}, 50%" / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +74,8 @@ def serve(folder: Path) -> Serve:
 
 def built(source: str, destination: Path) -> dict[str, str]:
     """The checksums of the shards and indexes of a dataset that is built from a source."""
-    label = None if "images" in source else "label"
+    label = None if "images" in source else "cls" if "rows.tar" in source else "label"
+    label = None if "rows.npy" in source else label
     build(BuildOptions(source=source, destination=str(destination), label=label, shards=2, min_class_records=1))
     paths = sorted(path for path in destination.iterdir() if path.name.startswith("train"))
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
@@ -86,7 +112,7 @@ def test_a_folder_of_files_whose_names_end_in_numbers(folder: Path, serve: Serve
 def test_large_files_come_from_servers_that_send_parts(folder: Path, serve: Serve, tmp_path: Path, name: str) -> None:
     with serve(ranges=True) as url:
         assert built(f"{url}/{name}", tmp_path / "there") == built(str(folder / name), tmp_path / "here")
-    if name == "rows.csv.gz":  # it comes in one piece
+    if "csv" in name:  # it is read from start to end
         return
     with (
         serve(ranges=False) as url,
@@ -123,3 +149,162 @@ def test_a_file_that_is_not_there(serve: Serve, tmp_path: Path) -> None:
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="ClientConnectorError: Cannot connect to host"):
         built("http://localhost:1/rows.csv", tmp_path / "there")
+
+
+def misbehaving(folder: Path, **what: Any) -> AbstractContextManager[str]:
+    return served(folder, behaviour=Behaviour(**what))
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries without pauses."""
+    monkeypatch.setattr(RetryPolicy, "pause_seconds", lambda *_: 0.0)
+
+
+SEEKING = ["rows.parquet", "rows.orc", "rows.arrow", "rows.npy", "rows.npz", "rows.h5"]
+FORWARD = ["rows.csv", "rows.csv.gz", "rows.jsonl", "rows.tar"]
+
+
+@pytest.mark.parametrize("name", [*SEEKING, "rows.csv", "rows.tar"])
+def test_a_server_that_sends_less_at_a_time(folder: Path, tmp_path: Path, name: str) -> None:
+    with misbehaving(folder, most_bytes=300_000) as url:
+        assert built(f"{url}/{name}", tmp_path / "there") == built(str(folder / name), tmp_path / "here")
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("name", [*SEEKING, "rows.csv", "rows.tar"])  # others come in one piece
+@pytest.mark.parametrize("wrong", [{"lost": 0.4}, {"lost": 0.4, "ranges": False}, {"shifted": 100}], ids=repr)
+def test_a_server_that_sends_other_bytes(folder: Path, tmp_path: Path, name: str, wrong: dict[str, Any]) -> None:
+    with misbehaving(folder, **wrong) as url, pytest.raises(StorageError, match=re.escape(f"{url}/{name}: ")):
+        built(f"{url}/{name}", tmp_path / "there")
+    assert not (tmp_path / "there").exists()
+
+
+@pytest.mark.parametrize("name", SEEKING)
+@pytest.mark.parametrize("wrong", [{"ranges": False}, {"ranges": False, "sized": False}], ids=repr)
+def test_files_that_are_read_here_and_there_need_parts(
+    folder: Path, tmp_path: Path, name: str, wrong: dict[str, Any]
+) -> None:
+    with misbehaving(folder, **wrong) as url:
+        if name in ("rows.npy", "rows.npz", "rows.h5") and wrong.get("sized", True):  # small enough to come at once
+            assert built(f"{url}/{name}", tmp_path / "there") == built(str(folder / name), tmp_path / "here")
+            return
+        with pytest.raises(OSError, match=rf"^{url}/{name}: the server sends all of a file .*; copy the file to"):
+            built(f"{url}/{name}", tmp_path / "there")
+
+
+@pytest.mark.parametrize("name", FORWARD)
+@pytest.mark.parametrize("wrong", [{"ranges": False}, {"ranges": False, "sized": False}, {"sized": False}], ids=repr)
+def test_files_that_are_read_from_the_start_need_none(
+    folder: Path, tmp_path: Path, name: str, wrong: dict[str, Any]
+) -> None:
+    with misbehaving(folder, **wrong) as url:
+        assert built(f"{url}/{name}", tmp_path / "there") == built(str(folder / name), tmp_path / "here")
+
+
+def test_large_text_from_a_server_without_ranges_is_one_part(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv, "_BLOCK_BYTES", 1 << 20)
+    monkeypatch.setattr(text, "PART_BYTES", 1 << 20)
+    for ranges in (True, False):
+        with misbehaving(folder, ranges=ranges) as url:
+            assert (len(open_source(f"{url}/rows.csv", "label").parts) > 1) == ranges
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("ranges", [True, False], ids=["with ranges", "without"])
+@pytest.mark.parametrize("name", ["rows.csv", "rows.tar", "images"])
+def test_a_server_that_fails_now_and_then(folder: Path, tmp_path: Path, name: str, ranges: bool) -> None:
+    ends = ("rows.csv", "rows.tar", "images/", "50%25/", "0.png", "dataset.json")
+    behaviour = Behaviour(
+        ranges=ranges,
+        refusals={end: [503, 429] * 3 for end in ends},
+        cut={"rows.csv": 2, "rows.tar": 2, "1.png": 2},
+    )
+    with served(folder, behaviour=behaviour) as url:
+        assert built(f"{url}/{name}", tmp_path / "there") == built(str(folder / name), tmp_path / "here")
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize(
+    ("source", "path", "status", "told"),
+    [
+        ("rows.csv", "rows.csv", 503, r"rows.csv: HTTPError: 503 Service Unavailable \(8 attempts"),
+        ("rows.csv", "rows.csv", 403, r"rows.csv: permission denied; a signed link may have expired"),
+        ("rows.csv?Signature=old", "rows.csv", 403, r"rows.csv: permission denied; a signed link may have expired"),
+        ("images", "1.png", 503, r"images: HTTPError: 503 Service Unavailable \(8 attempts"),
+        ("images", "50%25/", 403, "images: permission denied"),
+        ("images", "1.png", 404, "there is nothing at .*/1.png; "),
+        ("images", "images/dataset.json", 503, "dataset.json: HTTPError: 503"),
+    ],
+)
+def test_what_a_server_refuses_is_not_passed_over(
+    folder: Path, tmp_path: Path, source: str, path: str, status: int, told: str
+) -> None:
+    behaviour = Behaviour(refusals={path: [status, None]})
+    with served(folder, behaviour=behaviour) as url, pytest.raises((StorageError, SourceError), match=told):
+        built(f"{url}/{source}", tmp_path / "there")
+
+
+def test_secrets_are_left_out_of_errors(folder: Path, tmp_path: Path) -> None:
+    behaviour = Behaviour(refusals={"rows.csv": [403, None]})
+    with (
+        served(folder, behaviour=behaviour) as url,
+        pytest.raises(StorageError, match=r"rows\.csv: permission") as caught,
+    ):
+        built(f"{url.replace('//', '//me:s3cret@')}/rows.csv?Signature=s3cret", tmp_path / "a")
+    assert "s3cret" not in str(caught.value)
+
+
+NAMES = [
+    "2024-01-01T10:00.parquet", "https-2024.parquet", "it's.parquet", "a&b.parquet", "a b.parquet", "a!.parquet",
+    "b.parquet", "é.parquet", "50%25.parquet", "x;y.parquet", "q?z.parquet", "c+d.parquet", "[b].parquet", "=k.parquet",
+]  # fmt: skip
+PAGES = {
+    "python": quote,
+    "apache": lambda name: html.escape("./" * (":" in name) + quote(name, safe="$-_.+!*'(),:@&=/~"), quote=False),
+    "go": lambda name: html.escape("./" * (":" in name) + quote(name, safe="$&+,/:=@-_.~")),
+    "caddy": lambda name: f"./{quote(name)}",
+    "absolute": lambda name: f"/odd%20names/{quote(name)}?sort=name#top",
+}
+
+
+@pytest.mark.parametrize("links", PAGES)
+def test_pages_of_all_servers(tmp_path: Path, links: str) -> None:
+    folder = tmp_path / "odd names"
+    folder.mkdir()
+    for number, name in enumerate(NAMES):
+        pq.write_table(pa.table({"x": [number] * 5, "label": [0, 1, 2, 0, 1]}), folder / name)
+    here = built(str(folder), tmp_path / "here")
+    with misbehaving(tmp_path, links=PAGES[links]) as url:
+        for number, there in enumerate(("odd%20names", "odd names/", "odd%20names/*.parquet")):
+            assert built(f"{url}/{there}", tmp_path / str(number)) == here
+        assert len(list_files(f"{url}/odd%20names/a%26*.parquet", (".parquet",))) == 1
+
+
+def test_a_page_without_links(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with misbehaving(tmp_path) as url, pytest.raises(SourceError, match=f"^{url}/empty holds no records"):
+        built(f"{url}/empty", tmp_path / "there")
+
+
+def test_a_file_that_changes_is_seen_by_its_time(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    with misbehaving(tmp_path) as url, note_listings() as noted:
+        file.write_text("a,label\n1,2\n")
+        os.utime(file, (1, 1_600_000_000))
+        before = open_source(f"{url}/rows.csv", "label").fingerprint
+        listings = list(noted.values())
+        file.write_text("a,label\n3,4\n")
+        assert open_source(f"{url}/rows.csv", "label").fingerprint != before
+        with pytest.raises(SourceError, match="changed while the source was read"):
+            check_unchanged(listings)
+
+
+def test_a_file_that_is_sent_compressed(folder: Path, tmp_path: Path) -> None:
+    behaviour = Behaviour(encoding="gzip")
+    with served(folder, behaviour=behaviour) as url:
+        there = f"{url}/rows.csv.gz"  # as Apache says of such files
+        assert built(there, tmp_path / "there") == built(str(folder / "rows.csv.gz"), tmp_path / "here")
+        with pytest.raises(StorageError, match=r"rows\.csv: the server sends it compressed \(Content-Encoding: gzip\)"):
+            built(f"{url}/rows.csv", tmp_path / "other")
+    assert {headers["Accept-Encoding"] for _, _, headers in behaviour.asked} == {"identity"}
