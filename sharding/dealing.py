@@ -4,11 +4,14 @@ Within a class the records are sorted by size and cut into blocks of S, one reco
 largest goes to the shard with the fewest bytes so far. That is the rule of the longest processing time first (Graham,
 "Bounds on multiprocessing timing anomalies", 1969), held to one record a shard and block, which keeps the balance of
 records and classes. Blocks whose sizes differ least come last, and mend what those before them left. What remains of
-each class comes first, chained: it goes to shards that the rests before it have left out in this round.
+each class comes first, chained: it goes to shards that the rests before it have left out in this round. What is left
+of a few records that are very large, or of many classes with few records, is mended in the end: a heavy shard and a
+light one exchange two records of one class.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -18,6 +21,9 @@ __all__ = ["deal_by_size"]
 
 Int64 = npt.NDArray[np.int64]
 _UNMIXED = 8  # one in so many blocks holds the largest records of its class
+_ALIKE = 2000  # shards are alike if one has more than the other by no more than one byte in so many
+_EXCHANGES = 40  # for each shard, at most; of lognormal and Pareto sizes one or two do (2026-11-23)
+_PARTNERS = 8  # light shards that a heavy one is held against: it may share no class with the lightest
 
 
 def deal_by_size(sizes: Int64, class_counts: Sequence[int], shards: int) -> Int64:
@@ -35,13 +41,20 @@ def deal_by_size(sizes: Int64, class_counts: Sequence[int], shards: int) -> Int6
     >>> deal_by_size(np.array([9, 1, 5, 5, 7, 3]), [4, 2], 2).tolist()
     [0, 2, 1, 3, 4, 5]
     """
-    positions = np.arange(len(sizes))
     if shards == 1:
-        return positions
-    order = _by_size(sizes, class_counts)
+        return np.arange(len(sizes))
     counts = np.array(class_counts, np.int64)
-    starts, blocks = np.cumsum(counts) - counts, counts // shards
+    order = _by_size(sizes, class_counts)
     loads = np.zeros(shards, np.int64)  # bytes of each so far
+    positions = _deal(order, sizes, counts, loads)
+    _exchange(positions, order, sizes, counts, loads)
+    return positions
+
+
+def _deal(order: Int64, sizes: Int64, counts: Int64, loads: Int64) -> Int64:
+    """The positions of all records, before any are exchanged; for the arguments see `_exchange`."""
+    positions, shards = np.empty(len(sizes), np.int64), len(loads)
+    starts, blocks = np.cumsum(counts) - counts, counts // shards
     rests = [order[start + whole * shards : start + n] for start, whole, n in zip(starts, blocks, counts, strict=True)]
     rounds = int(blocks.sum())
     for records, chosen, row in _deal_rests(rests, sizes, loads):
@@ -124,3 +137,79 @@ def _deal_rests(rests: Sequence[Int64], sizes: Int64, loads: Int64) -> Iterator[
     loads[number] = loads.copy()
     for records, chosen, rows in dealt:
         yield records, number[chosen], rows
+
+
+def _exchange(positions: Int64, order: Int64, sizes: Int64, class_counts: Int64, loads: Int64) -> None:
+    """Let heavy shards exchange records of one class with light ones, until all are alike or it evens out no more.
+
+    Args:
+        positions: of the records; changed.
+        order: the records of each class, largest first.
+        sizes: of the records.
+        class_counts: records of each class.
+        loads: bytes of each shard.
+    """
+    by_load = sorted((load, shard) for shard, load in enumerate(loads.tolist()))
+    if _are_alike(by_load):
+        return
+    most = int(sizes.max()) + 1
+    # Ascending as `order` is. Two of a class are as far apart as their sizes, others farther than any record is large.
+    keys = np.repeat(np.arange(len(class_counts)) * (2 * most), class_counts)
+    keys -= sizes[order]
+    shard_of = (positions % len(loads)).astype(np.min_scalar_type(len(loads)))[order]
+    ends = np.cumsum(np.bincount(shard_of, minlength=len(loads)))
+    members = np.split(np.argsort(shard_of, kind="stable"), ends[:-1])  # places in `order`, ascending
+    for _ in range(_EXCHANGES * len(loads)):
+        if _are_alike(by_load):
+            return
+        more, heavy = by_load.pop()
+        for less, light in by_load[:_PARTNERS]:
+            if pair := _best_pair(keys, members[heavy], members[light], more - less, most):
+                break
+        else:
+            continue  # with the other shards alone: nothing makes this one lighter
+        moved = int(keys[pair[1]] - keys[pair[0]])
+        by_load.remove((less, light))
+        insort(by_load, (more - moved, heavy))
+        insort(by_load, (less + moved, light))
+        members[heavy] = _with_other(members[heavy], *pair)
+        members[light] = _with_other(members[light], *reversed(pair))
+        records = order[list(pair)]
+        positions[records] = positions[records[::-1]]
+
+
+def _are_alike(by_load: Sequence[tuple[int, int]]) -> bool:
+    """Whether shards are, given the bytes and the number of each, the lightest first."""
+    lightest = by_load[0][0]
+    return (by_load[-1][0] - lightest) * _ALIKE <= lightest
+
+
+def _best_pair(keys: Int64, heavy: Int64, light: Int64, gap: int, most: int) -> tuple[int, int] | None:
+    """The two records of one class, of a heavy shard and of a light one, whose exchange brings these closest together.
+
+    Args:
+        keys: of all records; see `_exchange`.
+        heavy: the records of the one shard, as places in `keys`, ascending.
+        light: those of the other.
+        gap: bytes that the one has more than the other.
+        most: more bytes than any record has.
+
+    Returns:
+        None if none brings them closer.
+    """
+    found, least = None, gap
+    if not len(light):
+        return None
+    wanted = np.searchsorted(keys[light], keys[heavy] + min(gap // 2, most))
+    for at in (wanted - 1, np.minimum(wanted, len(light) - 1)):
+        moved = keys[light[at]] - keys[heavy]
+        left = np.where((moved > 0) & (moved < min(gap, most)), np.abs(gap - 2 * moved), gap)
+        i = int(left.argmin())
+        if left[i] < least:
+            found, least = (int(heavy[i]), int(light[at[i]])), int(left[i])
+    return found
+
+
+def _with_other(members: Int64, old: int, new: int) -> Int64:
+    kept = np.delete(members, np.searchsorted(members, old))
+    return np.insert(kept, np.searchsorted(kept, new), new)

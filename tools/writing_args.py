@@ -16,10 +16,10 @@ __all__ = ["add_append", "add_build", "add_reshard"]
 
 _BUILD_EPILOG = f"""\
 Each shard's number of records, and each class's number of records per shard, differ by at most one between the
-shards of a split; with --balance bytes the shards are of one size, too. The same source, options and seed give the
-same bytes, whatever --workers is. The dataset appears at once, when all of it is written. A build that was killed or
-interrupted is gone on with by the same command, and ends with the same bytes; one that fails for its source's sake
-leaves nothing behind.
+shards of a split; with --balance bytes the shards are of one size, too, as far as the sizes of records allow. The same
+source, options and seed give the same bytes, whatever --workers is. The dataset appears at once, when all of it is
+written. A build that was killed or interrupted is gone on with by the same command, and ends with the same bytes; one
+that fails for its source's sake leaves nothing behind.
 
 {PREPARE_EPILOG}
 examples:
