@@ -111,10 +111,6 @@ class Storage(Location):
         with self.errors("create", path):
             create_object(fs, f"{root}/{path}", data, self.retries)
 
-    def size(self, path: str) -> int:
-        """The bytes of a file; a missing one is FileNotFoundError."""
-        return int(self._info(path)["size"])
-
     def read_range(self, path: str, start: int, end: int) -> bytes:
         """The bytes [start, end) of a file that has as many.
 

@@ -430,7 +430,10 @@ def stat_files(paths: Sequence[str]) -> list[int]:
     for some in _by_store(paths):
         with _errors_of_files(some):
             fs, names = _names_of(some)
-            found |= zip(some, retry(partial(fs.sizes, names), RetryPolicy()), strict=True)
+            sizes = retry(partial(fs.sizes, names), RetryPolicy())
+            if None in sizes:
+                raise RangesError.of(some[sizes.index(None)])
+            found |= zip(some, sizes, strict=True)
     return [found[path] for path in paths]
 
 

@@ -27,7 +27,7 @@ from PIL import Image
 from ringfeed.sharding import BuildOptions, SourceError, StorageError, build, open_dataset
 from ringfeed.sharding.retry import RetryPolicy
 from ringfeed.sharding.sources import csv, open_source, text
-from ringfeed.sharding.sources.files import check_unchanged, list_files
+from ringfeed.sharding.sources.files import check_unchanged, list_files, stat_files
 from ringfeed.sharding.sources.listing import note_listings
 from tests.servers.web import Behaviour, served
 
@@ -200,6 +200,12 @@ def test_files_that_are_read_from_the_start_need_none(
 ) -> None:
     with misbehaving(folder, **wrong) as url:
         assert built(f"{url}/{name}", tmp_path / "there") == built(str(folder / name), tmp_path / "here")
+
+
+def test_sizes_that_a_server_does_not_tell(folder: Path) -> None:
+    told = "/rows.csv: the server sends all of a file"
+    with misbehaving(folder, sized=False, ranges=False) as url, pytest.raises(StorageError, match=told):
+        stat_files([f"{url}/rows.csv", f"{url}/rows.npy"])
 
 
 def test_large_text_from_a_server_without_ranges_is_one_part(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

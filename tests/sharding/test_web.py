@@ -32,7 +32,7 @@ def test_a_file_that_is_not_there(folder: Path, status: int) -> None:
         storage = Storage(url)
         assert not storage.exists("a")
         assert measure(storage, "a") is None
-        for call in (storage.read, storage.size, storage.map):
+        for call in (storage.read, storage.map):
             with pytest.raises(FileNotFoundError):
                 call("a")
 
@@ -50,7 +50,7 @@ def test_a_file_that_is_not_there(folder: Path, status: int) -> None:
 def test_a_server_that_refuses(folder: Path, status: int, told: str) -> None:
     with served(folder, behaviour=Behaviour(refusals={"a": [status, None]})) as url:
         storage = Storage(url, retries=ONCE)
-        for call in (storage.exists, storage.read, storage.size, lambda path: measure(storage, path)):
+        for call in (storage.exists, storage.read, lambda path: measure(storage, path)):
             with pytest.raises(StorageError, match=told):
                 call("a")
 
@@ -59,7 +59,7 @@ def test_a_refusal_that_passes(folder: Path) -> None:
     behaviour = Behaviour()
     with served(folder, behaviour=behaviour) as url:
         storage = Storage(url, retries=QUICK)
-        for call in (storage.exists, storage.read, storage.size, lambda path: measure(storage, path)):
+        for call in (storage.exists, storage.read, lambda path: measure(storage, path)):
             behaviour.refusals["a"] = [503, 429, 500]
             assert call("a")
             assert not behaviour.refusals["a"]
@@ -67,7 +67,8 @@ def test_a_refusal_that_passes(folder: Path) -> None:
 
 def test_servers_and_links_that_allow_get_alone(folder: Path) -> None:
     with served(folder, behaviour=Behaviour(heads=False)) as url:
-        assert [Storage(url).size(path) for path in ("a", "empty")] == [len(BIG), 0]
+        fs, root = Storage(url).filesystem()
+        assert [fs.info(f"{root}/{path}")["size"] for path in ("a", "empty")] == [len(BIG), 0]
 
 
 @pytest.mark.parametrize("what", [{}, {"most_bytes": 1000_000}, {"ranges": False}, {"sized": False, "ranges": False}])
