@@ -15,7 +15,7 @@ from .footprint import STAGING, files_of, folders_of, is_ours, remove_empty, rem
 from .generations import GENERATION_FILES, TABLE_NAMES, folder_of, generation_of, table_order
 from .journal import JOURNAL_FOLDER
 from .lease import LEASE_NAME, TAKEOVER_PREFIX, held_by, hold, is_held, is_lease_draft, read_holder
-from .location import url_text
+from .location import given_url
 from .manifest import MANIFEST_NAME, Manifest
 from .spill import about_spill, remove_spill, scratch_root, spill_root, spilled_files
 from .storage import Place, Storage, storage_of
@@ -38,7 +38,7 @@ def clean(destination: Place, *, spill: str | os.PathLike[str] | None = None, dr
         DestinationError: another writes there, or the dataset there has lost its `dataset.json`.
         CorruptionError: the dataset there is damaged; what belongs to it is not known.
     """
-    destination, spill = storage_of(destination), None if spill is None else url_text(spill, "spill")
+    destination, spill = storage_of(destination), None if spill is None else given_url(spill, "spill")
     exported = clear_killed(destination, dry_run=dry_run)
     holder = read_holder(destination)
     if spill is None and holder is not None:

@@ -19,7 +19,7 @@ from .errors import ConfigError, DestinationError, RingfeedError, StorageError
 from .explain import explain
 from .retry import Exhausted, RetryPolicy, retry
 
-__all__ = ["Location", "public_url", "take_urls", "url_text"]
+__all__ = ["Location", "given_url", "public_url", "take_urls", "url_text"]
 
 T = TypeVar("T")
 
@@ -42,13 +42,22 @@ def url_text(url: object, what: str) -> str:
     return re.sub(r"(?:^|(?<=::))[A-Za-z][A-Za-z0-9+.-]*://", lambda scheme: scheme[0].lower(), text)
 
 
+def given_url(url: object, what: str) -> str:
+    """As `url_text`, of one that a user gives; empty it would be the current folder, and is a variable that is not set.
+
+    Raises:
+        ConfigError: it is neither, or empty.
+    """
+    text = url_text(url, what)
+    if not text:
+        raise ConfigError(f"{what} must be a URL or a path, got an empty one")
+    return text
+
+
 def take_urls(options: object, *names: str, optional: str = "") -> None:
-    """Make text of fields of a frozen dataclass that may have been given as paths, one also as None; see `url_text`."""
+    """Make text of fields of a frozen dataclass that may be given as paths, one also as None; see `given_url`."""
     for name in (*names, *([optional] if optional and getattr(options, optional) is not None else [])):
-        text = url_text(getattr(options, name), name)
-        if not text:
-            raise ConfigError(f"{name} must be a URL or a path, got an empty one")
-        object.__setattr__(options, name, text)
+        object.__setattr__(options, name, given_url(getattr(options, name), name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,8 @@ class BuildOptions:
         group_by: column no value of which may be in two splits. Or None.
         balance: ``records``, or ``bytes``: shards of a split are alike in size too, as far as records' sizes allow.
         seed: of split, shard and order.
-        workers: processes. The result does not depend on it.
+        workers: processes. The result does not depend on it. A script that builds with several does so under
+            ``if __name__ == "__main__":``, for each process imports it.
         memory_bytes: that all of them may use together, about; None: 1 GiB for each, and 2 GiB at least. On a cluster,
             that each task may use where it runs; None: 1 GiB.
         engine: where tasks run, see `engine.open_engine`.

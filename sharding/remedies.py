@@ -26,7 +26,7 @@ from .generations import TABLE_NAMES, generation_of, index_name, repairs_of, sal
 from .interop import dali
 from .interop.tfds import all_tfds_names, is_tfds, obstacle
 from .lease import LEASE_NAME
-from .location import url_text
+from .location import given_url
 from .lost_table import prove_again
 from .manifest import MANIFEST_NAME, LostRecords, Manifest, ShardInfo, describe
 from .progress import Report, ignore
@@ -126,7 +126,7 @@ def plan_repair(
     rebuilding: Report = ignore,
 ) -> RepairPlan:
     """Find out what is damaged and what can be done for each file; writes nothing to the dataset. See `repair`."""
-    storage, spill = storage_of(location), None if spill is None else url_text(spill, "spill")
+    storage, spill = storage_of(location), None if spill is None else given_url(spill, "spill")
     threads = default_workers(storage) if workers is None else workers
     known = identify(storage, threads)
     rebuilds: tuple[Rebuild, ...] = ()

@@ -22,7 +22,7 @@ from .clients import S3, WEB
 from .drafts import Bytes, Draft, LocalDraft, RemoteDraft, SpooledDraft
 from .errors import RangesError
 from .fast import copy_object, read_object
-from .location import Location, public_url, url_text
+from .location import Location, given_url, public_url
 from .retry import IncompleteError
 from .s3 import SINGLE_BYTES, S3Draft, create_object, put_object
 from .streams import ForwardReader, RangeReader, Sink
@@ -359,4 +359,4 @@ def storage_of(place: Place) -> Storage:
     Raises:
         ConfigError: that is no name.
     """
-    return place if isinstance(place, Storage) else Storage(url_text(place, "a folder"))
+    return place if isinstance(place, Storage) else Storage(given_url(place, "a folder"))

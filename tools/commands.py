@@ -29,7 +29,6 @@ from ..sharding import (
     Original,
     Progress,
     RingfeedError,
-    Storage,
     VerifyProgress,
     append,
     build,
@@ -316,8 +315,9 @@ def _repair(args: argparse.Namespace) -> int:
 def _cat(args: argparse.Namespace) -> int:
     dataset = open_dataset(args.url)
     split = next(iter(dataset.manifest.splits)) if args.split is None else args.split
+    any_letter = sys.stdout.encoding.lower().replace("-", "") == "utf8"  # else what it lacks would be no JSON
     for record in read_records(dataset, split, args.limit):
-        print(json.dumps(_printable(record), ensure_ascii=False))
+        print(json.dumps(_printable(record), ensure_ascii=not any_letter))
         if unread():
             break
     return _OK
@@ -361,7 +361,7 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _clean(args: argparse.Namespace) -> int:
-    removed = clean(Storage(args.url), spill=args.spill, dry_run=args.dry_run)
+    removed = clean(args.url, spill=args.spill, dry_run=args.dry_run)
     if args.json:
         print(json.dumps({"dry_run": args.dry_run, "files": removed}, indent=2))
         return _OK

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from ..errors import ConfigError
-from ..location import url_text
+from ..location import given_url
 from ..schema import Feature
 from ..sources.files import MissingFileError, open_file
 
@@ -34,7 +34,7 @@ def read_features(url: str | os.PathLike[str]) -> dict[str, Feature]:
         ConfigError: it is not there, is no YAML, or says something that no feature is.
         StorageError: the store refuses.
     """
-    url = url_text(url, "--schema")
+    url = given_url(url, "--schema")
     try:
         with open_file(url) as file:
             tree = yaml.load(file.read(), _StrictLoader)

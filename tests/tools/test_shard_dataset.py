@@ -310,6 +310,13 @@ class TestCat:
         assert len(rows) == 40
         assert all(row["hours"] == row["id"] / 8 for row in rows)
 
+    @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+    def test_lines_are_json_in_any_encoding(self, cli: Cli, tmp_path: Path, encoding: str) -> None:
+        pq.write_table(pa.table({"x": ["é", "\U0001f600"]}), tmp_path / "x.parquet")
+        cli("shard-dataset", "build", str(tmp_path / "x.parquet"), str(tmp_path / "o"), "--shards", "1", check=True)
+        done = cli("shard-dataset", "cat", str(tmp_path / "o"), env={"PYTHONIOENCODING": encoding}, check=True)
+        assert sorted(json.loads(line)["x"] for line in done.stdout.splitlines()) == ["é", "\U0001f600"]
+
     def test_bytes_are_shortened_and_odd_floats_are_json(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:

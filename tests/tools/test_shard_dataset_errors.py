@@ -253,3 +253,13 @@ def test_a_pipe_that_breaks_is_an_error_unless_it_is_that_of_the_output(
     assert cli_of_ringfeed.main(["cache", str(dataset)]) == 1
     told = capfd.readouterr().err.splitlines()[-2:]
     assert told == [f"{program}: error: [Errno 32] Broken pipe" for program in ("shard-dataset", "ringfeed")]
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "repair", "cat", "clean"])
+def test_an_empty_url_is_not_the_current_folder(
+    capsys: pytest.CaptureFixture[str], dataset: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(dataset)
+    capsys.readouterr()
+    assert main([command, ""]) == 1
+    assert capsys.readouterr().err == "shard-dataset: error: a folder must be a URL or a path, got an empty one\n"
