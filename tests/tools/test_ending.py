@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.tools.shard_dataset import main
+
+
+@pytest.fixture(autouse=True)
+def hangups_heard() -> Iterator[None]:
+    """By the programs that are started, also where the tests are under `nohup`, whose programs go on."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("after", [0.2, 0.4, 0.6, 0.8])
