@@ -315,7 +315,7 @@ def _repair(args: argparse.Namespace) -> int:
 def _cat(args: argparse.Namespace) -> int:
     dataset = open_dataset(args.url)
     split = next(iter(dataset.manifest.splits)) if args.split is None else args.split
-    any_letter = sys.stdout.encoding.lower().replace("-", "") == "utf8"  # else what it lacks would be no JSON
+    any_letter = (sys.stdout.encoding or "utf-8").lower() == "utf-8"  # else what it lacks would be no JSON
     for record in read_records(dataset, split, args.limit):
         print(json.dumps(_printable(record), ensure_ascii=not any_letter))
         if unread():
