@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import IO, Any
 
@@ -53,8 +54,9 @@ class _Reader(io.RawIOBase):
         self._position += len(data)
         return data
 
+    @abstractmethod
     def _fetch(self, count: int) -> bytes:
-        raise NotImplementedError
+        """At most so many of the bytes that come next; none at the end."""
 
 
 class RangeReader(_Reader):

@@ -12,7 +12,7 @@ import yaml
 from ..errors import ConfigError
 from ..location import given_url
 from ..schema import Feature
-from ..sources.files import MissingFileError, open_file
+from ..sources.contents import MissingFileError, open_file
 
 __all__ = ["parse_features", "read_features"]
 

@@ -13,8 +13,9 @@ import pyarrow.csv as pacsv
 
 from ..errors import SourceError
 from .base import BadRecord, Reject
+from .contents import translate_errors
 from .csv_records import cut_records, find_records
-from .files import compression_of, plain_name, translate_errors
+from .files import compression_of, plain_name
 from .text import Block, Span, count_lines, not_utf8, read_blocks
 
 __all__ = ["MISSING", "Header", "Rows", "delimiter_of", "parse_block", "read_header", "record_lines"]

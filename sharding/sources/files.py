@@ -1,53 +1,33 @@
-"""The files of a source: how they are found, told from others, and opened."""
+"""The files of a source: how they are called, found, and told from others. What they hold is in `contents.py`."""
 
 from __future__ import annotations
 
 import difflib
-import lzma
 import os
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
-from gzip import BadGzipFile
-from pathlib import Path
 from posixpath import dirname, join, normpath
-from typing import IO, Any, cast
+from typing import Any
 
 import fsspec
-import pyarrow as pa
-from fsspec.compression import compr
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import infer_compression
 
-from ..clients import OBJECT_STORES, WEB
-from ..errors import RangesError, RingfeedError, SourceError, StorageError
+from ..clients import WEB
+from ..errors import SourceError, StorageError
 from ..keyed import derive_key
 from ..retry import RetryPolicy, retry
 from ..storage import Storage
 from .listing import Listing, SourceFile, note
-from .web import is_page, is_web, lacks_ranges, plain_url, with_sizes, without_query
+from .web import is_page, is_web, plain_url, with_sizes, without_query
 
 __all__ = [
-    "MissingFileError", "SourceFile", "base_name", "beside", "check_unchanged", "compression_of", "fingerprint_files",
-    "has_pattern", "list_files", "open_file", "plain_name", "read_files", "root_of", "size_if_seekable", "split_chain",
-    "stat_files", "translate_errors",
+    "SourceFile", "base_name", "beside", "check_unchanged", "compression_of", "fingerprint_files", "has_pattern",
+    "list_files", "plain_name", "root_of", "split_chain", "storage_error",
 ]  # fmt: skip
 
 _OURS = {"hdfs", *WEB}  # protocols whose file systems are not fsspec's
-_RANGED = {*OBJECT_STORES, *_OURS} - {"memory"}  # protocols that send any range of a file, where the server does
-_HOST = re.compile(r".*?://[^/]*", re.DOTALL)
 _IN_ARCHIVE = re.compile(r"((?:\w+::)*(?:zip|tar|libarchive|rar)://.*?)(::.*)", re.DOTALL)
-
-
-class MissingFileError(SourceError):
-    """A file of a source is not there."""
-
-    @classmethod
-    def of(cls, path: str) -> MissingFileError:
-        """The error of a file, by its URL."""
-        return cls(f"a file was never there, or went missing while the source was read: {path}; check its name")
 
 
 def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
@@ -93,11 +73,11 @@ def _list(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
         raise
     except FileNotFoundError as error:
         if isinstance(cause := error.__cause__, OSError) and not isinstance(cause, FileNotFoundError):
-            raise _storage_error(url, cause) from error
+            raise storage_error(url, cause) from error
         there = str(error) if str(error).startswith(url) else url  # a page may list what is not there
         raise SourceError(f"there is nothing at {there}; {_hint(url)}check the path") from error
     except Exception as error:
-        raise _storage_error(url, error) from error
+        raise storage_error(url, error) from error
 
 
 def _listed(fs: fsspec.AbstractFileSystem, path: str, url: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
@@ -298,177 +278,8 @@ def compression_of(path: str) -> str | None:
     return "zstd" if name.endswith((".zst", ".zstd")) else codec  # fsspec knows it only where another package is
 
 
-@contextmanager
-def open_file(path: str, compression: str | None = "infer", *, read_ahead: bool = True) -> Iterator[IO[bytes]]:
-    """Open a file for reading from its start; .gz, .bz2, .xz and .zst are decompressed.
-
-    Args:
-        path: or URL.
-        compression: fsspec's name of it, or None to read the bytes as they are; by default the name's ending says.
-        read_ahead: False for reads here and there: a store then sends what is asked for and no more, where it would
-            send megabytes beyond it (159 MiB of a Parquet file of 190 for one column of 21). Nothing is decompressed.
-
-    Raises:
-        StorageError: the store refuses, then or while the body reads.
-        SourceError: the compressed data is damaged, or the file is not there.
-    """
-    codec = compression_of(path) if compression == "infer" else compression
-    try:
-        with (
-            _open_plain(path, read_ahead=read_ahead) as file,
-            _told_by(file),
-            _decompressed(file, codec if read_ahead else None) as plain,
-        ):
-            yield plain
-    except (RingfeedError, pa.ArrowException):
-        raise
-    except FileNotFoundError as error:
-        raise MissingFileError.of(path) from error
-    except (EOFError, zlib.error, lzma.LZMAError, BadGzipFile) as error:
-        raise translate_errors(path, error, "the compressed file is damaged or cut short") from error
-    except Exception as error:
-        if codec in ("zstd", "bz2") and type(error) is OSError and error.errno is None:
-            raise translate_errors(path, error, "the compressed file is damaged or cut short") from error
-        if lacks_ranges(error):
-            raise RangesError.of(path) from error
-        if not _of_the_store(error):
-            raise
-        raise _storage_error(path, error) from error
-
-
-@contextmanager
-def _told_by(file: IO[bytes]) -> Iterator[None]:
-    """Errors of a store as it told them, not as a library that was reading passes them on: some do so as damage."""
-    try:
-        yield
-    except Exception as error:
-        failure = getattr(getattr(file, "raw", file), "failure", None)
-        try:
-            if failure is None or failure is error:
-                raise
-            raise failure from failure.__cause__
-        finally:
-            del failure  # else it holds its traceback, that this frame, and all that the library was about
-
-
-def _open_plain(path: str, *, read_ahead: bool) -> AbstractContextManager[IO[bytes]]:
-    folder, _, name = path.rpartition("/")
-    if Storage(path).protocol in WEB and (host := _HOST.match(path)):  # a link's query may hold slashes, too
-        folder, name = host[0], path[host.end() + 1 :]
-    storage = Storage(folder)
-    if storage.protocol in _RANGED:
-        return storage.open_input(name, read_ahead=read_ahead)
-    if (local := Storage(path).local_path) is not None:  # fsspec takes :: in a name for a link of a chain
-        return local.open("rb")
-    return cast(AbstractContextManager[IO[bytes]], fsspec.open(path, "rb"))
-
-
-@contextmanager
-def _decompressed(file: IO[bytes], codec: str | None) -> Iterator[IO[bytes]]:
-    if codec is None:
-        yield file
-        return
-    with pa.input_stream(file, compression=codec) if codec == "zstd" else compr[codec](file, mode="rb") as stream:
-        yield stream
-
-
-def size_if_seekable(file: IO[bytes]) -> int | None:
-    """The size of a file that stands at its start and can go elsewhere; else None. It stands at its start again."""
-    try:
-        file.seek(0, 2)
-        size = file.tell()  # HDFS's seek returns nothing
-        file.seek(0)
-    except (OSError, ValueError, NotImplementedError):  # a stream of HTTP's says that it can, and then raises
-        return None
-    return size
-
-
-def _of_the_store(error: Exception) -> bool:
-    """Whether a client of a store raised it; many of theirs are no OSError. Arrow's, for bad data, have no errno."""
-    if isinstance(error, OSError):
-        return error.errno is not None or type(error) is not OSError
-    return isinstance(error, RuntimeError) or type(error).__module__.partition(".")[0] in ("botocore", "aiohttp")
-
-
-def read_files(paths: Sequence[str]) -> list[bytes]:
-    """The contents of many files, fetched side by side where they are not local.
-
-    Raises:
-        StorageError: the store refuses.
-        SourceError: one is not there any more.
-    """
-    storages = [Storage(path).local_path for path in paths]
-    if all(storages):
-        with _errors_of_files(paths):
-            return [Path(str(path)).read_bytes() for path in storages]
-    found: dict[str, bytes] = {}
-    for some in _by_store(paths):
-        with _errors_of_files(some):
-            found |= _read_from_one(some)
-    return [found[path] for path in paths]
-
-
-def _read_from_one(paths: Sequence[str]) -> dict[str, bytes]:
-    fs, names = _names_of(paths)
-    found: dict[str, bytes] = {}
-
-    def fetch() -> None:
-        missing = [name for name in names if name not in found]
-        replies = fs.cat_ranges(missing, None, None, on_error="return")  # `cat` takes names for patterns
-        found.update((name, data) for name, data in zip(missing, replies, strict=True) if isinstance(data, bytes))
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-
-    retry(fetch, RetryPolicy())
-    return {path: found[name] for path, name in zip(paths, names, strict=True)}
-
-
-def stat_files(paths: Sequence[str]) -> list[int]:
-    """The sizes of many files in bytes, asked for side by side; errors as of `read_files`."""
-    found: dict[str, int] = {}
-    for some in _by_store(paths):
-        with _errors_of_files(some):
-            fs, names = _names_of(some)
-            sizes = retry(partial(fs.sizes, names), RetryPolicy())
-            if None in sizes:
-                raise RangesError.of(some[sizes.index(None)])
-            found |= zip(some, sizes, strict=True)
-    return [found[path] for path in paths]
-
-
-def _by_store(paths: Sequence[str]) -> list[list[str]]:
-    """Files that one file system opens, together: a list of images may name several hosts, and several archives."""
-    groups: dict[str, list[str]] = {}
-    for path in paths:
-        place = _HOST.match(path)
-        groups.setdefault(split_chain(path)[1] or (place[0] if place else ""), []).append(path)
-    return list(groups.values())
-
-
-def _names_of(paths: Sequence[str]) -> tuple[fsspec.AbstractFileSystem, list[str]]:
-    fs, _ = Storage(paths[0]).filesystem()
-    return fs, [fs._strip_protocol(split_chain(path)[0]) for path in paths]
-
-
-@contextmanager
-def _errors_of_files(paths: Sequence[str]) -> Iterator[None]:
-    """Errors of files of one file system."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        path = paths[0] if len(paths) == 1 else _first_missing(paths)
-        raise MissingFileError.of(path) from error
-    except Exception as error:
-        raise _storage_error(paths[0], error) from error
-
-
-def _first_missing(paths: Sequence[str]) -> str:
-    fs, names = _names_of(paths)
-    return next((path for path, name in zip(paths, names, strict=True) if not fs.exists(name)), paths[0])
-
-
-def _storage_error(url: str, error: Exception) -> Exception:
+def storage_error(url: str, error: Exception) -> Exception:
+    """What a store's refusal of a file is, as `Location.errors` tells it."""
     try:
         with Storage(url).errors("read", ""):
             raise error
@@ -490,10 +301,3 @@ def base_name(url: str) -> str:
     ('b.csv', 'b.csv')
     """
     return without_query(split_chain(url)[0]).rpartition("/")[2]
-
-
-def translate_errors(path: str, error: Exception, remedy: str) -> SourceError | RangesError:
-    """One line for what a format's reader raised."""
-    if lacks_ranges(error):
-        return RangesError.of(path)
-    return SourceError(f"{path}: {' '.join(str(error).split())[:300]}; {remedy}")

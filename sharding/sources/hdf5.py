@@ -25,7 +25,8 @@ from ..schema import Feature, Schema
 from ..storage import Storage
 from .arrays import Leaf, batch_rows, choose, fixed_feature, leaves_of, part_bounds, text_column, to_arrow
 from .base import BATCH_BYTES, PASS_OVER, BadRecord, Part, Reject, fail_on_bad
-from .files import fingerprint_files, list_files, open_file, translate_errors
+from .contents import open_file, translate_errors
+from .files import fingerprint_files, list_files
 from .selection import split_selection
 
 __all__ = ["SUFFIXES", "Hdf5Source"]

@@ -15,7 +15,8 @@ import pyarrow as pa
 from ..errors import SourceError
 from ..schema import Feature, Schema
 from .base import Part, Reject, fail_on_bad
-from .files import MissingFileError, base_name, beside, fingerprint_files, list_files, open_file
+from .contents import MissingFileError, open_file
+from .files import base_name, beside, fingerprint_files, list_files
 
 __all__ = ["SUFFIXES", "IdxSource"]
 

@@ -24,7 +24,7 @@ from ..formats.jpeg_size import plain_jpeg_sizes
 from ..retry import causes
 from ..storage import Storage
 from .base import BATCH_BYTES, PASS_OVER, BadRecord, Reject, fail_on_bad
-from .files import MissingFileError, read_files, stat_files
+from .contents import MissingFileError, read_files, stat_files
 
 __all__ = ["FaultOf", "ImageFiles", "bad_images", "fault_of", "faulty_images", "file_sizes", "read_images"]
 

@@ -10,7 +10,8 @@ import pyarrow as pa
 from ..errors import SourceError
 from ..schema import Feature, Schema
 from .base import Part, Reject, fail_on_bad
-from .files import fingerprint_files, list_files, open_file
+from .contents import open_file
+from .files import fingerprint_files, list_files
 
 __all__ = ["LINE_SUFFIXES", "LineSource"]
 

@@ -28,16 +28,8 @@ from ..schema import Schema
 from ..storage import Storage
 from .arrays import Leaf, batch_rows, choose, fixed_feature, leaves_of, part_bounds, to_arrow
 from .base import Part, Reject, fail_on_bad
-from .files import (
-    SourceFile,
-    fingerprint_files,
-    list_files,
-    open_file,
-    plain_name,
-    root_of,
-    split_chain,
-    translate_errors,
-)
+from .contents import open_file, translate_errors
+from .files import SourceFile, fingerprint_files, list_files, plain_name, root_of, split_chain
 from .selection import split_selection
 from .web import name_at
 

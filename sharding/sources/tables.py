@@ -16,7 +16,8 @@ from ..errors import ConfigError, RangesError, RingfeedError, SourceError
 from ..schema import Feature, Schema
 from ..storage import Storage
 from .base import BATCH_BYTES, BATCH_ROWS, NO_FEATURES, PASS_OVER, BadRecord, Part, Reject, fail_on_bad, pass_over
-from .files import SourceFile, fingerprint_files, list_files, open_file, translate_errors
+from .contents import open_file, translate_errors
+from .files import SourceFile, fingerprint_files, list_files
 from .hive import Partitions, find_partitions
 from .structs import Path, fields_of, flattened, told_images
 from .web import lacks_ranges

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from gzip import BadGzipFile
 from typing import IO
 
-from .files import open_file, plain_name, size_if_seekable
+from .contents import open_file, size_if_seekable
+from .files import plain_name
 
 __all__ = ["SUFFIXES", "Member", "TarDamage", "TarReader", "open_tar"]
 

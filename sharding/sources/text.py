@@ -14,7 +14,8 @@ import numpy as np
 
 from ..errors import SourceError
 from .base import BadRecord, Part
-from .files import SourceFile, compression_of, open_file, size_if_seekable
+from .contents import open_file, size_if_seekable
+from .files import SourceFile, compression_of
 
 __all__ = [
     "LINE_BYTES",

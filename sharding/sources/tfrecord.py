@@ -17,8 +17,9 @@ from ..formats.parse import Parsed, parse_examples
 from ..formats.tfrecord import HEADER_BYTES, FrameBlock, FrameDamage, has_header, iterate_frames
 from ..schema import Feature, Schema
 from .base import BATCH_ROWS, NO_FEATURES, BadRecord, Part, Reject, fail_on_bad, pass_over
+from .contents import open_file, size_if_seekable
 from .examples import FeatureTypes, column_of
-from .files import SourceFile, fingerprint_files, has_pattern, list_files, open_file, plain_name, size_if_seekable
+from .files import SourceFile, fingerprint_files, has_pattern, list_files, plain_name
 
 __all__ = ["SUFFIXES", "TFRecordSource"]
 

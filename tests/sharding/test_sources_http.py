@@ -27,7 +27,8 @@ from PIL import Image
 from ringfeed.sharding import BuildOptions, SourceError, StorageError, build, open_dataset
 from ringfeed.sharding.retry import RetryPolicy
 from ringfeed.sharding.sources import csv, open_source, text
-from ringfeed.sharding.sources.files import check_unchanged, list_files, stat_files
+from ringfeed.sharding.sources.contents import stat_files
+from ringfeed.sharding.sources.files import check_unchanged, list_files
 from ringfeed.sharding.sources.listing import note_listings
 from tests.servers.web import Behaviour, served
 
