@@ -19,10 +19,7 @@ import fsspec
 
 from .retry import IncompleteError, RetryPolicy, retry
 
-__all__ = [
-    "Bytes", "Draft", "LocalDraft", "RemoteDraft", "SpooledDraft", "draft_name", "drafted",
-    "make_folder",
-]  # fmt: skip
+__all__ = ["Bytes", "Draft", "LocalDraft", "RemoteDraft", "SpooledDraft", "draft_name", "drafted", "make_folder"]
 
 Bytes: TypeAlias = Any  # bytes, a memoryview or an array of single bytes, or an Arrow buffer
 _SEND_BYTES = 8 << 20  # a disk is kept busy with as much
