@@ -223,7 +223,8 @@ class CacheFolder:
                 return None
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.stat(part), os.fstat(descriptor)):
-                    os.ftruncate(descriptor, 0)  # of one that was killed
+                    if os.fstat(descriptor).st_size:  # of one that was killed
+                        os.ftruncate(descriptor, 0)  # ext4 writes a file out, when it is closed, that this was done to
                     if not (self.path / key.file).exists():
                         return descriptor
                     self.abandon(key, descriptor)
