@@ -129,8 +129,12 @@ class ClassSchedule:
         if words is None:
             present, which = np.unique(which, return_inverse=True)
             words = self._doubled_words(present)
+        starts = (positions[0] + rotations) % self.batch_size
+        if kernels.are_compiled():
+            starts = (which * words.shape[1] + starts) * words.itemsize
+            return kernels.gather(words.view(np.uint8), starts, len(positions) * words.itemsize).view(words.dtype)
         runs = sliding_window_view(words, len(positions), axis=1)  # [words, starts, m]
-        result: ClassNumbers = runs[which, (positions[0] + rotations) % self.batch_size]
+        result: ClassNumbers = runs[which, starts]
         return result
 
     def _patterns(self, numbers: Int64) -> Int64:

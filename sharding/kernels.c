@@ -206,6 +206,21 @@ int64_t ringfeed_walk_examples(const uint8_t *data, int64_t messages, const int6
     return messages;
 }
 
+/* Numbers from 0 on with noise above their `low` bits, see keyed.py. The `free` highest hold the group of each, if there
+ * are groups, or are 0. */
+void ringfeed_noise(uint64_t salt, int64_t size, int64_t free, int64_t low, const int32_t *groups, uint64_t *noise)
+{
+    for (int64_t i = 0; i < size; i++) {
+        uint64_t z = ((uint64_t)i ^ salt) * 0x9E3779B97F4A7C15u;
+
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+        z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+        noise[i] = (z ^ z >> 31) >> (free + low) << low | (uint64_t)i;
+    }
+    for (int64_t i = 0; groups && i < size; i++)
+        noise[i] |= (uint64_t)groups[i] << (64 - free);
+}
+
 /* For each sample the next member of its class, pass after pass: `next` says where each class is, and is moved on.
  * Classes are numbers of `class_bytes` bytes, 1 or 4. Returns how many samples come before one whose class has no members. */
 int64_t ringfeed_draw(const void *classes, int64_t class_bytes, int64_t samples, const int64_t *members,

@@ -11,7 +11,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from ctypes import POINTER, c_char_p, c_int, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_int64, c_uint64, c_void_p
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 __all__ = [
     "FILE_CHANGED", "INLINE_AT", "INLINE_BYTES", "VIEW", "are_compiled", "draw", "enter_lists", "first_bad_frame",
-    "frame_columns", "frame_rows", "gather", "gather_fields", "pack_varints", "read_files", "read_varints",
+    "frame_columns", "frame_rows", "gather", "gather_fields", "noise", "pack_varints", "read_files", "read_varints",
     "view_bytes", "walk_examples",
 ]  # fmt: skip
 
@@ -245,6 +245,30 @@ def view_bytes(data: Bytes, starts: Int64, ends: Int64, span: int) -> npt.NDArra
     return views
 
 
+def noise(
+    salt: int, size: int, free: int, low: int, groups: npt.NDArray[np.int32] | None = None
+) -> npt.NDArray[np.uint64]:
+    """Numbers from 0 on, with noise above them: `mix64` of the number and the salt; uint64 [size].
+
+    Args:
+        salt: of the noise.
+        size: how many.
+        free: how many of the highest bits are not for noise.
+        low: how many of the lowest are for the number.
+        groups: what the highest bits are to hold, [size]; None for nothing.
+    """
+    if min(free, low, size) < 0 or free + low >= 64 or size > 1 << low:
+        raise ValueError(f"expected bits for {size} numbers, and some between, got {free} and {low}")
+    if groups is not None:
+        groups = np.ascontiguousarray(groups, np.int32)
+        if len(groups) != size or (size and not 0 <= groups.min() <= groups.max() < 1 << free):
+            raise ValueError(f"expected {size} groups in [0, {1 << free})")
+    numbers = np.empty(size, np.uint64)
+    places = None if groups is None else _address(groups), _address(numbers)
+    _kernels().ringfeed_noise(salt, size, free, low, *places)
+    return numbers
+
+
 def draw(classes: npt.NDArray[np.integer], members: Int64, bounds: Int64, following: Int64) -> Int64:
     """For each sample the next member of its class, pass after pass over them; int64 [samples].
 
@@ -326,7 +350,7 @@ def _load() -> tuple[ctypes.CDLL | None, ctypes.c_void_p | None]:
         extend = ctypes.cast(checksums.crc32c_extend, c_void_p)
     except (OSError, AttributeError):  # google_crc32c of pure Python, or one that hides what it is made of
         return None, None
-    for brief in ("draw", "enter_lists", "pack_varints", "read_varints", "view_bytes", "walk_examples"):
+    for brief in ("draw", "enter_lists", "noise", "pack_varints", "read_varints", "view_bytes", "walk_examples"):
         setattr(library, f"ringfeed_{brief}", getattr(short, f"ringfeed_{brief}"))
     signatures: tuple[tuple[Any, ...], ...] = (
         ("read_files", c_int, c_char_p, c_int64, c_void_p, c_void_p, POINTER(c_int64)),
@@ -339,6 +363,7 @@ def _load() -> tuple[ctypes.CDLL | None, ctypes.c_void_p | None]:
         ("read_varints", c_int64, c_void_p, c_int64, *[c_void_p] * 3),
         ("gather", None, c_void_p, c_int64, c_void_p, c_int64, *[c_void_p] * 3),
         ("view_bytes", None, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p),
+        ("noise", None, c_uint64, c_int64, c_int64, c_int64, c_void_p, c_void_p),
         ("draw", c_int64, c_void_p, c_int64, c_int64, *[c_void_p] * 4),
     )
     for name, result, *arguments in signatures:

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from . import kernels
+
 __all__ = ["derive_key", "mix64", "permute", "permute_each", "shuffled", "shuffled_by_group"]
 
 _ROUNDS = 4
@@ -200,7 +202,7 @@ def shuffled(key: int, size: int) -> npt.NDArray[np.int64]:
 
     Sorts noise with the number in the lowest bits: no two values tie, so any sorting algorithm gives the same order.
     """
-    noise, mask = _noise_and_places(key, size, 0)
+    noise, mask = _noise_and_places(key, size)
     noise.sort()
     noise &= mask
     return noise.view(np.int64)
@@ -227,23 +229,26 @@ def shuffled_by_group(
     ([0, 0, 1, 1, 1], [0, 2, 5, 5])
     """
     bits = max(count - 1, 1).bit_length()
-    shift = np.uint64(64 - bits)
-    noise, mask = _noise_and_places(key, len(groups), bits)
-    highest = groups.astype(np.uint64)
-    highest <<= shift
-    noise |= highest
+    noise, mask = _noise_and_places(key, len(groups), bits, groups)
     noise.sort()
-    begins = np.searchsorted(noise, np.arange(count, dtype=np.uint64) << shift)
+    begins = np.searchsorted(noise, np.arange(count, dtype=np.uint64) << np.uint64(64 - bits))
     noise &= mask
     return noise.view(np.int64), np.append(begins, len(groups))
 
 
-def _noise_and_places(key: int, size: int, free: int) -> tuple[npt.NDArray[np.uint64], np.uint64]:
-    """Noise, uint64 [size]: the `free` highest bits are 0, and the lowest hold the place; and the mask of these."""
-    low = np.uint64(max(size - 1, 1).bit_length())
+def _noise_and_places(
+    key: int, size: int, free: int = 0, groups: npt.NDArray[np.int32] | None = None
+) -> tuple[npt.NDArray[np.uint64], np.uint64]:
+    """Noise, uint64 [size]: the `free` highest bits hold the group, the lowest the place; and the mask of these."""
+    low = max(size - 1, 1).bit_length()
+    salt, mask = derive_key(key), np.uint64((1 << low) - 1)
+    if kernels.are_compiled():
+        return kernels.noise(salt, size, free, low, groups), mask
     places = np.arange(size, dtype=np.uint64)
-    noise = mix64(places ^ np.uint64(derive_key(key)))
-    noise >>= np.uint64(free) + low
-    noise <<= low
+    noise = mix64(places ^ np.uint64(salt))
+    noise >>= np.uint64(free + low)
+    noise <<= np.uint64(low)
     noise |= places
-    return noise, (np.uint64(1) << low) - np.uint64(1)
+    if groups is not None:
+        noise |= groups.astype(np.uint64) << np.uint64(64 - free)
+    return noise, mask

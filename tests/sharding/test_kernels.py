@@ -123,6 +123,16 @@ def test_arguments_that_would_write_beyond_memory_are_refused() -> None:
     frozen.flags.writeable = False
     with pytest.raises(ValueError, match="may be written to"):
         kernels.frame_rows(frozen)
+    for free, low, groups in [
+        (0, 1, None),
+        (-1, 4, None),
+        (60, 4, None),
+        (1, 4, [0, 0, 2]),
+        (1, 4, [0, 1]),
+        (0, 4, [-1] * 3),
+    ]:
+        with pytest.raises(ValueError, match=r"expected .*3 (numbers|groups)"):
+            kernels.noise(1, 3, free, low, None if groups is None else np.array(groups))
     for following in (-1, 1):
         with pytest.raises(ValueError, match="members of their classes to come next"):
             kernels.draw(np.array([0]), np.array([7]), np.array([0, 1]), np.array([following]))

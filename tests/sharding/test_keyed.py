@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.sharding.keyed import derive_key, mix64, permute, permute_each, shuffled
+from ringfeed.sharding.keyed import derive_key, mix64, permute, permute_each, shuffled, shuffled_by_group
+
+pytestmark = pytest.mark.usefixtures("implementation")
 
 
 @given(key=st.integers(0, 2**64 - 1), size=st.integers(1, 20_000))
@@ -42,9 +44,19 @@ def test_keys_give_different_orders_that_look_random(size: int) -> None:
 def test_orders_are_those_of_the_first_release() -> None:
     """Golden values, made by this code on 2026-11-21: a change here changes every dataset and every epoch."""
     assert shuffled(1, 8).tolist() == [5, 3, 6, 0, 7, 1, 2, 4]
+    places, bounds = shuffled_by_group(1, np.array([2, 0, 2, 1, 0, 0, 2, 2], np.int32), 4)
+    assert (places.tolist(), bounds.tolist()) == ([5, 1, 4, 3, 6, 0, 7, 2], [0, 3, 4, 8, 8])
     assert permute(1, 10_000, np.arange(6)).tolist() == [2250, 3116, 3392, 9421, 7092, 6222]
     assert derive_key(7, "epoch", 3) == 8886608461340475718
     assert mix64(np.array([0, 1], np.uint64)).tolist() == [0, 0xE220A8397B1DCDAF]  # SplitMix64's first output, seed 0
+
+
+@given(key=st.integers(0, 2**64 - 1), groups=st.lists(st.integers(0, 4), max_size=3_000))
+def test_shuffling_by_group_shuffles_each_group(key: int, groups: list[int]) -> None:
+    places, bounds = shuffled_by_group(key, np.array(groups, np.int32), 5)
+    assert np.array_equal(np.sort(places), np.arange(len(groups)))
+    assert np.array_equal(np.diff(bounds), np.bincount(groups, minlength=5))
+    assert [groups[place] for place in places.tolist()] == sorted(groups)
 
 
 def test_parts_of_a_key_do_not_run_together() -> None:
