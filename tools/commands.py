@@ -384,11 +384,7 @@ _COMMANDS = {
 @contextmanager
 def _at_work(args: argparse.Namespace) -> Iterator[StageReport]:
     """Show progress, and keep what others print out of the document that is printed behind it."""
-    with (
-        prints_aside() if args.json else nullcontext(),
-        stage_progress(_STAGES, events=args.json) as show,
-        tidy_when_told_to_end(),
-    ):
+    with prints_aside() if args.json else nullcontext(), stage_progress(_STAGES, events=args.json) as show:
         yield show
 
 
@@ -414,8 +410,9 @@ def execute(args: argparse.Namespace) -> int:
     """Run a command and return its exit status; an error that a user can mend is one line on stderr."""
     pa.enable_signal_handlers(False)  # Arrow's own, while it reads CSV: one that comes as they end may be lost
     try:
-        status = _COMMANDS[args.command](args)
-        sys.stdout.flush()
+        with tidy_when_told_to_end():
+            status = _COMMANDS[args.command](args)
+            sys.stdout.flush()
         return status
     except KeyboardInterrupt as error:
         status = error.status if isinstance(error, Terminated) else INTERRUPTED
@@ -425,9 +422,11 @@ def execute(args: argparse.Namespace) -> int:
             tell(f"shard-dataset: interrupted{f'; {error}' if str(error) else ''}")
         return status
     except (RingfeedError, OSError, MemoryError) as error:
-        if args.debug:
-            raise
-        return _failed(args, _told(error))
+        if not args.debug:
+            return _failed(args, _told(error))
+        if args.json:
+            _failed(args, _told(error))
+        raise
 
 
 def _told(error: BaseException) -> str:

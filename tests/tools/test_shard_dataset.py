@@ -464,3 +464,11 @@ class TestUsage:
     def test_debug_shows_where(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="there is nothing at"):
             main(["build", str(tmp_path / "x"), str(tmp_path / "y"), "--debug"])
+
+    def test_machines_are_told_of_an_error_under_debug_too(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(ValueError, match="there is nothing at"):
+            main(["build", str(tmp_path / "x"), str(tmp_path / "y"), "--debug", "--json"])
+        (event,) = map(json.loads, capsys.readouterr().err.splitlines())
+        assert (event["event"], event["status"]) == ("error", 1)
