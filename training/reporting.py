@@ -10,11 +10,14 @@ import logging
 import math
 import sys
 from collections.abc import Mapping
+from tempfile import TemporaryFile
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..sharding.drafts import make_folder
+from ..sharding.errors import StorageError
 from ..sharding.storage import Storage
 
 METRICS_FORMAT = "ringfeed-metrics-1"
@@ -111,8 +114,34 @@ def write_file(url: str, data: bytes) -> None:
     Raises:
         StorageError: the storage refuses.
     """
+    storage, name = _place(url)
+    storage.write(name, data)
+
+
+def check_writable(url: str) -> None:
+    """Find out before a run that its output, on a disk of this machine, will not be written. Leaves nothing there.
+
+    Of stores only writing itself tells: one may allow it, and not that a trial is removed.
+
+    Raises:
+        StorageError: it will not.
+    """
+    storage, name = _place(url)
+    if storage.local_path is None:
+        return
+    if (storage.local_path / name).is_dir():
+        raise StorageError(f"cannot write {url}: it is a folder; name a file")
+    absent = storage.absent_folders()
+    with storage.errors("write", name):
+        make_folder(storage.local_path)
+        with TemporaryFile(dir=storage.local_path):
+            pass
+    storage.remove_folders(absent)
+
+
+def _place(url: str) -> tuple[Storage, str]:
     folder, separator, name = url.rpartition("/")
-    Storage(folder or (separator or ".")).write(name, data)
+    return Storage(folder or (separator or ".")), name
 
 
 def encode_metrics(metrics: Mapping[str, Any]) -> bytes:

@@ -16,6 +16,7 @@ from ..pipeline.quiet import quiet_tensorflow
 from ..sharding.errors import RingfeedError
 from .config_file import describe_keys, load_config
 from .launch import world_from_environment
+from .reporting import check_writable, configure_logging, encode_metrics
 
 DESCRIPTION = "Train a model on a dataset that shard-dataset wrote, alone or as one rank of a Horovod ring."
 
@@ -85,9 +86,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _train(args: argparse.Namespace) -> None:
     config = load_config(args.config, args.overrides)
+    world = world_from_environment(os.environ)
+    if world is None or world.rank == 0:  # which writes them
+        for output in filter(None, (config.output.model, config.output.metrics)):
+            check_writable(output)
     with quiet_tensorflow():
         from .distributed import connect
-        from .reporting import configure_logging, encode_metrics
         from .trainer import train
 
         ring = connect()

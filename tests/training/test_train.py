@@ -135,6 +135,32 @@ def test_a_mistake_is_one_line(
     assert_refused(capfd, message, write_config(), override)
 
 
+@pytest.mark.parametrize("output", ["metrics", "model"])
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("taken/x.keras", "taken/x.keras: a name in its path is that of a file"),
+        ("folder.keras", "it is a folder; name a file"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_told_before_training(
+    output: str, place: str, reason: str, tmp_path: Path, write_config: WriteConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").touch()
+    (tmp_path / "folder.keras").mkdir()
+    config = write_config(output={output: str(tmp_path / place)}, data={"url": str(tmp_path / "not looked at yet")})
+    assert_refused(capfd, reason, config)
+
+
+def test_a_trial_of_the_outputs_leaves_nothing(
+    tmp_path: Path, write_config: WriteConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(output={"model": str(tmp_path / "new" / "run" / "x.keras")}, data={"url": "/nowhere"})
+    before = sorted(tmp_path.rglob("*"))
+    assert_refused(capfd, "/nowhere", config)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def assert_refused(capfd: pytest.CaptureFixture[str], message: str, config: Path, *overrides: str) -> None:
     """In this process, for speed; without determinism, which could not be switched off again."""
     settings = [part for item in ("deterministic=false", *overrides) for part in ("--set", item)]
