@@ -88,3 +88,25 @@ def test_what_functions_print_stays_out_of_the_document(cli: Cli, tmp_path: Path
     document = json.loads(done.stdout)
     assert document["splits"]["train"]["records"] == 40
     assert {"imported", "asked", "mapped", "echoed"} <= set(done.stderr.splitlines())
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize(("given", "threads"), [({}, 1), ({"OPENBLAS_NUM_THREADS": "2"}, 2)])
+def test_linear_algebra_has_a_thread_a_process(
+    cli: Cli, tmp_path: Path, workers: str, given: dict[str, str], threads: int
+) -> None:
+    (tmp_path / "algebra.py").write_text(
+        "import os\ndef mapped(batch):\n    print('threads', os.environ['OPENBLAS_NUM_THREADS'])\n    return batch\n"
+    )
+    words = [
+        "--source",
+        "ringfeed_cli_records:records",
+        "out",
+        "--map",
+        "algebra:mapped",
+        "--workers",
+        workers,
+        "--json",
+    ]
+    done = cli("shard-dataset", "build", *words, env=given, check=True)
+    assert {line for line in done.stderr.splitlines() if line.startswith("threads")} == {f"threads {threads}"}
