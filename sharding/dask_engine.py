@@ -10,14 +10,22 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError  # no builtin before Python 3.11
 from contextlib import contextmanager, suppress
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 from .errors import ConfigError, StorageError, WorkerError
 from .execute import ClusterExecutor
 from .memory import AHEAD
-from .remote import Terms, missing_package, run_remotely, stop_and_count, stop_others_and_count
+from .remote import (
+    Outcome,
+    RemoteExecutor,
+    Terms,
+    missing_package,
+    nothing,
+    run_remotely,
+    stop_and_count,
+    stop_others_and_count,
+)
 
 __all__ = ["dask_executor"]
 
@@ -28,7 +36,6 @@ _LOST_SECONDS = 10  # until a scheduler that went away is given up
 _WORKERS_SECONDS = 60.0  # until a cluster that has no workers is given up: one that grows with its load needs some
 _OTHERS_SECONDS = 600.0  # until tasks of a killed build are taken for such as never end
 _RESULT_SECONDS = 60.0  # until the result of a task that has ended, which is small, is taken for lost
-_COUNT_SECONDS = 2.0  # for which the number of workers is taken for known
 
 
 @contextmanager
@@ -85,7 +92,7 @@ def _quiet(name: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
-class _DaskExecutor(ClusterExecutor):
+class _DaskExecutor(RemoteExecutor):
     """What `Client.get_executor` gives, but for results that cannot be fetched.
 
     There a future whose worker and scheduler die between the task's end and the coming of its result stays open for
@@ -93,50 +100,37 @@ class _DaskExecutor(ClusterExecutor):
     """
 
     def __init__(self, client: Any, address: str, terms: Terms) -> None:
+        super().__init__(terms)
         self._client = client
         self._address = address
-        self._terms = terms
-        self._tasks: dict[Future[Any], Any] = {}
-        self._counted = (0, -_COUNT_SECONDS)
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run a function on the cluster."""
-        task = self._client.submit(run_remotely, self._terms, partial(fn, **kwargs), args, pure=False)
-        future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()
-        self._tasks[future] = task
-        task.add_done_callback(lambda done: self._settle(done, future))
-        return future
+    def _start(self, call: tuple[Any, ...]) -> tuple[Any, Any]:
+        task = self._client.submit(run_remotely, *call, pure=False)
+        return task, task
 
-    def _settle(self, task: Any, future: Future[Any]) -> None:
-        try:
-            task.result(_RESULT_SECONDS).settle(future)
-        except Exception as error:
-            future.set_exception(self._explained(error))
-        finally:
-            self._tasks.pop(future, None)
+    def _outcome(self, ended: Any) -> Outcome:
+        outcome: Outcome = ended.result(_RESULT_SECONDS)
+        return outcome
 
     def _explained(self, error: Exception) -> Exception:
-        if isinstance(error, (asyncio.CancelledError, CancelledError, *_LOST)):  # errors of our tasks are values
-            said = WorkerError(f"the Dask scheduler at {self._address} went away, or gave the task up, or its result")
-        elif type(error).__name__ == "KilledWorker":
-            said = WorkerError(
+        if isinstance(error, (asyncio.CancelledError, CancelledError, *_LOST)):
+            return WorkerError(f"the Dask scheduler at {self._address} went away, or gave the task up, or its result")
+        if type(error).__name__ == "KilledWorker":
+            return WorkerError(
                 "a task was given up for it ended several Dask workers, most likely for want of memory; give them more "
                 "memory or fewer threads, or ask for smaller shards"
             )
-        else:
-            return error
-        said.__cause__ = error
-        return said
+        return error
+
+    def _count(self) -> int | None:
+        with suppress(*_LOST):
+            threads: dict[str, int] = self._client.nthreads()
+            return sum(threads.values())
+        return None
 
     def at_once(self) -> int:
         """Some for each thread of all workers."""
-        count, when = self._counted
-        if time.monotonic() - when >= _COUNT_SECONDS:
-            with suppress(*_LOST):  # the tasks will say so
-                count = sum(self._client.nthreads().values())
-            self._counted = (count, time.monotonic())
-        return AHEAD * max(1, count)
+        return AHEAD * max(1, self._processors())
 
     def check_workers(self) -> None:
         """Refuse a cluster that has no workers, or such as cannot do the work.
@@ -148,7 +142,7 @@ class _DaskExecutor(ClusterExecutor):
         for worker, found in self._client.run(version, "ringfeed", on_error="return").items():
             if isinstance(found, ImportError):  # else the first task would end the worker
                 raise missing_package(f"Dask worker {worker}")
-        probe, again = self.submit(_nothing), True
+        probe, again = self.submit(nothing), True
         while True:
             try:
                 probe.result(_WORKERS_SECONDS)
@@ -156,7 +150,7 @@ class _DaskExecutor(ClusterExecutor):
             except WorkerError as error:  # once, a result that had been there never came
                 if not again or not isinstance(error.__cause__, (TimeoutError, asyncio.TimeoutError)):
                     raise
-                probe, again = self.submit(_nothing), False
+                probe, again = self.submit(nothing), False
             except FutureTimeoutError as error:  # busy with the work of others, perhaps
                 if not self._client.nthreads():
                     raise StorageError(f"the Dask cluster at {self._address} has no workers; start some") from error
@@ -190,7 +184,3 @@ class _DaskExecutor(ClusterExecutor):
         """What each worker counts of this build."""
         counts = self._client.run(count, self._terms.build, on_error="return")
         return [found for found in counts.values() if isinstance(found, int)]  # else it was lost just now
-
-
-def _nothing() -> None:
-    pass

@@ -7,18 +7,16 @@ import re
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError  # no builtin before Python 3.11
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any
 
 from .errors import ConfigError, StorageError, WorkerError
 from .execute import ClusterExecutor
 from .quiet import without_lines
-from .remote import Terms, missing_package, run_remotely
+from .remote import Outcome, RemoteExecutor, Terms, missing_package, nothing, run_remotely
 
 __all__ = ["ray_executor"]
 
@@ -27,7 +25,6 @@ _CONNECT_SECONDS = 5
 _ATTEMPTS = 3  # to connect
 _WORKERS_SECONDS = 60.0  # until a cluster that has no room for a task is given up: one that grows needs some
 _END_SECONDS = 60.0  # for tasks that run to end
-_COUNT_SECONDS = 2.0  # for which the number of workers is taken for known
 _NOISE = re.compile(rb".* task_manager\.cc:\d+: Failed to push error to driver ")  # as a closed connection ends tasks
 
 
@@ -101,55 +98,40 @@ def _sigterm_kept() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
 
 
-class _RayExecutor(ClusterExecutor):
+class _RayExecutor(RemoteExecutor):
     def __init__(self, ray: Any, address: str, terms: Terms, *, end_seconds: float | None) -> None:
+        super().__init__(terms)
         self._ray = ray
         self._end_seconds = end_seconds
         self._run = ray.remote(max_retries=_RETRIES, num_cpus=1)(run_remotely)
         self._address = address
-        self._terms = terms
-        self._tasks: dict[Future[Any], Any] = {}  # held until their results are here
-        self._counted = (0, -_COUNT_SECONDS)
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run a function on the cluster."""
-        task = self._run.remote(self._terms, partial(fn, **kwargs), args)
-        future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()
-        self._tasks[future] = task
-        task.future().add_done_callback(lambda done: self._settle(done, future))
-        return future
+    def _start(self, call: tuple[Any, ...]) -> tuple[Any, Any]:
+        task = self._run.remote(*call)
+        return task, task.future()
 
-    def _settle(self, task: Future[Any], future: Future[Any]) -> None:
-        try:
-            task.result().settle(future)
-        except Exception as error:
-            future.set_exception(self._explained(error))
-        finally:
-            self._tasks.pop(future, None)
+    def _outcome(self, ended: Any) -> Outcome:
+        outcome: Outcome = ended.result()
+        return outcome
 
     def _explained(self, error: Exception) -> Exception:
-        if isinstance(
-            error, self._ray.exceptions.RayTaskError
-        ):  # errors of our tasks are values: one of Ray's around it
-            said: Exception = missing_package("a Ray worker")
-        elif isinstance(error, self._ray.exceptions.RayError | ConnectionError):
-            said = WorkerError(
+        if isinstance(error, self._ray.exceptions.RayTaskError):  # the task could not even begin
+            return missing_package("a Ray worker")
+        if isinstance(error, self._ray.exceptions.RayError | ConnectionError):
+            return WorkerError(
                 f"a worker or the Ray cluster at {self._address} was lost ({type(error).__name__}), most likely for "
                 "want of memory; give the workers more of it, or ask for smaller shards"
             )
-        else:
-            return error
-        said.__cause__ = error
-        return said
+        return error
+
+    def _count(self) -> int | None:
+        with suppress(ConnectionError, self._ray.exceptions.RayError):
+            return int(self._ray.cluster_resources().get("CPU", 0))
+        return None
 
     def at_once(self) -> int:
         """One for each processor of the whole cluster, and a few that let it grow: see `cancel`."""
-        count, when = self._counted
-        if time.monotonic() - when >= _COUNT_SECONDS:
-            with suppress(ConnectionError, self._ray.exceptions.RayError):  # the tasks will say so
-                count = int(self._ray.cluster_resources().get("CPU", 0))
-            self._counted = (count, time.monotonic())
+        count = self._processors()
         return count + count // 4 + 1
 
     def check_workers(self) -> None:
@@ -159,7 +141,7 @@ class _RayExecutor(ClusterExecutor):
             StorageError: it has none, and none came.
             ConfigError: a worker lacks something.
         """
-        probe = self.submit(_nothing)
+        probe = self.submit(nothing)
         while True:
             try:
                 probe.result(_WORKERS_SECONDS)
@@ -176,7 +158,3 @@ class _RayExecutor(ClusterExecutor):
         """
         if wait(futures, self._end_seconds).not_done:
             _disconnect(self._ray)
-
-
-def _nothing() -> None:
-    pass

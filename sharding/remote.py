@@ -1,4 +1,5 @@
-"""What runs on the workers of a cluster, around each task: it checks that they fit, and brings errors back whole.
+"""Tasks on a cluster: what they have around them there, which checks that workers fit, and brings errors back whole;
+and what is alike in all executors that start them.
 
 Nothing here knows Dask or Ray.
 """
@@ -8,24 +9,28 @@ from __future__ import annotations
 import os
 import secrets
 import threading
+import time
 import traceback
+from abc import abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 from typing import Any
 
 from .errors import ConfigError, WorkerError
-from .execute import portable_error
+from .execute import ClusterExecutor, portable_error
 from .keyed import derive_key
 from .lease import LEASE_NAME, boot_id
 from .storage import Storage
 
 __all__ = [
-    "Outcome", "Terms", "WorkerTraceback", "missing_package", "run_remotely", "stop_and_count", "stop_others_and_count",
+    "Outcome", "RemoteExecutor", "Terms", "WorkerTraceback", "missing_package", "nothing", "run_remotely",
+    "stop_and_count", "stop_others_and_count",
 ]  # fmt: skip
 
+_COUNT_SECONDS = 2.0  # for which the number of workers is taken for known
 _SHAPES_BYTES = ("ringfeed", "pyarrow", "numpy")  # packages whose versions may show in what is written
 
 _stopped: set[str] = set()
@@ -157,6 +162,69 @@ def stop_and_count(build: str) -> int:
         return _running.get(build, 0)
 
 
+def nothing() -> None:
+    """A task that tells whether there are workers, and whether they fit."""
+
+
 def missing_package(worker: str) -> ConfigError:
     """What to say if a worker cannot even load the task."""
     return ConfigError(f"{worker} cannot load the tasks; install there what is installed here: pip install ringfeed")
+
+
+# --- in the process that starts them -----------------------------------------------------------------------------
+
+
+class RemoteExecutor(ClusterExecutor):
+    """Tasks on a cluster, whose results become those of futures of this process.
+
+    Args:
+        terms: that workers must agree with.
+    """
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._tasks: dict[Future[Any], Any] = {}  # held until their results are here
+        self._counted = (0, -_COUNT_SECONDS)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run a function on the cluster."""
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        self._tasks[future], ended = self._start((self._terms, partial(fn, **kwargs), args))
+        ended.add_done_callback(lambda done: self._settle(done, future))
+        return future
+
+    @abstractmethod
+    def _start(self, call: tuple[Any, ...]) -> tuple[Any, Any]:
+        """Have `run_remotely` called: the task, and a future of any kind that ends with it."""
+
+    @abstractmethod
+    def _outcome(self, ended: Any) -> Outcome:
+        """The result of such a future; raises what its library does."""
+
+    @abstractmethod
+    def _explained(self, error: Exception) -> Exception:
+        """What to say of that: errors of our own tasks are outcomes, so it was the cluster's."""
+
+    @abstractmethod
+    def _count(self) -> int | None:
+        """How many tasks the cluster runs side by side; None if it cannot be asked: the tasks will say why."""
+
+    def _settle(self, ended: Any, future: Future[Any]) -> None:
+        try:
+            self._outcome(ended).settle(future)
+        except Exception as error:
+            explained = self._explained(error)
+            if explained is not error:
+                explained.__cause__ = error
+            future.set_exception(explained)
+        finally:
+            self._tasks.pop(future, None)
+
+    def _processors(self) -> int:
+        """The last that `_count` told; it is asked now and then, for clusters grow."""
+        count, when = self._counted
+        if time.monotonic() - when >= _COUNT_SECONDS:
+            asked = self._count()
+            self._counted = (count if asked is None else asked, time.monotonic())
+        return self._counted[0]
