@@ -2,6 +2,7 @@
 
 from .append import AppendOptions, append, plan_append
 from .build import build
+from .build_options import BuildOptions
 from .build_plan import BuildPlan
 from .cleaning import clean
 from .damage import Damage, Note
@@ -20,7 +21,6 @@ from .errors import (
 from .export import Export, ExportOptions, export
 from .image_statistics import ImageStatistics
 from .manifest import FileInfo, Generation, LostRecords, Manifest, ShardInfo, SplitInfo
-from .plan import BuildOptions
 from .planning import plan_build
 from .progress import Progress
 from .rebuild import Original

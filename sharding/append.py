@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from .build import about_build, write_dataset
+from .build_options import BuildOptions
 from .build_plan import BuildPlan
 from .dataset import Dataset, open_dataset
 from .destination import draft_dataset
@@ -21,7 +22,6 @@ from .lease import Holder
 from .location import take_urls
 from .manifest import Manifest
 from .option_types import check_flags, take_integers, take_shares
-from .plan import BuildOptions
 from .planning import open_build_source, plan_source
 from .prepare import PrepareOptions, Select, restore_options
 from .progress import Report, ignore

@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
+from .build_options import BuildOptions
 from .build_plan import BuildPlan, writer
 from .capacity import build_engine, memory_share
 from .destination import DatasetDraft, Purpose, draft_dataset
@@ -17,7 +18,6 @@ from .gathered import Gathered
 from .interop.tfds import tfds_files
 from .manifest import Manifest, ShardInfo, describe
 from .merge import merge_generation
-from .plan import BuildOptions
 from .planning import make_plan, open_build_source
 from .progress import Report, ignore
 from .rounds import assemble, assemble_tasks, common_layout, partition, shards_per_bucket

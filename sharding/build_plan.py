@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from .assign import Assignment
+from .build_options import BuildOptions
 from .census import Census
 from .counting import StratumCounts, class_array, following
 from .keyed import derive_key
 from .manifest import Manifest
 from .memory import BLOCK_BYTES, ClassBytes, RecordBytes
 from .placement import Placement
-from .plan import BuildOptions
 from .sized import Dealt
 from .sources import Source
 from .sources.base import BadRecord

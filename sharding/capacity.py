@@ -7,11 +7,11 @@ from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
+from .build_options import BuildOptions
 from .build_plan import BuildPlan
 from .engine import open_engine
 from .execute import ClusterExecutor
 from .memory import AHEAD, MemoryShare
-from .plan import BuildOptions
 
 __all__ = ["at_once", "build_engine", "memory_share", "tasks_at_once"]
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from .build_options import BuildOptions, check_split_name
 from .census import Census, Notes, check_column
 from .class_counts import ClassCounts
 from .counting import StratumCounts, count_strata, sum_by_key
@@ -18,7 +19,6 @@ from .errors import ConfigError, SourceError
 from .group_splits import GroupCounts, assign_groups
 from .groups_there import GroupsThere
 from .keyed import derive_key
-from .plan import BuildOptions, check_split_name
 from .sources import Source
 from .storage import Storage
 

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .build_options import BuildOptions
 from .build_plan import BuildPlan
 from .capacity import at_once, build_engine
 from .census import Census, take_census
@@ -24,7 +25,7 @@ from .groups_there import read_groups
 from .image_checks import check_images
 from .manifest import Manifest
 from .memory import RecordBytes
-from .plan import BuildOptions, check_label, plan_assignment, share_out, sort_classes
+from .plan import check_label, plan_assignment, share_out, sort_classes
 from .prepare import open_carrying
 from .progress import Report, Teller, ignore, tell_stage
 from .schema import Feature, Schema

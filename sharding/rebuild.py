@@ -18,13 +18,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from .append import open_like
+from .build_options import BuildOptions
 from .build_plan import BuildPlan
 from .class_counts import ClassCounts
 from .errors import ConfigError, SourceError
 from .generations import generation_of
 from .location import take_urls
 from .manifest import LostRecords, Manifest, ShardInfo, SplitInfo
-from .plan import BuildOptions
 from .planning import open_build_source, plan_source
 from .progress import Report
 from .recovery import Identity

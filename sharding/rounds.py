@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 
 import numpy as np
 
+from .build_options import BuildOptions
 from .build_plan import BuildPlan
 from .capacity import memory_share, tasks_at_once
 from .execute import Job, stream_tasks
@@ -14,7 +15,6 @@ from .formats import RecordLayout, plan_layout
 from .grouping import group
 from .journal import ShardResult
 from .memory import MemoryShare
-from .plan import BuildOptions
 from .progress import Report, Teller
 from .sources import light
 from .spill import PartSpill, Spill

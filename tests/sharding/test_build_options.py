@@ -1,0 +1,74 @@
+"""What may be asked of a build."""
+
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ringfeed.sharding import AppendOptions, BuildOptions, ConfigError
+
+
+def options(**changes: Any) -> BuildOptions:
+    return BuildOptions(**{"source": "a", "destination": "b", **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shard_format": "csv"}, "format must be one of tfrecord, parquet, got 'csv'"),
+        ({"compression": "zstd"}, "compression of tfrecord must be one of none, gzip, zlib, got 'zstd'"),
+        ({"shards": 0}, "shards must be at least 1, got 0"),
+        ({"shard_bytes": 0}, "shard size must be at least 1, got 0"),
+        ({"workers": 0}, "workers must be at least 1, got 0"),
+        ({"shards": 1, "shard_bytes": 1}, "--shards or --shard-size, not both"),
+        ({"splits": {"a": Fraction(1, 2)}}, "positive and add up to 1, got a=0.5"),
+        ({"splits": {"a": Fraction(2), "b": Fraction(-1)}}, "positive and add up to 1"),
+        ({"splits": {"../a": Fraction(1)}}, "ASCII letters, digits and _, got '../a'"),
+        ({"splits": {}}, "add up to 1"),
+        ({"balance": "size"}, "--balance must be one of records, bytes, got 'size'"),
+        ({"split_column": "s", "group_by": "g"}, "--split-column or --group-by, not both: the column 's' names"),
+        ({"split_column": "s", "splits": {"a": Fraction(1)}}, "--split or --split-column, not both"),
+        ({"group_by": "g"}, "several splits, and there is one; add --split train=0.9,test=0.1"),
+    ],
+)
+def test_an_option_that_its_rule_forbids_names_rule_and_value(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        options(**changes)
+
+
+@pytest.mark.parametrize(
+    "shares", [{"train": 0.8, "test": 0.2}, {"train": "4/5", "test": "0.2"}, {"train": Decimal("0.8"), "test": 0.2}]
+)
+def test_shares_are_what_they_are_written_as(shares: Any) -> None:
+    assert options(splits=shares).splits == {"train": Fraction(4, 5), "test": Fraction(1, 5)}
+    assert AppendOptions(source="a", destination="b", splits=shares).splits == options(splits=shares).splits
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"splits": ["train"]}, "splits must map names to shares"),
+        ({"splits": {"train": None}}, "the share of split 'train' must be a number such as 0.9, got None"),
+        ({"splits": {"a": float("nan")}}, "the share of split 'a' must be a number such as 0.9, got nan"),
+        ({"shards": "3"}, "shards must be a whole number, got '3'"),
+        ({"shards": 2.5}, "shards must be a whole number, got 2.5"),
+        ({"workers": True}, "workers must be a whole number, got True"),
+        ({"workers": None}, "workers must be given, got None"),
+        ({"seed": "x"}, "seed must be a whole number, got 'x'"),
+        ({"memory_bytes": "2GiB"}, "memory_bytes must be a whole number, got '2GiB'"),
+        ({"label": ["y"]}, "label must be text"),
+        ({"on_bad_record": 3}, "on_bad_record must be text, got 3"),
+        ({"overwrite": "no"}, "overwrite must be True or False, got 'no'"),
+        ({"source_kind": "cvs"}, "source_kind must be one of auto, ringfeed, .*, got 'cvs'"),
+        ({"prepare": None}, "prepare must be PrepareOptions, got None"),
+    ],
+)
+def test_options_of_other_types_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        options(**changes)
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    assert type(options(shards=np.int32(3), seed=np.uint8(7)).seed) is int
