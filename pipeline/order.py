@@ -27,7 +27,7 @@ from .arguments import boolean, choice
 from .integers import integer
 from .windows import StreamWindows, Window
 
-__all__ = ["EpochOrder", "Geometry", "Remainder", "StreamSlice", "default_streams"]
+__all__ = ["EpochOrder", "Geometry", "Remainder", "StreamSlice", "coprime_stride", "default_streams"]
 
 Remainder = Literal["drop", "pad", "wrap"]
 _REMAINDERS = ("drop", "pad", "wrap")

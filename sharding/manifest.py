@@ -23,6 +23,7 @@ from .schema import Schema
 from .statistics import FeatureStatistics
 
 __all__ = [
+    "FORMAT_VERSION",
     "MANIFEST_NAME",
     "SHARDS_NAME",
     "FileInfo",

@@ -107,18 +107,31 @@ def test_every_layer_ships_its_type_information(layer: str) -> None:
     assert (Path(importlib.import_module(f"ringfeed.{layer}").__file__ or "").parent / "py.typed").exists()
 
 
-def test_every_package_of_the_tree_has_an_init_that_declares_its_public_names() -> None:
-    packages = {path.parent for path in MODULES}
-    for package in sorted(packages):
-        tree = ast.parse((package / "__init__.py").read_text())
-        assert ast.get_docstring(tree), package
-        targets = [
-            target
-            for node in tree.body
-            if isinstance(node, (ast.Assign, ast.AnnAssign))
-            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-        ]
-        assert "__all__" in [target.id for target in targets if isinstance(target, ast.Name)], package
+def public_names(tree: ast.Module) -> set[str] | None:
+    """What a module declares in `__all__`; None if it declares nothing."""
+    for node in tree.body:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and ast.unparse(node).startswith("__all__"):
+            return set(ast.literal_eval(node.value or ast.Constant(())))
+    return None
+
+
+def test_every_package_of_the_tree_is_one() -> None:
+    assert all((path.parent / "__init__.py").exists() for path in MODULES)
+
+
+def test_every_module_says_what_it_is_and_declares_what_others_import_of_it() -> None:
+    trees = {module_name(path): ast.parse(path.read_text()) for path in MODULES}
+    imported = {
+        name
+        for path in MODULES
+        for name in imports(path.read_text(), module_name(path), is_package=path.name == "__init__.py")
+    }
+    for module, tree in trees.items():
+        assert ast.get_docstring(tree), module
+        public = public_names(tree)
+        assert public is not None, module
+        used = {name.removeprefix(f"{module}.") for name in imported - trees.keys() if name.startswith(f"{module}.")}
+        assert {name for name in used if "." not in name} <= public, module
 
 
 def test_public_names_exist() -> None:

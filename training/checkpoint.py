@@ -23,6 +23,8 @@ from safetensors.numpy import load, save
 from ..sharding.errors import CorruptionError
 from ..sharding.storage import Storage
 
+__all__ = ["Checkpoint", "CheckpointStore", "decode", "encode"]
+
 _NAME = re.compile(r"step-(\d{10})-([0-9a-f]{32})\.safetensors")
 
 log = logging.getLogger(__name__)

@@ -11,6 +11,18 @@ from typing import Any
 
 from ..sharding.errors import ConfigError
 
+__all__ = [
+    "DECAYS",
+    "CheckpointConfig",
+    "DataConfig",
+    "LossScaleConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "OutputConfig",
+    "ScheduleConfig",
+    "TrainConfig",
+]
+
 DECAYS = ("cosine", "polynomial", "step", "constant")
 OPTIMIZERS = ("lars", "sgd", "adam", "adamw")
 PRECISIONS = ("float32", "float16", "bfloat16")

@@ -20,6 +20,8 @@ import yaml
 from ..sharding.errors import ConfigError
 from .config import TrainConfig
 
+__all__ = ["all_keys", "changed_keys", "describe_keys", "load_config", "parse_config", "to_tree"]
+
 _EXPONENT_WITHOUT_DOT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 

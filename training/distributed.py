@@ -19,6 +19,8 @@ import xxhash
 from ..sharding.errors import TrainingError
 from .launch import world_from_environment
 
+__all__ = ["HorovodRing", "Ring", "SoloRing", "assert_same_weights", "connect"]
+
 Tensor = Any
 Variable = Any
 

@@ -17,6 +17,8 @@ from ..sharding.schema import Feature
 from .config import DataConfig
 from .preprocess import Element, Inputs, Preprocess, feature_columns, label_and_weight
 
+__all__ = ["decode_image", "image_column", "image_preprocess", "image_shape"]
+
 Shape = tuple[int, int, int]
 
 

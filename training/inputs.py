@@ -14,6 +14,8 @@ from .config import TrainConfig
 from .distributed import Ring
 from .preprocess import Preprocess, fill_values
 
+__all__ = ["open_loader", "preprocessed"]
+
 _PREFETCH_BATCHES = 4
 
 

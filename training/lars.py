@@ -14,6 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+__all__ = ["LARS", "is_adapted"]
+
 Tensor = Any
 Variable = Any
 

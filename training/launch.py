@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+__all__ = ["World", "world_from_environment"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:

@@ -29,6 +29,8 @@ from .preprocess import (
     tabular_preprocess,
 )
 
+__all__ = ["BuiltModel", "build_model"]
+
 Tensor = Any
 
 # With Keras' 0.99 the moving means lag behind in short runs: after 33 steps of LARS on 3,000 synthetic samples the

@@ -12,6 +12,8 @@ from .config import OptimizerConfig, TrainConfig
 from .lars import LARS, is_adapted
 from .schedules import WarmUpDecay, scaled_learning_rate
 
+__all__ = ["build_optimizer", "build_schedule"]
+
 
 def build_schedule(config: TrainConfig, steps_per_epoch: int) -> WarmUpDecay:
     """The learning rate of a run, over all its epochs (`max_steps` stops a run, it does not shorten its schedule).

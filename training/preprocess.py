@@ -19,6 +19,17 @@ from ..sharding.manifest import Manifest
 from ..sharding.schema import Feature
 from .config import DataConfig
 
+__all__ = [
+    "Element",
+    "Inputs",
+    "Preprocess",
+    "feature_columns",
+    "fill_values",
+    "label_and_weight",
+    "plan_tabular",
+    "tabular_preprocess",
+]
+
 Element = Mapping[str, Any]
 Inputs = Any
 Preprocess = Callable[[Element], tuple[Inputs, Any, Any]]

@@ -20,6 +20,8 @@ from ..sharding.drafts import make_folder
 from ..sharding.errors import StorageError
 from ..sharding.storage import Storage
 
+__all__ = ["METRICS_FORMAT", "Reporter", "check_writable", "configure_logging", "encode_metrics", "write_file"]
+
 METRICS_FORMAT = "ringfeed-metrics-1"
 
 log = logging.getLogger(__name__)

@@ -15,6 +15,8 @@ import numpy as np
 
 from .config import DECAYS
 
+__all__ = ["WarmUpDecay", "scaled_learning_rate"]
+
 Schedule = Callable[[Any], Any]
 
 

@@ -19,6 +19,8 @@ from .config import TrainConfig
 from .config_file import changed_keys, to_tree
 from .precision import LossScale
 
+__all__ = ["Parts", "Position", "capture", "check_resumable", "give_rank_its_seeds", "restore", "seed_variables"]
+
 _RANK_STRIDE = 0x9E3779B1  # odd, so that all ranks below 2**31 get different seeds (2**32 / golden ratio)
 
 

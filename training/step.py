@@ -14,6 +14,8 @@ import tensorflow as tf
 from .distributed import Ring
 from .precision import LossScale, all_finite
 
+__all__ = ["StepMetrics", "batch_loss", "clip_by_global_norm", "cross_entropy", "make_predict_step", "make_train_step"]
+
 Tensor = Any
 TrainStep = Callable[[Any, Tensor, Tensor], "StepMetrics"]
 

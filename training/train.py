@@ -18,6 +18,8 @@ from .config_file import describe_keys, load_config
 from .launch import world_from_environment
 from .reporting import check_writable, configure_logging, encode_metrics
 
+__all__ = ["add_arguments", "main", "run"]
+
 DESCRIPTION = "Train a model on a dataset that shard-dataset wrote, alone or as one rank of a Horovod ring."
 
 EPILOG = """\

@@ -31,6 +31,8 @@ from .schedules import WarmUpDecay
 from .snapshot import Parts, Position, capture, check_resumable, give_rank_its_seeds, restore
 from .step import StepMetrics, make_predict_step, make_train_step
 
+__all__ = ["Trainer", "train"]
+
 log = logging.getLogger(__name__)
 
 

@@ -21,7 +21,7 @@ import pyarrow.json as pajson
 from .base import BadRecord, Reject
 from .text import Block, not_utf8
 
-__all__ = ["Lines", "Number", "decode_lines", "make_decoder", "parse_fast", "split_lines"]
+__all__ = ["Lines", "Number", "Tree", "decode_lines", "make_decoder", "parse_fast", "split_lines"]
 
 _INF = re.compile(rb"[:\[,]\s*-?Inf(?!inity)")  # a number to Arrow's parser alone
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")

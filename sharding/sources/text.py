@@ -28,6 +28,7 @@ __all__ = [
     "not_utf8",
     "read_blocks",
     "read_marked",
+    "span_of",
 ]
 
 LINE_BYTES = 64 << 20  # a longer record is an error: one without an end must not fill the memory
