@@ -28,42 +28,21 @@ __all__ = ["OpenWindow", "WindowOpener", "choose_donors"]
 Int64 = npt.NDArray[np.int64]
 ClassNumbers = npt.NDArray[np.integer]
 _SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
-_DRAWN_FIRST = 4096  # samples of a window: the first batch waits for them
 
 
-class _NaturalPicks:
-    """Each record once, in random order."""
-
-    def __init__(self, order: Int64) -> None:
-        self._order = order
-
-    def at(self, positions: Int64) -> Int64:
-        return self._order[positions]
-
-
-class _BalancedPicks:
-    """Records of the wanted classes: the first are drawn at once, the rest once no window waits to be planned.
+class _WindowPicks:
+    """Which record serves each position of a window, from the first on that will be asked for.
 
     Args:
-        wanted: the class of each position of the window.
-        drawer: of the window's records.
-        first: the first position that will be asked for.
-        planner: threads that draw.
+        rows: of these positions.
+        first: of them.
     """
 
-    def __init__(self, wanted: ClassNumbers, drawer: RecordDrawer, first: int, planner: Executor) -> None:
+    def __init__(self, rows: Int64, first: int = 0) -> None:
+        self._rows = rows
         self._first = first
-        if first:
-            drawer.skip(wanted[:first])
-        self._rows = drawer.draw(wanted[first : first + _DRAWN_FIRST])
-        rest = wanted[first + _DRAWN_FIRST :]
-        self._draw_rest = partial(drawer.draw, rest)
-        self._rest = planner.submit(self._draw_rest) if len(rest) else None
 
     def at(self, positions: Int64) -> Int64:
-        if self._rest is not None and positions[-1] >= self._first + len(self._rows):
-            rest = self._draw_rest() if self._rest.cancel() else self._rest.result()
-            self._rows, self._rest = np.concatenate([self._rows, rest]), None
         return self._rows[positions - self._first]
 
 
@@ -136,7 +115,7 @@ class WindowOpener:
             ]
             segments += [_with_classes(shard) for shard in lent]
             if self._schedule is None:
-                natural = _NaturalPicks(self._natural_rows(window, opened, lent))
+                natural = _WindowPicks(self._natural_rows(window, opened, lent))
                 return _numbered(window, shards, segments, self._by_length(natural, window, segments, None))
             drawer = self._drawer(self._schedule, window, segments)
         lacking = np.flatnonzero((self._schedule.weights > 0) & (drawer.counts == 0))
@@ -146,7 +125,9 @@ class WindowOpener:
         with self._counters.busy("plan"):
             first = max(first_position - window.start, 0)
             wanted = self._wanted(self._schedule, window)
-            drawn = _BalancedPicks(wanted, drawer, first, self._planner)
+            if first:
+                drawer.skip(wanted[:first])
+            drawn = _WindowPicks(drawer.draw(wanted[first:]), first)
             picks = self._by_length(drawn, window, segments, wanted)
             return _numbered(window, shards, segments, picks)
 

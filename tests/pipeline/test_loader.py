@@ -16,7 +16,7 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ringfeed.pipeline import Loader, opening
+from ringfeed.pipeline import Loader
 from ringfeed.pipeline import loader as loader_module
 from ringfeed.pipeline.lending import LentRecords
 from ringfeed.pipeline.shards import ShardFetcher
@@ -80,14 +80,13 @@ def test_resuming_at_a_step_equals_going_on(
 
 @many
 @given(configurations.filter(lambda options: options["balance"] != "natural"), st.sampled_from([1, 2, 3]), st.data())
-def test_draws_in_small_blocks_are_the_same_draws(
+def test_draws_in_small_chunks_are_the_same_draws(
     make_dataset: Make, options: dict[str, Any], world_size: int, data: st.DataObject
 ) -> None:
     loader = Loader(make_dataset(RECORDS), rank=world_size - 1, world_size=world_size, **options)
     step = data.draw(st.integers(0, loader.steps_per_epoch - 1))
     whole = read(loader)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(opening, "_DRAWN_FIRST", 3)
         patch.setattr(loader_module, "_CHUNK_STEPS", 1)
         for name, values in read(loader, 0, step).items():
             np.testing.assert_array_equal(values, whole[name][step:])
