@@ -40,7 +40,7 @@ def check_label(schema: Schema) -> None:
         what = f"lists of {label.dtype}" if label.shape else f"{label.dtype} values"
         raise SourceError(
             f"the label column {label.name!r} holds {what}, which make no classes: a label is a string, an integer or "
-            "a bool; for regression, leave out --label"
+            "a bool: cast it with --cast, or, for regression, leave out --label"
         )
 
 

@@ -19,7 +19,7 @@ from .deep import check_meaning, check_totals
 from .drafts import drafted
 from .errors import RingfeedError
 from .execute import run_tasks
-from .footprint import STAGING
+from .footprint import STAGING, is_ours
 from .generations import TABLE_NAMES, generation_of, repairs_of, table_order
 from .indexes import Index, read_index
 from .interop.tfds import is_tfds
@@ -248,7 +248,7 @@ def _remark(name: str, manifest: Manifest) -> str:
         return "of a build that was to replace this dataset and did not finish"
     if drafted(name):
         return "of a write that did not finish"
-    if generation >= len(manifest.all_generations):
+    if generation >= len(manifest.all_generations) and is_ours(name):
         return "of an append that did not finish; go on with it, or be rid of it with: shard-dataset clean"
     if TABLE_NAMES.fullmatch(name) and generation < table_order(manifest.shards_path)[0]:
         return "the table before an append, for who had opened it; to be rid of it: shard-dataset clean"

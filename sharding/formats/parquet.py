@@ -231,7 +231,7 @@ def rows_within(
     Sizes of single columns are not asked for: pyarrow 26.0.1 aborts the process where they are damaged.
     """
     schema = file.schema_arrow  # made anew at each look
-    widths = [_fixed_bytes(schema.field(name).type) for name in columns]
+    widths = [_fixed_bytes(schema.field(name).type) if name in schema.names else 0.0 for name in columns]
     row_bytes = sum(widths, 0.0)
     if 0.0 in widths:
         sizes = [file.metadata.row_group(group) for group in groups]

@@ -50,6 +50,11 @@ class IdxSource:
         images = [path for path in found if "images" in base_name(path)]
         if not images:
             raise SourceError(f"there is no IDX file of images (such as train-images-idx3-ubyte.gz) at {url}")
+        twice = [path for path in images if path.endswith(".gz") and path.removesuffix(".gz") in images]
+        if twice:
+            raise SourceError(
+                f"{twice[0]} lies beside what it holds, {twice[0].removesuffix('.gz')}; remove one of the two"
+            )
         parts = tuple(Part(path=path, pieces=(_labels_of(path),)) for path in images)
         kinds = {_check_pair(part) for part in parts}
         files = [file for part in parts for path in (part.path, *part.pieces) for file in list_files(path, SUFFIXES)]
@@ -100,6 +105,10 @@ def _check_pair(part: Part) -> tuple[str, tuple[int, ...], str]:
         raise SourceError(f"{part.path} has no labels: expected them in {part.pieces[0]}") from error
     if not shape:
         raise SourceError(f"{part.path}: images have at least one dimension each, the file has one in all")
+    if not 0 < prod(shape) < 1 << 31:
+        raise SourceError(
+            f"{part.path}: images of shape {tuple(shape)} hold nothing, or more than 2^31 values; write it again"
+        )
     if label_shape != (records,):
         raise SourceError(f"{part.path} holds {records} images, {part.pieces[0]} has shape {label_shape}")
     return dtype, tuple(shape), label_dtype

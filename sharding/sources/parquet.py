@@ -29,6 +29,7 @@ class ParquetSource(TableSource):
 
     kind: ClassVar[str] = "Parquet"
     suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+    reads_fields: ClassVar[bool] = True
 
     @classmethod
     def inspect(cls, file: SourceFile) -> tuple[pa.Schema, Sequence[Part]]:
@@ -60,12 +61,22 @@ class ParquetSource(TableSource):
         """Batches of about `BATCH_BYTES`."""
         with _open(part.path) as parquet:
             rows = rows_within(parquet, part.pieces, columns, BATCH_ROWS, BATCH_BYTES)
-            yield from map(checked, parquet.iter_batches(rows, row_groups=list(part.pieces), columns=list(columns)))
+            groups = list(part.pieces)
+            for some in [[group] for group in groups] if _has_inner_dictionary(parquet.schema_arrow) else [groups]:
+                yield from map(checked, parquet.iter_batches(rows, row_groups=some, columns=list(columns)))
 
     def head(self, part: Part, columns: Sequence[str], records: int) -> Iterator[pa.RecordBatch]:
         """The first pages of the first row group."""
         with _open(part.path, ahead=False) as parquet:
             yield from map(checked, parquet.iter_batches(records, row_groups=[part.pieces[0]], columns=list(columns)))
+
+
+def _has_inner_dictionary(kind: pa.Schema | pa.DataType) -> bool:
+    """Whether structs hold dictionaries, which Arrow reads from no two row groups at a time."""
+    fields = [field.type for field in kind if pa.types.is_struct(field.type)]
+    return any(any(pa.types.is_dictionary(inner.type) for inner in field) for field in fields) or any(
+        map(_has_inner_dictionary, fields)
+    )
 
 
 @contextmanager
@@ -75,4 +86,5 @@ def _open(path: str, *, ahead: bool = True) -> Iterator[pq.ParquetFile]:
     """
     with open_table(path, "Parquet") as file:
         whole = ahead and Storage(path).local_path is None
-        yield pq.ParquetFile(file, pre_buffer=whole, buffer_size=0 if whole else _BUFFER_BYTES)
+        buffer = 0 if whole else _BUFFER_BYTES
+        yield pq.ParquetFile(file, pre_buffer=whole, buffer_size=buffer, page_checksum_verification=True)

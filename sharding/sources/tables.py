@@ -19,7 +19,7 @@ from .base import BATCH_BYTES, BATCH_ROWS, NO_FEATURES, PASS_OVER, BadRecord, Pa
 from .contents import open_file, translate_errors
 from .files import SourceFile, fingerprint_files, list_files
 from .hive import Partitions, find_partitions
-from .structs import Path, fields_of, flattened, told_images
+from .structs import ElsewhereError, Path, fields_of, flattened, place_of, told_images
 from .web import lacks_ranges
 
 __all__ = ["PART_BYTES", "TableSource", "bounded", "checked", "open_table", "plain_schema", "runs"]
@@ -57,6 +57,7 @@ class TableSource(ABC):
 
     kind: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
+    reads_fields: ClassVar[bool] = False  # whether `read` can be asked for a field of a struct, by its dotted name
 
     url: str
     schema: Schema
@@ -230,16 +231,27 @@ class TableSource(ABC):
 
     def _read(self, part: Part, columns: Sequence[str], head: int | None = None) -> Iterator[pa.RecordBatch]:
         """As `read`, or `head`, of columns that may be fields of the file's."""
-        whole = list(dict.fromkeys(self.paths.get(name, (name,))[0] for name in columns))
-        batches = self.read(part, whole) if head is None else self.head(part, whole, head)
-        return (flattened(batch, columns, self.paths) for batch in batches) if self.paths else batches
+        places = [place_of(name, self.paths) for name in columns]
+        names = list(dict.fromkeys(".".join(place) if self.reads_fields else place[0] for place in places))
+        batches = self.read(part, names) if head is None else self.head(part, names, head)
+        return self._flattened(part, batches, columns) if self.paths else batches
+
+    def _flattened(
+        self, part: Part, batches: Iterator[pa.RecordBatch], columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            try:
+                yield flattened(batch, columns, self.paths)
+            except ElsewhereError as error:
+                raise SourceError(f"{part.path}: {error}") from error
 
 
 def _flat(schema: pa.Schema, wanted: Callable[[str], bool]) -> tuple[pa.Schema, tuple[str, ...], dict[str, Path]]:
     """A file's schema without structs; the structs that are not wanted as a whole; and the paths of others' fields."""
-    left_out = tuple(field.name for field in schema if pa.types.is_struct(field.type) and not wanted(field.name))
-    found = [entry for field in schema if field.name not in left_out for entry in fields_of(field)]
-    return pa.schema([field for field, _ in found]), left_out, {field.name: path for field, path in found if path[1:]}
+    found = [entry for field in schema for entry in fields_of(field, wanted)]
+    left_out = tuple(field.name for field, path in found if path is None)
+    paths = {field.name: path for field, path in found if path and path[1:]}
+    return pa.schema([field for field, path in found if path]), left_out, paths
 
 
 def _declared(schema: pa.Schema, first: pa.Schema, features: Mapping[str, Feature]) -> dict[str, Feature]:

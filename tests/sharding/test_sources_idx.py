@@ -65,6 +65,8 @@ IMAGES, LABELS = idx(np.zeros((4, 2, 2), np.uint8)), idx(np.zeros(4, np.uint8))
         (b"", LABELS, "no IDX file"),
         (IMAGES, idx(np.zeros(3, np.uint8)), r"holds 4 images, .* has shape \(3,\)"),
         (idx(np.zeros(4, np.uint8)), LABELS, "at least one dimension each"),
+        (idx(np.zeros((4, 0, 2), np.uint8)), LABELS, r"images of shape \(0, 2\) hold nothing"),
+        (IMAGES[:8] + b"\xff" * 8, LABELS, r"images of shape \(4294967295, 4294967295\) hold .* more than 2\^31"),
     ],
 )
 def test_what_is_wrong_with_a_pair_is_said(tmp_path: Path, images: bytes, labels: bytes, message: str) -> None:
@@ -91,4 +93,14 @@ def test_pairs_of_different_shapes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "zz-images-idx3-ubyte").write_bytes(other)
     (tmp_path / "zz-labels-idx1-ubyte").write_bytes(LABELS)
     with pytest.raises(SourceError, match="different types or shapes"):
+        open_source(str(tmp_path), None)
+
+
+def test_a_file_beside_its_compressed_form_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, IMAGES, LABELS)
+    for path in list(tmp_path.iterdir()):
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(
+        SourceError, match=r"images-idx3-ubyte\.gz lies beside what it holds, .*; remove one of the two"
+    ):
         open_source(str(tmp_path), None)

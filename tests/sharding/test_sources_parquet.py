@@ -1,5 +1,6 @@
 """Parquet sources."""
 
+import json
 import zipfile
 from pathlib import Path
 
@@ -155,3 +156,51 @@ def test_a_dictionary_counts_as_the_values_it_stands_for(monkeypatch: pytest.Mon
     monkeypatch.setattr(tables, "BATCH_BYTES", 1000)
     batch = pa.record_batch({"x": pa.array(["x" * 100, "y" * 100] * 50).dictionary_encode()})
     assert len(list(tables.bounded(batch))) == 10
+
+
+def test_a_page_that_is_not_what_its_checksum_says_is_damage(tmp_path: Path) -> None:
+    """Without compression nothing else tells."""
+    path = tmp_path / "x.parquet"
+    table = pa.table({"id": range(400), "x": [f"t{i * 7919}" for i in range(400)]})
+    options = {"use_dictionary": False, "compression": "none", "write_page_checksum": True}
+    pq.write_table(table, path, row_group_size=40, **options)
+    assert records(open_source(str(path), None)) == table.to_pylist()
+    data = bytearray(path.read_bytes())
+    data[data.find(b"t1029470") + 1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match=r"x\.parquet: could not verify page integrity, CRC checksum"):
+        records(open_source(str(path), None))
+
+
+def test_a_field_of_a_struct_is_read_without_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    texts = pa.array([b"\xff\xfe", b"ok"]).view(pa.string())
+    structs = pa.StructArray.from_arrays([texts, pa.array([1, 2])], names=["t", "i"])
+    pq.write_table(pa.table({"s": structs}), path)
+    assert records(open_source(str(path), None).narrow(["s.i"])) == [{"s.i": 1}, {"s.i": 2}]
+    with pytest.raises(SourceError, match="Invalid UTF8"):
+        records(open_source(str(path), None))
+
+
+def test_dictionaries_in_structs_are_read_across_row_groups(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    values = [f"v{i % 5}" for i in range(40)]
+    inner = pa.StructArray.from_arrays([pa.array(values).dictionary_encode()], names=["d"])
+    outer = pa.StructArray.from_arrays([inner], names=["e"])
+    pq.write_table(pa.table({"s": inner, "t": outer}), path, row_group_size=13)
+    assert records(open_source(str(path), None)) == [{"s.d": value, "t.e.d": value} for value in values]
+
+
+def test_images_of_hugging_face_that_lie_elsewhere_are_told(tmp_path: Path) -> None:
+    features = {"info": {"features": {"img": {"_type": "Image"}}}}
+    for name, first in (("none", {"bytes": None, "path": None}), ("there", {"bytes": b"x", "path": "/data/0.png"})):
+        images = pa.array([first, None, {"bytes": b"y", "path": None}])
+        table = pa.table({"img": images}).replace_schema_metadata({"huggingface": json.dumps(features)})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+        assert records(open_source(str(tmp_path / f"{name}.parquet"), None)) == [
+            {"img": image and image["bytes"]} for image in images.to_pylist()
+        ]
+    elsewhere = pa.array([{"bytes": b"x", "path": None}, {"bytes": None, "path": "/data/1.png"}])
+    pq.write_table(table.slice(0, 2).set_column(0, table.schema.field(0), elsewhere), tmp_path / "e.parquet")
+    with pytest.raises(SourceError, match=r"e\.parquet: column 'img' holds no image but its path \('/data/1\.png'\)"):
+        records(open_source(str(tmp_path / "e.parquet"), None))

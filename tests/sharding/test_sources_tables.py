@@ -186,7 +186,9 @@ def test_a_struct_is_left_out_by_its_name_whatever_it_holds(name: str, tmp_path:
     )
     with pytest.raises(SourceError, match=r"column 't\.m' has type map"):
         open_source(str(tmp_path / name), "y")
-    for steps in ([Drop(("s", "t"))], [Drop(("t", "s.a", "s.b.c", "s.b.d"))], [Select(("y",))]):
+    for steps in (
+        [Drop(("s", "t"))], [Drop(("t", "s.a", "s.b.c", "s.b.d"))], [Drop(("t", "s.b", "s.a"))], [Select(("y",))],
+    ):  # fmt: skip
         source = open_prepared(str(tmp_path / name), "y", "auto", PrepareOptions(steps=tuple(steps)))
         assert records(source) == [{"y": value} for value in ["p", "q"] * 2]
 
