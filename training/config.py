@@ -5,6 +5,8 @@ Reading it from YAML and the command line is in `config_file.py`; nothing here o
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +40,14 @@ def _key(default: Any, text: str) -> Any:
 def _require(holds: bool, key: str, rule: str, value: object) -> None:
     if not holds:
         raise ConfigError(f"{key} must be {rule}, got {value!r}")
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
 
 
 def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
@@ -116,7 +126,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         _one_of("optimizer.name", self.name, OPTIMIZERS)
-        _require(self.learning_rate > 0, "optimizer.learning_rate", "above 0", self.learning_rate)
+        _require(0 < self.learning_rate < math.inf, "optimizer.learning_rate", "finite and above 0", self.learning_rate)
         _require(self.weight_decay >= 0, "optimizer.weight_decay", "at least 0", self.weight_decay)
         no_decay = self.name != "adam" or self.weight_decay == 0
         _require(no_decay, "optimizer.weight_decay", "0 for adam (adamw has it)", self.weight_decay)
@@ -128,8 +138,10 @@ class OptimizerConfig:
             _require(self.eps >= 0, "optimizer.eps", "at least 0", self.eps)
         if self.base_batch_size is not None:
             _require(self.base_batch_size >= 1, "optimizer.base_batch_size", "at least 1", self.base_batch_size)
+        for pattern in self.exclude or ():
+            _require(_is_pattern(pattern), "optimizer.exclude", "regular expressions", pattern)
         if self.clip_norm is not None:
-            _require(0 < self.clip_norm < float("inf"), "optimizer.clip_norm", "finite and above 0", self.clip_norm)
+            _require(0 < self.clip_norm < math.inf, "optimizer.clip_norm", "finite and above 0", self.clip_norm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +176,7 @@ class LossScaleConfig:
     growth_interval: int = _key(2000, "steps without an overflow before it doubles")
 
     def __post_init__(self) -> None:
-        _require(self.initial >= 1, "loss_scale.initial", "at least 1", self.initial)
+        _require(1 <= self.initial <= 2.0**126, "loss_scale.initial", "at least 1, and at most 2**126", self.initial)
         _require(self.growth_interval >= 1, "loss_scale.growth_interval", "at least 1", self.growth_interval)
 
 
@@ -179,6 +191,7 @@ class CheckpointConfig:
     on_damage: str = _key("error", "when the newest is damaged: error, or previous (with a warning)")
 
     def __post_init__(self) -> None:
+        _require(self.url != "", "checkpoint.url", "a path or URL, or null", self.url)
         _require(self.keep >= 1, "checkpoint.keep", "at least 1", self.keep)
         _one_of("checkpoint.on_damage", self.on_damage, DAMAGE_POLICIES)
         if self.every_steps is not None:
@@ -195,6 +208,9 @@ class OutputConfig:
 
     def __post_init__(self) -> None:
         _require(self.log_every >= 1, "output.log_every", "at least 1", self.log_every)
+        _require(self.metrics != "", "output.metrics", "a path or URL, or null", self.metrics)
+        apart = self.metrics is None or self.metrics != self.model
+        _require(apart, "output.metrics", "another file than output.model", self.metrics)
         named = self.model is None or self.model.endswith(".keras")
         _require(named, "output.model", "a path that ends in .keras", self.model)
 

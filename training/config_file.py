@@ -7,6 +7,8 @@ a dot, is a number where a number is asked for.
 from __future__ import annotations
 
 import difflib
+import json
+import math
 import re
 import types
 import typing
@@ -18,6 +20,7 @@ from typing import Any
 import yaml
 
 from ..sharding.errors import ConfigError
+from ..sharding.strict_yaml import load_yaml
 from .config import TrainConfig
 
 __all__ = ["all_keys", "changed_keys", "describe_keys", "load_config", "parse_config", "to_tree"]
@@ -36,12 +39,12 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> TrainConfig:
         ConfigError: the file cannot be read, or a key or value is wrong.
     """
     try:
-        tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        tree = load_yaml(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from error
-    except yaml.YAMLError as error:
+    except ValueError as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
@@ -61,8 +64,8 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
         if not separator or not key:
             raise ConfigError(f"--set takes key=value, got {item!r}")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+            value = load_yaml(text)
+        except ValueError as error:
             raise ConfigError(f"--set {key}: {text!r} is not valid YAML") from error
         branch = result
         *parents, last = key.split(".")
@@ -91,8 +94,13 @@ def parse_config(tree: Mapping[str, Any], source: str) -> TrainConfig:
     """
     try:
         config: TrainConfig = _build(TrainConfig, tree, "")
+        json.dumps(to_tree(config))  # as checkpoints and metrics will hold it
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
+    except TypeError as error:
+        raise ConfigError(
+            f"{source}: model.options, or data.balance, holds what JSON cannot ({error}); quote it"
+        ) from error
     return config
 
 
@@ -152,7 +160,7 @@ def _match(value: Any, hint: Any) -> tuple[bool, Any]:
     if origin is float:
         if isinstance(value, str) and _EXPONENT_WITHOUT_DOT.fullmatch(value):
             return True, float(value)
-        return isinstance(value, (int, float)) and not isinstance(value, bool), value if value is None else _real(value)
+        return isinstance(value, (int, float)) and not isinstance(value, bool), _real(value)
     if origin is int:
         return isinstance(value, int) and not isinstance(value, bool), value
     if origin is Mapping:
@@ -165,7 +173,11 @@ def _match(value: Any, hint: Any) -> tuple[bool, Any]:
 
 
 def _real(value: Any) -> Any:
-    return float(value) if isinstance(value, int) else value
+    """A number as a float; an integer beyond all of them is infinite."""
+    try:
+        return float(value) if isinstance(value, int) else value
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _described(hint: Any) -> str:
@@ -226,17 +238,13 @@ def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
     """
     neutral = {"data.url", "data.eval_split", "eval_every_epochs", "deterministic", "max_steps", "epochs"}
     neutral |= {"data.cache", "data.cache_bytes"}
-    current = to_tree(now)
+    current = json.loads(json.dumps(to_tree(now)))  # as the other came through a file
     differing = []
     for name, _ in all_keys():
         group, _, leaf = name.rpartition(".")
         if group in ("checkpoint", "output") or name in neutral:
             continue
         mine, theirs = (tree.get(group, {}) if group else tree for tree in (current, before))
-        if _jsonable(mine.get(leaf)) != theirs.get(leaf):
+        if mine.get(leaf) != theirs.get(leaf):
             differing.append(name)
     return differing
-
-
-def _jsonable(value: Any) -> Any:
-    return {str(k): _jsonable(v) for k, v in value.items()} if isinstance(value, Mapping) else value

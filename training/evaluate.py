@@ -33,8 +33,8 @@ class Evaluation:
         accuracy: fraction whose largest logit is that of their class.
         balanced_accuracy: mean of the recalls of the classes that occur.
         recall: by class name; None for a class that does not occur.
-        auc: area under the ROC curve of the second class against the first; None unless there are two classes and
-            both occur.
+        auc: area under the ROC curve of the second class against the first; None unless there are two classes, both
+            occur, and all logits are finite.
         confusion: samples by [true class][predicted class].
     """
 
@@ -123,7 +123,8 @@ def evaluate(
     totals, losses = ring.allreduce_sum([tf.constant(confusion), tf.constant(loss_sum, tf.float64)])
     auc = None
     if count == 2:
-        auc = roc_auc(ring.allgather(np.concatenate(margins)), ring.allgather(np.concatenate(truths)) == 1)
+        scores, positive = ring.allgather(np.concatenate(margins)), ring.allgather(np.concatenate(truths)) == 1
+        auc = roc_auc(scores, positive) if np.isfinite(scores).all() else None
     return summarise(totals.numpy(), float(losses), classes, auc)
 
 

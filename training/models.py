@@ -124,6 +124,12 @@ def _of_the_user(manifest: Manifest, config: TrainConfig) -> BuiltModel:
     network = function(manifest, config)
     if not isinstance(network, keras.Model):
         raise ConfigError(f"model.name: {config.model.name} must return a keras.Model, got {type(network).__name__}")
+    classes, shape = len(manifest.classes), getattr(network, "output_shape", None)
+    if not isinstance(shape, tuple) or shape[-1] != classes:
+        raise ConfigError(
+            f"model.name: {config.model.name} must return a model of {classes} logits, one a class, got an output of "
+            f"shape {shape}"
+        )
     names = [feature.name for feature in feature_columns(manifest, config.data)]
 
     def preprocess(element: Element) -> tuple[Any, Any, Any]:

@@ -131,7 +131,7 @@ def check_writable(url: str) -> None:
     storage, name = _place(url)
     if storage.local_path is None:
         return
-    if (storage.local_path / name).is_dir():
+    if not name or (storage.local_path / name).is_dir():
         raise StorageError(f"cannot write {url}: it is a folder; name a file")
     absent = storage.absent_folders()
     with storage.errors("write", name):

@@ -193,7 +193,10 @@ class WarmUpDecay(keras.optimizers.schedules.LearningRateSchedule):  # type: ign
         if self.decay == "polynomial":
             return polynomial(self.peak_value, self.end_value, self.power, steps)
         if self.decay == "step":
-            return piecewise(self.peak_value, {step - self.warmup_steps: factor for step, factor in self.scales})
+            factors: dict[int, float] = {}
+            for step, factor in self.scales:  # two may fall on one step
+                factors[step - self.warmup_steps] = factors.get(step - self.warmup_steps, 1.0) * factor
+            return piecewise(self.peak_value, factors)
         return constant(self.peak_value)
 
     def __call__(self, step: Any) -> Any:

@@ -64,18 +64,27 @@ def backward(
     return loss, tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
 
-def reduce_gradients(ring: Ring, loss: Tensor, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
+def reduce_gradients(
+    ring: Ring, loss: Tensor, gradients: Sequence[Tensor], state: Sequence[Tensor] = ()
+) -> tuple[Tensor, Tensor, list[Tensor]]:
     """The means over ranks of loss and gradients, and whether all ranks had finite gradients.
 
-    The agreement costs no collective of its own: each rank's 1 or 0 travels with the gradients, and its mean is 1 only
-    if all are. (A sum of finite numbers may still overflow; the caller looks at the result too, which all ranks share.)
+    The agreement costs no collective of its own: each rank's 0, or 1 for an overflow, travels with the gradients, and
+    its mean is 0 only if all are, however that is rounded: 41 times the 1/41 of float32 is less than 1. (A sum of
+    finite numbers may still overflow; the caller looks at the result too, which all ranks share.)
+
+    Args:
+        ring: the ranks.
+        loss: of the local batch.
+        gradients: of that.
+        state: what the forward pass changed, which has to be finite, too.
 
     Returns:
         `(loss, agreed, gradients)`.
     """
-    finite = tf.cast(all_finite(gradients), tf.float32)
-    mean_loss, mean_finite, *reduced = ring.allreduce_mean([loss, finite, *gradients])
-    return mean_loss, tf.equal(mean_finite, 1.0), reduced
+    overflowed = 1.0 - tf.cast(all_finite([*gradients, *state]), tf.float32)
+    mean_loss, mean_overflowed, *reduced = ring.allreduce_mean([loss, overflowed, *gradients])
+    return mean_loss, tf.equal(mean_overflowed, 0.0), reduced
 
 
 def clip_by_global_norm(gradients: Sequence[Tensor], clip_norm: float | None) -> tuple[list[Tensor], Tensor]:
@@ -97,6 +106,7 @@ def make_train_step(network: Any, optimizer: Any, ring: Ring, scale: LossScale, 
         A function of `(inputs, class_id, weight)` of the local batch; every rank must call it equally often.
     """
     variables = [variable.value for variable in network.trainable_variables]
+    state = [v.value for v in network.non_trainable_variables if "float" in str(v.dtype)]  # as of batch normalisation
 
     def apply(gradients: Sequence[Tensor]) -> Tensor:
         optimizer.apply(gradients)
@@ -104,12 +114,17 @@ def make_train_step(network: Any, optimizer: Any, ring: Ring, scale: LossScale, 
 
     @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def train_step(inputs: Any, class_id: Tensor, weight: Tensor) -> StepMetrics:
+        before = [tf.identity(variable) for variable in state]
         local_loss, scaled = backward(network, variables, scale, inputs, class_id, weight)
-        loss, agreed, reduced = reduce_gradients(ring, local_loss, scaled)
+        loss, agreed, reduced = reduce_gradients(ring, local_loss, scaled, state)
         gradients = scale.unscaled(reduced)
         is_finite = tf.logical_and(agreed, all_finite(gradients))
         gradients, norm = clip_by_global_norm(gradients, clip_norm)
+        if clip_norm is not None:
+            is_finite = tf.logical_and(is_finite, tf.math.is_finite(norm))
         tf.cond(is_finite, lambda: apply(gradients), lambda: tf.constant(False))
+        for variable, old in zip(state, before, strict=True):
+            variable.assign(tf.where(is_finite, variable, old))
         scale.update(is_finite)
         return StepMetrics(loss, is_finite, norm)
 

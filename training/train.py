@@ -90,7 +90,8 @@ def _train(args: argparse.Namespace) -> None:
     config = load_config(args.config, args.overrides)
     world = world_from_environment(os.environ)
     if world is None or world.rank == 0:  # which writes them
-        for output in filter(None, (config.output.model, config.output.metrics)):
+        checkpoint = config.checkpoint.url and f"{config.checkpoint.url.rstrip('/')}/checkpoint"
+        for output in filter(None, (config.output.model, config.output.metrics, checkpoint)):
             check_writable(output)
     with quiet_tensorflow():
         from .distributed import connect

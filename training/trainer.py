@@ -25,7 +25,7 @@ from .evaluate import average_statistics, evaluate
 from .inputs import open_loader, preprocessed
 from .models import BuiltModel, build_model
 from .optimizers import build_optimizer, build_schedule
-from .precision import LossScale, ScaleRule
+from .precision import LossScale, ScaleRule, all_finite
 from .reporting import METRICS_FORMAT, Reporter, encode_metrics, write_file
 from .schedules import WarmUpDecay
 from .snapshot import Parts, Position, capture, check_resumable, give_rank_its_seeds, restore
@@ -87,6 +87,7 @@ class Trainer:
         self.position = Position()
         self.resumed_from: int | None = None
         self.skipped_steps = 0
+        self._evaluated_step: int | None = None
         history = self._resume()
         self.reporter = Reporter(is_chief=ring.rank == 0, total_steps=self.total_steps, done_steps=self.position.step)
         if history:
@@ -113,8 +114,14 @@ class Trainer:
         if state is None:
             return None
         self.position = Position(**state["position"])
+        if self.position.step > self.total_steps:
+            raise TrainingError(
+                f"the newest checkpoint in {self.config.checkpoint.url} is of step {self.position.step}, and this run "
+                f"ends at step {self.total_steps}: raise epochs or max_steps, or give another checkpoint.url"
+            )
         self.resumed_from = self.position.step
         self.skipped_steps = state["history"].get("skipped_steps", 0)
+        self._evaluated_step = max((entry["step"] for entry in state["history"]["evaluations"]), default=None)
         if self.ring.rank == 0:
             log.info("going on from the checkpoint of step %d", self.position.step)
         history: dict[str, Any] = state["history"]
@@ -153,6 +160,8 @@ class Trainer:
         try:
             while self.position.step < self.total_steps:
                 self._run_epoch()
+            if self._evaluated_step != self.position.step:  # a run that had ended, and is evaluated from now on
+                self._evaluate(self.position.epoch - (self.position.epoch_step == 0))
         finally:
             self.reporter.close()
         return self._finish(time.perf_counter() - started, self.position.step - first_step)
@@ -255,6 +264,7 @@ class Trainer:
         names = [str(name) for name in self.loader.manifest.classes]
         result = evaluate(self.ring, self.predict, self._batches(self.eval_loader, 0, 0), names)
         self.reporter.add_evaluation({"epoch": epoch, "step": self.position.step, **result.to_json()})
+        self._evaluated_step = self.position.step
 
     def _save(self) -> None:
         """Commit a checkpoint of what all ranks agree on."""
@@ -263,13 +273,24 @@ class Trainer:
             return
         average_statistics(self.ring, self.parts.network)
         assert_same_weights(self.ring, self.parts.network.weights)
+        self._check_weights()
         if self.ring.rank == 0:
             history = self.reporter.history() | {"skipped_steps": self.skipped_steps}
             store.save(capture(self.parts, self.position, self.config, self.loader.manifest.shards_checksum, history))
         self.ring.barrier()
 
+    def _check_weights(self) -> None:
+        """Let no weights that are not finite take the place of those that are."""
+        floats = [v.value for v in self.parts.network.weights if "float" in str(v.dtype)]
+        if not bool(all_finite(floats)):
+            raise TrainingError(
+                f"after step {self.position.step} weights are not finite, and are not kept: lower "
+                "optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"
+            )
+
     def _finish(self, seconds: float, steps: int) -> dict[str, Any]:
         digest = assert_same_weights(self.ring, self.parts.network.weights)
+        self._check_weights()
         metrics = {
             "format": METRICS_FORMAT,
             "config": to_tree(self.config),

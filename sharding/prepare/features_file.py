@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
-
-import yaml
 
 from ..errors import ConfigError
 from ..location import given_url
 from ..schema import Feature
 from ..sources.contents import MissingFileError, open_file
+from ..strict_yaml import load_yaml
+from ..wording import brief
 
 __all__ = ["parse_features", "read_features"]
 
@@ -37,11 +37,11 @@ def read_features(url: str | os.PathLike[str]) -> dict[str, Feature]:
     url = given_url(url, "--schema")
     try:
         with open_file(url) as file:
-            tree = yaml.load(file.read(), _StrictLoader)
+            tree = load_yaml(file.read())
     except MissingFileError as error:
         raise ConfigError(f"--schema: there is no file {url}; check the path") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{url}: this is not YAML: {' '.join(str(error).split())[:200]}") from error
+    except ValueError as error:
+        raise ConfigError(f"{url}: this is not YAML: {brief(error)}") from error
     return parse_features(tree, url)
 
 
@@ -68,21 +68,6 @@ def parse_features(tree: object, origin: str) -> dict[str, Feature]:
         return {name: _feature(name, value) for name, value in features.items()}
     except ValueError as error:
         raise ConfigError(f"{origin}: {error}") from error
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """YAML takes the last of two equal keys; here they are an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key.value!r} is there twice", key.start_mark
-                    )
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 def _mapping(value: object, where: str, form: str) -> Mapping[str, Any]:

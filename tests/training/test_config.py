@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,29 @@ def test_reads_a_file_with_overrides_on_top(tmp_path: Path) -> None:
             {**MINIMAL, "optimizer": {"clip_norm": float("inf")}},
             "a.yaml: optimizer.clip_norm must be finite and above 0, got inf",
         ),
+        (
+            {**MINIMAL, "optimizer": {"learning_rate": 10**400}},
+            "a.yaml: optimizer.learning_rate must be finite and above 0, got inf",
+        ),
+        (
+            {**MINIMAL, "optimizer": {"exclude": ["["]}},
+            "a.yaml: optimizer.exclude must be regular expressions, got '['",
+        ),
+        (
+            {**MINIMAL, "loss_scale": {"initial": float("inf")}},
+            "a.yaml: loss_scale.initial must be at least 1, and at most 2**126, got inf",
+        ),
+        ({**MINIMAL, "checkpoint": {"url": ""}}, "a.yaml: checkpoint.url must be a path or URL, or null, got ''"),
+        ({**MINIMAL, "output": {"metrics": ""}}, "a.yaml: output.metrics must be a path or URL, or null, got ''"),
+        (
+            {**MINIMAL, "output": {"metrics": "a.keras", "model": "a.keras"}},
+            "a.yaml: output.metrics must be another file than output.model, got 'a.keras'",
+        ),
+        (
+            {**MINIMAL, "model": {"options": {"since": date(2026, 1, 1)}}},
+            "a.yaml: model.options, or data.balance, holds what JSON cannot (Object of type date is not JSON "
+            "serializable); quote it",
+        ),
     ],
 )
 def test_says_what_is_wrong_in_one_line(tree: dict[str, Any], message: str) -> None:
@@ -86,6 +110,8 @@ def test_says_what_is_wrong_in_one_line(tree: dict[str, Any], message: str) -> N
     [
         ("data: {url: x", "is not valid YAML"),
         ("- 1\n- 2\n", "must hold keys and values, got a list"),
+        ("data: {url: x}\ndata: {url: y}", "is not valid YAML: the key 'data' is there twice"),
+        ("data: {url: 2026-13-01}", "is not valid YAML: month must be in 1..12"),
     ],
 )
 def test_a_bad_file_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -125,6 +151,8 @@ def test_changed_keys_names_what_steers_the_weights_and_nothing_else() -> None:
         "a",
     )
     assert changed_keys(moved, before) == []
+    odd = {"data": {"url": "x", "balance": {True: 0.5, False: 0.5}}, "model": {"options": {"blocks": [{1: 2}]}}}
+    assert changed_keys(parse_config(odd, "a"), json.loads(json.dumps(to_tree(parse_config(odd, "a"))))) == []
     other = parse_config({"data": {"url": "x"}, "model": {"hidden": [1]}, "seed": 3}, "a")
     assert changed_keys(other, before) == ["data.balance", "model.hidden", "seed"]
 

@@ -117,6 +117,9 @@ def test_a_function_of_the_user_builds_the_network(tmp_path: Path, monkeypatch: 
         "    return keras.Model({'x': x}, keras.layers.Dense(len(manifest.classes))(keras.ops.expand_dims(x, 1)))\n"
         "def nothing(manifest, config):\n"
         "    return 3\n"
+        "def single(manifest, config):\n"
+        "    x = keras.Input((1,), name='x')\n"
+        "    return keras.Model({'x': x}, keras.layers.Dense(1)(x))\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -125,6 +128,7 @@ def test_a_function_of_the_user_builds_the_network(tmp_path: Path, monkeypatch: 
     assert built.network(inputs).shape == (2, 3)
     for name, message in [
         ("my_networks:nothing", "must return a keras.Model, got int"),
+        ("my_networks:single", r"a model of 3 logits, one a class, got an output of shape \(None, 1\)"),
         ("my_networks:absent", "cannot import my_networks:absent"),
         ("no_such_module_here:f", "cannot import no_such_module_here:f"),
     ]:

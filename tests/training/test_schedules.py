@@ -68,6 +68,8 @@ def test_a_tensor_gives_the_same_as_a_number(name: str) -> None:
 def test_step_decay_counts_from_the_start_of_the_run() -> None:
     rate = WarmUpDecay(1.0, 5, 40, decay="step", scales=[(10, 0.1), (20, 0.1)])
     np.testing.assert_allclose([rate(t) for t in (5, 9, 10, 19, 20)], [1, 1, 0.1, 0.1, 0.01])
+    twice = WarmUpDecay(1.0, 0, 40, decay="step", scales=[(10, 0.1), (10, 0.1)])
+    np.testing.assert_allclose([twice(t) for t in (9, 10)], [1, 0.01])
 
 
 def test_linear_scaling_is_that_of_the_paper() -> None:

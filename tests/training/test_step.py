@@ -38,12 +38,12 @@ class _Recording(SoloRing):
 
     def __init__(self, other_is_finite: bool = True) -> None:
         self.largest = tf.Variable(0.0)
-        self._other = 1.0 if other_is_finite else 0.0
+        self._other = 0.0 if other_is_finite else 1.0
 
     def allreduce_mean(self, tensors: Sequence[Any]) -> list[Any]:
-        loss, finite, *gradients = tensors
+        loss, overflowed, *gradients = tensors
         self.largest.assign(tf.reduce_max([tf.reduce_max(tf.abs(g)) for g in gradients]))
-        return [loss, (finite + self._other) / 2, *gradients]
+        return [loss, (overflowed + self._other) / 2, *gradients]
 
 
 def test_equals_plain_gradient_descent() -> None:
@@ -84,6 +84,45 @@ def test_an_overflow_of_another_rank_skips_the_step_here() -> None:
     assert float(scale.scale) == 512.0
     assert int(optimizer.iterations.numpy()) == 0
     for variable, value in zip(network.trainable_variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+class _Averaging(SoloRing):
+    """Many ranks that have the same, averaged as Horovod does: a sum, times a float32."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+
+    def allreduce_mean(self, tensors: Sequence[Any]) -> list[Any]:
+        return [tensor * np.float32(self._ranks) * np.float32(1 / self._ranks) for tensor in tensors]
+
+
+@pytest.mark.parametrize("ranks", [3, 41, 1023])
+def test_any_number_of_ranks_agrees(ranks: int) -> None:
+    """In float32, 41 times 1/41 is not 1."""
+    step, _ = _step(_network(), _Averaging(ranks), LossScale(None))
+    assert bool(step(INPUTS, CLASSES, WEIGHT).is_finite)
+    assert not bool(step(INPUTS * float("inf"), CLASSES, WEIGHT).is_finite)
+
+
+def test_a_step_that_is_skipped_changes_no_statistics() -> None:
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((3,))
+    network = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.BatchNormalization(momentum=0.9)(inputs)))
+    step, _ = _step(network, SoloRing(), LossScale(ScaleRule(initial=1024.0)))
+    assert bool(step(INPUTS, CLASSES, WEIGHT).is_finite)
+    before = [v.numpy().copy() for v in network.weights]
+    assert not bool(step(INPUTS * 1e30, CLASSES, WEIGHT).is_finite)  # their variance is infinite
+    for variable, value in zip(network.weights, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+def test_gradients_whose_norm_overflows_are_not_clipped_to_nan() -> None:
+    network = _network()
+    step, _ = _step(network, SoloRing(), LossScale(None), clip_norm=1.0)
+    before = [v.numpy().copy() for v in network.weights]
+    assert not bool(step(INPUTS * 1e30, CLASSES, WEIGHT).is_finite)
+    for variable, value in zip(network.weights, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
 
 

@@ -191,6 +191,20 @@ def test_a_damaged_shard_ends_the_run_with_one_line_that_names_it(
     assert "Traceback" not in output, output
 
 
+def test_a_run_that_has_ended_is_not_gone_on_with_short_of_its_end_but_evaluated_if_it_was_not(
+    tmp_path: Path, write_config: WriteConfig, train: Train, metrics: Metrics
+) -> None:
+    config = write_config(checkpoint={"url": str(tmp_path / "run")}, data={"eval_split": None}, epochs=1)
+    assert train(config)[0] == 0
+    assert metrics()["final"] is None
+    status, output = train(config, "max_steps=5")
+    assert status == 1
+    assert "this run ends at step 5: raise epochs or max_steps" in output.splitlines()[-1]
+    assert train(config, "data.eval_split=test")[0] == 0
+    final = metrics()["final"]
+    assert (final["epoch"], final["step"]) == (0, metrics()["total_steps"])
+
+
 def test_gradients_that_are_not_finite_are_an_error(write_config: WriteConfig, train: Train) -> None:
     status, output = train(write_config(optimizer={"name": "sgd", "learning_rate": 1e30}, model={"norm": "none"}))
     assert status == 1
