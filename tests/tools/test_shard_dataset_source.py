@@ -93,8 +93,9 @@ def test_what_functions_print_stays_out_of_the_document(cli: Cli, tmp_path: Path
 @pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize(("given", "threads"), [({}, 1), ({"OPENBLAS_NUM_THREADS": "2"}, 2)])
 def test_linear_algebra_has_a_thread_a_process(
-    cli: Cli, tmp_path: Path, workers: str, given: dict[str, str], threads: int
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: str, given: dict[str, str], threads: int
 ) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     (tmp_path / "algebra.py").write_text(
         "import os\ndef mapped(batch):\n    print('threads', os.environ['OPENBLAS_NUM_THREADS'])\n    return batch\n"
     )
