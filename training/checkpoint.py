@@ -91,11 +91,17 @@ class CheckpointStore:
         return sorted(name for name in self._storage.list() if _NAME.fullmatch(name))
 
     def save(self, checkpoint: Checkpoint) -> str:
-        """Commit a checkpoint, then remove all but the newest `keep`; returns the URL of its file."""
+        """Commit a checkpoint, then remove all but the newest `keep`; returns the URL of its file.
+
+        Others of its step, or of later ones, were passed over as damaged, and go, too.
+        """
         data = encode(checkpoint)
-        name = f"step-{checkpoint.step:010d}-{xxhash.xxh3_128_hexdigest(data)}.safetensors"
+        step = f"step-{checkpoint.step:010d}"
+        name = f"{step}-{xxhash.xxh3_128_hexdigest(data)}.safetensors"
         self._storage.write(name, data)
-        for old in [other for other in self.names() if other != name][: -self._keep + 1 or None]:
+        others = [other for other in self.names() if other != name]
+        earlier = [other for other in others if other < step]
+        for old in [*others[len(earlier) :], *earlier[: -self._keep + 1 or None]]:
             self._storage.remove(old)
         return self._storage.locate(name)
 

@@ -99,6 +99,21 @@ def test_on_request_the_one_before_is_taken_with_a_warning(tmp_path: Path, caplo
         store.newest()
 
 
+@pytest.mark.parametrize("step", [7, 10])
+def test_what_was_passed_over_as_damaged_is_gone_after_the_next(tmp_path: Path, step: int) -> None:
+    store = CheckpointStore(str(tmp_path), keep=2, on_damage="previous")
+    first, damaged = (Path(store.save(_checkpoint(done))) for done in (5, 10))
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    again = CheckpointStore(str(tmp_path), keep=2)
+    other = Checkpoint(step=step, arrays={"w": np.full(2, 7.0)})
+    assert {path.name for path in tmp_path.iterdir()} == {first.name, damaged.name}
+    second = Path(again.save(other))
+    assert {path.name for path in tmp_path.iterdir()} == {first.name, second.name}
+    newest = again.newest()
+    assert newest is not None
+    assert newest.step == step
+
+
 def test_drafts_and_foreign_files_are_invisible(tmp_path: Path) -> None:
     store = CheckpointStore(str(tmp_path))
     path = Path(store.save(_checkpoint(5)))
