@@ -39,11 +39,13 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> TrainConfig:
         ConfigError: the file cannot be read, or a key or value is wrong.
     """
     try:
-        tree = load_yaml(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from error
+    try:
+        tree = load_yaml(text)
     except ValueError as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     tree = {} if tree is None else tree

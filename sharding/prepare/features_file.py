@@ -37,9 +37,11 @@ def read_features(url: str | os.PathLike[str]) -> dict[str, Feature]:
     url = given_url(url, "--schema")
     try:
         with open_file(url) as file:
-            tree = load_yaml(file.read())
+            data = file.read()
     except MissingFileError as error:
         raise ConfigError(f"--schema: there is no file {url}; check the path") from error
+    try:
+        tree = load_yaml(data)
     except ValueError as error:
         raise ConfigError(f"{url}: this is not YAML: {brief(error)}") from error
     return parse_features(tree, url)

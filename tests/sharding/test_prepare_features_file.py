@@ -1,10 +1,11 @@
 """The file of `--schema`: what it may say, and what is told where it says something else."""
 
+import gzip
 from pathlib import Path
 
 import pytest
 
-from ringfeed.sharding import ConfigError, Feature, StorageError
+from ringfeed.sharding import ConfigError, Feature, SourceError, StorageError
 from ringfeed.sharding.prepare import read_features
 
 
@@ -62,6 +63,13 @@ def test_all_else_is_an_error_in_one_line(tmp_path: Path, text: str, told: str) 
         read_features(str(path))
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_damaged_compressed_file_is_told_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "types.yaml.gz"
+    path.write_bytes(gzip.compress(b"features: {zip: string}")[:-9])
+    with pytest.raises(SourceError, match=r"types\.yaml\.gz: .*; the compressed file is damaged or cut short"):
+        read_features(str(path))
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
