@@ -79,6 +79,21 @@ def test_a_signal_says_how_to_go_on_and_clean_leaves_nothing(tmp_path: Path, sig
     assert not out.exists()
 
 
+@pytest.mark.parametrize(("sig", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_command_that_reads_ends_with_a_line(tmp_path: Path, sig: int, status: int) -> None:
+    rows = 10_000
+    pq.write_table(pa.table({"x": range(rows), "y": ["a" * 100] * rows}), tmp_path / "x.parquet")
+    assert main(["build", str(tmp_path / "x.parquet"), str(tmp_path / "out"), "--shards", "1"]) == 0
+    command = [str(Path(sys.executable).with_name("shard-dataset")), "cat", str(tmp_path / "out"), "--limit", str(rows)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"{"  # it goes on until the pipe is full
+        process.send_signal(sig)
+        stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (status, b"shard-dataset: interrupted\n")
+    assert stdout.count(b"\n") < rows
+
+
 def test_what_a_closed_terminal_leaves_is_gone_on_with(tmp_path: Path) -> None:
     rows = 300_000
     pq.write_table(pa.table({"x": range(rows), "y": ["a", "b"] * (rows // 2)}), tmp_path / "x.parquet")
