@@ -34,8 +34,8 @@ def derive_key(*parts: int | np.integer | str) -> int:
     >>> derive_key(np.int64(7)) == derive_key(7) != derive_key("7")
     True
     """
-    named = ("int" if isinstance(part, np.integer) else type(part).__name__ for part in parts)
-    return xxhash.xxh3_64_intdigest("\x1f".join(f"{name}:{p}" for name, p in zip(named, parts, strict=True)).encode())
+    named = [f"{'int' if isinstance(part, np.integer) else type(part).__name__}:{part}" for part in parts]
+    return xxhash.xxh3_64_intdigest("\x1f".join(named).encode())
 
 
 def mix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
