@@ -28,7 +28,7 @@ from .columns import Columns, views_of
 from .frames import EXAMPLES
 from .integers import integer
 from .order import EpochOrder
-from .windows import Window
+from .windows import Positions, Window
 
 __all__ = ["BucketedPicks", "Buckets", "Picks", "arrange"]
 
@@ -40,7 +40,7 @@ _ANY_STEPS = 1 << 16  # of a span, however short the epoch
 class Picks(Protocol):
     """Which record of a window serves each of its positions."""
 
-    def at(self, positions: Int64) -> Int64:
+    def at(self, positions: Positions) -> Int64:
         """The records, numbered through the window, at ascending positions; each call goes on from the one before."""
 
 
@@ -120,8 +120,9 @@ class BucketedPicks:
         self._classes = classes
         self._start, self._rows = 0, np.empty(0, np.int64)  # of the span that is arranged
 
-    def at(self, positions: Int64) -> Int64:
+    def at(self, positions: Positions) -> Int64:
         """See `Picks`."""
+        positions = np.asarray(positions)
         parts = []
         start = 0
         while start < len(positions):

@@ -14,14 +14,15 @@ import numpy.typing as npt
 from ..sharding.grouping import stable_order
 from .balance import ClassSchedule, RecordDrawer
 from .buckets import BucketedPicks, Buckets, Picks
-from .columns import CLASS_ID, Columns, concat_columns, slice_columns, take_columns
+from .columns import CLASS_ID, Column, Columns, concat_columns, slice_columns, take_columns, take_from_segments
 from .counters import Counters
 from .order import EpochOrder
+from .picked import is_pickable
 from .planning import open_after
 from .quarantine import stand_ins
 from .shard_opener import OpenShard
 from .shards import ShardFetcher
-from .windows import Window
+from .windows import Positions, Window
 
 __all__ = ["OpenWindow", "WindowOpener", "choose_donors"]
 
@@ -39,11 +40,13 @@ class _WindowPicks:
     """
 
     def __init__(self, rows: Int64, first: int = 0) -> None:
-        self._rows = rows
-        self._first = first
+        self.rows = rows
+        self.first = first
 
-    def at(self, positions: Int64) -> Int64:
-        return self._rows[positions - self._first]
+    def at(self, positions: Positions) -> Int64:
+        if isinstance(positions, range):
+            return self.rows[positions.start - self.first : positions.stop - self.first]
+        return self.rows[positions - self.first]
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,15 @@ class OpenWindow:
     """A window in memory: its records, numbered through its segments, and which of them each position serves.
 
     It holds the shards that it was asked for, so that another stream that needs one of them finds it there.
+
+    Attributes:
+        window: of a stream.
+        shards: that its segments lie in.
+        segments: its records.
+        starts: number of the first record of each segment.
+        picks: the record of each position.
+        served: columns of which the rows of all positions are there in order, from `first` on; none if not asked for.
+        first: position.
     """
 
     window: Window
@@ -58,6 +70,18 @@ class OpenWindow:
     segments: Sequence[Columns]
     starts: Sequence[int]
     picks: Picks
+    served: Columns
+    first: int
+
+    def take(self, positions: Positions) -> dict[str, Column]:
+        """The samples at ascending positions; each call goes on from the one before."""
+        if not self.served or not isinstance(positions, range):
+            return take_from_segments(self.segments, self.starts, self.picks.at(positions))
+        served = slice_columns(self.served, positions.start - self.first, positions.stop - self.first)
+        others = [{name: segment[name] for name in segment if name not in served} for segment in self.segments]
+        if others[0]:
+            served |= take_from_segments(others, self.starts, self.picks.at(positions))
+        return {name: served[name] for name in self.segments[0]}
 
 
 class WindowOpener:
@@ -92,18 +116,21 @@ class WindowOpener:
         self._counters = counters
         self._buckets = buckets
 
-    def begin(self, window: Window, first_position: int, step: int) -> Future[OpenWindow]:
+    def begin(self, window: Window, first_position: int, step: int, *, whole: bool) -> Future[OpenWindow]:
         """Begin to open a window, in background threads.
 
         Args:
             window: of a stream.
             first_position: of the stream; nothing before it will be asked for.
             step: that needs it.
+            whole: whether everything from then on will be asked for, in ranges.
         """
         shards = [self._fetcher.request(segment, step) for segment in window.segments]
-        return open_after(shards, partial(self._open, window, first_position), self._planner)
+        return open_after(shards, partial(self._open, window, first_position, whole), self._planner)
 
-    def _open(self, window: Window, first_position: int, shards: Sequence[Future[OpenShard]]) -> OpenWindow:
+    def _open(
+        self, window: Window, first_position: int, whole: bool, shards: Sequence[Future[OpenShard]]
+    ) -> OpenWindow:
         parts = list(zip(window.segments, shards, strict=True))
         opened = [self._fetcher.wait_unless_bad(segment.shard, future) for segment, future in parts]
         lent = self._stand_in(window, opened)
@@ -116,7 +143,8 @@ class WindowOpener:
             segments += [_with_classes(shard) for shard in lent]
             if self._schedule is None:
                 natural = _WindowPicks(self._natural_rows(window, opened, lent))
-                return _numbered(window, shards, segments, self._by_length(natural, window, segments, None))
+                picks = self._by_length(natural, window, segments, None)
+                return _numbered(window, shards, segments, picks, whole=whole)
             drawer = self._drawer(self._schedule, window, segments)
         lacking = np.flatnonzero((self._schedule.weights > 0) & (drawer.counts == 0))
         if lacking.size:
@@ -129,7 +157,7 @@ class WindowOpener:
                 drawer.skip(wanted[:first])
             drawn = _WindowPicks(drawer.draw(wanted[first:]), first)
             picks = self._by_length(drawn, window, segments, wanted)
-            return _numbered(window, shards, segments, picks)
+            return _numbered(window, shards, segments, picks, whole=whole)
 
     def _by_length(
         self, picks: Picks, window: Window, segments: Sequence[Columns], wanted: ClassNumbers | None
@@ -211,10 +239,26 @@ def _with_classes(shard: OpenShard) -> Columns:
 
 
 def _numbered(
-    window: Window, shards: Sequence[Future[OpenShard]], segments: Sequence[Columns], picks: Picks
+    window: Window, shards: Sequence[Future[OpenShard]], segments: Sequence[Columns], picks: Picks, *, whole: bool
 ) -> OpenWindow:
     ends = np.cumsum([len(segment[CLASS_ID]) for segment in segments])
-    return OpenWindow(window, shards, segments, [0, *ends[:-1].tolist()], picks)
+    starts = [0, *ends[:-1].tolist()]
+    if not whole or not isinstance(picks, _WindowPicks):
+        return OpenWindow(window, shards, segments, starts, picks, {}, 0)
+    served = take_from_segments([_in_order(segment) for segment in segments], starts, picks.rows)
+    return OpenWindow(window, shards, segments, starts, picks, served, picks.first)
+
+
+def _in_order(segment: Columns) -> Columns:
+    """The columns whose rows had better be put in the order of positions at once: numbers, and where larger rows lie.
+
+    What is looked up a few thousand rows at a time has left the processor's cache before the next ones are.
+    """
+    return {
+        name: values
+        for name, values in segment.items()
+        if is_pickable(values) or (isinstance(values, np.ndarray) and values.ndim == 1)
+    }
 
 
 def choose_donors(order: EpochOrder, last_shards: Int64, records: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:

@@ -7,7 +7,7 @@ take large records through memory twice more.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, TypeAlias
 
@@ -42,6 +42,10 @@ class Picked:
 
     def __len__(self) -> int:
         return len(self.addresses)
+
+    def slice(self, start: int, length: int) -> Picked:
+        """So many rows from one on."""
+        return replace(self, addresses=self.addresses[start : start + length])
 
     def copy(self, pool: BufferPool | None = None) -> npt.NDArray[Any]:
         """The rows, [rows, *shape], in memory of a pool if there is one."""
@@ -104,6 +108,4 @@ def _addresses(values: Lying, rows: Int64) -> Int64:
     if isinstance(values, InPlace):
         places: Int64 = values.starts.take(rows) + values.data.address
         return places
-    if len(rows) and not 0 <= rows.min() <= rows.max() < len(values):
-        raise IndexError(f"expected rows in [0, {len(values)}), got {rows.min()} to {rows.max()}")
-    return rows * (prod(values.shape[1:]) * values.itemsize) + values.ctypes.data
+    return kernels.locate_rows(rows, values)

@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from .balance import ClassSchedule
 from .buckets import Buckets
-from .columns import WEIGHT, Column, Columns, concat_columns, copied, take_from_segments
+from .columns import WEIGHT, Column, Columns, concat_columns, copied
 from .counters import Counters
 from .lookahead import Lookahead, Upcoming
 from .opening import OpenWindow, WindowOpener
 from .order import EpochOrder, StreamSlice
 from .shards import ShardFetcher
-from .windows import Window
+from .windows import Positions, Window
 
 __all__ = ["OpenStreams", "StreamReader"]
 
@@ -104,6 +104,7 @@ class StreamReader:
         self._fetcher = fetcher
         self._counters = counters
         self._slice = stream_slice
+        self._whole = stream_slice.width == order.geometry.piece and not stream_slice.weighted
         self._windows = order.windows(stream_slice.stream)
         self._lookahead = ahead
         self._ahead: dict[int, _Asked] = {}
@@ -144,6 +145,9 @@ class StreamReader:
         Returns:
             Columns of ``steps * slice.width`` rows: the features, `CLASS_ID`, and where the slice is weighted `WEIGHT`.
         """
+        if self._whole:
+            piece = self._order.geometry.piece
+            return self.at(range(first_step * piece, (first_step + steps) * piece))
         positions = self._positions(first_step, steps)
         columns = self.at(np.minimum(positions, self._last))
         if self._slice.weighted:
@@ -151,7 +155,7 @@ class StreamReader:
             columns[WEIGHT] = counts.astype(np.float32)
         return columns
 
-    def at(self, positions: Int64) -> dict[str, Column]:
+    def at(self, positions: Positions) -> dict[str, Column]:
         """The samples at ascending positions of the stream; later ones only."""
         parts: list[Columns] = []
         for number, at in self._by_window(positions):
@@ -168,25 +172,28 @@ class StreamReader:
         laps, position = divmod(position, self._windows.samples)
         return laps * len(self._windows) + self._windows.number_at(position)
 
-    def _by_window(self, positions: Int64) -> Iterator[tuple[int, Int64]]:
+    def _by_window(self, positions: Positions) -> Iterator[tuple[int, Positions]]:
         """The windows that ascending positions fall in, and the positions in each, from its own start."""
         start = 0
         while start < len(positions):
             number = self._number_at(int(positions[start]))
             laps, own = divmod(number, len(self._windows))
-            before = laps * self._windows.samples
-            stop = int(np.searchsorted(positions, before + self._windows.stops[own]))
-            yield number, positions[start:stop] - (before + self._windows[own].start)
+            begin, end = (laps * self._windows.samples + edge for edge in self._windows.range_of(own))
+            if isinstance(positions, range):
+                stop = min(end - positions.start, len(positions))
+                yield number, range(positions[start] - begin, positions[stop - 1] + 1 - begin)
+            else:
+                stop = int(np.searchsorted(positions, end))
+                yield number, positions[start:stop] - begin
             start = stop
 
-    def _gather(self, number: int, positions: Int64) -> Columns:
+    def _gather(self, number: int, positions: Positions) -> Columns:
         if self._open is None or self._number != number:
             self._open = None  # let go of the old window before the new one is taken in
             self._number = number
             self._open = self._enter(number)
         with self._counters.busy("gather", items=len(positions)):
-            rows = self._open.picks.at(positions)
-            return take_from_segments(self._open.segments, self._open.starts, rows)
+            return self._open.take(positions)
 
     def _enter(self, number: int) -> OpenWindow:
         """A window that is needed now; those that were asked for and passed over are let go."""
@@ -218,7 +225,9 @@ class StreamReader:
 
     def _request(self, number: int, size: int) -> _Asked:
         window = self._windows[number % len(self._windows)]
-        return _Asked(opened=self._opener.begin(window, self._first, self._step(number, window)), size=size)
+        return _Asked(
+            opened=self._opener.begin(window, self._first, self._step(number, window), whole=self._whole), size=size
+        )
 
     def _wait(self, future: Future[OpenWindow]) -> OpenWindow:
         if future.done():

@@ -6,16 +6,18 @@ All ranges are half-open.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Segment", "StreamWindows", "Window"]
+__all__ = ["Positions", "Segment", "StreamWindows", "Window"]
 
 Int64 = npt.NDArray[np.int64]
+Positions: TypeAlias = range | Int64  # of a stream or a window, ascending; where they follow on one another a range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +134,11 @@ class StreamWindows(Sequence[Window]):
 
     def number_at(self, position: int) -> int:
         """The window that serves a position, in ``[0, samples)``."""
-        return int(np.searchsorted(self.stops, position, side="right"))
+        return bisect_right(self.stops, position)  # of one number a tenth of what `searchsorted` takes
+
+    def range_of(self, number: int) -> tuple[int, int]:
+        """The positions ``[start, stop)`` that a window serves."""
+        return int(self.stops[number - 1]) if number else 0, int(self.stops[number])
 
     def __len__(self) -> int:
         return len(self.stops)
@@ -147,11 +153,12 @@ class StreamWindows(Sequence[Window]):
         number = range(len(self))[index]
         own = slice(int(self.bounds[number]), int(self.bounds[number + 1]))
         columns = (self.shards[own].tolist(), self._firsts[own].tolist(), self.lengths[own].tolist())
+        start, stop = self.range_of(number)
         return Window(
             stream=self._stream,
             number=number,
-            start=int(self.stops[number - 1]) if number else 0,
-            stop=int(self.stops[number]),
+            start=start,
+            stop=stop,
             segments=tuple(
                 Segment(shard=shard, start=first, stop=first + length)
                 for shard, first, length in zip(*columns, strict=True)

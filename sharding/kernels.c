@@ -16,6 +16,9 @@
 #define FILE_CHANGED (-1)
 #define AHEAD 8 /* rows that are on their way from memory while one is copied */
 #define TOGETHER 512 /* of which field after field is copied */
+#define DIGIT_BITS 11
+#define MOST_DIGITS 5 /* of a number of 64 bits */
+#define FEW 64 /* numbers, which are sorted without counting digits */
 
 typedef uint32_t (*crc32c_extend)(uint32_t crc, const uint8_t *data, size_t count);
 
@@ -206,19 +209,60 @@ int64_t ringfeed_walk_examples(const uint8_t *data, int64_t messages, const int6
     return messages;
 }
 
-/* Numbers from 0 on with noise above their `low` bits, see keyed.py. The `free` highest hold the group of each, if there
- * are groups, or are 0. */
-void ringfeed_noise(uint64_t salt, int64_t size, int64_t free, int64_t low, const int32_t *groups, uint64_t *noise)
+/* Sorts numbers, of which those that lie further back are larger in their lowest bits: by `passes` digits at the top, and
+ * then, where these are alike, one by one. They end up in `to` if there are passes and these are odd, else in `from`. */
+static void sort_by_digits(uint64_t *from, uint64_t *to, int64_t size, int passes)
 {
+    int64_t counts[MOST_DIGITS][1 << DIGIT_BITS] = {{0}};
+    const uint64_t digit = (1 << DIGIT_BITS) - 1;
+
+    for (int64_t i = 0; i < size; i++)
+        for (int k = 0; k < passes; k++)
+            counts[k][from[i] >> (64 - DIGIT_BITS * (passes - k)) & digit]++;
+    for (int k = 0; k < passes; k++) {
+        const int shift = 64 - DIGIT_BITS * (passes - k);
+        int64_t next = 0;
+        uint64_t *swapped = from;
+
+        for (uint64_t d = 0; d <= digit; d++) {
+            int64_t count = counts[k][d];
+            counts[k][d] = next;
+            next += count;
+        }
+        for (int64_t i = 0; i < size; i++)
+            to[counts[k][from[i] >> shift & digit]++] = from[i];
+        from = to;
+        to = swapped;
+    }
+    for (int64_t i = 1; i < size; i++) {
+        const uint64_t value = from[i];
+        int64_t at = i;
+
+        for (; at && from[at - 1] > value; at--)
+            from[at] = from[at - 1];
+        from[at] = value;
+    }
+}
+
+/* Numbers from 0 on with noise above their `low` bits, see keyed.py, in ascending order. The `free` highest hold the group
+ * of each, if there are groups, or are 0. `other` has room for as many. */
+void ringfeed_noise(uint64_t salt, int64_t size, int64_t free, int64_t low, const int32_t *groups, uint64_t *noise,
+                    uint64_t *other)
+{
+    const int digits = (int)(free + low) / DIGIT_BITS + 1; /* so that few numbers have all of them alike */
+    const int passes = size < FEW ? 0 : digits < MOST_DIGITS ? digits : MOST_DIGITS;
+    uint64_t *start = passes % 2 ? other : noise;
+
     for (int64_t i = 0; i < size; i++) {
         uint64_t z = ((uint64_t)i ^ salt) * 0x9E3779B97F4A7C15u;
 
         z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
         z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-        noise[i] = (z ^ z >> 31) >> (free + low) << low | (uint64_t)i;
+        start[i] = (z ^ z >> 31) >> (free + low) << low | (uint64_t)i;
     }
     for (int64_t i = 0; groups && i < size; i++)
-        noise[i] |= (uint64_t)groups[i] << (64 - free);
+        start[i] |= (uint64_t)groups[i] << (64 - free);
+    sort_by_digits(start, start == noise ? other : noise, size, passes);
 }
 
 /* For each sample the next member of its class, pass after pass: `next` says where each class is, and is moved on.
@@ -288,6 +332,18 @@ void ringfeed_gather(const uint8_t *data, int64_t rows, const int64_t *starts, i
             gather_field((const uint8_t *)((uintptr_t)data + (uintptr_t)offsets[k]), count, starts + first, widths[k],
                          targets[k] + first * widths[k]);
     }
+}
+
+/* Where rows are, of `count` that lie side by side from `base` on. Returns how many come before one that is not there. */
+int64_t ringfeed_locate_rows(const int64_t *rows, int64_t size, int64_t count, int64_t base, int64_t row_bytes,
+                             int64_t *addresses)
+{
+    for (int64_t i = 0; i < size; i++) {
+        if (rows[i] < 0 || rows[i] >= count)
+            return i;
+        addresses[i] = base + rows[i] * row_bytes;
+    }
+    return size;
 }
 
 struct view { /* of Arrow's binary_view */

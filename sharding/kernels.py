@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 __all__ = [
     "FILE_CHANGED", "INLINE_AT", "INLINE_BYTES", "VIEW", "are_compiled", "draw", "enter_lists", "first_bad_frame",
-    "frame_columns", "frame_rows", "gather", "gather_fields", "noise", "pack_varints", "read_files", "read_varints",
-    "view_bytes", "walk_examples",
+    "frame_columns", "frame_rows", "gather", "gather_fields", "locate_rows", "noise", "pack_varints", "read_files",
+    "read_varints", "view_bytes", "walk_examples",
 ]  # fmt: skip
 
 FILE_CHANGED = -1
@@ -227,6 +227,26 @@ def _gather(data: int | None, starts: Int64, firsts: Sequence[int], targets: Seq
     _kernels().ringfeed_gather(data, len(starts), _address(starts), count, (c_int64 * count)(*firsts), widths, places)
 
 
+def locate_rows(rows: Int64, values: npt.NDArray[Any]) -> Int64:
+    """The addresses of rows, int64 [rows].
+
+    Args:
+        rows: their numbers.
+        values: all rows, contiguous.
+
+    Raises:
+        IndexError: there is no such row.
+    """
+    rows = np.ascontiguousarray(rows, np.int64)
+    _check(values, values.dtype, values.size)
+    addresses = np.empty(len(rows), np.int64)
+    places = _address(values), values.nbytes // max(len(values), 1), _address(addresses)
+    found = _kernels().ringfeed_locate_rows(_address(rows), len(rows), len(values), *places)
+    if found < len(rows):
+        raise IndexError(f"expected rows in [0, {len(values)}), got {rows[found]}")
+    return addresses
+
+
 def view_bytes(data: Bytes, starts: Int64, ends: Int64, span: int) -> npt.NDArray[np.void]:
     """Views of pieces of data as Arrow has them, `VIEW` [pieces].
 
@@ -248,7 +268,7 @@ def view_bytes(data: Bytes, starts: Int64, ends: Int64, span: int) -> npt.NDArra
 def noise(
     salt: int, size: int, free: int, low: int, groups: npt.NDArray[np.int32] | None = None
 ) -> npt.NDArray[np.uint64]:
-    """Numbers from 0 on, with noise above them: `mix64` of the number and the salt; uint64 [size].
+    """Numbers from 0 on, with noise above them, in ascending order: `mix64` of the number and the salt; uint64 [size].
 
     Args:
         salt: of the noise.
@@ -263,9 +283,9 @@ def noise(
         groups = np.ascontiguousarray(groups, np.int32)
         if len(groups) != size or (size and not 0 <= groups.min() <= groups.max() < 1 << free):
             raise ValueError(f"expected {size} groups in [0, {1 << free})")
-    numbers = np.empty(size, np.uint64)
-    places = None if groups is None else _address(groups), _address(numbers)
-    _kernels().ringfeed_noise(salt, size, free, low, *places)
+    numbers, other = np.empty(size, np.uint64), np.empty(size, np.uint64)
+    of_groups = None if groups is None else _address(groups)
+    _kernels().ringfeed_noise(salt, size, free, low, of_groups, _address(numbers), _address(other))
     return numbers
 
 
@@ -350,7 +370,7 @@ def _load() -> tuple[ctypes.CDLL | None, ctypes.c_void_p | None]:
         extend = ctypes.cast(checksums.crc32c_extend, c_void_p)
     except (OSError, AttributeError):  # google_crc32c of pure Python, or one that hides what it is made of
         return None, None
-    for brief in ("draw", "enter_lists", "noise", "pack_varints", "read_varints", "view_bytes", "walk_examples"):
+    for brief in ("draw", "enter_lists", "locate_rows", "pack_varints", "read_varints", "view_bytes", "walk_examples"):
         setattr(library, f"ringfeed_{brief}", getattr(short, f"ringfeed_{brief}"))
     signatures: tuple[tuple[Any, ...], ...] = (
         ("read_files", c_int, c_char_p, c_int64, c_void_p, c_void_p, POINTER(c_int64)),
@@ -362,8 +382,9 @@ def _load() -> tuple[ctypes.CDLL | None, ctypes.c_void_p | None]:
         ("enter_lists", c_int64, c_void_p, c_int64, *[c_void_p] * 3),
         ("read_varints", c_int64, c_void_p, c_int64, *[c_void_p] * 3),
         ("gather", None, c_void_p, c_int64, c_void_p, c_int64, *[c_void_p] * 3),
+        ("locate_rows", c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p),
         ("view_bytes", None, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p),
-        ("noise", None, c_uint64, c_int64, c_int64, c_int64, c_void_p, c_void_p),
+        ("noise", None, c_uint64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p),
         ("draw", c_int64, c_void_p, c_int64, c_int64, *[c_void_p] * 4),
     )
     for name, result, *arguments in signatures:

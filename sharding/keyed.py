@@ -202,8 +202,7 @@ def shuffled(key: int, size: int) -> npt.NDArray[np.int64]:
 
     Sorts noise with the number in the lowest bits: no two values tie, so any sorting algorithm gives the same order.
     """
-    noise, mask = _noise_and_places(key, size)
-    noise.sort()
+    noise, mask = _sorted_noise(key, size)
     noise &= mask
     return noise.view(np.int64)
 
@@ -229,17 +228,16 @@ def shuffled_by_group(
     ([0, 0, 1, 1, 1], [0, 2, 5, 5])
     """
     bits = max(count - 1, 1).bit_length()
-    noise, mask = _noise_and_places(key, len(groups), bits, groups)
-    noise.sort()
+    noise, mask = _sorted_noise(key, len(groups), bits, groups)
     begins = np.searchsorted(noise, np.arange(count, dtype=np.uint64) << np.uint64(64 - bits))
     noise &= mask
     return noise.view(np.int64), np.append(begins, len(groups))
 
 
-def _noise_and_places(
+def _sorted_noise(
     key: int, size: int, free: int = 0, groups: npt.NDArray[np.int32] | None = None
 ) -> tuple[npt.NDArray[np.uint64], np.uint64]:
-    """Noise, uint64 [size]: the `free` highest bits hold the group, the lowest the place; and the mask of these."""
+    """Noise, uint64 [size], ascending: the highest `free` bits hold the group, the lowest the place; and their mask."""
     low = max(size - 1, 1).bit_length()
     salt, mask = derive_key(key), np.uint64((1 << low) - 1)
     if kernels.are_compiled():
@@ -251,4 +249,5 @@ def _noise_and_places(
     noise |= places
     if groups is not None:
         noise |= groups.astype(np.uint64) << np.uint64(64 - free)
+    noise.sort()
     return noise, mask

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfeed.sharding.keyed import derive_key, mix64, permute, permute_each, shuffled, shuffled_by_group
@@ -57,6 +57,21 @@ def test_shuffling_by_group_shuffles_each_group(key: int, groups: list[int]) -> 
     assert np.array_equal(np.sort(places), np.arange(len(groups)))
     assert np.array_equal(np.diff(bounds), np.bincount(groups, minlength=5))
     assert [groups[place] for place in places.tolist()] == sorted(groups)
+
+
+@settings(max_examples=30)
+@given(
+    key=st.integers(0, 2**64 - 1),
+    size=st.integers(60, 70) | st.integers(0, 5_000) | st.sampled_from([70_000, 2_100_000]),
+    count=st.sampled_from([1, 2, 300, 1_000_000]),
+)
+def test_an_order_is_that_of_the_noise_of_its_numbers(key: int, size: int, count: int) -> None:
+    noise = mix64(np.arange(size, dtype=np.uint64) ^ np.uint64(derive_key(key)))
+    places, group = max(size - 1, 1).bit_length(), max(count - 1, 1).bit_length()
+    assert np.array_equal(shuffled(key, size), np.argsort(noise >> np.uint64(places), kind="stable"))
+    groups = (np.random.default_rng(size).random(size) ** 4 * count).astype(np.int32)  # of very different sizes
+    found, _ = shuffled_by_group(key, groups, count)
+    assert np.array_equal(found, np.lexsort((noise >> np.uint64(places + group), groups)))
 
 
 def test_parts_of_a_key_do_not_run_together() -> None:
