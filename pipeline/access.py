@@ -15,10 +15,11 @@ import numpy as np
 from ..sharding.formats.decode import decode_example
 from ..sharding.formats.example import RecordLayout
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
-from ..sharding.manifest import ShardInfo
+from ..sharding.manifest import Manifest, ShardInfo
 from ..sharding.schema import Feature, Schema
-from .columns import Columns, take_columns
+from .columns import CLASS_ID, Columns, take_columns
 from .frames import EXAMPLES, FRAMES, decode_frames
+from .labels import Labels
 from .shard_opener import OpenShard
 from .shards import ShardFetcher
 
@@ -31,6 +32,7 @@ class RandomAccess:
     """The records of a split, numbered in the order of the dataset. Any thread may ask.
 
     Args:
+        manifest: of the dataset.
         shards: of the split.
         schema: of the features wanted.
         layout: of the records of TFRecord shards, if they share one.
@@ -38,8 +40,14 @@ class RandomAccess:
     """
 
     def __init__(
-        self, shards: Sequence[ShardInfo], schema: Schema, layout: RecordLayout | None, fill: Mapping[str, Any]
+        self,
+        manifest: Manifest,
+        shards: Sequence[ShardInfo],
+        schema: Schema,
+        layout: RecordLayout | None,
+        fill: Mapping[str, Any],
     ) -> None:
+        self._labels = Labels.of(manifest, schema)
         self._stops = np.cumsum([shard.records for shard in shards])
         self._schema = schema
         self._layout = layout
@@ -62,7 +70,10 @@ class RandomAccess:
         number = int(np.searchsorted(self._stops, index, side="right"))
         shard = self._shard(number, make_fetcher)
         row = index - int(self._stops[number - 1] if number else 0)
+        class_id = shard.class_ids[[row]]
         columns: Columns = take_columns(shard.columns, np.array([row]))
+        if self._labels is not None:
+            columns = self._labels.added_to({**columns, CLASS_ID: class_id})
         if EXAMPLES in columns:
             frame = columns[EXAMPLES][0].as_py()
             record = decode_example(frame[HEADER_BYTES : len(frame) - FOOTER_BYTES], self._schema)
@@ -73,7 +84,7 @@ class RandomAccess:
                 name: values[0] if isinstance(values, np.ndarray) else values[0].as_py()
                 for name, values in columns.items()
             }
-        return {f.name: self._restored(record[f.name], f) for f in self._schema.features}, int(shard.class_ids[row])
+        return {f.name: self._restored(record[f.name], f) for f in self._schema.features}, int(class_id[0])
 
     def _shard(self, number: int, make_fetcher: Callable[[], ShardFetcher]) -> OpenShard:
         with self._lock:

@@ -220,7 +220,7 @@ class Loader(Epochs):
         self._quarantine = Quarantine(self._dataset, split, self._shards, on_bad_shard, quarantined, self._counters)
         # That nothing is left is told now; but epochs that are to come may need no more than what is.
         self._quarantine.planned(weights if self.is_settled else None)
-        self._access = RandomAccess(self._shards, self.schema, self._layout, self._fill)
+        self._access = RandomAccess(self.manifest, self._shards, self.schema, self._layout, self._fill)
 
     @property
     def manifest(self) -> Manifest:

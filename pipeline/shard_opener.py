@@ -25,6 +25,7 @@ from .cache_folder import CacheKey
 from .columns import Columns, open_parquet, take_columns
 from .counters import Counters
 from .frames import open_features, open_tfrecord
+from .labels import Labels
 from .partial import NotWorthwhile
 from .reading import SourceReader
 from .selection import Selection
@@ -65,6 +66,7 @@ class ShardOpener:
         found: whether the features of undecoded records are found when a shard is opened: see `values.py`.
 
     Attributes:
+        labels: that are not among the columns of opened shards, and have to be added; or None.
         share: of the file of a whole shard that is read, 1 but where a few columns of Parquet are wanted.
     """
 
@@ -81,7 +83,8 @@ class ShardOpener:
         found: bool,
     ) -> None:
         self._dataset = dataset
-        self._schema = schema
+        self.labels = Labels.of(dataset.manifest, schema)
+        self._schema = schema if self.labels is None else self.labels.others
         self._fill = fill
         self._counters = counters
         self._cache = cache
