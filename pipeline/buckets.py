@@ -11,7 +11,7 @@ no longer independent draws, for one holds short records, the next long ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -100,7 +100,7 @@ class BucketedPicks:
         window: that they are of.
         segments: its records.
         buckets: how.
-        classes: that the positions of the window are bound to, or None.
+        classes: gives those that the positions ``[start, stop)`` of the window are bound to; None if they are to none.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class BucketedPicks:
         window: Window,
         segments: Sequence[Columns],
         buckets: Buckets,
-        classes: ClassNumbers | None,
+        classes: Callable[[int, int], ClassNumbers] | None,
     ) -> None:
         self._picks = picks
         self._order = order
@@ -143,7 +143,7 @@ class BucketedPicks:
         places = np.arange(start, stop)
         ranks = shuffled(self._order.key("lengths", span), self._steps)[(base + places) // piece - span * self._steps]
         rows = self._picks.at(places)
-        classes = np.zeros(len(rows), np.int64) if self._classes is None else self._classes[start:stop]
+        classes = np.zeros(len(rows), np.int64) if self._classes is None else self._classes(start, stop)
         self._start, self._rows = start, arrange(rows, self._lengths[rows], ranks, classes)
 
 

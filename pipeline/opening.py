@@ -28,6 +28,7 @@ __all__ = ["OpenWindow", "WindowOpener", "choose_donors"]
 
 Int64 = npt.NDArray[np.int64]
 ClassNumbers = npt.NDArray[np.integer]
+_TOGETHER = 1 << 16  # samples that are drawn at a time, of a window of fewer records
 _SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 
 
@@ -47,6 +48,40 @@ class _WindowPicks:
         if isinstance(positions, range):
             return self.rows[positions.start - self.first : positions.stop - self.first]
         return self.rows[positions - self.first]
+
+
+class _DrawnPicks:
+    """The same, of a window that serves more samples than it has records, maybe a thousand times: drawn as it goes on.
+
+    Args:
+        drawer: of the records, which has come to the first position.
+        wanted: the class of each of the positions ``[start, stop)``.
+        first: position that will be asked for.
+        stop: of the window's positions.
+        together: how many are drawn at a time.
+    """
+
+    def __init__(
+        self, drawer: RecordDrawer, wanted: Callable[[int, int], ClassNumbers], first: int, stop: int, together: int
+    ) -> None:
+        self._drawer = drawer
+        self._wanted = wanted
+        self._first, self._rows = first, np.empty(0, np.int64)  # those that were drawn last
+        self._stop = stop
+        self._together = together
+
+    def at(self, positions: Positions) -> Int64:
+        begin, end = int(positions[0]), int(positions[-1]) + 1
+        drawn = self._first + len(self._rows)
+        if drawn < end:
+            first, parts = min(begin, drawn), [self._rows[begin - self._first :]]
+            while drawn < end:
+                until = min(drawn + self._together, self._stop)
+                parts.append(self._drawer.draw(self._wanted(drawn, until)))
+                drawn = until
+            self._first, self._rows = first, np.concatenate(parts)
+        rows: Int64 = self._rows[np.asarray(positions) - self._first]
+        return rows
 
 
 @dataclass(frozen=True)
@@ -152,15 +187,24 @@ class WindowOpener:
             drawer = self._drawer(self._schedule, window, segments)
         with self._counters.busy("plan"):
             first = max(first_position - window.start, 0)
-            wanted = self._wanted(self._schedule, window)
-            if first:
-                drawer.skip(wanted[:first])
-            drawn = _WindowPicks(drawer.draw(wanted[first:]), first)
+            wanted = partial(self._wanted, self._schedule, window)
+            together = max(window.records, _TOGETHER)
+            for start in range(0, first, together):
+                drawer.skip(wanted(start, min(start + together, first)))
+            drawn: Picks
+            if window.samples > window.records:
+                drawn = _DrawnPicks(drawer, wanted, first, window.samples, together)
+            else:
+                drawn = _WindowPicks(drawer.draw(wanted(first, window.samples)), first)
             picks = self._by_length(drawn, window, segments, wanted)
             return _numbered(window, shards, segments, picks, whole=whole)
 
     def _by_length(
-        self, picks: Picks, window: Window, segments: Sequence[Columns], wanted: ClassNumbers | None
+        self,
+        picks: Picks,
+        window: Window,
+        segments: Sequence[Columns],
+        wanted: Callable[[int, int], ClassNumbers] | None,
     ) -> Picks:
         if self._buckets is None:
             return picks
@@ -190,13 +234,13 @@ class WindowOpener:
         key = self._order.key("window", window.stream, window.number)
         return RecordDrawer(class_ids, len(schedule.weights), key)
 
-    def _wanted(self, schedule: ClassSchedule, window: Window) -> ClassNumbers:
-        """The class of each of the window's positions."""
-        piece = self._order.geometry.piece
-        first = window.start // piece
-        steps = np.arange(first, -(-window.stop // piece), dtype=np.int64)
+    def _wanted(self, schedule: ClassSchedule, window: Window, start: int, stop: int) -> ClassNumbers:
+        """The class of each of the window's positions ``[start, stop)``."""
+        piece, begin = self._order.geometry.piece, window.start + start
+        first = begin // piece
+        steps = np.arange(first, -(-(window.start + stop) // piece), dtype=np.int64)
         classes = schedule.classes_at(steps, range(window.stream * piece, (window.stream + 1) * piece)).reshape(-1)
-        return classes[window.start - first * piece :][: window.samples]
+        return classes[begin - first * piece :][: stop - start]
 
     def _borrow(self, window: Window, lacking: Int64) -> Columns:
         """The records of the classes that the window lacks, class after class, from other shards."""

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ringfeed.pipeline import Loader
+from ringfeed.pipeline import Loader, opening
 from ringfeed.pipeline import loader as loader_module
 from ringfeed.pipeline.lending import LentRecords
 from ringfeed.pipeline.shards import ShardFetcher
@@ -146,6 +147,33 @@ def test_an_epoch_may_be_longer_or_shorter_than_the_dataset(make_dataset: Make, 
     assert len(set(part)) == len(part) == 240
     with pytest.raises(ConfigError, match="the split has 1000 records, an epoch cannot have 1200"):
         ids_of(epoch_length=1200)
+
+
+@pytest.mark.parametrize("steps", [range(3), range(20_000, 20_003)])
+def test_an_epoch_of_many_times_the_records_takes_no_more_memory(make_dataset: Make, steps: range) -> None:
+    url = make_dataset(RECORDS, shards=2, shard_format="parquet")
+    loader = Loader(url, batch_size=60, streams=1, balance="uniform", epoch_length=2_000_000)
+    tracemalloc.start()
+    try:
+        chunks = loader.chunks(0, steps.start)
+        next(chunks)
+        chunks.close()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 << 20  # where 8 bytes for each sample of a window are 8 MB
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 3)])
+@pytest.mark.parametrize("step", [0, 217, 1660])
+def test_of_an_epoch_of_many_times_the_records_any_part_is_the_same(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int, step: int
+) -> None:
+    url, options = make_dataset(RECORDS), {"batch_size": 12, "streams": 4, "balance": "uniform", "epoch_length": 20_000}
+    whole = read(Loader(url, **options))["id"]
+    monkeypatch.setattr(opening, "_TOGETHER", 1)  # then as many are drawn at a time as the window has records
+    part = read(Loader(url, rank=rank, world_size=world_size, **options), 0, step)["id"]
+    np.testing.assert_array_equal(part, np.split(whole, world_size, axis=1)[rank][step:])
 
 
 def test_a_short_epoch_reads_only_the_shards_that_it_needs(make_dataset: Make) -> None:
