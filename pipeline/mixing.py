@@ -422,7 +422,7 @@ class _Tape:
             if self._reader is None or epoch != self._epoch:
                 if self._reader is not None:
                     self._reader.close()
-                self._epoch, self._reader = epoch, self._opened.reader(epoch, self._part, position)
+                self._epoch, self._reader = epoch, self._opened.reader(epoch, self._part, position, scattered=True)
             until = int(np.searchsorted(numbers, (epoch + 1) * self._length))
             parts.append(self._reader.at(numbers[:until] - epoch * self._length))
             numbers = numbers[until:]

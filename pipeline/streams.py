@@ -58,13 +58,23 @@ class OpenStreams:
     buckets: Buckets | None = None
     _process: int = field(init=False, default_factory=os.getpid)
 
-    def reader(self, epoch: int, part: StreamSlice, start_step: int) -> StreamReader:
+    def reader(self, epoch: int, part: StreamSlice, start_step: int, *, scattered: bool = False) -> StreamReader:
         """One stream of an epoch, from a step on; see `StreamReader`."""
         order = self.order(epoch)
         opener = WindowOpener(
             order, self.schedule(epoch), self.class_counts, self.fetcher, self.planner, self.counters, self.buckets
         )
-        return StreamReader(order, opener, self.fetcher, self.counters, self.ahead, part, start_step, self.buckets)
+        return StreamReader(
+            order,
+            opener,
+            self.fetcher,
+            self.counters,
+            self.ahead,
+            part,
+            start_step,
+            self.buckets,
+            scattered=scattered,
+        )
 
     def close(self) -> None:
         """Begin nothing more, and let the threads end; in a process that was forked meanwhile there are none."""
@@ -86,6 +96,7 @@ class StreamReader:
         stream_slice: which stream, and which samples of each piece.
         start_step: the first step that will be asked for.
         buckets: how records are put together by length, or None.
+        scattered: whether single positions are asked for, by `at`, and not all of a run of steps, by `take`.
     """
 
     def __init__(
@@ -98,13 +109,15 @@ class StreamReader:
         stream_slice: StreamSlice,
         start_step: int,
         buckets: Buckets | None = None,
+        *,
+        scattered: bool = False,
     ) -> None:
         self._order = order
         self._opener = opener
         self._fetcher = fetcher
         self._counters = counters
         self._slice = stream_slice
-        self._whole = stream_slice.width == order.geometry.piece and not stream_slice.weighted
+        self._whole = stream_slice.width == order.geometry.piece and not stream_slice.weighted and not scattered
         self._windows = order.windows(stream_slice.stream)
         self._lookahead = ahead
         self._ahead: dict[int, _Asked] = {}

@@ -256,6 +256,13 @@ def test_nothing_is_held_of_a_dataset_s_epochs_that_are_over(make_dataset: Make,
     assert len(lookaheads) == 2
 
 
+def test_samples_that_are_asked_for_one_by_one_are_not_put_in_order_beforehand(
+    sources: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("ringfeed.pipeline.opening._in_order")  # which takes memory, as much as the windows' numbers
+    next(Mixture(sources, batch_size=24).chunks(0))
+
+
 def test_shards_in_quarantine_are_told_by_dataset(make_dataset: Make, sources: Any) -> None:
     path = "train-00001-of-00007.tfrecord"
     mixture = Mixture({**sources, "large": {**sources["large"], "quarantined": [path]}}, batch_size=24)
