@@ -252,8 +252,8 @@ def concat_columns(parts: Sequence[Columns]) -> dict[str, Column]:
 
 
 def copied(columns: Columns) -> Columns:
-    """Columns that hold the memory of no shard any more, but for Arrow views."""
-    return {name: values.copy() if isinstance(values, Picked) else values for name, values in columns.items()}
+    """Columns that hold the memory of no shard any more, nor of what was gathered of it, but for Arrow views."""
+    return {name: values if isinstance(values, pa.Array) else values.copy() for name, values in columns.items()}
 
 
 def slice_columns(columns: Columns, start: int, stop: int) -> dict[str, Column]:

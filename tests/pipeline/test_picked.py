@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfeed.pipeline.chunks import interleave
-from ringfeed.pipeline.columns import concat_columns, copied, take_from_segments
+from ringfeed.pipeline.columns import concat_columns, copied, slice_columns, take_from_segments
 from ringfeed.pipeline.picked import Picked
 from ringfeed.sharding import kernels
 from ringfeed.sharding.formats.pages import InPlace
@@ -90,3 +90,12 @@ def test_memory_is_held_for_what_was_picked_and_not_for_its_copy() -> None:
     del picked
     assert sys.getrefcount(values) == holds
     assert own.tobytes() == expected
+
+
+def test_numbers_that_are_kept_hold_nothing_that_they_were_gathered_with() -> None:
+    numbers = np.arange(9)
+    part = slice_columns({"y": numbers}, 2, 4)
+    assert np.shares_memory(part["y"], numbers)
+    own = copied(part)["y"]
+    assert own.tolist() == [2, 3]
+    assert not np.shares_memory(own, numbers)
