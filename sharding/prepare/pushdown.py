@@ -10,7 +10,8 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
@@ -33,6 +34,7 @@ _NEGATED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
+_MOST = 500  # parts: Arrow goes down a chain of them by calls, and ten thousand overflow the stack of a thread
 _EXACT = 1 << 53  # integers up to here are floats, too
 _ANY = pc.scalar(True)
 
@@ -47,13 +49,24 @@ def implied(text: str, schema: Schema) -> pc.Expression:
     >>> implied("x < 5 and y + 1 > 2", Schema(features=tuple(Feature(name=n, dtype="int8") for n in "xy")))
     <pyarrow.compute.Expression ((x < 5) and true)>
     """
-    return _Implication(schema).of(parse(text), negated=False)
+    tree = parse(text)
+    kinds = Counter(map(type, ast.walk(tree)))
+    named = kinds[ast.Name] + kinds[ast.Call]
+    if named > _MOST:
+        return _ANY
+    return _Implication(schema, in_ranges=named + kinds[ast.Constant] > _MOST).of(tree, negated=False)
 
 
 class _Implication:
-    """Of one expression."""
+    """Of one expression.
 
-    def __init__(self, schema: Schema) -> None:
+    Args:
+        schema: of the columns.
+        in_ranges: whether of values that are listed the least and the greatest have to do.
+    """
+
+    def __init__(self, schema: Schema, *, in_ranges: bool) -> None:
+        self._in_ranges = in_ranges
         self._features = {feature.name: feature for feature in schema.features if feature.shape == ()}
         self._names = schema.names
 
@@ -104,8 +117,19 @@ class _Implication:
             return _bound(feature, op, self._literal(right))
         if not isinstance(right, (ast.Tuple, ast.List, ast.Set)) or not right.elts:
             return _ANY
-        each = [_bound(feature, ast.Eq if op is ast.In else ast.NotEq, self._literal(one)) for one in right.elts]
+        values = [self._literal(one) for one in right.elts]
+        if self._in_ranges:
+            return _range(feature, values) if op is ast.In else _ANY
+        each = [_bound(feature, ast.Eq if op is ast.In else ast.NotEq, value) for value in values]
         return reduce(operator.or_ if op is ast.In else operator.and_, each)
+
+
+def _range(feature: Feature, values: Sequence[Any]) -> pc.Expression:
+    """What it implies that a column has one of some values."""
+    kinds = {str if isinstance(value, str) else type(value) in (int, float) for value in values}
+    if kinds not in ({str}, {True}):
+        return _ANY
+    return _bound(feature, ast.GtE, min(values)) & _bound(feature, ast.LtE, max(values))
 
 
 def _bound(feature: Feature, op: type[ast.cmpop], value: Any) -> pc.Expression:

@@ -59,3 +59,23 @@ def test_comparisons_with_literals_are_kept(text: str, expected: str) -> None:
 )
 def test_what_statistics_cannot_tell_implies_nothing(text: str) -> None:
     assert str(implied(text, SCHEMA)) == "true"
+
+
+NUMBERS, WORDS = range(20_000), [f"'w{number}'" for number in range(501)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"u in ({', '.join(map(str, NUMBERS))}) and x < 5", "(((u >= 0) and (u <= 19999)) and (x < 5))"),
+        (f"f in ({', '.join(map(str, NUMBERS))})", "((f >= 0) and (f <= 19999))"),
+        (f"s in ({', '.join(WORDS)})", '((s >= "w0") and (s <= "w99"))'),
+        (f"u not in ({', '.join(map(str, NUMBERS))})", "true"),
+        (f"u in ({', '.join(map(str, NUMBERS))}, 'a')", "true"),
+        (" or ".join(f"u == {number}" for number in NUMBERS), "true"),
+        (" and ".join(f"u != {number}" for number in NUMBERS), "true"),
+    ],
+    ids=["integers", "floats", "texts", "none of them", "mixed", "or", "and"],
+)
+def test_what_is_long_implies_so_little_that_it_overflows_no_stack(text: str, expected: str) -> None:
+    assert str(implied(text, SCHEMA)) == expected
