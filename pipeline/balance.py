@@ -31,6 +31,7 @@ Int64 = npt.NDArray[np.int64]
 ClassNumbers = npt.NDArray[np.integer]
 _GOLDEN = 0.6180339887498949
 _FEW_SEATS = 1 << 18
+_KEPT_SEATS = 1 << 20
 _STEPS_AT_ONCE = 1 << 12
 _SEATS_AT_ONCE = 1 << 20
 
@@ -58,6 +59,7 @@ class ClassSchedule:
     _ups: npt.NDArray[np.float64] = field(init=False)  # the start from which on it is one more, [classes]
     _starts: npt.NDArray[np.float64] = field(init=False)  # at which a vector of seats begins, from 0 on, [patterns]
     _words: ClassNumbers | None = field(init=False)  # of all patterns, unless that is much
+    _known: dict[int, ClassNumbers] = field(init=False, default_factory=dict)  # words of patterns that were asked for
 
     def __post_init__(self) -> None:
         """Find all vectors of seats there are: as the start grows, they change where an end passes a whole number."""
@@ -128,7 +130,7 @@ class ClassSchedule:
         which, words = self._pattern_numbers(steps), self._words
         if words is None:
             present, which = np.unique(which, return_inverse=True)
-            words = self._doubled_words(present)
+            words = self._kept_words(present)
         starts = (positions[0] + rotations) % self.batch_size
         if kernels.are_compiled():
             starts = (which * words.shape[1] + starts) * words.itemsize
@@ -141,6 +143,15 @@ class ClassSchedule:
         """Some of the vectors of seats, int64 [len(numbers), classes]."""
         reached = self._whole + (self._ups <= self._starts[numbers, None])
         return np.diff(reached, axis=1, prepend=0).astype(np.int64)
+
+    def _kept_words(self, numbers: Int64) -> ClassNumbers:
+        """The same as `_doubled_words`, which takes much longer than to keep them for who comes again."""
+        known = dict(self._known)
+        new = [number for number in numbers.tolist() if number not in known]
+        known |= zip(new, self._doubled_words(np.array(new, np.int64)), strict=True) if new else ()
+        if len(known) * self.batch_size <= _KEPT_SEATS:
+            self._known.update(known)
+        return np.stack([known[number] for number in numbers.tolist()])
 
     def _doubled_words(self, numbers: Int64) -> ClassNumbers:
         """The word of each pattern, twice end to end, so that a rotation of it is a slice; [patterns, 2 * batch]."""

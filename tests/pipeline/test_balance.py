@@ -3,10 +3,12 @@
 import tracemalloc
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringfeed.pipeline import balance
 from ringfeed.pipeline.balance import ClassSchedule, RecordDrawer, balanced_word
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -42,6 +44,23 @@ def test_over_many_epochs_a_class_meets_a_target_of_less_than_a_seat_in_each() -
     weights = np.array([0.002, 0.1, 0.25, 0.6, 0.048])
     epochs = [ClassSchedule(weights, 4, 2, key=5, epoch=epoch).seats_of_epoch()[0] for epoch in range(1000)]
     assert np.abs(np.sum(epochs, axis=0) - weights * 8 * 1000).max() < 5
+
+
+def test_what_is_drawn_some_at_a_time_makes_the_word_of_each_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = np.arange(1, 1001) / (1000 * 1001 / 2)
+    whole = ClassSchedule(weights, 512, 300, 7).classes_at(np.arange(150), range(512))
+    made: list[object] = []
+
+    def noted(seats: tuple[int, ...]) -> npt.NDArray[np.integer]:
+        made.append(seats)
+        return balanced_word(seats)
+
+    monkeypatch.setattr(balance, "balanced_word", noted)
+    schedule = ClassSchedule(weights, 512, 300, 7)
+    parts = [schedule.classes_at(np.arange(first, first + 50), range(512)) for first in (0, 50, 100, 50, 0, 100)]
+    assert len(made) <= 150
+    np.testing.assert_array_equal(np.concatenate(parts[:3]), whole)
+    np.testing.assert_array_equal(np.concatenate([parts[4], parts[3], parts[5]]), whole)
 
 
 def test_very_many_classes_take_memory_for_each_of_them_and_not_for_each_pair() -> None:
