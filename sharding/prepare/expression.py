@@ -7,7 +7,7 @@ evaluated as Python. Missing values are unknown, as in SQL: a comparison with on
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache, reduce
 from typing import Any
@@ -222,8 +222,16 @@ class _Walk:
         column = self.value(left)
         if not isinstance(column, pa.Array) or not isinstance(right, (ast.Tuple, ast.List, ast.Set)):
             raise self._fault("in takes a column and a list, such as: carrier in ('AA', 'UA'); of one value: ('AA',)")
-        equal = [pc.equal(*self._alike(column, self._listed(node))) for node in right.elts]
-        return reduce(pc.or_kleene, equal) if equal else pc.and_kleene(pc.is_null(column), pa.scalar(None, pa.bool_()))
+        found = pc.and_kleene(pc.is_null(column), pa.scalar(None, pa.bool_()))
+        alike: dict[pa.DataType, tuple[pa.Array, list[pa.Scalar]]] = {}
+        for node in right.elts:
+            values, literal = self._alike(column, self._listed(node))
+            if literal.type not in alike:
+                alike[literal.type] = values, []
+            alike[literal.type][1].append(literal)
+        for values, literals in alike.values():
+            found = pc.or_kleene(found, _is_one_of(values, literals))
+        return found
 
     def _listed(self, node: ast.expr) -> Value:
         if self._is_null(node):
@@ -243,6 +251,14 @@ class _Walk:
         if kind is None:
             raise self._fault(f"{_kind(left)} cannot be compared with {_kind(right)}")
         return _as_type(left, kind), _as_type(right, kind)
+
+
+def _is_one_of(values: pa.Array, literals: Sequence[pa.Scalar]) -> pa.Array:
+    """Whether each value equals one of some literals of its type; unknown where it is missing."""
+    if pa.types.is_floating(values.type):  # for `is_in` tells -0.0 from 0.0
+        return reduce(pc.or_kleene, (pc.equal(values, literal) for literal in literals))
+    found = pc.is_in(values, pa.array([literal.as_py() for literal in literals], values.type))
+    return pc.if_else(pc.is_valid(values), found, pa.scalar(None, pa.bool_()))
 
 
 def _common(kind: pa.DataType, other: Value) -> pa.DataType | None:

@@ -151,3 +151,32 @@ def test_integers_compare_as_python_s_do(values: list[int], sign: str, literal: 
 def test_unsigned_and_signed_columns_compare_as_python_s_do(pairs: list[tuple[int, int]]) -> None:
     columns = {"u": pa.array([u for u, _ in pairs], pa.uint64()), "x": pa.array([x for _, x in pairs], pa.int64())}
     assert evaluate("u > x", columns).to_pylist() == [u > x for u, x in pairs]
+
+
+@pytest.mark.parametrize(
+    ("values", "listed", "expected"),
+    [
+        (pa.array([1, 2, None], pa.int8()), "3, 1, 300, 1.0, 99999999999999999999999", [T, F, N]),
+        (pa.array([2**64 - 1, 1, None], pa.uint64()), "-1, 18446744073709551615", [T, F, N]),
+        (pa.array([-0.0, float("nan"), None]), "1, 0.0", [T, F, N]),
+        (pa.array(["a", "", None]), "'a', 'b'", [T, F, N]),
+        (pa.array([b"a", b"", None]), "'b', ''", [F, T, N]),
+        (pa.array([True, False, None]), "false, false", [F, T, N]),
+    ],
+)
+def test_a_list_holds_values_of_several_types(values: pa.Array, listed: str, expected: list[bool | None]) -> None:
+    assert evaluate(f"x in ({listed})", {"x": values}).to_pylist() == expected
+    denied = [None if each is None else not each for each in expected]
+    assert evaluate(f"x not in ({listed})", {"x": values}).to_pylist() == denied
+
+
+def test_a_long_list_takes_no_memory_for_each_of_its_values() -> None:
+    ids, known = pa.array(range(1 << 16)), pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(known)
+    pa.set_memory_pool(pool)
+    try:
+        found = evaluate(f"id in ({', '.join(map(str, range(0, 4000, 2)))})", {"id": ids}).true_count
+    finally:
+        pa.set_memory_pool(known)
+    assert found == 2000
+    assert pool.max_memory() < 1 << 20  # where a bit of each record for each value takes 16 MiB
