@@ -11,6 +11,7 @@ from .wording import brief
 
 __all__ = ["can_become", "cast_column", "declared_column", "is_number"]
 
+_TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 _INFINITE = ("inf", "infinity")  # as Arrow reads them, without a sign and in lower case
 
 
@@ -83,6 +84,8 @@ def cast_column(column: pa.Array, kind: pa.DataType, what: str) -> pa.Array:
     Raises:
         SourceError: a value has no place in it.
     """
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
     if column.type == kind:
         return column
     try:
@@ -101,7 +104,7 @@ def _check_held(column: pa.Array, result: pa.Array) -> None:
     Raises:
         pa.ArrowInvalid: names the first such value.
     """
-    while pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
+    while _is_list(column.type):
         column, result = column.flatten(), result.flatten()
     before, after = column.type, result.type
     if pa.types.is_floating(after):
@@ -109,7 +112,7 @@ def _check_held(column: pa.Array, result: pa.Array) -> None:
             changed = pc.not_equal(result.cast(pa.float64()), column.cast(pa.float64(), safe=False))
         elif pa.types.is_floating(before):
             changed = pc.and_(_infinite(result), pc.invert(_infinite(column)))
-        elif pa.types.is_string(before) or pa.types.is_binary(before):
+        elif before in _TEXTS:
             told = pc.is_in(pc.utf8_lower(pc.utf8_ltrim(column.cast(pa.string()), "+-")), pa.array(_INFINITE))
             changed = pc.and_(_infinite(result), pc.invert(told))
         elif pa.types.is_decimal(before):

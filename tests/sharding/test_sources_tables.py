@@ -160,6 +160,28 @@ def test_a_value_that_the_type_given_does_not_hold_is_told(
         records(source)
 
 
+@pytest.mark.parametrize(
+    ("column", "shape"),
+    [
+        (pa.array([[1e300]], pa.large_list(pa.float64())), (None,)),
+        (pa.array(["1e40"], pa.large_string()), ()),
+        (pa.array([b"1e40"], pa.large_binary()), ()),
+        (pa.array([1e300]).dictionary_encode(), ()),
+    ],
+)
+def test_a_type_given_is_held_to_in_columns_of_every_layout(
+    name: str, tmp_path: Path, column: pa.Array, shape: tuple[None, ...]
+) -> None:
+    if name.endswith(".orc"):
+        pytest.skip("Arrow writes no such types to ORC")
+    zero = pa.scalar([0] if shape else 0, pa.list_(pa.float32()) if shape else pa.float32())
+    WRITERS[name](pa.table({"x": pa.repeat(zero, 1)}), tmp_path / f"0{name}")
+    WRITERS[name](pa.table({"x": column}), tmp_path / f"1{name}")
+    source = open_source(str(tmp_path), None, features={"x": Feature(name="x", dtype="float32", shape=shape)})
+    with pytest.raises(SourceError, match=rf"1{name}: column 'x' as float32: value .*1e\+?\d+.* has no place in it"):
+        records(source)
+
+
 NESTED = [{"a": 1, "b": {"c": "x", "d": [1.5]}}, None, {"a": None, "b": None}, {"a": 4, "b": {"c": None, "d": []}}]
 
 
