@@ -165,8 +165,9 @@ def column_of_values(values: Sequence[Any], field: pa.Field) -> pa.Array:
     """
     kind = field.type
     if not pa.types.is_list(kind) and not pa.types.is_fixed_size_list(kind):
-        if kind == pa.float64() and any(type(value) is int for value in values):
-            values = [float(value) if type(value) is int else value for value in values]  # Arrow takes none above 2**53
+        values = [value[()] if isinstance(value, np.ndarray) else value for value in values]  # arrays of no dimension
+        if kind == pa.float64():  # Arrow makes none of integers above 2**53
+            values = [float(value) if _is_integer(value) else value for value in values]
         elif kind == pa.date32():  # Arrow takes no NumPy scalars of days
             values = [value.item() if isinstance(value, np.datetime64) else value for value in values]
         return pa.array(values, kind)
@@ -186,6 +187,10 @@ def column_of_values(values: Sequence[Any], field: pa.Field) -> pa.Array:
         places[~absent] = np.arange(len(elements)).reshape(-1, kind.list_size)
         elements = elements.take(pa.array(places.reshape(-1)))
     return pa.FixedSizeListArray.from_arrays(elements, kind.list_size, mask=mask)
+
+
+def _is_integer(value: Any) -> bool:
+    return type(value) is int or isinstance(value, np.integer)
 
 
 def _elements(flats: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -209,7 +214,7 @@ def _flat(value: Any) -> tuple[tuple[int, ...], Any]:
         return value.shape, flat.tolist() if flat.dtype.kind in "SUO" else flat
     shape: tuple[int, ...] = (len(value),)
     while any(isinstance(element, _ARRAYS) for element in value):
-        inner = {len(element) if isinstance(element, _ARRAYS) else None for element in value}
+        inner = {_length(element) for element in value}
         if len(inner) > 1:
             raise TypeError("has lists within lists that are not all of one length")
         if any(isinstance(element, np.ndarray) for element in value):
@@ -218,6 +223,13 @@ def _flat(value: Any) -> tuple[tuple[int, ...], Any]:
         shape = (*shape, len(value[0]))
         value = list(chain.from_iterable(value))
     return shape, value
+
+
+def _length(element: Any) -> tuple[int, ...] | None:
+    """Of an element that is an array or a list: none if it has no dimension."""
+    if not isinstance(element, _ARRAYS):
+        return None
+    return () if isinstance(element, np.ndarray) and not element.ndim else (len(element),)
 
 
 def _of_numpy(dtype: npt.DTypeLike) -> pa.DataType:

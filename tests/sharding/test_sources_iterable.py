@@ -274,6 +274,31 @@ def test_arrays_of_several_lengths_make_lists(lengths: list[int], dtype: str) ->
     assert field.type.value_type == column_of_values(arrays, field).flatten().type
 
 
+@pytest.mark.parametrize(
+    "value", [2.5, np.float32(2.5), np.float16(2.5), True, 3, "x", np.datetime64("2020-01-02", "s")]
+)
+def test_arrays_without_a_dimension_are_single_values(value: Any) -> None:
+    column = ColumnType()
+    column.add([np.array(value), None], 0)
+    field = column.field("x")
+    assert column_of_values([np.array(value), None], field).equals(pa.array([value, None], field.type))
+
+
+def test_lists_of_arrays_without_a_dimension_are_lists_of_values() -> None:
+    column = ColumnType()
+    values = [[np.array(1.5), np.array(2)], [np.array(3), np.array(4)]]
+    column.add(values, 0)
+    assert column_of_values(values, column.field("x")).to_pylist() == [[1.5, 2.0], [3.0, 4.0]]
+
+
+def test_integers_of_numpy_widen_to_floats_as_python_s_do() -> None:
+    column = ColumnType()
+    values = [np.int64((1 << 60) + 1), np.uint64(1 << 63), (1 << 60) + 1, np.float32(0.5)]
+    column.add(values, 0)
+    found = column_of_values(values, column.field("x"))
+    assert found.equals(pa.array([2.0**60, 2.0**63, 2.0**60, 0.5]))
+
+
 def test_arrays_of_signed_and_unsigned_integers_keep_every_bit() -> None:
     arrays = [np.array([2**60 + 1, 3], np.int64), np.array([2**60 + 3, 5], np.uint64), np.array([7], np.int8)]
     column = ColumnType()

@@ -137,6 +137,7 @@ def test_each_extension_is_what_it_says(write: Callable[..., str]) -> None:
         ([("a.npy", npy(np.ones((2, 1)))), ("b.npy", npy(np.ones((1, 2))))], {"npy": ("binary", (), "")}),
         ([("a.npy", npy(np.ones(2, np.int8))), ("b.npy", npy(np.ones(2, "f4")))], {"npy": ("float32", (2,), "")}),
         ([("a.npy", npy(np.int16(3)))], {"npy": ("int16", (), "")}),
+        ([("a.npy", npy(np.float32(0.5))), ("b.cls", b"1")], {"cls": ("int64", (), ""), "npy": ("float32", (), "")}),
         ([("a.json", b"3"), ("b.json", b"[1]")], {"json": ("string", (), "")}),
         ([("a.json", b'{"x": 18446744073709551615}')], {"json.x": ("uint64", (), "")}),
         ([("a.json", b'{"x": 1}'), ("b.json", b'{"x": true}')], {"json.x": ("string", (), "")}),
