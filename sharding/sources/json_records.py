@@ -21,7 +21,7 @@ import pyarrow.json as pajson
 from .base import BadRecord, Reject
 from .text import Block, not_utf8
 
-__all__ = ["Lines", "Number", "Tree", "decode_lines", "make_decoder", "parse_fast", "split_lines"]
+__all__ = ["Lines", "Number", "Tree", "decode_document", "decode_lines", "make_decoder", "parse_fast", "split_lines"]
 
 _INF = re.compile(rb"[:\[,]\s*-?Inf(?!inity)")  # a number to Arrow's parser alone
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -154,6 +154,22 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def decode_document(decoder: json.JSONDecoder, text: str) -> Any:
+    """The value of a text.
+
+    Raises:
+        ValueError: it is no JSON, or holds half a surrogate pair.
+        RecursionError: it is nested too deeply.
+    """
+    value = decoder.decode(text)
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("half a surrogate pair is no character") from error
+    return value
+
+
 def decode_lines(
     path: str, lines: Lines, decoder: json.JSONDecoder, reject: Reject
 ) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -164,15 +180,11 @@ def decode_lines(
             text = data.decode().strip(" \t\r\n")
             if not text:
                 continue
-            value = decoder.decode(text)
+            value = decode_document(decoder, text)
             if not isinstance(value, dict):
                 raise ValueError("it is no object in braces")
-            if _SURROGATE.search(text):
-                json.dumps(value, ensure_ascii=False, default=str).encode()
         except UnicodeDecodeError as error:
             reject(not_utf8(path, number, error))
-        except UnicodeEncodeError:
-            reject(_bad(path, number, "half a surrogate pair is no character"))
         except RecursionError:
             reject(_bad(path, number, "it is nested too deeply"))
         except json.JSONDecodeError as error:

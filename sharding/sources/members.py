@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from .json_records import decode_document, make_decoder
 from .values import ColumnType, column_of_values, flatten
 
 __all__ = ["MemberType", "MemberTypes", "extension_of"]
@@ -19,6 +20,7 @@ __all__ = ["MemberType", "MemberTypes", "extension_of"]
 _IMAGES = ("jpg", "png", "webp", "gif", "bmp")
 _INTEGERS = ("cls", "id", "index")
 _TEXTS = ("txt", "text", "caption")
+_DECODER = make_decoder(float, int)
 _PLAIN = {"image": pa.binary(), "int64": pa.int64(), "string": pa.string(), "binary": pa.binary()}
 
 
@@ -79,7 +81,7 @@ def _decode(codec: str, content: bytes) -> Any:
     if codec == "npy":
         return _read_npy(content)
     try:
-        text = content.decode()
+        text = content.decode("utf-8-sig" if codec == "json" else "utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"it is not UTF-8 ({error.reason} at byte {error.start})") from error
     if codec == "string":
@@ -87,7 +89,7 @@ def _decode(codec: str, content: bytes) -> Any:
     if codec == "int64":
         return _integer(text)
     try:
-        return json.loads(text)
+        return decode_document(_DECODER, text)
     except RecursionError as error:
         raise ValueError("it is JSON nested too deep") from error
     except ValueError as error:
