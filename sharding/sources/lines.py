@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -52,10 +53,11 @@ class LineSource:
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """The lines; they are complete."""
-        number = 1
+        number, mark = 1, BOM_UTF8
         with open_file(part.path) as file:
             while block := file.read(_BLOCK_BYTES):
-                lines = (block + file.readline()).split(b"\n")
+                lines = (block + file.readline()).removeprefix(mark).split(b"\n")
+                mark = b""
                 texts = [_decode(part.path, number + i, line) for i, line in enumerate(lines)]
                 number += len(lines) - 1
                 yield pa.RecordBatch.from_arrays([pa.array(filter(None, texts), pa.string())], schema=self.schema.arrow)

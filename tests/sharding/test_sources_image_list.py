@@ -100,13 +100,13 @@ def test_any_table_can_be_a_list(tmp_path: Path) -> None:
     assert (row["image"], row["path"]) == (image(1), "1.png")
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_a_plain_text_is_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+@pytest.mark.parametrize(("end", "encoding"), [("\n", "utf-8"), ("\r\n", "utf-8"), ("\r\n", "utf-8-sig")])
+def test_a_plain_text_is_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, encoding: str) -> None:
     monkeypatch.setattr(lines, "_BLOCK_BYTES", 7)
     names = ["1.png", "zwei é.png", "3.png"]
     for i, name in enumerate(names):
         (tmp_path / name).write_bytes(image(i))
-    (tmp_path / "list.txt").write_bytes(end.join([names[0], "", *names[1:]]).encode())
+    (tmp_path / "list.txt").write_bytes(end.join([names[0], "", *names[1:]]).encode(encoding))
     source = open_source(str(tmp_path / "list.txt"), None, "image-list")
     assert [(row["path"], row["image"]) for row in completed(source)] == [(n, image(i)) for i, n in enumerate(names)]
     assert sum(len(batch) for part in source.parts for batch in source.labels(part)) == 3
