@@ -208,12 +208,16 @@ def _leaves(root: Any, picks: Sequence[str]) -> Iterator[Leaf]:
         prefix, group = groups.pop()
         inner = []
         for key in group:
+            if isinstance(key, bytes):
+                shown = prefix + key.decode(errors="backslashreplace")
+                yield _no_column(shown, f"the name {shown!r} is no UTF-8; rename it")
+                continue
             name = prefix + key
             if picks and not any(_related(name, pick) for pick in picks):
                 continue
             link = group.get(key, getlink=True)
             if isinstance(link, h5py.ExternalLink):
-                yield _elsewhere(name, f"{name!r} is a link to another file; choose others with ::/NAME,...")
+                yield _no_column(name, f"{name!r} is a link to another file; choose others with ::/NAME,...")
             if not isinstance(link, h5py.HardLink):
                 continue
             item = group[key]
@@ -222,14 +226,22 @@ def _leaves(root: Any, picks: Sequence[str]) -> Iterator[Leaf]:
                 seen.add(address)  # a group may hold itself
                 inner.append((f"{name}/", item))
             elif isinstance(item, h5py.Dataset) and item.shape:
-                if item.is_virtual or item.external:
-                    yield _elsewhere(
-                        name,
-                        f"the data of {name!r} lie in other files; copy them into one, choose others with ::/NAME,...",
-                    )
+                if problem := _problem(name, item):
+                    yield _no_column(name, problem)
                 else:
                     yield from leaves_of(name, name, item.dtype, item.shape)
         groups += reversed(inner)
+
+
+def _problem(name: str, dataset: Any) -> str:
+    """Why a dataset is no column, as far as it shows without its type; or empty."""
+    if dataset.is_virtual or dataset.external:
+        return f"the data of {name!r} lie in other files; copy them into one, choose others with ::/NAME,..."
+    try:
+        _ = dataset.dtype
+    except TypeError as error:
+        return f"{name!r} holds values of a type that NumPy lacks ({error}); store it as another"
+    return ""
 
 
 def _related(name: str, pick: str) -> bool:
@@ -237,7 +249,7 @@ def _related(name: str, pick: str) -> bool:
     return name == pick or name.startswith(f"{pick}/") or pick.startswith(f"{name}/")
 
 
-def _elsewhere(name: str, problem: str) -> Leaf:
+def _no_column(name: str, problem: str) -> Leaf:
     return Leaf(name=name, holder=name, keys=(), dtype=np.dtype(object), shape=(), rows=0, problem=problem)
 
 

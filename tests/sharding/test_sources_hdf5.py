@@ -169,6 +169,18 @@ def virtual(file: h5py.File) -> None:
     file.create_virtual_dataset("x", layout)
 
 
+def odd_integers(file: h5py.File) -> None:
+    """Of 3 bytes, which NumPy has not."""
+    kind = h5py.h5t.STD_I32LE.copy()
+    kind.set_precision(24)
+    kind.set_size(3)
+    h5py.h5d.create(file.id, b"x", kind, h5py.h5s.create_simple((3,)))
+
+
+def old_times(file: h5py.File) -> None:
+    h5py.h5d.create(file.id, b"x", h5py.h5t.UNIX_D32LE, h5py.h5s.create_simple((3,)))
+
+
 @pytest.mark.parametrize(
     ("write", "message"),
     [
@@ -179,6 +191,9 @@ def virtual(file: h5py.File) -> None:
         (lambda file: file.create_dataset("x", (3, 2), h5py.vlen_dtype("i4")), "'x' holds .*; store it as numbers"),
         (lambda file: file.create_dataset("x", (3,), h5py.vlen_dtype(">i4")), "'x' holds lists of big-endian numbers"),
         (lambda file: file.create_dataset("x", data=[b"a", b"\xff"]), r"record 1 \(from 0\) of 'x' is not UTF-8"),
+        (odd_integers, "'x' holds values of a type that NumPy lacks"),
+        (old_times, "'x' holds values of a type that NumPy lacks"),
+        (lambda file: file.create_dataset(b"x\xff", (3,)), r"the name 'x\\\\xff' is no UTF-8; rename it"),
         (external_link, "'x' is a link to another file"),
         (external_storage, "the data of 'x' lie in other files"),
         (virtual, "the data of 'x' lie in other files"),
@@ -200,6 +215,9 @@ def test_what_cannot_be_a_column_is_said(tmp_path: Path, write: Write, message: 
         lambda file: file.create_dataset("x", (7, 2)),
         lambda file: file.create_dataset("x", data=np.zeros(3, [("a", "i4"), ("b", complex)])),
         lambda file: file.create_dataset("x/a/b", data=np.zeros(3, complex)),
+        lambda file: file.create_dataset(b"x/\xff", (3,)),
+        odd_integers,
+        old_times,
         external_link,
         external_storage,
         virtual,
