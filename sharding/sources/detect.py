@@ -103,7 +103,10 @@ def open_source(
         told["features"] = {**casts, **features}
     if kind in _CHOOSING:
         told["wanted"] = wanted
-    return _OPENERS[kind][1](url, label, **told)
+    source = _OPENERS[kind][1](url, label, **told)
+    if not source.schema.features:
+        raise SourceError(f"{url} holds records without columns; give them at least one")
+    return source
 
 
 def _detect(url: str) -> tuple[str, Sequence[SourceFile] | None]:

@@ -56,3 +56,9 @@ def test_feather_of_old_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.feather").write_bytes(b"FEA1" + bytes(100) + b"FEA1")
     with pytest.raises(SourceError, match="Feather version 1"):
         open_source(str(tmp_path), None)
+
+
+def test_records_without_columns_are_refused(tmp_path: Path) -> None:
+    write_file(pa.table({"x": [1, 2]}).select([]), tmp_path / "x.arrow")
+    with pytest.raises(SourceError, match=r"x\.arrow holds records without columns"):
+        open_source(str(tmp_path / "x.arrow"), None)

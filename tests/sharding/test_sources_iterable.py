@@ -148,6 +148,7 @@ def test_values_that_fit_no_column_are_named(write: Write, values: str, reason: 
     ("code", "reason"),
     [
         ("def records():\n    return []", "gave no records"),
+        ("def records():\n    return [{}, {}]", "records holds records without columns"),
         ("def records():\n    return 3", "returned a value of type int; it is to give records"),
         ("def records():\n    return {'x': 1}", "record 0 is of type str; records are dicts"),
         ("def records():\n    yield {'x': 1}\n    yield [1]", "record 1 is of type list"),
