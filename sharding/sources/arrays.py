@@ -240,9 +240,24 @@ def to_arrow(values: npt.NDArray[Any], feature: Feature, path: str, first_record
     flat = np.ascontiguousarray(values).reshape(-1)
     if flat.dtype.kind in "SUV":
         return text_column(flat.tolist(), feature, path, first_record)
-    column = pa.array(flat.astype(flat.dtype.newbyteorder("="), copy=False))
+    flat = flat.astype(flat.dtype.newbyteorder("="), copy=False)
+    if feature.logical == str(_TIMES["M", "D"]):
+        _check_days(flat, feature, path, first_record)
+    column = pa.array(flat)
     column = column.view(feature.primitive) if feature.logical else column.cast(feature.primitive)
     return _in_rows(column, feature)
+
+
+def _check_days(days: npt.NDArray[np.datetime64], feature: Feature, path: str, first_record: int) -> None:
+    """Refuse those that date32 does not hold, and that Arrow would cut to it."""
+    numbers, bounds = days.view(np.int64), np.iinfo(np.int32)
+    far = np.flatnonzero(~np.isnat(days) & ((numbers < bounds.min) | (numbers > bounds.max)))
+    if far.size:
+        record = first_record + far[0] // (feature.elements or 1)
+        raise SourceError(
+            f"{path}: record {record} (from 0) of {feature.name!r} is the day {numbers[far[0]]} from 1970-01-01 on, "
+            "which takes more than 32 bits; mend it, or store seconds"
+        )
 
 
 def _in_rows(column: pa.Array, feature: Feature) -> pa.Array:

@@ -152,6 +152,15 @@ def test_every_type_and_byte_order_comes_back(tmp_path_factory: pytest.TempPathF
     np.testing.assert_array_equal(np.array(values, dtype=wanted.dtype), wanted)
 
 
+@pytest.mark.parametrize("day", [1 << 31, -(1 << 31) - 1, 1 << 40])
+@pytest.mark.parametrize("order", "<>")
+def test_days_beyond_32_bits_are_refused(tmp_path: Path, day: int, order: str) -> None:
+    np.save(tmp_path / "x.npy", np.array([[0, 1], [2, day]]).astype("datetime64[D]").astype(f"{order}M8[D]"))
+    source = open_source(str(tmp_path / "x.npy"), None)
+    with pytest.raises(SourceError, match=rf"x\.npy: record 1 .* of 'data' is the day {day} from 1970"):
+        read(source)
+
+
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", [("a", "<i4"), ("b", "S2")]])
 def test_fortran_s_order_is_read_in_place(tmp_path: Path, dtype: Any) -> None:
     array = np.asfortranarray(np.arange(24).reshape(6, 4).astype("<i4").astype(np.dtype(dtype)))
