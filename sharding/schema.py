@@ -137,7 +137,7 @@ class Feature:
         Raises:
             SourceError: the column is nested in a way, or of a type, that has no such feature.
         """
-        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        kind = _stored(field.type.value_type if pa.types.is_dictionary(field.type) else field.type)
         metadata = {k.decode(): v.decode() for k, v in (field.metadata or {}).items()}
         shape: tuple[int | None, ...] = ()
         if isinstance(kind, pa.FixedShapeTensorType):
@@ -146,6 +146,7 @@ class Feature:
             shape, kind = (*shape, kind.list_size), kind.value_type
         if pa.types.is_list(kind) or pa.types.is_large_list(kind):
             shape, kind = (*shape, None), kind.value_type
+        kind = _stored(kind)
         declared = tuple(int(size) for size in metadata.get("shape", "").split(",") if size.isdecimal())
         if None not in shape and prod(s for s in shape if s) == prod(declared) and len(declared) > len(shape):
             shape = declared  # ours; another program's field of that name does not fit, or is taken at its word
@@ -197,6 +198,13 @@ def with_missing(rows: pa.Array, present: pa.BooleanArray) -> pa.Array:
     """The rows in the places where one is present, and nulls between them."""
     places = pc.subtract(pc.cumulative_sum(present.cast(pa.int64())), 1)
     return rows.take(pc.if_else(present, places, None))
+
+
+def _stored(kind: pa.DataType) -> pa.DataType:
+    """What an extension type is stored as: a UUID as 16 bytes, JSON as text; a tensor is more than its storage."""
+    if isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.FixedShapeTensorType):
+        return kind.storage_type
+    return kind
 
 
 def _order_of(kind: pa.FixedShapeTensorType) -> list[int]:

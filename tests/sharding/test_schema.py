@@ -98,6 +98,27 @@ def test_the_axes_of_a_tensor_are_those_that_it_tells(order: tuple[int, int, int
     assert [None if value == 0 else value - 1 for value in first] == holed
 
 
+@pytest.mark.parametrize(
+    ("kind", "values", "dtype"),
+    [
+        (pa.uuid(), [b"0123456789abcdef", None], "binary"),
+        (pa.json_(), ['{"a": 1}', None], "string"),
+        (pa.json_(pa.large_string()), ["[]", None], "string"),
+        (pa.bool8(), [1, 0, None], "int8"),
+    ],
+)
+def test_extension_types_are_what_they_store(kind: pa.DataType, values: list[Any], dtype: str) -> None:
+    column = pa.ExtensionArray.from_storage(kind, pa.array(values, kind.storage_type))
+    feature = feature_of(kind)
+    assert (feature.dtype, feature.shape) == (dtype, ())
+    assert feature.conform(column).equals(pa.array(values, feature.arrow_type))
+    assert feature.conform(column.slice(1)).to_pylist() == values[1:]
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 1], pa.int32()), column)
+    assert feature_of(lists.type).conform(lists).to_pylist() == [values[:1], []]
+    pairs = pa.FixedSizeListArray.from_arrays(column.slice(0, 2), 2)
+    assert feature_of(pairs.type).conform(pairs).to_pylist() == [values[:2]]
+
+
 @pytest.mark.parametrize("kind", [pa.date32(), pa.time64("us"), pa.timestamp("ns", "UTC"), pa.duration("ms")])
 def test_lists_of_times_conform_without_losing_a_value(kind: pa.DataType) -> None:
     whole = pa.int32() if kind.bit_width == 32 else pa.int64()
