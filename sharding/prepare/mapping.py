@@ -119,6 +119,12 @@ class MapBatches:
             raise SourceError(
                 f"{self.spec}: the function must return a pyarrow.RecordBatch, it returned a {type(result).__name__}"
             )
+        try:
+            result.validate(full=True)  # arrays made of buffers, or of bytes cast unchecked, are taken on trust
+        except pa.ArrowInvalid as error:
+            raise SourceError(
+                f"{self.spec}: the function returned a batch that is not sound: {brief(error)}"
+            ) from error
         return result
 
 

@@ -131,6 +131,7 @@ def _batched(url: str, items: Iterable[Any], types: pa.Schema, names: list[str])
     for item in items:
         if not isinstance(item, Mapping):
             _check_schema(url, item.schema, types, count)
+            _check_sound(url, item, count)
             count += item.num_rows
             table = pa.Table.from_batches([item]) if isinstance(item, pa.RecordBatch) else item
             most = max(1, min(BATCH_ROWS, item.num_rows * BATCH_BYTES // max(1, item.nbytes)))
@@ -191,6 +192,14 @@ def _field(url: str, name: str, column: ColumnType) -> pa.Field:
         return column.field(name)
     except TypeError as error:
         raise SourceError(f"{url}: the column {name!r} {error}") from error
+
+
+def _check_sound(url: str, batch: pa.RecordBatch | pa.Table, count: int) -> None:
+    """Arrow takes offsets and text on trust, from whoever makes an array of buffers or casts bytes unchecked."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise SourceError(f"{url}: the batch from record {count} on is not sound: {brief(error)}; mend it") from error
 
 
 def _check_schema(url: str, schema: pa.Schema, types: pa.Schema, count: int) -> None:

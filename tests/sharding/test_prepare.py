@@ -87,6 +87,9 @@ def wanders(batch):
     import os
     os.chdir("/")
     return batch
+
+def bytes_as_text(batch):
+    return batch.append_column("t", pa.array([b"\\xff"] * batch.num_rows).view(pa.string()))
 """
 
 
@@ -416,6 +419,7 @@ def test_times_that_a_function_makes_are_held_as_integers(parquet: str, function
         ("other_type", "column 'id' as int32, but as int64 for the first records"),
         ("other_names", "returned the columns y, .* but x, .* for the first records"),
         ("a_table", "must return a pyarrow.RecordBatch, it returned a Table"),
+        ("bytes_as_text", "--map user_functions:bytes_as_text: .* a batch that is not sound: .*UTF8"),
         ("all_null", "column 'n' has no value in the first records"),
         ("nothing_at_all", "without columns"),
         ("exits", r"user_functions.py:\d+: SystemExit: 3 \(in --map user_functions:exits\); mend the function"),

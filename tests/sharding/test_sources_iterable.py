@@ -189,6 +189,24 @@ def test_what_names_no_function_is_refused(url: str, reason: str, write: Write) 
         open_source(url, None, "python")
 
 
+@pytest.mark.parametrize(
+    "array",
+    [
+        "pa.array([b'x', b'\\xff']).view(pa.string())",
+        "pa.ListArray.from_buffers(pa.list_(pa.int8()), 2, "
+        "[None, pa.py_buffer(bytes([0] * 4 + [99, 0, 0, 0, 1, 0, 0, 0]))], children=[pa.array([1], pa.int8())])",
+    ],
+)
+@pytest.mark.parametrize("label", [None, "y"])
+def test_arrow_that_is_not_sound_is_told(write: Write, array: str, label: str | None) -> None:
+    name = write(
+        "import pyarrow as pa\ndef records():\n    yield "
+        f"pa.RecordBatch.from_arrays([{array}, pa.array([1, 2])], names=['x', 'y'])"
+    )
+    with pytest.raises(SourceError, match=r":records: the batch from record 0 on is not sound: .*; mend it"):
+        records(opened(name, label))
+
+
 def test_records_that_change_from_call_to_call_are_found(write: Write) -> None:
     once = "made = iter([{'x': 1}, {'x': 2}])\ndef records():\n    return made"
     source = opened(write(once), "x")
