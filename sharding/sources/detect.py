@@ -106,6 +106,8 @@ def open_source(
     source = _OPENERS[kind][1](url, label, **told)
     if not source.schema.features:
         raise SourceError(f"{url} holds records without columns; give them at least one")
+    if zero := next((name for name in source.schema.names if "\0" in name and wanted(name)), ""):
+        raise SourceError(f"{url}: the column name {zero!r} holds a zero byte, as names of our own do; rename it")
     return source
 
 

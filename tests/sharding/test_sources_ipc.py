@@ -6,6 +6,8 @@ import pyarrow as pa
 import pytest
 
 from ringfeed.sharding import SourceError
+from ringfeed.sharding.prepare import PrepareOptions, Select
+from ringfeed.sharding.prepare.opening import open_prepared
 from ringfeed.sharding.sources import ipc as module
 from ringfeed.sharding.sources import open_source
 from tests.sharding.test_sources_tables import labels, records, write_file, write_stream
@@ -62,3 +64,11 @@ def test_records_without_columns_are_refused(tmp_path: Path) -> None:
     write_file(pa.table({"x": [1, 2]}).select([]), tmp_path / "x.arrow")
     with pytest.raises(SourceError, match=r"x\.arrow holds records without columns"):
         open_source(str(tmp_path / "x.arrow"), None)
+
+
+@pytest.mark.parametrize("name", ["\0place", "x\0url"])
+def test_names_that_could_be_taken_for_our_own_are_refused(tmp_path: Path, name: str) -> None:
+    write_file(pa.table({"x": [1, 2], name: ["a", None]}), tmp_path / "x.arrow")
+    with pytest.raises(SourceError, match=r"x\.arrow: the column name '.*' holds a zero byte, .*; rename it"):
+        open_source(str(tmp_path / "x.arrow"), None)
+    assert open_prepared(str(tmp_path), "x", "auto", PrepareOptions(steps=(Select(("x",)),))).schema.names == ("x",)
