@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ..errors import SourceError
 from ..formats.parquet import rows_within
 from ..storage import Storage
+from ..wording import brief
 from .base import BATCH_BYTES, BATCH_ROWS, Part
 from .files import SourceFile
 from .tables import PART_BYTES, TableSource, checked, open_table, plain_schema, runs
@@ -61,8 +64,10 @@ class ParquetSource(TableSource):
         """Batches of about `BATCH_BYTES`."""
         with _open(part.path) as parquet:
             rows = rows_within(parquet, part.pieces, columns, BATCH_ROWS, BATCH_BYTES)
-            groups = list(part.pieces)
+            groups, old_times = list(part.pieces), _int96(parquet.schema, columns)
             for some in [[group] for group in groups] if _has_inner_dictionary(parquet.schema_arrow) else [groups]:
+                if old_times:
+                    _check_int96(part.path, rows, some, old_times)
                 yield from map(checked, parquet.iter_batches(rows, row_groups=some, columns=list(columns)))
 
     def head(self, part: Part, columns: Sequence[str], records: int) -> Iterator[pa.RecordBatch]:
@@ -79,12 +84,55 @@ def _has_inner_dictionary(kind: pa.Schema | pa.DataType) -> bool:
     )
 
 
+def _int96(schema: pq.ParquetSchema, columns: Sequence[str]) -> list[str]:
+    """The paths of those leaves of columns that hold times of the type INT96, as Spark and Hive write them."""
+    leaves = (schema.column(i) for i in range(len(schema)))
+    paths = [leaf.path for leaf in leaves if leaf.physical_type == "INT96"]
+    return [path for path in paths if any(path == name or path.startswith(f"{name}.") for name in columns)]
+
+
+def _check_int96(path: str, rows: int, groups: Sequence[int], columns: Sequence[str]) -> None:
+    """Read times in microseconds, which hold all of them, for Arrow wraps nanoseconds beyond 64 bits unseen.
+
+    Raises:
+        SourceError: nanoseconds do not hold one.
+    """
+    with _open(path, int96_unit="us") as parquet:
+        for batch in parquet.iter_batches(rows, row_groups=groups, columns=columns):
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                try:
+                    for times in _times(column):
+                        pc.cast(times, pa.timestamp("ns", times.type.tz))
+                except pa.ArrowInvalid as error:
+                    raise SourceError(
+                        f"{path}: column {name!r} holds a time beyond the years 1677 to 2262, which the nanoseconds of "
+                        f"INT96 do not hold in 64 bits ({brief(error)}); write it in microseconds (of Spark: "
+                        "spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS), or leave it out by --drop-columns"
+                    ) from error
+
+
+def _times(column: pa.Array) -> Iterator[pa.TimestampArray]:
+    if pa.types.is_timestamp(column.type):
+        yield column
+    elif pa.types.is_struct(column.type):
+        for field in column.flatten():
+            yield from _times(field)
+    elif pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
+        yield from _times(column.flatten())
+
+
 @contextmanager
-def _open(path: str, *, ahead: bool = True) -> Iterator[pq.ParquetFile]:
+def _open(path: str, *, ahead: bool = True, int96_unit: str | None = None) -> Iterator[pq.ParquetFile]:
     """Of a local file, pages are read as they are needed. Elsewhere each read is a request: a part's column chunks,
     compressed as they are, come in few large ones (190 MiB in 7 requests, not 421) and are held until it is done.
     """
     with open_table(path, "Parquet") as file:
         whole = ahead and Storage(path).local_path is None
         buffer = 0 if whole else _BUFFER_BYTES
-        yield pq.ParquetFile(file, pre_buffer=whole, buffer_size=buffer, page_checksum_verification=True)
+        yield pq.ParquetFile(
+            file,
+            pre_buffer=whole,
+            buffer_size=buffer,
+            page_checksum_verification=True,
+            coerce_int96_timestamp_unit=int96_unit,
+        )

@@ -3,6 +3,7 @@
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -204,3 +205,23 @@ def test_images_of_hugging_face_that_lie_elsewhere_are_told(tmp_path: Path) -> N
     pq.write_table(table.slice(0, 2).set_column(0, table.schema.field(0), elsewhere), tmp_path / "e.parquet")
     with pytest.raises(SourceError, match=r"e\.parquet: column 'img' holds no image but its path \('/data/1\.png'\)"):
         records(open_source(str(tmp_path / "e.parquet"), None))
+
+
+@pytest.mark.parametrize("nest", [lambda times: times, lambda times: pa.StructArray.from_arrays([times], ["t"])])
+@pytest.mark.parametrize("day", ["0001-01-01", "1677-01-01", "2263-01-01", "9999-12-31"])
+def test_times_of_int96_that_nanoseconds_do_not_hold_are_refused(tmp_path: Path, nest: Any, day: str) -> None:
+    path = tmp_path / "x.parquet"
+
+    def write(*days: str) -> Source:
+        table = pa.table({"id": range(len(days)), "x": nest(pa.array(np.array(days, "M8[us]")))})
+        pq.write_table(table, path, use_deprecated_int96_timestamps=True, row_group_size=1)
+        return open_source(str(path), None)
+
+    held = write("1678-01-01", "2262-01-01")
+    assert [list(row.values())[1] for row in records(held)] == np.array(["1678-01-01", "2262-01-01"], "M8[ns]").view(
+        int
+    ).tolist()
+    far = write("2000-01-01", day)
+    with pytest.raises(SourceError, match=r"x\.parquet: column 'x' holds a time beyond the years 1677 to 2262"):
+        records(far)
+    assert records(far.narrow(["id"])) == [{"id": 0}, {"id": 1}]
