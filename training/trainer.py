@@ -121,7 +121,8 @@ class Trainer:
             )
         self.resumed_from = self.position.step
         self.skipped_steps = state["history"].get("skipped_steps", 0)
-        self._evaluated_step = max((entry["step"] for entry in state["history"]["evaluations"]), default=None)
+        if state["config"]["data"]["eval_split"] == self.config.data.eval_split:
+            self._evaluated_step = max((entry["step"] for entry in state["history"]["evaluations"]), default=None)
         if self.ring.rank == 0:
             log.info("going on from the checkpoint of step %d", self.position.step)
         history: dict[str, Any] = state["history"]
@@ -160,7 +161,7 @@ class Trainer:
         try:
             while self.position.step < self.total_steps:
                 self._run_epoch()
-            if self._evaluated_step != self.position.step:  # a run that had ended, and is evaluated from now on
+            if self._evaluated_step != self.position.step:  # a run that had ended, and is to be evaluated now
                 self._evaluate(self.position.epoch - (self.position.epoch_step == 0))
         finally:
             self.reporter.close()
@@ -291,6 +292,7 @@ class Trainer:
     def _finish(self, seconds: float, steps: int) -> dict[str, Any]:
         digest = assert_same_weights(self.ring, self.parts.network.weights)
         self._check_weights()
+        is_evaluated = self.ring.rank == 0 and self._evaluated_step == self.position.step
         metrics = {
             "format": METRICS_FORMAT,
             "config": to_tree(self.config),
@@ -305,7 +307,7 @@ class Trainer:
             "train_samples": steps * self.config.data.batch_size,
             "weights_digest": digest,
             "history": self.reporter.history(),
-            "final": self.reporter.evaluations[-1] if self.reporter.evaluations else None,
+            "final": self.reporter.evaluations[-1] if is_evaluated else None,
         }
         if self.ring.rank == 0:
             self._write_outputs(metrics)

@@ -205,6 +205,23 @@ def test_a_run_that_has_ended_is_not_gone_on_with_short_of_its_end_but_evaluated
     assert (final["epoch"], final["step"]) == (0, metrics()["total_steps"])
 
 
+def test_the_final_evaluation_is_of_the_last_step_and_the_split_that_was_asked_for(
+    tmp_path: Path, write_config: WriteConfig, metrics: Metrics
+) -> None:
+    config = write_config(checkpoint={"url": str(tmp_path / "run")}, epochs=1)
+
+    def final(*overrides: str) -> tuple[int, int] | None:
+        settings = [part for item in ("deterministic=false", *overrides) for part in ("--set", item)]
+        assert main(["--config", str(config), *settings]) == 0
+        evaluation = metrics()["final"]
+        return evaluation and (evaluation["samples"], evaluation["step"])
+
+    assert final("max_steps=5") == (1000, 5)
+    assert final("max_steps=5", "data.eval_split=train") == (3000, 5)
+    assert final("max_steps=6", "data.eval_split=null") is None
+    assert final("max_steps=6") == (1000, 6)
+
+
 def test_gradients_that_are_not_finite_are_an_error(write_config: WriteConfig, train: Train) -> None:
     status, output = train(write_config(optimizer={"name": "sgd", "learning_rate": 1e30}, model={"norm": "none"}))
     assert status == 1
