@@ -26,6 +26,7 @@ from ..sharding.storage import Storage
 __all__ = ["Checkpoint", "CheckpointStore", "decode", "encode"]
 
 _NAME = re.compile(r"step-(\d{10})-([0-9a-f]{32})\.safetensors")
+_TRIAL = "trial"
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,11 @@ class CheckpointStore:
     def names(self) -> list[str]:
         """The files of all checkpoints, oldest first."""
         return sorted(name for name in self._storage.list() if _NAME.fullmatch(name))
+
+    def check_writable(self) -> None:
+        """Find out before a run that checkpoints will not be kept here, or old ones not removed."""
+        self._storage.write(_TRIAL, b"")
+        self._storage.remove(_TRIAL)
 
     def save(self, checkpoint: Checkpoint) -> str:
         """Commit a checkpoint, then remove all but the newest `keep`; returns the URL of its file.

@@ -152,6 +152,12 @@ class Trainer:
             return None
         return CheckpointStore(options.url, keep=options.keep, on_damage=options.on_damage)
 
+    def _check_store(self) -> None:
+        """Learn before the first step, not later, that no checkpoint will be kept; a run that has ended needs none."""
+        store = self._store() if self.ring.rank == 0 else None
+        if store is not None and self.position.step < self.total_steps:
+            store.check_writable()
+
     # -- loop ----------------------------------------------------------------------------------------------------
 
     def run(self) -> dict[str, Any]:
@@ -159,6 +165,7 @@ class Trainer:
         started = time.perf_counter()
         first_step = self.position.step
         try:
+            self._check_store()
             while self.position.step < self.total_steps:
                 self._run_epoch()
             if self._evaluated_step != self.position.step:  # a run that had ended, and is to be evaluated now

@@ -11,6 +11,7 @@ import pytest
 
 from ringfeed.sharding.errors import CorruptionError
 from ringfeed.training.checkpoint import Checkpoint, CheckpointStore, decode, encode
+from tests.servers.store import Store
 
 ARRAYS: dict[str, np.ndarray[Any, Any]] = {
     "model/0000/kernel": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -43,6 +44,11 @@ def test_the_bytes_follow_the_safetensors_layout() -> None:
     assert header["w"] == {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     assert all(isinstance(value, str) for value in header["__metadata__"].values())
     assert data[8 + length :] == bytes.fromhex("0000803f00000040")
+
+
+def test_a_trial_leaves_nothing(store: Store) -> None:
+    CheckpointStore(store.url).check_writable()
+    assert store.list() == []
 
 
 @pytest.mark.parametrize("keep", [1, 2, 5])

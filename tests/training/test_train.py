@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -12,7 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from ringfeed.training.train import main
 
@@ -150,6 +153,25 @@ def test_an_output_that_cannot_be_written_is_told_before_training(
     (tmp_path / "folder.keras").mkdir()
     config = write_config(output={output: str(tmp_path / place)}, data={"url": str(tmp_path / "not looked at yet")})
     assert_refused(capfd, reason, config)
+
+
+class ReadOnly(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
+    """A store that lets no one write."""
+
+    protocol = "readonly"
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+
+def test_a_store_that_keeps_no_checkpoints_is_told_before_training(
+    write_config: WriteConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fsspec.register_implementation("readonly", ReadOnly, clobber=True)
+    assert_refused(capfd, "cannot write readonly://run/trial", write_config(checkpoint={"url": "readonly://run"}))
 
 
 def test_a_trial_of_the_outputs_leaves_nothing(
