@@ -88,15 +88,17 @@ def reduce_gradients(
 
 
 def clip_by_global_norm(gradients: Sequence[Tensor], clip_norm: float | None) -> tuple[list[Tensor], Tensor]:
-    """Gradients scaled down together to a global norm of at most `clip_norm`, and their norm before.
+    """Gradients scaled down together to a global norm of at most `clip_norm`, and their norm before, float32.
 
+    Layers may have their variables, and so their gradients, in dtypes of their own.
     Pascanu et al., arXiv 1211.5063, Algorithm 1.
     """
-    norm = tf.linalg.global_norm(gradients)
+    wide = [tf.cast(gradient, tf.float32) for gradient in gradients]
+    norm = tf.linalg.global_norm(wide)
     if clip_norm is None:
         return list(gradients), norm
-    clipped, _ = tf.clip_by_global_norm(gradients, clip_norm, use_norm=norm)
-    return clipped, norm
+    clipped, _ = tf.clip_by_global_norm(wide, clip_norm, use_norm=norm)
+    return [tf.cast(new, old.dtype) for new, old in zip(clipped, gradients, strict=True)], norm
 
 
 def make_train_step(network: Any, optimizer: Any, ring: Ring, scale: LossScale, clip_norm: float | None) -> TrainStep:

@@ -164,3 +164,12 @@ def test_clipping_scales_all_gradients_together() -> None:
     np.testing.assert_allclose([float(g[0] if g.shape == (1,) else g[0, 0]) for g in clipped], [0.6, 0.8], rtol=1e-6)
     same, _ = clip_by_global_norm([tf.constant([3.0])], None)
     assert same[0].numpy().tolist() == [3.0]
+
+
+def test_layers_of_other_dtypes_are_clipped_with_all_others() -> None:
+    gradients = [tf.constant([300.0], tf.float16), tf.constant([400.0]), tf.constant([0.0], tf.bfloat16)]
+    clipped, norm = clip_by_global_norm(gradients, 5.0)
+    assert float(norm) == 500.0  # whose square is beyond float16
+    assert [g.dtype for g in clipped] == [g.dtype for g in gradients]
+    np.testing.assert_allclose([float(g[0]) for g in clipped], [3.0, 4.0, 0.0], rtol=1e-3)
+    assert float(clip_by_global_norm(gradients, None)[1]) == 500.0
