@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -19,6 +20,9 @@ ARRAYS: dict[str, np.ndarray[Any, Any]] = {
     "seed": np.array([1, 2**32 - 1], np.uint32),
     "empty": np.zeros((0, 3), np.float16),
     "flag": np.array([True, False]),
+    "half": np.array([[1.5, -2.0]], ml_dtypes.bfloat16),
+    "bytes": np.array([0, 255], np.uint8),
+    "wide": np.array(0.1),
 }
 
 
