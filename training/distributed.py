@@ -24,6 +24,8 @@ __all__ = ["HorovodRing", "Ring", "SoloRing", "assert_same_weights", "connect"]
 Tensor = Any
 Variable = Any
 
+_CARRIERS = {tf.bfloat16: tf.uint16, tf.uint32: tf.int32, tf.uint64: tf.int64}  # Horovod broadcasts no such variables
+
 
 class Ring(Protocol):
     """The ranks of one run. Every method is a collective: all ranks call it, in the same order."""
@@ -150,7 +152,10 @@ class HorovodRing:
         """Give each variable, on every rank, the value it has on rank 0."""
         for index, variable in enumerate(variables):
             value = tf.convert_to_tensor(variable)
-            variable.assign(self._hvd.broadcast(value, root_rank=0, name=f"ringfeed.broadcast.{index}"))
+            carrier = _CARRIERS.get(value.dtype)
+            sent = value if carrier is None else tf.bitcast(value, carrier)
+            received = self._hvd.broadcast(sent, root_rank=0, name=f"ringfeed.broadcast.{index}")
+            variable.assign(received if carrier is None else tf.bitcast(received, value.dtype))
 
     def allgather(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The ranks' arrays one after another along the first dimension."""

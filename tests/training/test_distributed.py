@@ -52,6 +52,10 @@ else:
 ring.broadcast(variables)
 assert variables[0].numpy().tolist() == [1.0, 2.0] and variables[1].numpy() == 0
 assert_same_weights(ring, variables)
+for dtype in (tf.bool, tf.int64, tf.uint32, tf.uint64, tf.float16, tf.bfloat16):
+    variable = tf.Variable(tf.cast([rank, 1], dtype))
+    ring.broadcast([variable])
+    assert tf.cast(variable, tf.int32).numpy().tolist() == [0, 1], dtype
 print("all is well on rank", rank)
 """
 
