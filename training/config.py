@@ -29,6 +29,7 @@ DECAYS = ("cosine", "polynomial", "step", "constant")
 OPTIMIZERS = ("lars", "sgd", "adam", "adamw")
 PRECISIONS = ("float32", "float16", "bfloat16")
 NORMS = ("batch", "layer", "none")
+_FUNCTION = re.compile(r"\w+(\.\w+)*:\w+")
 DAMAGE_POLICIES = ("error", "previous")
 
 
@@ -91,7 +92,7 @@ class ModelConfig:
     options: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "free keys for module:function"})
 
     def __post_init__(self) -> None:
-        known = self.name in ("tabular", "convnet") or self.name.count(":") == 1
+        known = self.name in ("tabular", "convnet") or bool(_FUNCTION.fullmatch(self.name))
         _require(known, "model.name", "tabular, convnet, or module:function", self.name)
         _one_of("model.norm", self.norm, NORMS)
         _require(0 <= self.dropout < 1, "model.dropout", "in [0, 1)", self.dropout)

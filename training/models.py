@@ -125,6 +125,11 @@ def _of_the_user(manifest: Manifest, config: TrainConfig) -> BuiltModel:
     if not isinstance(network, keras.Model):
         raise ConfigError(f"model.name: {config.model.name} must return a keras.Model, got {type(network).__name__}")
     classes, shape = len(manifest.classes), getattr(network, "output_shape", None)
+    if shape is None:
+        raise ConfigError(
+            f"model.name: {config.model.name} must return a model that is built from keras.Input, got one of no shape "
+            f"yet ({type(network).__name__})"
+        )
     if not isinstance(shape, tuple) or shape[-1] != classes:
         raise ConfigError(
             f"model.name: {config.model.name} must return a model of {classes} logits, one a class, got an output of "
@@ -147,4 +152,6 @@ def _imported(name: str) -> Callable[[Manifest, TrainConfig], Any]:
         function: Callable[[Manifest, TrainConfig], Any] = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"model.name: cannot import {name}: {error}") from error
+    if not callable(function):
+        raise ConfigError(f"model.name: {name} must be a function, got {type(function).__name__}")
     return function

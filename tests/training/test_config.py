@@ -71,6 +71,10 @@ def test_reads_a_file_with_overrides_on_top(tmp_path: Path) -> None:
             "a.yaml: model.name must be tabular, convnet, or module:function, got 'mlp'",
         ),
         (
+            {**MINIMAL, "model": {"name": ".networks:mlp"}},
+            "a.yaml: model.name must be tabular, convnet, or module:function, got '.networks:mlp'",
+        ),
+        (
             {**MINIMAL, "optimizer": {"clip_norm": float("inf")}},
             "a.yaml: optimizer.clip_norm must be finite and above 0, got inf",
         ),

@@ -120,6 +120,9 @@ def test_a_function_of_the_user_builds_the_network(tmp_path: Path, monkeypatch: 
         "def single(manifest, config):\n"
         "    x = keras.Input((1,), name='x')\n"
         "    return keras.Model({'x': x}, keras.layers.Dense(1)(x))\n"
+        "def unbuilt(manifest, config):\n"
+        "    return keras.Sequential([keras.layers.Dense(3)])\n"
+        "constant = 3\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -129,6 +132,11 @@ def test_a_function_of_the_user_builds_the_network(tmp_path: Path, monkeypatch: 
     for name, message in [
         ("my_networks:nothing", "must return a keras.Model, got int"),
         ("my_networks:single", r"a model of 3 logits, one a class, got an output of shape \(None, 1\)"),
+        (
+            "my_networks:unbuilt",
+            "must return a model that is built from keras.Input, got one of no shape yet .Sequential",
+        ),
+        ("my_networks:constant", "must be a function, got int"),
         ("my_networks:absent", "cannot import my_networks:absent"),
         ("no_such_module_here:f", "cannot import no_such_module_here:f"),
     ]:
