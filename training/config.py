@@ -43,6 +43,10 @@ def _require(holds: bool, key: str, rule: str, value: object) -> None:
         raise ConfigError(f"{key} must be {rule}, got {value!r}")
 
 
+def _require_finite(key: str, value: float) -> None:
+    _require(0 <= value < math.inf, key, "finite and at least 0", value)
+
+
 def _is_pattern(text: str) -> bool:
     try:
         re.compile(text)
@@ -128,15 +132,16 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         _one_of("optimizer.name", self.name, OPTIMIZERS)
         _require(0 < self.learning_rate < math.inf, "optimizer.learning_rate", "finite and above 0", self.learning_rate)
-        _require(self.weight_decay >= 0, "optimizer.weight_decay", "at least 0", self.weight_decay)
+        _require_finite("optimizer.weight_decay", self.weight_decay)
         no_decay = self.name != "adam" or self.weight_decay == 0
         _require(no_decay, "optimizer.weight_decay", "0 for adam (adamw has it)", self.weight_decay)
         _require(0 <= self.momentum < 1, "optimizer.momentum", "in [0, 1)", self.momentum)
-        _require(self.trust_coefficient > 0, "optimizer.trust_coefficient", "above 0", self.trust_coefficient)
+        trust_holds = 0 < self.trust_coefficient < math.inf
+        _require(trust_holds, "optimizer.trust_coefficient", "finite and above 0", self.trust_coefficient)
         for name in ("beta_1", "beta_2"):
             _require(0 <= getattr(self, name) < 1, f"optimizer.{name}", "in [0, 1)", getattr(self, name))
         if self.eps is not None:
-            _require(self.eps >= 0, "optimizer.eps", "at least 0", self.eps)
+            _require_finite("optimizer.eps", self.eps)
         if self.base_batch_size is not None:
             _require(self.base_batch_size >= 1, "optimizer.base_batch_size", "at least 1", self.base_batch_size)
         for pattern in self.exclude or ():
@@ -161,9 +166,11 @@ class ScheduleConfig:
         _one_of("schedule.decay", self.decay, DECAYS)
         _require(self.warmup_epochs >= 0, "schedule.warmup_epochs", "at least 0", self.warmup_epochs)
         for name in ("init_factor", "end_factor", "factor"):
-            _require(getattr(self, name) >= 0, f"schedule.{name}", "at least 0", getattr(self, name))
-        _require(self.power > 0, "schedule.power", "above 0", self.power)
-        rising = list(self.boundaries) == sorted(set(self.boundaries)) and all(b > 0 for b in self.boundaries)
+            _require_finite(f"schedule.{name}", getattr(self, name))
+        _require(0 < self.power < math.inf, "schedule.power", "finite and above 0", self.power)
+        rising = list(self.boundaries) == sorted(set(self.boundaries)) and all(
+            0 < b < math.inf for b in self.boundaries
+        )
         _require(rising, "schedule.boundaries", "rising epochs above 0", list(self.boundaries))
         has_boundaries = self.decay != "step" or bool(self.boundaries)
         _require(has_boundaries, "schedule.boundaries", "given for step decay", list(self.boundaries))

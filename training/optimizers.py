@@ -19,7 +19,7 @@ def build_schedule(config: TrainConfig, steps_per_epoch: int) -> WarmUpDecay:
     """The learning rate of a run, over all its epochs (`max_steps` stops a run, it does not shorten its schedule).
 
     Raises:
-        ConfigError: the warm-up or a boundary does not fit into the run.
+        ConfigError: the warm-up leaves no step of the run.
     """
     optimizer, schedule = config.optimizer, config.schedule
     base = optimizer.base_batch_size or config.data.batch_size

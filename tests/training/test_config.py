@@ -79,6 +79,18 @@ def test_reads_a_file_with_overrides_on_top(tmp_path: Path) -> None:
             "a.yaml: optimizer.clip_norm must be finite and above 0, got inf",
         ),
         (
+            {**MINIMAL, "optimizer": {"weight_decay": float("inf")}},
+            "a.yaml: optimizer.weight_decay must be finite and at least 0, got inf",
+        ),
+        (
+            {**MINIMAL, "schedule": {"end_factor": float("inf")}},
+            "a.yaml: schedule.end_factor must be finite and at least 0, got inf",
+        ),
+        (
+            {**MINIMAL, "schedule": {"decay": "step", "boundaries": [1.0, float("inf")]}},
+            "a.yaml: schedule.boundaries must be rising epochs above 0, got [1.0, inf]",
+        ),
+        (
             {**MINIMAL, "optimizer": {"learning_rate": 10**400}},
             "a.yaml: optimizer.learning_rate must be finite and above 0, got inf",
         ),
