@@ -2,7 +2,8 @@
 download the same shards to the same disk and do nothing else; and an epoch from the warm cache, against local shards.
 
 The clients get eight objects at a time, each as its documentation says. The loader also checks, gathers, decodes and
-hands batches over. Once with the server on the same cores, and once over a link of 1 Gbit/s.
+hands batches over: with 16 streams, the default, the first batch needs all of the 16 shards; with four it needs four.
+Once with the server on the same cores, and once over a link of 1 Gbit/s.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, build
 
 BATCH, SHARDS, THREADS = 1024, 16, 8
+FEW_STREAMS = 4
 RECORDS, RECORD_BYTES = 16_384, 32_768  # 512 MiB
 Download = Callable[[str, Path], object]
 
@@ -45,17 +47,17 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
         server.make_bucket("bench")
         s3fs.S3FileSystem().put(f"{local}/", "bench/data/", recursive=True)
         near = _Rounds(folder, local, server.endpoint_url, (server.access_key, server.secret_key))
-        distant = replace(near, endpoint=far)
-        fill, cold, warm = near.ratios(rounds)
-        far_fill, far_cold, _ = distant.ratios(rounds)
-    checked = "checked shards through the cache, against the fastest plain download of the round"
-    epoch = "a cold epoch from S3 through the cache, against the fastest plain download of the round"
+        close_by, distant = near.ratios(rounds), replace(near, endpoint=far).ratios(rounds)
+    against = "against the fastest plain client"
+    labels = {
+        "fill": f"checked shards through the cache, {against}",
+        "cold": f"a cold epoch from S3 through the cache, {against}",
+        "few": f"the same with {FEW_STREAMS} streams",
+    }
     return [
-        (checked, fill, 0.8),
-        (epoch, cold, 0.8),
-        (f"{checked}, over a link of 1 Gbit/s", far_fill, 0.8),
-        (f"{epoch}, over a link of 1 Gbit/s", far_cold, 0.8),
-        ("an epoch from the warm cache, against local shards", warm, 1.0),
+        *((label, close_by[name], 0.8) for name, label in labels.items()),
+        *((f"{label}, over a link of 1 Gbit/s", distant[name], 0.8) for name, label in labels.items()),
+        ("an epoch from the warm cache, against local shards", close_by["warm"], 1.0),
     ]
 
 
@@ -68,8 +70,8 @@ class _Rounds:
     endpoint: str
     keys: tuple[str, str]
 
-    def ratios(self, rounds: int) -> tuple[list[float], list[float], list[float]]:
-        """Of the fastest plain download to the checked shards and to the cold epoch; of local shards to the cache."""
+    def ratios(self, rounds: int) -> dict[str, list[float]]:
+        """Of the fastest plain client, by its median, to what fills the cache; and of local shards to the cache."""
         os.environ["AWS_ENDPOINT_URL_S3"] = self.endpoint
         s3fs.S3FileSystem.clear_instance_cache()
         clients = _clients(s3fs.S3FileSystem(), self.endpoint, *self.keys)
@@ -82,17 +84,18 @@ class _Rounds:
                 print("  seconds: " + ", ".join(f"{name} {each:.2f}" for name, each in took.items()))
         size = RECORDS * RECORD_BYTES / 1e6
         print("  MB/s, medians: " + ", ".join(f"{name} {size / median(seconds[name]):,.0f}" for name in clients))
-        fastest = [min(each) for each in zip(*(seconds[name] for name in clients), strict=True)]
-        return (
-            [plain / own for plain, own in zip(fastest, seconds["fill"], strict=True)],
-            [plain / own for plain, own in zip(fastest, seconds["cold"], strict=True)],
-            [plain / own for plain, own in zip(seconds["local"], seconds["warm"], strict=True)],
-        )
+        fastest = min((seconds[name] for name in clients), key=median)
+        rivals = {"fill": fastest, "cold": fastest, "few": fastest, "warm": seconds["local"]}
+        return {
+            name: [plain / own for plain, own in zip(rival, seconds[name], strict=True)]
+            for name, rival in rivals.items()
+        }
 
     def _round(self, clients: dict[str, Download], number: int) -> dict[str, float]:
         shards = sorted(path.name for path in Path(self.local).iterdir() if path.name.startswith("train-"))
         took = {name: _download(get, shards, self.folder / "download") for name, get in clients.items()}
         took["fill"] = _open_all(_cold_loader(self.folder / "cache", number))
+        took["few"] = _epoch(_cold_loader(self.folder / "cache", number, FEW_STREAMS), 0)
         loader = _cold_loader(self.folder / "cache", number)
         took["cold"] = _epoch(loader, 0)
         plain = Loader(self.local, batch_size=BATCH, seed=number, fetch_threads=THREADS)
@@ -142,9 +145,10 @@ def _download(get: Download, names: list[str], target: Path) -> float:
     return time.perf_counter() - start
 
 
-def _cold_loader(cache: Path, seed: int) -> Loader:
+def _cold_loader(cache: Path, seed: int, streams: int | None = None) -> Loader:
     shutil.rmtree(cache, ignore_errors=True)
-    return Loader("s3://bench/data", batch_size=BATCH, seed=seed, cache=cache, fetch_threads=THREADS)
+    options = {"batch_size": BATCH, "seed": seed, "streams": streams, "fetch_threads": THREADS}
+    return Loader("s3://bench/data", cache=cache, **options)
 
 
 def _open_all(loader: Loader) -> float:
