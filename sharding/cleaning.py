@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from .appear import clear_killed
@@ -14,7 +14,7 @@ from .fence import fenced
 from .footprint import STAGING, files_of, folders_of, is_ours, remove_empty, remove_files
 from .generations import GENERATION_FILES, TABLE_NAMES, folder_of, generation_of, table_order
 from .journal import JOURNAL_FOLDER
-from .lease import LEASE_NAME, TAKEOVER_PREFIX, held_by, hold, is_held, is_lease_draft, read_holder
+from .lease import LEASE_NAME, TAKEOVER_PREFIX, Holder, held_by, hold, is_held, is_lease_draft, read_holder
 from .location import given_url
 from .manifest import MANIFEST_NAME, Manifest
 from .spill import about_spill, remove_spill, scratch_root, spill_root, spilled_files
@@ -51,7 +51,7 @@ def clean(destination: Place, *, spill: str | os.PathLike[str] | None = None, dr
     if dry_run or not (debris or _spilled(roots, dry_run=True)):
         spilled = _spilled(roots, dry_run=True)
         return _named(exported, destination, debris, spilled)
-    with _held(destination, spill) as (marked, own):
+    with _held(destination, {**about_spill(spill), **_after(holder)}) as (marked, own):
         files = destination.list()  # anew: what was debris may be part of a dataset by now
         debris, begun = _debris(destination, [name for name in files if marked or name != LEASE_NAME])
         spilled = _spilled(roots, dry_run=False)  # before the mark, which leads to it
@@ -75,8 +75,13 @@ def _spilled(roots: Iterable[Storage], *, dry_run: bool) -> list[str]:
     return spilled
 
 
+def _after(holder: Holder | None) -> dict[str, str]:
+    """For the mark of a clean: whose work it removes, for what is left of a build is no damaged dataset."""
+    return {} if holder is None else {"after": holder.begun}
+
+
 @contextmanager
-def _held(destination: Storage, spill: str | None) -> Iterator[tuple[bool, Storage]]:
+def _held(destination: Storage, about: Mapping[str, str]) -> Iterator[tuple[bool, Storage]]:
     """Keep others from writing there until the body ends; tells whether one before had left its mark.
 
     And gives the storage to remove by, which does so no longer than that is so.
@@ -88,7 +93,7 @@ def _held(destination: Storage, spill: str | None) -> Iterator[tuple[bool, Stora
     """
     with ExitStack() as stack:
         try:
-            lease = stack.enter_context(hold(destination, {"task": "clean", **about_spill(spill)}))
+            lease = stack.enter_context(hold(destination, {"task": "clean", **about}))
         except StorageError:
             _check_nobody_writes(destination)
             yield True, destination

@@ -80,6 +80,11 @@ class Holder:
         return self.about.get("task", "build")
 
     @property
+    def begun(self) -> str:
+        """What was begun there and has not ended: its task; of one that cleans, that of the one it cleans up after."""
+        return self.about.get("after", self.task)
+
+    @property
     def here(self) -> bool:
         """Whether it is, or was, a process of this machine since its last boot."""
         return (self.host, self.boot) == (socket.gethostname(), boot_id())

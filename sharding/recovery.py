@@ -158,7 +158,7 @@ def _without_manifest(storage: Storage, names: frozenset[str] | None, broken: Br
 def _is_being_built(storage: Storage, names: frozenset[str] | None) -> bool:
     """Whether what is there is of a build that has not finished; a repair marks the dataset that it writes to, too."""
     holder = read_holder(storage) if LEASE_NAME in (names or ()) else None
-    return holder is not None and holder.task == "build"
+    return holder is not None and holder.begun == "build"
 
 
 def _from_table(

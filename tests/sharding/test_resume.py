@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -30,13 +31,14 @@ from ringfeed.sharding import (
     StorageError,
     append,
     build,
+    cleaning,
     open_dataset,
     verify,
 )
 from ringfeed.sharding.cleaning import clean
 from ringfeed.sharding.destination import draft_dataset
 from ringfeed.sharding.footprint import remove_files
-from ringfeed.sharding.lease import hold
+from ringfeed.sharding.lease import Lease, hold
 from ringfeed.sharding.prepare import Cast, Filter, PrepareOptions
 from ringfeed.sharding.storage import Storage
 from tests.servers.store import Store
@@ -180,6 +182,27 @@ def test_clean_removes_what_a_killed_build_left_and_nothing_else(parquet: str, t
     assert len(files_of(out)) == len(whole) + sum(url.startswith(f"{out}/") for url in foreseen)
     assert clean(Storage(str(out))) == foreseen
     assert files_of(out) == whole
+
+
+@pytest.mark.parametrize("killed_again", [False, True])
+def test_clean_removes_a_build_that_was_killed_when_all_was_written_but_its_commit(
+    parquet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_again: bool
+) -> None:
+    out = tmp_path / "out"
+    built(parquet, out, label="label", shards=3)
+    (out / "dataset.json").unlink()
+    (out / "_building.json").write_text(json.dumps(HOLDER | {"released": True}))
+    foreseen = clean(str(out), dry_run=True)
+    assert f"{out}/shards.parquet" in foreseen
+    if killed_again:  # over its first removal, and so without a word
+        with monkeypatch.context() as patched:
+            patched.setattr(cleaning, "remove_spill", Mock(side_effect=SystemExit))
+            patched.setattr(Lease, "release", lambda lease, *, keep: None)
+            with pytest.raises(SystemExit):
+                clean(str(out))
+        (out / "_building.json").write_bytes(re.sub(rb'"pid": ', b'"pid": 9', (out / "_building.json").read_bytes()))
+    assert clean(str(out)) == foreseen
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("cleaned", [False, True])
