@@ -15,7 +15,7 @@ import numpy as np
 
 from .checksums import checksum
 from .class_counts import ClassCounts
-from .errors import CorruptionError, DatasetError
+from .errors import CorruptionError, DatasetError, RingfeedError
 from .formats.example import RecordLayout
 from .generations import table_name
 from .json_pieces import json_pieces
@@ -284,12 +284,12 @@ class Manifest:
 
         Raises:
             CorruptionError: a byte is not what was written.
-            DatasetError: a newer version wrote it.
+            DatasetError: a newer version wrote it, or another program.
         """
         try:
             value = json.loads(data)
             version = tuple(int(part) for part in value["format_version"].split("."))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptionError(f"{path} is damaged, or no ringfeed dataset: {error}") from error
         if version[0] != FORMAT_VERSION[0]:
             raise DatasetError(
@@ -304,11 +304,31 @@ class Manifest:
             intact = False
         if not intact:
             raise CorruptionError(f"{path} is damaged: its checksum does not match its content")
-        return cls.restored(value)
+        return cls.restored(value, path)
 
     @classmethod
-    def restored(cls, value: Mapping[str, Any]) -> Manifest:
-        """From JSON as `described` gives it, or with what is said of the table under ``shards``."""
+    def restored(cls, value: Mapping[str, Any], path: str) -> Manifest:
+        """From JSON as `described` gives it, or with what is said of the table under ``shards``.
+
+        Args:
+            value: the JSON.
+            path: of the file that it is from, for errors.
+
+        Raises:
+            DatasetError: it is whole, but not what this version writes.
+        """
+        try:
+            return cls._restored(value)
+        except RingfeedError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise DatasetError(
+                f"{path} is as it was written, but not by this version of ringfeed, which cannot read it "
+                f"({type(error).__name__}: {error}); upgrade with: pip install --upgrade ringfeed"
+            ) from error
+
+    @classmethod
+    def _restored(cls, value: Mapping[str, Any]) -> Manifest:
         table = value.get("shards", {"checksum": "", "bytes": 0})
         return cls(
             shard_format=value["shard_format"],

@@ -99,7 +99,7 @@ def recover(data: bytes, path: str) -> tuple[Manifest, tuple[ShardInfo, ...]] | 
         return None
     shards = decode_shards(data)
     table = {"path": path, "bytes": len(data), "checksum": checksum(data), "rows": _rows_checksum(shards)}
-    return Manifest.restored(value | {"shards": table}), shards
+    return Manifest.restored(value | {"shards": table}, path), shards
 
 
 def _groups(shards: Sequence[ShardInfo]) -> Iterator[Sequence[ShardInfo]]:

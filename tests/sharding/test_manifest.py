@@ -20,7 +20,7 @@ from ringfeed.sharding import (
 )
 from ringfeed.sharding.checksums import checksum
 from ringfeed.sharding.formats.example import ColumnLayout, RecordLayout
-from ringfeed.sharding.manifest import FileInfo
+from ringfeed.sharding.manifest import FileInfo, _dump, _with_checksum
 from ringfeed.sharding.table import decode_shards, encode_shards
 
 SHARD = ShardInfo(
@@ -88,7 +88,7 @@ def test_every_truncation_is_found(length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"[]", b"null", b"{}", b'{"format_version": 1}', b"\xff", b'{"format_version": "a"}']
+    "data", [b"", b"[]", b"null", b"{}", b'{"format_version": 1}', b"\xff", b'{"format_version": "a"}', 99_999 * b"["]
 )
 def test_what_is_no_manifest_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptionError, match="x is damaged, or no ringfeed dataset"):
@@ -99,6 +99,25 @@ def test_a_newer_major_version_is_refused_and_says_so() -> None:
     value = json.loads(ENCODED) | {"format_version": "2.0"}
     with pytest.raises(DatasetError, match=r"x has format version 2\.0, this ringfeed reads 1\.x; upgrade"):
         Manifest.decode(json.dumps(value).encode(), "x")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"features": [{"name": "y", "dtype": "float8"}]},
+        {"splits": {"train": {"records": 2}}},
+        {"files": {"features.json": {"bytes": 3, "checksum": "g", "kind": "of a version to come"}}},
+        {"generations": [{"plan": "p"}]},
+        {"shards": {"path": None, "bytes": 7, "checksum": "e"}},
+    ],
+)
+def test_what_only_another_version_writes_is_refused_and_the_file_named(change: dict[str, object]) -> None:
+    value = {key: entry for key, entry in json.loads(ENCODED).items() if key != "checksum"} | change
+    body = _dump(value)
+    with pytest.raises(
+        DatasetError, match=r"x/dataset\.json is as it was written, but not by this version .*; upgrade"
+    ):
+        Manifest.decode(_with_checksum(body, checksum(body)), "x/dataset.json")
 
 
 def test_shards_come_back() -> None:
