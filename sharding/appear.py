@@ -40,6 +40,8 @@ def appearing_folder(target: Storage) -> Iterator[Storage]:
         StorageError: the store refuses.
     """
     target.check_writable()
+    target = _resolved(target)
+    _check_no_mount(target)
     _check_empty(target, read_holder(target))
     room = _room(target)
     absent = room.absent_folders() or (() if room == target else (room.filesystem()[1],))
@@ -78,6 +80,7 @@ def clear_killed(target: Storage, *, dry_run: bool = False) -> list[str]:
     Raises:
         DestinationError: another process writes there.
     """
+    target = _resolved(target)
     room = _room(target)
     holder = read_holder(room)
     if room == target and not _is_export(holder):
@@ -93,6 +96,19 @@ def clear_killed(target: Storage, *, dry_run: bool = False) -> list[str]:
     if room != target and not dry_run:
         remove_empty(room, [""])
     return [room.locate(name) for name in left]
+
+
+def _resolved(target: Storage) -> Storage:
+    """The folder that a link leads to: a rename takes the place of an empty folder, but not of a link to one."""
+    return target if target.local_path is None else replace(target, url=os.path.realpath(target.local_path))
+
+
+def _check_no_mount(target: Storage) -> None:
+    if target.local_path is not None and os.path.ismount(target.local_path):
+        raise DestinationError(
+            f"a disk is mounted at {target.locate()}, and a folder that appears at once cannot take its place; "
+            "choose a folder within it"
+        )
 
 
 def _room(target: Storage) -> Storage:

@@ -61,6 +61,24 @@ def test_a_folder_that_is_empty_is_filled(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.rglob("*")] == ["out", TAR]
 
 
+def test_a_folder_that_a_link_leads_to_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "out").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "out")
+    fill(Storage(str(tmp_path / "link")), b"a")
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["disk", "link", "out", TAR]
+    assert (tmp_path / "disk" / "out" / TAR).read_bytes() == b"a"
+
+
+def test_where_a_disk_is_mounted_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr("os.path.ismount", lambda path: Path(path) == tmp_path / "out")
+    with pytest.raises(DestinationError, match=r"a disk is mounted at .*out, .*; choose a folder within it"):
+        fill(Storage(str(tmp_path / "out")), b"a")
+    fill(Storage(str(tmp_path / "out" / "within")), b"a")
+    assert clean(str(tmp_path / "out")) == []
+
+
 def test_of_two_at_once_the_second_is_refused(store: Store) -> None:
     target = Storage(f"{store.url}/out")
     with appearing_folder(target) as draft:
