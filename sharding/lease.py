@@ -27,7 +27,7 @@ from typing import Any
 import xxhash
 
 from .drafts import drafted
-from .errors import DestinationError, RingfeedError
+from .errors import DestinationError, RingfeedError, StorageError
 from .retry import RetryPolicy
 from .storage import Storage
 
@@ -326,12 +326,17 @@ def hold(storage: Storage, about: Mapping[str, str]) -> Iterator[Lease]:
     """
     me = _me(about)
     previous = None
+    absent = storage.absent_folders()
     _held_here.add(me.token)
     try:
         try:
             storage.create(LEASE_NAME, me.encode())
         except FileExistsError:
             previous = _take_over(storage, me)
+        except StorageError:
+            with suppress(RingfeedError):  # it was made for the mark, which nobody may ever write
+                storage.remove_folders(absent)
+            raise
         with Lease(storage, _following(me, previous), previous) as lease:
             yield lease
     finally:

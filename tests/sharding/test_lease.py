@@ -1,5 +1,6 @@
 """One builder at a destination, however the one before it ended."""
 
+import errno
 import json
 import os
 import signal
@@ -279,3 +280,16 @@ def test_a_link_that_leads_nowhere_is_no_mark_of_another(tmp_path: Path) -> None
     for folder in ("link", "link/sub"):
         with pytest.raises(StorageError, match="a name in its path is that of a file, or of a link that leads nowhere"):
             take(Storage(str(tmp_path / folder)))
+
+
+def test_where_no_mark_can_be_written_no_folder_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "there").mkdir()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    for folder in ("there", "new/sub"):
+        with pytest.raises(StorageError, match="the disk is full"):
+            take(Storage(str(tmp_path / folder)))
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
