@@ -100,7 +100,8 @@ def clear_killed(target: Storage, *, dry_run: bool = False) -> list[str]:
 
 def _resolved(target: Storage) -> Storage:
     """The folder that a link leads to: a rename takes the place of an empty folder, but not of a link to one."""
-    return target if target.local_path is None else replace(target, url=os.path.realpath(target.local_path))
+    path = target.local_path
+    return target if path is None or not path.is_dir() else replace(target, url=os.path.realpath(path))
 
 
 def _check_no_mount(target: Storage) -> None:
