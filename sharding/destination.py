@@ -22,7 +22,7 @@ from .retry import RetryPolicy
 from .storage import Storage
 from .wording import counted, some_of
 
-__all__ = ["DatasetDraft", "Purpose", "check_apart", "check_no_damaged", "draft_dataset"]
+__all__ = ["DatasetDraft", "Purpose", "check_apart", "check_no_damaged", "check_spill", "draft_dataset"]
 
 Purpose = Literal["new", "replace", "append"]
 
@@ -374,3 +374,16 @@ def check_apart(source: str, destination: str) -> None:
         raise DestinationError(f"the destination {destination} lies inside the source {source}; choose another folder")
     if a == b or a.startswith(b + "/"):
         raise DestinationError(f"the source {source} lies inside the destination {destination}; choose another folder")
+
+
+def check_spill(spill: str | None, destination: str) -> None:
+    """Refuse to spill into the destination: a build removes all that is no shard of its own before it writes there.
+
+    Raises:
+        DestinationError: it would.
+    """
+    if spill is None:
+        return
+    folder, root = (normpath(Storage(url).locate()) for url in (spill, destination))
+    if folder == root or folder.startswith(root + "/"):
+        raise DestinationError(f"--spill {spill} lies inside the destination {destination}; choose another folder")

@@ -16,7 +16,7 @@ from .capacity import at_once, build_engine
 from .census import Census, take_census
 from .counting import LabelCounts, StratumCounts, Tally, class_array
 from .dedup import drop_duplicates, records_there
-from .destination import check_apart
+from .destination import check_apart, check_spill
 from .division import Division, divide, open_census
 from .dropping import DroppingSource
 from .execute import Job, stream_tasks
@@ -96,9 +96,10 @@ def open_build_source(options: BuildOptions, types: Mapping[str, Feature] = NO_F
     Raises:
         SourceError: it cannot be read, or its label makes no classes.
         ConfigError: the options do not fit it.
-        DestinationError: source and destination lie in each other.
+        DestinationError: source and destination lie in each other, or what is spilled would in the destination.
     """
     check_apart(options.source, options.destination)
+    check_spill(options.spill, options.destination)
     reject = open_policy(options.bad_records)
     source = open_carrying(
         options.source, options.label, options.source_kind, options.prepare, options.divided_by, reject, types

@@ -409,6 +409,14 @@ def test_source_and_destination_must_lie_apart(tmp_path: Path, source: str, dest
         build(BuildOptions(source=source.format(tmp_path), destination=destination.format(tmp_path)))
 
 
+@pytest.mark.parametrize("spill", ["out", "out/", "out/spill", "x/../out"])
+def test_nothing_is_spilled_into_the_destination(parquet: str, tmp_path: Path, spill: str) -> None:
+    with pytest.raises(DestinationError, match=r"--spill .* lies inside the destination .*/out; choose another"):
+        built(parquet, tmp_path / "out", label="label", spill=f"{tmp_path}/{spill}")
+    assert not (tmp_path / "out").exists()
+    built(parquet, tmp_path / "out", label="label", shards=2, spill=f"{tmp_path}/out-spill")
+
+
 @pytest.mark.parametrize(("source", "records"), [("{}/*.csv", [1, 2]), ("{}/ab", [3, 4]), ("{}/a.csv", [1, 2])])
 def test_neighbours_are_apart_enough(
     tmp_path: Path, source: str, records: list[int], write_csv: Callable[..., str]
