@@ -15,7 +15,7 @@ import numpy as np
 from ..sharding.formats.decode import decode_example
 from ..sharding.formats.example import RecordLayout
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
-from ..sharding.manifest import Manifest, ShardInfo
+from ..sharding.manifest import ShardInfo
 from ..sharding.schema import Feature, Schema
 from .columns import CLASS_ID, Columns, take_columns
 from .frames import EXAMPLES, FRAMES, decode_frames
@@ -32,26 +32,26 @@ class RandomAccess:
     """The records of a split, numbered in the order of the dataset. Any thread may ask.
 
     Args:
-        manifest: of the dataset.
         shards: of the split.
         schema: of the features wanted.
         layout: of the records of TFRecord shards, if they share one.
         fill: see `Loader`.
+        labels: that are not read from shards, or None.
     """
 
     def __init__(
         self,
-        manifest: Manifest,
         shards: Sequence[ShardInfo],
         schema: Schema,
         layout: RecordLayout | None,
         fill: Mapping[str, Any],
+        labels: Labels | None = None,
     ) -> None:
-        self._labels = Labels.of(manifest, schema)
         self._stops = np.cumsum([shard.records for shard in shards])
         self._schema = schema
         self._layout = layout
         self._fill = fill
+        self._labels = labels
         self._kept: OrderedDict[int, OpenShard] = OrderedDict()
         self._lock = threading.Lock()
 

@@ -12,6 +12,7 @@ from ..sharding.formats.example import RecordLayout
 from ..sharding.schema import Schema
 from .columns import Columns, concat_columns, take_columns
 from .frames import FRAMES, decode_frames, decode_picked
+from .labels import Labels
 from .picked import Picked
 from .pool import BufferPool, empty_aligned
 
@@ -25,6 +26,7 @@ def interleave(
     schema: Schema,
     layout: RecordLayout | None,
     pool: BufferPool | None = None,
+    labels: Labels | None = None,
 ) -> Columns:
     """Join the streams' samples, and decode the features of those that share a layout.
 
@@ -35,6 +37,7 @@ def interleave(
         schema: of the features delivered.
         layout: of these in the records, if all share one.
         pool: of memory for the result, or None.
+        labels: that were not read.
 
     Returns:
         Columns of ``steps * sum(widths)`` rows, step after step.
@@ -60,7 +63,7 @@ def interleave(
                 columns[name] = own
     if ragged[0]:
         result |= take_columns(concat_columns(ragged), _interleaved_rows(widths, steps))
-    return result
+    return result if labels is None else labels.added_to(result)
 
 
 def _side_by_side(pieces: Sequence[npt.NDArray[Any]], pool: BufferPool | None) -> npt.NDArray[Any]:

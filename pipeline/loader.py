@@ -29,6 +29,7 @@ from .counters import StageStats
 from .epochs import Epochs
 from .features import checked_fill, delivered_schema, record_bytes
 from .integers import integer
+from .labels import Labels
 from .lookahead import Lookahead
 from .order import EpochOrder, Geometry, Remainder, default_streams
 from .plan import LoaderPlan, plan_epoch
@@ -220,7 +221,8 @@ class Loader(Epochs):
         self._quarantine = Quarantine(self._dataset, split, self._shards, on_bad_shard, quarantined, self._counters)
         # That nothing is left is told now; but epochs that are to come may need no more than what is.
         self._quarantine.planned(weights if self.is_settled else None)
-        self._access = RandomAccess(self.manifest, self._shards, self.schema, self._layout, self._fill)
+        self.labels = Labels.of(self.manifest, self.schema)
+        self._access = RandomAccess(self._shards, self.schema, self._layout, self._fill, self.labels)
 
     @property
     def manifest(self) -> Manifest:
@@ -325,7 +327,7 @@ class Loader(Epochs):
                 steps = min(per_chunk, self.steps_per_epoch - step)
                 parts = [reader.take(step, steps) for reader in readers]
                 with self._counters.busy("gather"):
-                    columns = interleave(parts, widths, steps, self.schema, self._layout, pool)
+                    columns = interleave(parts, widths, steps, self.schema, self._layout, pool, self.labels)
                 yield steps, columns
 
     def with_streams(self, streams: int) -> Loader:

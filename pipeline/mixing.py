@@ -333,7 +333,7 @@ class Mixture(Epochs):
     def _labelled(self, columns: Columns, source: int) -> Columns:
         """Features of one dataset's samples, with the mixture's number for each class, and the dataset's own."""
         loader, rows = self._loaders[source], len(columns[CLASS_ID])
-        decoded = interleave([columns], [rows], 1, loader.schema, loader.manifest.layout)
+        decoded = interleave([columns], [rows], 1, loader.schema, loader.manifest.layout, labels=loader.labels)
         return {
             **decoded,
             CLASS_ID: self._class_ids[source][columns[CLASS_ID]],

@@ -66,7 +66,6 @@ class ShardOpener:
         found: whether the features of undecoded records are found when a shard is opened: see `values.py`.
 
     Attributes:
-        labels: that are not among the columns of opened shards, and have to be added; or None.
         share: of the file of a whole shard that is read, 1 but where a few columns of Parquet are wanted.
     """
 
@@ -83,8 +82,8 @@ class ShardOpener:
         found: bool,
     ) -> None:
         self._dataset = dataset
-        self.labels = Labels.of(dataset.manifest, schema)
-        self._schema = schema if self.labels is None else self.labels.others
+        labels = Labels.of(dataset.manifest, schema)
+        self._schema = schema if labels is None else labels.others
         self._fill = fill
         self._counters = counters
         self._cache = cache

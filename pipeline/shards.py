@@ -78,7 +78,6 @@ class ShardFetcher:
 
     Attributes:
         quarantine: the same.
-        labels: see `ShardOpener`.
         in_parts: whether of a shard that is needed in part no more is read, where its format allows it.
         lent: records of the shards, for windows that lack their class; for the thread that plans.
     """
@@ -105,7 +104,6 @@ class ShardFetcher:
         self.quarantine = quarantine
         self.in_parts = cache is None and self._reads_parts()
         self._opener = ShardOpener(dataset, schema, fill, counters, cache, selection, hedging=hedging, found=found)
-        self.labels = self._opener.labels
         least, most = threads or _THREADS, threads or _MOST_THREADS
         most = least if dataset.storage.local_path is not None else most
         self._pool: FetchPool[OpenShard] = FetchPool(Climber(least, most), most)

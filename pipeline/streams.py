@@ -174,8 +174,7 @@ class StreamReader:
         for number, at in self._by_window(positions):
             parts = [copied(part) for part in parts]  # and the windows before are let go of
             parts.append(self._gather(number, at))
-        columns, labels = concat_columns(parts), self._fetcher.labels
-        return columns if labels is None else labels.added_to(columns)
+        return concat_columns(parts)
 
     def _positions(self, first_step: int, steps: int) -> Int64:
         starts = np.arange(first_step, first_step + steps, dtype=np.int64) * self._order.geometry.piece
