@@ -2,8 +2,8 @@
 download the same shards to the same disk and do nothing else; and an epoch from the warm cache, against local shards.
 
 The clients get eight objects at a time, each as its documentation says. The loader also checks, gathers, decodes and
-hands batches over: with 16 streams, the default, the first batch needs all of the 16 shards; with four it needs four.
-Once with the server on the same cores, and once over a link of 1 Gbit/s.
+hands batches over, of which the first needs all shards: each of the 16 streams has one. Once with the server on the
+same cores, and once over a link of 1 Gbit/s.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, build
 
 BATCH, SHARDS, THREADS = 1024, 16, 8
-FEW_STREAMS = 4
 RECORDS, RECORD_BYTES = 16_384, 32_768  # 512 MiB
 Download = Callable[[str, Path], object]
 
@@ -52,7 +51,6 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     labels = {
         "fill": f"checked shards through the cache, {against}",
         "cold": f"a cold epoch from S3 through the cache, {against}",
-        "few": f"the same with {FEW_STREAMS} streams",
     }
     return [
         *((label, close_by[name], 0.8) for name, label in labels.items()),
@@ -85,7 +83,7 @@ class _Rounds:
         size = RECORDS * RECORD_BYTES / 1e6
         print("  MB/s, medians: " + ", ".join(f"{name} {size / median(seconds[name]):,.0f}" for name in clients))
         fastest = min((seconds[name] for name in clients), key=median)
-        rivals = {"fill": fastest, "cold": fastest, "few": fastest, "warm": seconds["local"]}
+        rivals = {"fill": fastest, "cold": fastest, "warm": seconds["local"]}
         return {
             name: [plain / own for plain, own in zip(rival, seconds[name], strict=True)]
             for name, rival in rivals.items()
@@ -95,7 +93,6 @@ class _Rounds:
         shards = sorted(path.name for path in Path(self.local).iterdir() if path.name.startswith("train-"))
         took = {name: _download(get, shards, self.folder / "download") for name, get in clients.items()}
         took["fill"] = _open_all(_cold_loader(self.folder / "cache", number))
-        took["few"] = _epoch(_cold_loader(self.folder / "cache", number, FEW_STREAMS), 0)
         loader = _cold_loader(self.folder / "cache", number)
         took["cold"] = _epoch(loader, 0)
         plain = Loader(self.local, batch_size=BATCH, seed=number, fetch_threads=THREADS)
@@ -145,10 +142,9 @@ def _download(get: Download, names: list[str], target: Path) -> float:
     return time.perf_counter() - start
 
 
-def _cold_loader(cache: Path, seed: int, streams: int | None = None) -> Loader:
+def _cold_loader(cache: Path, seed: int) -> Loader:
     shutil.rmtree(cache, ignore_errors=True)
-    options = {"batch_size": BATCH, "seed": seed, "streams": streams, "fetch_threads": THREADS}
-    return Loader("s3://bench/data", cache=cache, **options)
+    return Loader("s3://bench/data", batch_size=BATCH, seed=seed, cache=cache, fetch_threads=THREADS)
 
 
 def _open_all(loader: Loader) -> float:
