@@ -17,10 +17,11 @@ from .checksums import checksum
 from .class_counts import ClassCounts
 from .errors import CorruptionError, DatasetError, RingfeedError
 from .formats.example import RecordLayout
-from .generations import table_name
+from .generations import table_name, table_order
 from .json_pieces import json_pieces
 from .schema import Schema
 from .statistics import FeatureStatistics
+from .typed import misfit
 
 __all__ = [
     "FORMAT_VERSION",
@@ -318,7 +319,10 @@ class Manifest:
             DatasetError: it is whole, but not what this version writes.
         """
         try:
-            return cls._restored(value)
+            manifest = cls._restored(value)
+            if problem := misfit(manifest, cls):
+                raise TypeError(problem)
+            manifest._check_whole()
         except RingfeedError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -326,6 +330,14 @@ class Manifest:
                 f"{path} is as it was written, but not by this version of ringfeed, which cannot read it "
                 f"({type(error).__name__}: {error}); upgrade with: pip install --upgrade ringfeed"
             ) from error
+        return manifest
+
+    def _check_whole(self) -> None:
+        """Refuse what contradicts itself."""
+        counted = {len(split.class_counts) for split in self.splits.values()}
+        if counted - {len(self.classes)} or any(entry.classes > len(self.classes) for entry in self.generations):
+            raise ValueError(f"it has {len(self.classes)} classes, and counts of others")
+        table_order(self.shards_path)  # or it is no table
 
     @classmethod
     def _restored(cls, value: Mapping[str, Any]) -> Manifest:

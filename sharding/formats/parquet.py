@@ -153,6 +153,8 @@ def read_columns(
             if values is not None:
                 found[name] = values
     rest = [name for name in (*vectors, *others) if name not in found]
+    if not rest:
+        return found, pa.table({})
     return found, file.read_row_groups(list(chosen), columns=rest, use_threads=False)
 
 

@@ -23,6 +23,16 @@ from ringfeed.sharding.formats.example import ColumnLayout, RecordLayout
 from ringfeed.sharding.manifest import FileInfo, _dump, _with_checksum
 from ringfeed.sharding.table import decode_shards, encode_shards
 
+GENERATION = {
+    "plan": "p",
+    "source": {},
+    "seed": 0,
+    "options": {},
+    "writer": "w",
+    "classes": 1,
+    "records": {"train": 2},
+    "shards": {"train": 1},
+}
 SHARD = ShardInfo(
     split="train", path="train-00000-of-00001.tfrecord", bytes=10, records=2, checksum="c", class_counts=(1, 1),
     index_path="train-00000-of-00001.index.arrow", index_bytes=5, index_checksum="d",
@@ -61,8 +71,9 @@ def test_decode_is_the_inverse_of_encode() -> None:
     assert Manifest.decode(ENCODED, "x") == MANIFEST
     assert replace(MANIFEST, classes=(None,), layout=None).encode() != ENCODED
     assert Manifest.decode(replace(MANIFEST, files={}).encode(), "x").files == {}
-    for classes in [(False, True), (-1, 2**64 - 1), (None,)]:
-        manifest = replace(MANIFEST, classes=classes, layout=None)
+    for classes, counts in [((False, True), (1, 1)), ((-1, 2**64 - 1), (1, 1)), ((None,), (2,))]:
+        splits = {"train": replace(MANIFEST.splits["train"], class_counts=counts)}
+        manifest = replace(MANIFEST, classes=classes, splits=splits, layout=None)
         assert Manifest.decode(manifest.encode(), "x") == manifest
 
 
@@ -109,6 +120,19 @@ def test_a_newer_major_version_is_refused_and_says_so() -> None:
         {"files": {"features.json": {"bytes": 3, "checksum": "g", "kind": "of a version to come"}}},
         {"generations": [{"plan": "p"}]},
         {"shards": {"path": None, "bytes": 7, "checksum": "e"}},
+        {"shards": {"path": "shards.parquet", "bytes": "7", "checksum": "e"}},
+        {"shards": {"path": "rows.parquet", "bytes": 7, "checksum": "e"}},
+        {"classes": ["one"]},
+        {"compression": None},
+        {"features": [{"name": None, "dtype": "int8", "shape": []}]},
+        {"features": [{"name": "y", "dtype": "int8", "shape": ["3"]}]},
+        {"splits": {"train": {"records": 1.5, "shards": 1, "class_counts": [1, 1], "statistics": {}}}},
+        {"splits": {"train": {"records": True, "shards": 1, "class_counts": [1, 1], "statistics": {}}}},
+        {"splits": {"train": {"records": 2, "shards": 1, "class_counts": [1, 1], "statistics": {"y": {"count": {}}}}}},
+        {"source": ["a", "b"]},
+        {"seed": 1 << 70},
+        {"generations": [GENERATION | {"records": {"train": None}}]},
+        {"generations": [GENERATION | {"classes": 1 << 40}]},
     ],
 )
 def test_what_only_another_version_writes_is_refused_and_the_file_named(change: dict[str, object]) -> None:
