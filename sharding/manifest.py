@@ -17,7 +17,7 @@ from .checksums import checksum
 from .class_counts import ClassCounts
 from .errors import CorruptionError, DatasetError, RingfeedError
 from .formats.example import RecordLayout
-from .generations import table_name, table_order
+from .generations import table_name
 from .json_pieces import json_pieces
 from .schema import Schema
 from .statistics import FeatureStatistics
@@ -322,7 +322,8 @@ class Manifest:
             manifest = cls._restored(value)
             if problem := misfit(manifest, cls):
                 raise TypeError(problem)
-            manifest._check_whole()
+            if any(generation.classes > len(manifest.classes) for generation in manifest.generations):
+                raise ValueError("a generation has more classes than the dataset")
         except RingfeedError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -331,13 +332,6 @@ class Manifest:
                 f"({type(error).__name__}: {error}); upgrade with: pip install --upgrade ringfeed"
             ) from error
         return manifest
-
-    def _check_whole(self) -> None:
-        """Refuse what contradicts itself."""
-        counted = {len(split.class_counts) for split in self.splits.values()}
-        if counted - {len(self.classes)} or any(entry.classes > len(self.classes) for entry in self.generations):
-            raise ValueError(f"it has {len(self.classes)} classes, and counts of others")
-        table_order(self.shards_path)  # or it is no table
 
     @classmethod
     def _restored(cls, value: Mapping[str, Any]) -> Manifest:
