@@ -406,7 +406,7 @@ class Loader(Epochs):
         return ShardFetcher(
             self._dataset,
             self._shards,
-            self.schema,
+            self.schema if self.labels is None else self.labels.others,
             self._fill,
             self._counters,
             self._fetch_threads,

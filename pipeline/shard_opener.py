@@ -25,7 +25,6 @@ from .cache_folder import CacheKey
 from .columns import Columns, open_parquet, take_columns
 from .counters import Counters
 from .frames import open_features, open_tfrecord
-from .labels import Labels
 from .partial import NotWorthwhile
 from .reading import SourceReader
 from .selection import Selection
@@ -82,8 +81,7 @@ class ShardOpener:
         found: bool,
     ) -> None:
         self._dataset = dataset
-        labels = Labels.of(dataset.manifest, schema)
-        self._schema = schema if labels is None else labels.others
+        self._schema = schema
         self._fill = fill
         self._counters = counters
         self._cache = cache
