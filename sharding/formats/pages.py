@@ -172,11 +172,7 @@ def _read_struct(content: memoryview, at: int) -> tuple[dict[int, Any], int]:
         if kind in (1, 2):
             fields[number] = kind == 1
         elif kind in (4, 5, 6):
-            byte = content[at]
-            if byte < 128:  # most are, and a call takes as long as all of this
-                fields[number], at = (byte >> 1) ^ -(byte & 1), at + 1
-            else:
-                fields[number], at = _read_integer(content, at)
+            fields[number], at = _read_integer(content, at)
         elif kind == 8:
             length, at = _read_varint(content, at)
             at += length
