@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -40,8 +41,8 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     """Ratios of the loop's seconds to ours, one process for both, after one round that is not counted."""
     ratios = []
     for number in range(rounds + 1):
-        loop = _seconds(_loop, folder / "source.parquet", folder / "loop")
-        ours = _seconds(_ours, folder / "source.parquet", folder / "ours")
+        loop = _write(_loop, folder / "source.parquet", folder / "loop").seconds
+        ours = _write(_ours, folder / "source.parquet", folder / "ours").seconds
         if number:
             ratios.append(loop / ours)
             print(f"  seconds: loop {loop:.2f}, shard-dataset build {ours:.2f}")
@@ -95,7 +96,8 @@ def _to_s3(
     from tests.servers.seaweedfs import REGION, seaweedfs
 
     shards = folder / f"upload-{source.stem}"
-    _command(source, str(shards), workers=2, label=label)
+    here = _measured(lambda: _command(source, str(shards), workers=2, label=label))
+    print(f"  seconds: {name} to a local disk {here}")
     results = []
     for gigabits in links:
         with ExitStack() as stack:
@@ -146,23 +148,41 @@ def _ratios(
     """Ratios of the rival's seconds to ours, in turn, after one round that is not counted."""
     ratios = []
     for number in range(rounds + 1):
-        took = []
-        for write in (rival, ours):
-            psutil.cpu_percent()
-            took.append((_seconds(write, source, folder / uuid.uuid4().hex), psutil.cpu_percent()))
+        took = [_write(write, source, folder / uuid.uuid4().hex) for write in (rival, ours)]
         if number:
-            ratios.append(took[0][0] / took[1][0])
-            print("  seconds: " + " and ".join(f"{seconds:.2f} (cores {busy:.0f} % busy)" for seconds, busy in took))
+            ratios.append(took[0].seconds / took[1].seconds)
+            print(f"  seconds: {took[0]} and {took[1]}")
     return ratios
 
 
-def _seconds(write: Callable[[Path, Path], None], source: Path, target: Path) -> float:
+@dataclass(frozen=True)
+class _Took:
+    """How long something took, and how long all cores worked meanwhile, whoever for; both in seconds."""
+
+    seconds: float
+    cpu_seconds: float
+
+    def __str__(self) -> str:
+        busy = self.cpu_seconds / self.seconds / (os.cpu_count() or 1)
+        return f"{self.seconds:.2f} ({self.cpu_seconds:.1f} of CPU, cores {busy:.0%} busy)"
+
+
+def _measured(work: Callable[[], object]) -> _Took:
+    start, worked = time.perf_counter(), _worked()
+    work()
+    return _Took(time.perf_counter() - start, _worked() - worked)
+
+
+def _worked() -> float:
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - times.iowait)
+
+
+def _write(write: Callable[[Path, Path], None], source: Path, target: Path) -> _Took:
     shutil.rmtree(target, ignore_errors=True)
-    start = time.perf_counter()
-    write(source, target)
-    seconds = time.perf_counter() - start
+    took = _measured(lambda: write(source, target))
     shutil.rmtree(target, ignore_errors=True)
-    return seconds
+    return took
 
 
 def _ours(source: Path, target: Path) -> None:
