@@ -174,11 +174,11 @@ class ShardOpener:
             return OpenShard(columns=columns, class_ids=ids, first=there.start, index=index)
 
     def _few_columns(self) -> frozenset[str] | None:
-        """Names of the columns that are read of Parquet, if there are others."""
+        """Names of the columns that are read of Parquet, if there are others than the label, which is small."""
         manifest = self._dataset.manifest
         columns = frozenset(self._schema.names) | (self._selection.columns if self._selection else frozenset())
-        few = manifest.shard_format == "parquet" and columns < frozenset(manifest.schema.names)
-        return columns if few else None
+        others = frozenset(manifest.schema.names) - columns - {manifest.schema.label}
+        return columns if others and manifest.shard_format == "parquet" else None
 
     def _read_data(self, info: ShardInfo) -> pa.Buffer:
         return self._read(info.path, info.bytes, info.checksum, partial(self._reader.data, info))

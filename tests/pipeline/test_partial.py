@@ -89,6 +89,7 @@ def test_most_columns_are_read_as_whole_files(wide: str) -> None:
     values, taken = epoch(wide, columns=NAMES[:-4])
     everything, size = epoch(wide)
     assert values == {name: everything[name] for name in [*NAMES[:-4], "class_id"]}
+    assert size == sum(shard.bytes + shard.index_bytes for shard in open_dataset(wide).shards)
     assert size <= taken < 1.1 * size  # the end of one shard or a few was read to know
 
 
