@@ -23,6 +23,8 @@ from multiprocessing import resource_tracker
 from multiprocessing.util import get_temp_dir
 from typing import Any, TypeVar
 
+import pyarrow as pa
+
 from .errors import WorkerError
 from .quiet import quiet_pillow
 
@@ -46,6 +48,15 @@ class ClusterExecutor(Executor, ABC):
         """Give up tasks, and return when none of them runs any more, on whichever machine."""
 
 
+class _Processes(ProcessPoolExecutor):
+    """Processes of this machine, so many as there are `workers`."""
+
+    def __init__(self, workers: int) -> None:
+        context = multiprocessing.get_context(_start_method())
+        super().__init__(workers, context, _begin_worker, (dict(os.environ), get_temp_dir()))
+        self.workers = workers
+
+
 @contextmanager
 def local_executor(workers: int) -> Iterator[Executor]:
     """Processes of this machine; where one is enough, two threads of this one: one encodes, the other's disk writes."""
@@ -54,8 +65,7 @@ def local_executor(workers: int) -> Iterator[Executor]:
             yield threads
         return
     begin_processes()
-    context = multiprocessing.get_context(_start_method())
-    with ProcessPoolExecutor(workers, context, _begin_worker, (dict(os.environ), get_temp_dir())) as pool:
+    with _Processes(workers) as pool:
         with _interrupts_held():
             for _ in range(workers):
                 pool.submit(int)  # all of them begin now, side by side, and not when the first tasks wait for them
@@ -165,6 +175,14 @@ def _run(function: Callable[..., T], *arguments: Any) -> T:
         raise portable from error
 
 
+def _run_and_give_back(function: Callable[..., T], *arguments: Any) -> T:
+    """With the memory that Arrow keeps for a next task, which another process may get."""
+    try:
+        return _run(function, *arguments)
+    finally:
+        pa.default_memory_pool().release_unused()
+
+
 @contextmanager
 def stream_tasks(
     pool: Executor, jobs: Iterable[Job[T]], at_once: int | Callable[[], int]
@@ -177,7 +195,8 @@ def stream_tasks(
     Args:
         pool: where to run them.
         jobs: functions and their arguments; taken as they are needed.
-        at_once: how many to have submitted and not ended; a function where that changes, as clusters grow.
+        at_once: how many to have submitted and not ended; a function where that changes, as clusters grow. If fewer
+            than there are processes on this machine, each gives back its memory after a task.
     """
     with closing(_stream(pool, jobs, at_once)) as ended:
         yield ended
@@ -188,7 +207,8 @@ def _stream(
 ) -> Generator[tuple[int, T], None, None]:
     submit: Callable[..., Future[T]] = pool.submit
     if isinstance(pool, ProcessPoolExecutor):
-        submit = partial(pool.submit, _run)  # type: ignore[arg-type]  # mypy solves no function of a function
+        scarce = isinstance(pool, _Processes) and isinstance(at_once, int) and at_once < pool.workers
+        submit = partial(pool.submit, _run_and_give_back if scarce else _run)  # type: ignore[arg-type]  # mypy solves no function of a function
     numbered = enumerate(jobs)
     running: dict[Future[T], int] = {}
     try:

@@ -5,10 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import psutil
+import pyarrow as pa
 import pytest
 
 from ringfeed.sharding.execute import local_executor, run_tasks, stream_tasks
@@ -70,6 +73,23 @@ def test_an_interrupt_of_the_body_waits_for_what_runs_too() -> None:
             interrupted()
         assert sorted(finished) == sorted(begun)
         assert len(begun) < 9
+
+
+def hold(size: int) -> tuple[int, int]:
+    """Of this process: its number and its memory, before it holds some for a while."""
+    before = psutil.Process().memory_info().rss
+    pieces = [pa.allocate_buffer(1 << 20) for _ in range(size >> 20)]
+    for piece in pieces:
+        np.frombuffer(piece, np.uint8)[:] = 1
+    return os.getpid(), before
+
+
+def test_memory_is_given_back_where_fewer_tasks_run_than_there_are_workers() -> None:
+    size, held = 128 << 20, defaultdict(list)
+    with local_executor(2) as pool, stream_tasks(pool, [(hold, (size,))] * 16, 1) as ended:
+        for _, (process, memory) in ended:
+            held[process].append(memory)
+    assert max(max(memory) - memory[0] for memory in held.values()) < size / 2
 
 
 def test_one_worker_is_this_process() -> None:
