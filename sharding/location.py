@@ -136,29 +136,28 @@ class Location:
     @contextmanager
     def errors(self, verb: str, path: str) -> Iterator[None]:
         """Turn what the many clients raise into one error with one line."""
-        where = public_url(self.locate(path))
         try:
             yield
         except RingfeedError:  # it says it all already
             raise
-        except ImportError as error:
+        except Exception as error:
+            cause = (error.__cause__ or error) if isinstance(error, Exhausted) else error
+            raise self._translated(error, cause, verb, path) from cause
+
+    def _translated(self, error: Exception, cause: BaseException, verb: str, path: str) -> Exception:
+        where = public_url(self.locate(path))
+        if isinstance(error, ImportError):
             package = _INSTALL_HINTS.get(self.protocol, self.protocol)
-            raise StorageError(f"cannot open {where}: install its client with: pip install '{package}'") from error
-        except FileExistsError as error:
-            if verb == "create":
-                raise FileExistsError(f"there is a file {where} already") from error
-            raise self._error(verb, where, error) from error
-        except FileNotFoundError as error:
-            if verb not in ("write", "create") and path:
-                raise FileNotFoundError(f"there is no file {where}") from error
-            raise self._error(verb, where, error) from error
-        except Exhausted as error:
-            cause = error.__cause__ or error
+            return StorageError(f"cannot open {where}: install its client with: pip install '{package}'")
+        if isinstance(error, FileExistsError) and verb == "create":
+            return FileExistsError(f"there is a file {where} already")
+        if isinstance(error, FileNotFoundError) and verb not in ("write", "create") and path:
+            return FileNotFoundError(f"there is no file {where}")
+        if isinstance(error, Exhausted):
             said = cause if isinstance(cause, RingfeedError) else self._error(verb, where, cause)
             tried = f"{error}; if the store and the network are well again, start the same command again"
-            raise StorageError(f"{said} ({tried})") from cause
-        except Exception as error:
-            raise self._error(verb, where, error) from error
+            return StorageError(f"{said} ({tried})")
+        return self._error(verb, where, error)
 
     def _error(self, verb: str, where: str, error: BaseException) -> StorageError:
         verb = "write" if verb == "create" else verb

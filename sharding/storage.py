@@ -60,12 +60,12 @@ class Storage(Location):
             fs, root = self.filesystem()
             data = self.run("read", path, lambda: read_object(fs, f"{root}/{path}") or fs.cat_file(f"{root}/{path}"))
             return pa.py_buffer(data)
-        if self.local_path is None:
+        folder = self.local_path
+        if folder is None:
             return pa.py_buffer(self.read(path))
         with self.errors("read", path):
-            if os.path.getsize(self.local_path / path) == 0:
-                return pa.py_buffer(b"")
-            return pa.memory_map(str(self.local_path / path)).read_buffer()
+            file = os.path.join(folder, path)
+            return pa.memory_map(file).read_buffer() if os.path.getsize(file) else pa.py_buffer(b"")
 
     def copy_out(self, path: str, take: Callable[[Any], None]) -> bool:
         """Hand on the bytes of a file piece by piece as they arrive, if what can do that is installed.
