@@ -417,7 +417,8 @@ class _Tape:
         """The samples of ascending numbers, from 0 in the first epoch on; later ones only."""
         parts: list[Columns] = []
         while len(numbers):
-            parts = [copied(part) for part in parts]
+            if parts:
+                parts[-1] = copied(parts[-1])
             epoch, position = divmod(int(numbers[0]), self._length)
             if self._reader is None or epoch != self._epoch:
                 if self._reader is not None:

@@ -172,7 +172,8 @@ class StreamReader:
         """The samples at ascending positions of the stream; later ones only."""
         parts: list[Columns] = []
         for number, at in self._by_window(positions):
-            parts = [copied(part) for part in parts]  # and the windows before are let go of
+            if parts:
+                parts[-1] = copied(parts[-1])  # and the window before is let go of
             parts.append(self._gather(number, at))
         return concat_columns(parts)
 

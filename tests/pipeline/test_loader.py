@@ -17,8 +17,9 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ringfeed.pipeline import Loader, opening
+from ringfeed.pipeline import Loader, opening, streams
 from ringfeed.pipeline import loader as loader_module
+from ringfeed.pipeline.columns import CLASS_ID, Columns, copied
 from ringfeed.pipeline.lending import LentRecords
 from ringfeed.pipeline.shards import ShardFetcher
 from ringfeed.sharding import BuildOptions, ConfigError, CorruptionError, DatasetError, build, open_dataset
@@ -430,6 +431,18 @@ def test_shards_that_were_never_fetched_are_not_waited_for(make_dataset: Make) -
     while loader.stats()["fetch"].queue_depth and time.monotonic() < deadline:
         time.sleep(0.01)
     assert loader.stats()["fetch"].queue_depth == 0
+
+
+def test_of_many_windows_in_one_chunk_each_is_copied_once(make_dataset: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+
+    def noted(columns: Columns) -> Columns:
+        rows.append(len(columns[CLASS_ID]))
+        return copied(columns)
+
+    monkeypatch.setattr(streams, "copied", noted)
+    read(Loader(make_dataset(RECORDS, shards=60), batch_size=100, streams=1))
+    assert RECORDS / 2 < sum(rows) < RECORDS
 
 
 def test_windows_that_serve_nothing_are_not_in_the_plan(make_dataset: Make) -> None:

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ringfeed.pipeline import Loader, Mixture, Ramp
+from ringfeed.pipeline import Loader, Mixture, Ramp, mixing
 from ringfeed.pipeline.balance import ClassSchedule
+from ringfeed.pipeline.columns import CLASS_ID, Columns, copied
 from ringfeed.pipeline.lookahead import Lookahead
 from ringfeed.sharding import BuildOptions, ConfigError, DatasetError, build
 
@@ -254,6 +255,20 @@ def test_nothing_is_held_of_a_dataset_s_epochs_that_are_over(make_dataset: Make,
         assert len(lookaheads[0]._streams) <= 2
         assert lookaheads[0]._held_bytes <= 5000
     assert len(lookaheads) == 2
+
+
+def test_of_many_epochs_of_a_dataset_in_one_chunk_each_is_copied_once(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+
+    def noted(columns: Columns) -> Columns:
+        rows.append(len(columns[CLASS_ID]))
+        return copied(columns)
+
+    monkeypatch.setattr(mixing, "copied", noted)
+    read(Mixture({"small": {"url": make_dataset(90)}}, batch_size=90, streams=1, steps_per_epoch=20))
+    assert 900 < sum(rows) < 1800
 
 
 def test_samples_that_are_asked_for_one_by_one_are_not_put_in_order_beforehand(
