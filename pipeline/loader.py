@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..sharding.class_counts import count_matrix
 from ..sharding.dataset import open_dataset
-from ..sharding.errors import ConfigError
+from ..sharding.errors import ConfigError, CorruptionError
 from ..sharding.manifest import Manifest
 from ..sharding.storage import Place
 from .access import RandomAccess
@@ -272,24 +272,42 @@ class Loader(Epochs):
         return self._quarantine.paths
 
     def plan(self, epoch: int = 0) -> LoaderPlan:
-        """Steps, remainder, class mix, bytes per rank and missing classes of an epoch; no shard is opened."""
+        """Steps, remainder, class mix, bytes per rank and missing classes of an epoch; no shard is opened.
+
+        Indexes are read where the manifest does not tell which classes a window lacks. One that is damaged is as in the
+        epoch: an error, or its shard goes into quarantine.
+
+        Raises:
+            ConfigError: there is no such epoch, or its balance asks for what there is not.
+            CorruptionError: an index is damaged, or all that is needed is in quarantine.
+            StorageError: the store refuses.
+        """
         epoch, _ = self._checked(epoch)
         fetcher = self._fetcher()
         try:
-            plan = plan_epoch(
-                self._order(epoch),
-                self._schedule(epoch),
-                self._quarantine.planned(self._weights(epoch)),
-                self.manifest.classes,
-                self._info.class_counts,
-                self._world_size,
-                fetcher.class_ids,
-                in_parts=fetcher.in_parts and self.manifest.shard_format == "tfrecord",
-            )
-            row_filter = None if self._selection is None else self._selection.plan
-            return replace(plan, row_filter=row_filter, quarantined=self.quarantined)
+            while True:
+                known = self.quarantined
+                try:
+                    return self._planned(epoch, fetcher)
+                except CorruptionError:
+                    if self.quarantined == known:  # else it is planned without what was found to be bad
+                        raise
         finally:
             fetcher.close()
+
+    def _planned(self, epoch: int, fetcher: ShardFetcher) -> LoaderPlan:
+        plan = plan_epoch(
+            self._order(epoch),
+            self._schedule(epoch),
+            self._quarantine.planned(self._weights(epoch)),
+            self.manifest.classes,
+            self._info.class_counts,
+            self._world_size,
+            fetcher.class_ids,
+            in_parts=fetcher.in_parts and self.manifest.shard_format == "tfrecord",
+        )
+        row_filter = None if self._selection is None else self._selection.plan
+        return replace(plan, row_filter=row_filter, quarantined=self.quarantined)
 
     def sample(self, index: int) -> dict[str, Any]:
         """One record of the split, by its number in the order of the dataset, in ``[0, records)``.

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..sharding import kernels
-from ..sharding.dataset import Dataset, read_checked
+from ..sharding.dataset import Dataset
 from ..sharding.errors import CorruptionError
 from ..sharding.manifest import ShardInfo
 from ..sharding.schema import Schema
@@ -32,7 +32,7 @@ from .fetch_pool import FetchPool
 from .lending import LentRecords
 from .quarantine import Quarantine
 from .selection import Selection
-from .shard_opener import OpenShard, ShardOpener, decode_index
+from .shard_opener import OpenShard, ShardOpener
 from .windows import Segment
 
 __all__ = ["ShardFetcher"]
@@ -179,10 +179,19 @@ class ShardFetcher:
         self._opener.close()
 
     def class_ids(self, shard: int) -> npt.NDArray[np.int32]:
-        """The class of each record, from the index alone."""
+        """The class of each record, from the index alone.
+
+        Raises:
+            CorruptionError: its bytes are not those that were written; if its shard may go into quarantine, it has.
+            StorageError: the store refused.
+        """
         info = self._shards[shard]
-        buffer = read_checked(self._dataset.storage, info.index_path, info.index_bytes, info.index_checksum)
-        class_ids: npt.NDArray[np.int32] = decode_index(buffer).column("class_id").to_numpy()
+        try:
+            class_ids: npt.NDArray[np.int32] = self._opener.index(info).column("class_id").to_numpy()
+        except CorruptionError as error:
+            if self.quarantine is not None:
+                self.quarantine.add(shard, error)
+            raise
         return class_ids if self._selection is None else self._selection.class_ids(info, class_ids)
 
     def _fetch(self, segment: Segment) -> OpenShard:

@@ -184,6 +184,21 @@ class TestQuarantine:
         assert len(batches(loader)) == 100
         assert list(loader.quarantined) == [*paths, missing]
 
+    def test_a_plan_that_needs_a_damaged_index_is_that_of_the_epoch(self, copied: Callable[..., Path]) -> None:
+        root = copied()
+        paths = damage(root, *range(3), suffix="index")
+        options: dict[str, Any] = {"batch_size": 15, "balance": "uniform"}
+        with pytest.raises(CorruptionError, match=r"\.index\.arrow is damaged: its checksum"):
+            Loader(str(root), **options).plan()
+        loader = Loader(str(root), on_bad_shard="quarantine", **options)
+        plan = loader.plan()
+        assert plan.quarantined == loader.quarantined != ()
+        assert not {missing.donor for missing in plan.missing} & set(plan.quarantined)
+        assert plan == Loader(str(root), quarantined=plan.quarantined, on_bad_shard="quarantine", **options).plan()
+        served = batches(Loader(str(root), on_bad_shard="quarantine", **options))
+        assert batches(loader) == served
+        assert loader.plan().quarantined == tuple(paths)
+
     def test_with_a_filter_on_the_label_its_records_alone_stand_in(self, copied: Callable[..., Path]) -> None:
         root = copied()
         damage(root, 1, 2)
