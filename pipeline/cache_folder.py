@@ -202,7 +202,7 @@ class CacheFolder:
             status = file.stat()
             if status.st_ino == number:
                 file.unlink()
-                state.held_bytes -= _on_disk(status.st_size)
+                state.held_bytes = _sum(self.entries())  # it may have another size than it was counted with
                 state.save()
 
     def claim(self, key: CacheKey) -> int | None:

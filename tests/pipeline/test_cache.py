@@ -446,6 +446,16 @@ class TestFolder:
         """
         assert int(finished(python(script, str(tmp_path)))) > 100
 
+    def test_a_copy_that_grew_takes_nothing_from_the_count_that_was_not_in_it(self, tmp_path: Path) -> None:
+        cache = Cache(tmp_path, 128 * KIB)
+        for number in (1, 2):
+            fetch_from(cache, content(number))
+        with entry_files(tmp_path)[0].open("ab") as grown:
+            grown.truncate(400 * KIB)
+        for number in range(1, 6):
+            fetch_from(cache, content(number))
+            assert on_disk(tmp_path) <= 128 * KIB  # what grew is a hole
+
     @pytest.mark.parametrize(
         "text", [b"\0" * 256, b"{", b"null", b"[]", b'{"version": 1}', b'{"limit_bytes": "", "held_bytes": 0}']
     )
