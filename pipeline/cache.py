@@ -117,6 +117,8 @@ class Cache:
             return CacheFolder(self._path, limit_bytes)
         except ConfigError:
             raise
+        except ValueError as error:  # no path can be so
+            raise ConfigError(f"cannot use {str(self._path)!r} as a cache: {error}") from error
         except OSError as error:
             if error.errno not in _FULL:
                 raise ConfigError(f"cannot use {self._path} as a cache: {error.strerror or error}") from error
@@ -283,7 +285,7 @@ def open_cache(cache: str | os.PathLike[str] | ShardCache | None, limit_bytes: i
             return MemoryCache(_MEMORY_BYTES if limit_bytes is None else limit_bytes)
         return Cache(cache, limit_bytes)
     given: object = cache
-    if isinstance(given, Mapping) or not callable(getattr(given, "get", None)):
+    if isinstance(given, Mapping | type) or not callable(getattr(given, "get", None)):
         raise ConfigError(f"cache must be 'none', 'memory', the path of a folder, or a cache, got {cache!r}")
     return cache
 

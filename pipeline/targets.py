@@ -112,13 +112,14 @@ def target_weights(
     """
     if callable(balance):
         return target_weights(parse_balance(balance(epoch), of), classes, class_counts, epoch, of)
+    counts = np.asarray(class_counts)
     if not isinstance(balance, Ramp):
-        return _shares(balance, classes, np.asarray(class_counts), of)
+        return _shares(balance, classes, counts, of)
     if epoch >= balance.epochs:
-        return target_weights(balance.end, classes, class_counts, of=of)
+        return _shares(balance.end, classes, counts, of)
     start, end = (
-        _power(classes, np.asarray(class_counts), 1.0) if shares is None else shares
-        for shares in (target_weights(side, classes, class_counts, of=of) for side in (balance.start, balance.end))
+        _power(classes, counts, 1.0) if shares is None else shares
+        for shares in (_shares(side, classes, counts, of) for side in (balance.start, balance.end))
     )
     return np.asarray(start + (end - start) * (epoch / balance.epochs), np.float64)
 

@@ -47,6 +47,12 @@ SHARES = "'natural', 'uniform', 'power:A', 'X->Y:EPOCHS' or a share by class"
         ({"balance": np.array([0.2, 0.3, 0.5])}, f"balance must be {SHARES}, got array([0.2, 0.3, 0.5])"),
         ({"balance": np.eye(3)}, f"balance must be {SHARES}, got array([[1., 0., 0.], [0., 1., 0.], [0., 0., 1.]])"),
         ({"balance": Ramp(start="natural", end=np.ones(2), epochs=2)}, f"balance must be {SHARES}, got array("),  # type: ignore[arg-type]
+        ({"balance": Ramp(start="natural", end="natural->uniform:5", epochs=2)}, f"balance must be {SHARES}, got 'na"),
+        (
+            {"balance": Ramp(start=Ramp(start="uniform", end="natural", epochs=2), end="uniform", epochs=3)},  # type: ignore[arg-type]
+            f"balance must be {SHARES}, got Ramp(start='uniform'",
+        ),
+        ({"balance": Ramp(start="natural", end=lambda epoch: "uniform", epochs=2)}, f"balance must be {SHARES}, got <"),  # type: ignore[arg-type]
         ({"split": ["train"]}, "split must be text, got ['train']"),
         ({"fill": 5}, "fill must be a dict of values by feature, got 5"),
         ({"fill": ["id"]}, "fill must be a dict of values by feature, got ['id']"),
@@ -77,6 +83,8 @@ SHARES = "'natural', 'uniform', 'power:A', 'X->Y:EPOCHS' or a share by class"
         ({"bucket_by": np.array([1, 2])}, "bucket_by must be text, got array([1, 2])"),
         ({"bucket_steps": 2.0}, "bucket_steps must be a whole number, got 2.0"),
         ({"cache": {"path": "/tmp"}}, "cache must be 'none', 'memory', the path of a folder, or a cache, got {'path'"),
+        ({"cache": MemoryCache}, "cache must be 'none', 'memory', the path of a folder, or a cache, got <class"),
+        ({"cache": "/tmp/a\0b"}, "cannot use '/tmp/a\\x00b' as a cache: embedded null byte"),
         ({"cache": np.array([1, 2])}, "cache must be 'none', 'memory', the path of a folder, or a cache, got array("),
         ({"fill": {"label": "\ud800"}}, "fill of feature 'label' must be one string value, got '\\ud800'"),
     ],
