@@ -40,12 +40,13 @@ def prometheus_text(
         labels: for every sample beside these and ``stage``, such as the rank.
 
     Raises:
-        ConfigError: a label has a name that Prometheus does not take, or one that is taken.
+        ConfigError: `stats` is something else, or a label has a name that Prometheus does not take, or one that is
+            taken.
 
     >>> print(prometheus_text({"fetch": StageStats(items=3)}, {"rank": "0"}).splitlines()[2])
     ringfeed_loader_items_total{stage="fetch",rank="0"} 3
     """
-    samples = list(_samples(stats))
+    samples = list(_samples(mapping("stats", stats, "what `stats` told")))
     taken = {"stage"}.union(*(own for own, _ in samples))
     added: Mapping[Any, str] = {} if labels is None else mapping("labels", labels, "values by name")
     for name in added:
@@ -71,7 +72,10 @@ def _samples(
         if isinstance(totals, StageStats):
             yield {"stage": name}, totals
         else:
-            yield from (({"dataset": name, "stage": stage}, each) for stage, each in totals.items())
+            for stage, each in mapping(f"stats[{name!r}]", totals, "what `stats` told").items():
+                if not isinstance(each, StageStats):
+                    raise ConfigError(f"stats[{name!r}][{stage!r}] must be what `stats` told, got {each!r}")
+                yield {"dataset": name, "stage": stage}, each
 
 
 def _escaped(value: str) -> str:

@@ -76,6 +76,19 @@ def test_a_label_that_prometheus_does_not_take_is_refused(name: str) -> None:
         prometheus_text({}, {name: "x"})
 
 
+@pytest.mark.parametrize(
+    ("stats", "message"),
+    [
+        (None, "stats must be a dict of what `stats` told, got None"),
+        ({"fetch": 3}, r"stats\['fetch'\] must be a dict of what `stats` told, got 3"),
+        ({"web": {"fetch": None}}, r"stats\['web'\]\['fetch'\] must be what `stats` told, got None"),
+    ],
+)
+def test_stats_of_another_kind_are_refused(stats: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        prometheus_text(stats)
+
+
 def test_labels_of_another_kind_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"a label's name has letters.* got 3"):
         prometheus_text({}, {3: "x"})  # type: ignore[dict-item]
