@@ -30,8 +30,12 @@ def distribute(
         A `tf.distribute.DistributedDataset`.
 
     Raises:
-        ConfigError: the strategy's workers are not the loader's ranks, or its replicas cannot share a batch equally.
+        ConfigError: it is no strategy, its workers are not the loader's ranks, or its replicas cannot share a batch
+            equally.
     """
+    given: object = strategy
+    if not isinstance(given, tf.distribute.Strategy):
+        raise ConfigError(f"strategy must be a tf.distribute.Strategy, got {given!r}")
     total = strategy.num_replicas_in_sync
     replicas = len(strategy.extended.worker_devices) if total > 1 else 1  # of this worker
     workers = total // replicas

@@ -136,6 +136,11 @@ def test_two_workers_share_each_global_batch_as_ranks(make_dataset: Make) -> Non
     assert first["sums"] == second["sums"] == [-sum(batch) for batch in global_batches(url)]
 
 
+def test_what_is_no_strategy_is_refused(make_dataset: Make) -> None:
+    with pytest.raises(ConfigError, match=r"strategy must be a tf\.distribute\.Strategy, got None"):
+        Loader(make_dataset(), batch_size=60).distributed_epoch(None, 0)  # type: ignore[arg-type]
+
+
 def test_a_strategy_of_other_workers_than_ranks_is_refused(make_dataset: Make) -> None:
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     loader = Loader(make_dataset(), batch_size=60, rank=1, world_size=2)
