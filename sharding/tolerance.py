@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from .location import public_url
 from .origins import find_origins
 from .prepare.images import ImageOptions, fault_of_prepared
 from .sources import Part, Source, light
-from .sources.base import Around, BadRecord, Checked, Reject, base_of, fail_on_bad, pass_over, rebased
+from .sources.base import Around, BadRecord, Checked, Reject, base_of, fail_on_bad, narrowed, pass_over, rebased
 from .sources.image_files import FaultOf, fault_of
 from .wording import counted
 
@@ -134,7 +134,7 @@ def without_bad_records(
     source = LenientSource(inner=source)
     dropped, found, records = _look_over(partial(_check_records, fault), source, budget, pool, at_once)
     rejected += found
-    _check_budget(rejected, records + len(rejected), budget)
+    _check_budget(rejected, records, budget)
     return (DroppingSource.over(source, dropped) if any(map(len, dropped)) else source), rejected
 
 
@@ -144,16 +144,16 @@ Checks = Callable[[Any, Part, Budget], tuple[Int64, list[BadRecord], int]]
 def _look_over(
     check: Checks, source: Source, budget: Budget, pool: Executor, at_once: int | Callable[[], int]
 ) -> tuple[list[Int64], list[BadRecord], int]:
-    """By part, the positions of the drafts to leave out; all bad records; and how many records are good."""
+    """By part, the positions of the drafts to leave out; all bad records; and how many records there are in all."""
     dropped = [np.empty(0, np.int64)] * len(source.parts)
     rejected: list[list[BadRecord]] = [[] for _ in source.parts]
-    good = 0
+    total = 0
     jobs = ((check, (light(source, number), part, budget)) for number, part in enumerate(source.parts))
     with stream_tasks(pool, jobs, at_once) as ended:
         for number, (positions, found, records) in ended:
             dropped[number], rejected[number] = positions, found
-            good += records
-    return dropped, [record for found in rejected for record in found], good
+            total += records
+    return dropped, [record for found in rejected for record in found], total
 
 
 def _check_files(fault: FaultOf, source: Any, part: Part, budget: Budget) -> tuple[Int64, list[BadRecord], int]:
@@ -167,11 +167,13 @@ def _check_records(fault: FaultOf, source: Source, part: Part, budget: Budget) -
     collector, images = _Collector(budget), image_columns(source, stored=fault is not fault_of)
     faults: dict[int, str] = {}
     label, records = source.schema.label, 0
-    for labels in source.labels(part, collector):
+    tally = _Tally(inner=base_of(source), counts=[])
+    for labels in rebased(source, tally).labels(part, collector):
         if label is not None and labels.null_count:
             missing = np.flatnonzero(labels.is_null().to_numpy(zero_copy_only=False)) + records
             faults.update(dict.fromkeys(missing.tolist(), f"it has no value for the label {label!r}"))
         records += len(labels)
+    total = sum(tally.counts) + len(collector.found)
     for position, reason in faulty_records(source, part, images, fault, pass_over):
         faults.setdefault(position, reason)
     positions = np.array(sorted(faults), np.int64)
@@ -179,11 +181,38 @@ def _check_records(fault: FaultOf, source: Source, part: Part, budget: Budget) -
         column = label or images[0]
         for position, place in zip(positions.tolist(), find_origins(source, part, positions, column), strict=True):
             collector(BadRecord(path=part.path, place=place, reason=faults[position]))
-    return positions, collector.found, records - len(positions)
+    return positions, collector.found, total
 
 
-def _check_budget(rejected: Sequence[BadRecord], records: int, budget: Budget) -> None:
-    most = budget * records if isinstance(budget, Fraction) else budget
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tally(Around):
+    """A source that counts what it reads of a part, before any step leaves records out.
+
+    Attributes:
+        counts: of the batches that were read; they are added to it.
+    """
+
+    counts: list[int]
+
+    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
+        """Those of the inner source."""
+        for labels in self.inner.labels(part, reject):
+            self.counts.append(len(labels))
+            yield labels
+
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
+        """Those of the inner source."""
+        for batch in self.inner.drafts(part, reject):
+            self.counts.append(batch.num_rows)
+            yield batch
+
+    def narrow(self, columns: Collection[str]) -> Source:
+        """The same around the narrowed inner source."""
+        return replace(self, inner=narrowed(self.inner, columns))
+
+
+def _check_budget(rejected: Sequence[BadRecord], total: int, budget: Budget) -> None:
+    most = budget * total if isinstance(budget, Fraction) else budget
     if rejected and most is not None and len(rejected) > most:
         allowed = f"skip:{float(100 * budget):g}%" if isinstance(budget, Fraction) else f"skip:{budget}"
         raise SourceError(_too_many(rejected, allowed))

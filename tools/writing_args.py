@@ -230,7 +230,7 @@ def _add_work(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--on-bad-record", default="fail", metavar="WHAT", type=checked_text(parse_budget),
         help="fail, or pass over so many records that cannot be read or have no label, and name them in "
-        "rejected.jsonl: skip:N, skip:P%% (default: fail)",
+        "rejected.jsonl: skip:N, or skip:P%% of those of SRC, before any filter (default: fail)",
     )  # fmt: skip
 
 

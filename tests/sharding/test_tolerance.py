@@ -29,7 +29,7 @@ from ringfeed.sharding import (
     repair,
     verify,
 )
-from ringfeed.sharding.prepare import Drop, Filter, ImageOptions, MapBatches, PrepareOptions, Size
+from ringfeed.sharding.prepare import Drop, DropNulls, Filter, ImageOptions, MapBatches, PrepareOptions, Size, Step
 from ringfeed.sharding.sources import open_source
 from ringfeed.sharding.tolerance import LenientSource, parse_budget, rejected_name
 from tests.sharding.conftest import built
@@ -156,6 +156,20 @@ def test_more_than_the_budget_leaves_nothing(tmp_path: Path, nothing_left: Path,
 def test_a_share_is_of_all_records(tmp_path: Path) -> None:
     source = write_images(tmp_path / "images", {3, 8, 9})
     assert built(source, tmp_path / "out", shards=2, on_bad_record="skip:7.5%").manifest.records == 37
+
+
+@pytest.mark.parametrize("step", [Filter("id >= 54"), Filter("y == 'b'"), DropNulls(("z",))])
+def test_a_share_is_of_the_records_that_steps_leave_out_too(
+    tmp_path: Path, nothing_left: Path, write_csv: Callable[..., str], step: Step
+) -> None:
+    rows: list[list[Any]] = [[i, "b" if i >= 54 else "a", i if i >= 54 else "NA"] for i in range(60)]
+    for bad in (10, 20, 55):
+        rows[bad] = [bad, "b"]
+    source = write_csv(["id", "y", "z"], *rows)
+    how: dict[str, Any] = {"label": "y", "shards": 1, "prepare": PrepareOptions(steps=(step,))}
+    assert built(source, tmp_path / "out", on_bad_record="skip:5%", **how).manifest.records == 5
+    with pytest.raises(SourceError, match=r"3 records or more cannot be read, and --on-bad-record skip:4.9% allows"):
+        built(source, nothing_left, on_bad_record="skip:4.9%", **how)
 
 
 def test_lines_that_do_not_parse_are_named(tmp_path: Path, write_csv: Callable[..., str]) -> None:
