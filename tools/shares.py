@@ -26,7 +26,8 @@ def shares_json(splits: Sequence[SplitBalance], options: Mapping[str, Any], grou
         return None
     asked = {name: float(Fraction(share)) for name, share in options["splits"].items()}
     counts = np.stack([split.shard_class_counts.sum(axis=0, dtype=np.int64) for split in splits])  # [splits, classes]
-    shares = counts / counts.sum(axis=0)
+    there = counts[:, counts.any(axis=0)]  # an append may have no record of a class, nor a repair have left any
+    shares = there / there.sum(axis=0)
     wanted = np.array([asked[split.name] for split in splits])
     return {
         "column": options["group_by"],

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -65,6 +66,19 @@ def test_people_read_the_shares_in_a_line(capsys: pytest.CaptureFixture[str], so
     assert " groups); of each class within 0." in told[0]
     assert "% (asked 80.00%), test " in told[1]
     assert told[1] == told[2]
+
+
+def test_an_append_that_lacks_a_class_is_told_by_the_classes_that_it_has(
+    capsys: pytest.CaptureFixture[str], source: str, tmp_path: Path
+) -> None:
+    out, more = str(tmp_path / "out"), str(tmp_path / "more.parquet")
+    run(capsys, "build", source, out, *GROUPED, "--workers", "1")
+    table = pq.read_table(source)
+    pq.write_table(table.filter(pc.equal(table["kind"], "x")), more)
+    planned = document(capsys, "append", more, out, "--workers", "1", "--dry-run")["groups"]
+    told = document(capsys, "append", more, out, "--workers", "1")["groups"]
+    assert 0 < told["furthest_class"] == planned["furthest_class"] < 0.1
+    assert "nan" not in run(capsys, "append", more, out, "--workers", "1", "--again")
 
 
 def test_without_groups_nothing_is_said_of_them(
