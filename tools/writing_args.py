@@ -145,7 +145,7 @@ def add_append(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add_work(command)
     add_prepare_flags(command)
     command.add_argument("--as-is", action="store_true", help="prepare nothing, although the dataset's records were")
-    command.add_argument("--again", action="store_true", help="add SRC although the dataset holds its records already")
+    command.add_argument("--again", action="store_true", help="add SRC although it is there already, under --dedup too")
     _add_run(command)
 
 
