@@ -69,7 +69,9 @@ def infer_types(
             for name, least in _beyond_int64(rows.table):
                 types.large[name] = None
                 if least >= 0 and _holds(file, header, block, name, pa.uint64()):
-                    schema = schema.set(schema.get_field_index(name), pa.field(name, pa.uint64()))
+                    schema = _changed(schema, name, pa.uint64())
+            for name in _hexadecimal(file, header, block, schema):
+                schema = _changed(schema, name, pa.string())
             types.add(schema)
             marks.append(Mark.of(block, rows.table.num_rows, clean=rows.clean))
         parts += cut_parts(file, marks)
@@ -104,6 +106,21 @@ def _holds(file: SourceFile, header: Header, block: Block, name: str, kind: pa.D
         return True
     except SourceError:
         return False
+
+
+def _hexadecimal(file: SourceFile, header: Header, block: Block, schema: pa.Schema) -> list[str]:
+    """Columns of a block that were taken for integers, but hold such as 0x1F, which Arrow reads as 31: text, mostly."""
+    integers = [field.name for field in schema if field.type in (pa.int64(), pa.uint64())]
+    if not integers or not (b"0x" in block.data or b"0X" in block.data):
+        return []
+    rows = parse_block(file.url, header, block, dict.fromkeys(integers, pa.string()), integers, pass_over)
+    columns = zip(rows.table.column_names, rows.table.columns, strict=True)
+    return [name for name, text in columns if pc.any(pc.match_substring_regex(text, "^\\s*0[xX]"), min_count=0).as_py()]
+
+
+def _changed(schema: pa.Schema, name: str, kind: pa.DataType) -> pa.Schema:
+    """The schema, with another type for a column."""
+    return schema.set(schema.get_field_index(name), pa.field(name, kind))
 
 
 class _Types:

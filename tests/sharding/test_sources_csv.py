@@ -255,6 +255,22 @@ def test_a_type_does_not_depend_on_where_blocks_end(
         assert found == values
 
 
+@pytest.mark.parametrize("late", ["0x10", "0Xff", " 0x1"])
+@pytest.mark.parametrize("block_bytes", [1 << 23, 5])
+def test_hexadecimal_is_text(write_csv: Write, monkeypatch: pytest.MonkeyPatch, late: str, block_bytes: int) -> None:
+    monkeypatch.setattr(module, "_BLOCK_BYTES", block_bytes)
+    url = write_csv(["x", "y"], [7, 1], [late, 2])
+    source = open_source(url, "y")
+    assert dtypes(source) == {"x": "string", "y": "int64"}
+    assert [row["x"] for row in records(source)] == ["7", late]
+
+
+def test_hexadecimal_is_a_number_where_one_is_asked_for(write_csv: Write) -> None:
+    url = write_csv(["x", "y"], [7, 1], ["0x10", 2], ["0Xff", 3])
+    source = open_source(url, "y", features=features(x="int64"))
+    assert [row["x"] for row in records(source)] == [7, 16, 255]
+
+
 @pytest.mark.parametrize("value", ["1e400", "-1e400", "9" * 5000])
 def test_a_number_beyond_a_float_is_not_read_as_infinite(write_csv: Write, value: str) -> None:
     url = write_csv(["x", "y"], ["inf", 1], ["-Infinity", 1], ["0.5", 1], [value, 1])
