@@ -26,11 +26,13 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from .errors import WorkerError
+from .explain import NO_MORE_PROCESSES
 from .quiet import quiet_pillow
 
 __all__ = ["ClusterExecutor", "Job", "begin_processes", "local_executor", "portable_error", "run_tasks", "stream_tasks"]
 
 _SOCKET_PATH = 107  # bytes of one, at most, on Linux
+_SIGN_OF_LIFE_S = 5.0  # after which a pool that has finished nothing is looked at
 
 T = TypeVar("T")
 Job = tuple[Callable[..., T], tuple[Any, ...]]
@@ -56,6 +58,18 @@ class _Processes(ProcessPoolExecutor):
         super().__init__(workers, context, _begin_worker, (dict(os.environ), get_temp_dir()))
         self.workers = workers
 
+    @property
+    def died(self) -> bool:
+        """Whether the thread that serves the processes has ended before its time, as where it could begin no other."""
+        thread = getattr(self, "_executor_manager_thread", None)
+        return isinstance(thread, threading.Thread) and not thread.is_alive()
+
+    def end(self) -> None:
+        """End the processes of a pool that died: they would wait for tasks, and this process for them, for ever."""
+        processes = getattr(self, "_processes", None) or {}
+        for process in list(processes.values()):
+            process.terminate()
+
 
 @contextmanager
 def local_executor(workers: int) -> Iterator[Executor]:
@@ -66,9 +80,12 @@ def local_executor(workers: int) -> Iterator[Executor]:
         return
     begin_processes()
     with _Processes(workers) as pool:
-        with _interrupts_held():
-            for _ in range(workers):
-                pool.submit(int)  # all of them begin now, side by side, and not when the first tasks wait for them
+        try:
+            with _interrupts_held():
+                for _ in range(workers):
+                    pool.submit(int)  # all of them begin now, side by side, and not when the first tasks wait for them
+        except (EOFError, BrokenProcessPool) as error:  # of the process that they are forked from, or of the first
+            raise WorkerError(NO_MORE_PROCESSES) from error
         yield pool
 
 
@@ -114,7 +131,10 @@ def _begin_worker(environment: Mapping[str, str], parents_folder: str) -> None:
     os.environ.update(environment)
     quiet_pillow()
     atexit.register(os._exit, 0)
-    threading.Thread(target=_end_with_parent, args=(parents_folder,), daemon=True).start()
+    try:
+        threading.Thread(target=_end_with_parent, args=(parents_folder,), daemon=True).start()
+    except RuntimeError:  # no thread can be started; the parent says so
+        os._exit(1)
 
 
 def _end_with_parent(folder: str) -> None:
@@ -219,18 +239,22 @@ def _stream(
                     running[submit(function, *arguments)] = number
             if not running:
                 return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
+            for future in wait(running, _SIGN_OF_LIFE_S, FIRST_COMPLETED).done:
                 yield running.pop(future), future.result()
+            if isinstance(pool, _Processes) and pool.died:
+                pool.end()
+                raise WorkerError(NO_MORE_PROCESSES)
     except BaseException as error:
         if isinstance(pool, ClusterExecutor):
             pool.cancel(running)
-        else:
+        elif not (isinstance(pool, _Processes) and pool.died):  # else none of them ever ends
             for future in running:
                 future.cancel()
             wait(running)
         if isinstance(error, BrokenProcessPool):
             raise WorkerError(
-                "a worker process was killed, most likely for want of memory; use fewer --workers, or smaller shards"
+                "a worker process was killed, most likely for want of memory, or could not begin, for want of "
+                "processes and threads (ulimit -u); use fewer --workers, or smaller shards"
             ) from error
         raise
 

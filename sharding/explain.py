@@ -7,7 +7,7 @@ import re
 
 from .retry import error_code, error_number
 
-__all__ = ["explain"]
+__all__ = ["NO_MORE_PROCESSES", "explain", "refuses_processes"]
 
 _DENIALS = ("NoCredentials", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessControlException")
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired", "InvalidToken")
@@ -26,6 +26,11 @@ _DISK = {
     "check the path",
     errno.EMFILE: "too many open files; raise the limit (ulimit -n)",
 }
+NO_MORE_PROCESSES = (
+    "this machine begins no more processes or threads; use fewer --workers, or raise the limit (ulimit -u, or that of "
+    "processes in the container)"
+)
+_REFUSALS = ("can't start new thread", "Failed to launch worker thread")  # Python's RuntimeError, Arrow's
 _HDFS = {
     "QuotaExceeded": "the quota of the folder is used up; free space or choose another folder",
     "could only be replicated to 0 nodes": "no DataNode takes data: they are down or full",
@@ -87,6 +92,17 @@ def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
         name, text = code, re.sub(r"^\[Errno \d+\] ", "", text)
     line = " ".join(re.split(r"\n|\\n", text)[0].split())  # HDFS clients append a Java stack trace
     return f"{name}: {line[:300]}" if line else name
+
+
+def refuses_processes(error: BaseException) -> bool:
+    """Whether an error says that no process or thread could be begun.
+
+    >>> refuses_processes(RuntimeError("can't start new thread")), refuses_processes(BlockingIOError(11, "fork"))
+    (True, True)
+    """
+    if isinstance(error, BlockingIOError) or any(refusal in str(error) for refusal in _REFUSALS):
+        return True
+    return error.__context__ is not None and refuses_processes(error.__context__)  # cleaning up fails next
 
 
 def _missing(protocol: str) -> str:

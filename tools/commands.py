@@ -41,7 +41,7 @@ from ..sharding import (
     read_records,
     repair,
 )
-from ..sharding.explain import explain
+from ..sharding.explain import NO_MORE_PROCESSES, explain, refuses_processes
 from ..sharding.sources.ringfeed import only_split
 from ..sharding.wording import counted, one_line, some_of
 from .balance import balance_json, balance_of_dataset, balance_of_plan, balance_text
@@ -421,7 +421,9 @@ def execute(args: argparse.Namespace) -> int:
         else:
             tell(f"shard-dataset: interrupted{f'; {error}' if str(error) else ''}")
         return status
-    except (RingfeedError, OSError, MemoryError) as error:
+    except Exception as error:
+        if not isinstance(error, RingfeedError | OSError | MemoryError) and not refuses_processes(error):
+            raise
         if not args.debug:
             return _failed(args, _told(error))
         if args.json:
@@ -430,6 +432,8 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _told(error: BaseException) -> str:
+    if refuses_processes(error):
+        return NO_MORE_PROCESSES
     many = isinstance(error, OSError) and error.errno == errno.EMFILE  # wherever it is met, not at a store alone
     return explain(error, "file", writing=False) if many else one_line(error) or type(error).__name__
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import defaultdict
 from concurrent.futures import Executor, ThreadPoolExecutor
+from multiprocessing.queues import Queue
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
+from ringfeed.sharding import WorkerError, execute
 from ringfeed.sharding.execute import local_executor, run_tasks, stream_tasks
 
 
@@ -92,6 +94,18 @@ def test_memory_is_given_back_where_fewer_tasks_run_than_there_are_workers() -> 
     assert max(max(memory) - memory[0] for memory in held.values()) < size / 2
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_pool_that_can_begin_no_thread_of_its_own_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(execute, "_SIGN_OF_LIFE_S", 0.1)
+    monkeypatch.setattr(Queue, "_start_thread", refuse)
+    message = "no more processes or threads; use fewer --workers"
+    with pytest.raises(WorkerError, match=message), local_executor(2) as pool:
+        run_tasks(pool, [(os.getpid, ())] * 4)
+
+
 def test_one_worker_is_this_process() -> None:
     with local_executor(1) as pool:
         assert pool.submit(os.getpid).result() == os.getpid()
@@ -114,6 +128,7 @@ def test_workers_have_the_environment_and_the_folder_of_their_pool(
 
 PROGRAM = """
 import os, time
+from ringfeed.sharding import WorkerError, execute
 from ringfeed.sharding.execute import local_executor
 
 

@@ -2,9 +2,11 @@
 
 import errno
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -193,6 +195,23 @@ def test_too_few_open_files_name_the_limit(source: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "shard-dataset: error: too many open files; raise the limit (ulimit -n)"
+
+
+@pytest.mark.parametrize("limit", [6, 12])  # at the first thread, and at the first worker or the process before it
+def test_too_few_processes_name_the_limit(source: str, tmp_path: Path, limit: int) -> None:
+    tmp_path.chmod(0o777)
+    capabilities = ["--inh-caps", "+dac_override", "--ambient-caps", "+dac_override"]
+    as_user = ["setpriv", "--reuid", "54321", "--clear-groups", *capabilities]
+    command = [str(Path(sys.executable).with_name("shard-dataset")), "build", source, f"{tmp_path}/o", "--label"]
+    done = subprocess.run(
+        [*(as_user if os.getuid() == 0 else []), *command, "status", "--workers", "2"],  # no limit holds root
+        preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NPROC, (limit, limit)),
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1
+    error = next(line for line in done.stderr.splitlines() if line.startswith("shard-dataset: error: "))
+    assert "use fewer --workers" in error
+    assert "ulimit -u" in error
 
 
 def test_a_build_goes_on_when_nobody_reads_its_progress_any_more(source: str, tmp_path: Path) -> None:
