@@ -15,9 +15,9 @@ from ..errors import SourceError
 from ..schema import Feature, Schema
 
 __all__ = [
-    "BATCH_BYTES", "BATCH_ROWS", "NO_FEATURES", "PASS_OVER", "Around", "BadRecord", "Checked", "Choosing", "Narrowable",
-    "Part", "Reject", "Sized", "Source", "base_of", "completed", "draft_columns", "fail_on_bad", "late_bytes", "light",
-    "narrowed", "pass_over", "rebased",
+    "BATCH_BYTES", "BATCH_ROWS", "NO_FEATURES", "PASS_OVER", "Around", "BadRecord", "Checked", "Choosing", "Complete",
+    "Narrowable", "Part", "Reject", "Sized", "Source", "base_of", "completed", "draft_columns", "fail_on_bad",
+    "late_bytes", "light", "narrowed", "pass_over", "rebased",
 ]  # fmt: skip
 
 BATCH_ROWS = 1 << 16  # a source's batches hold at most so many records,
@@ -132,6 +132,16 @@ def light(source: Source, number: int | None = None) -> Source:
         elif field.name == "inner":
             changes[field.name] = light(value, number)
     return replace(source, **changes)  # type: ignore[type-var]
+
+
+class Complete:
+    """A source whose drafts are the records."""
+
+    __slots__ = ()
+
+    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
+        """Nothing is left to do."""
+        return drafts
 
 
 @runtime_checkable

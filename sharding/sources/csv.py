@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ..errors import ConfigError, SourceError
 from ..schema import Feature, Schema
-from .base import BATCH_ROWS, NO_FEATURES, BadRecord, Part, Reject, fail_on_bad, pass_over
+from .base import BATCH_ROWS, NO_FEATURES, BadRecord, Complete, Part, Reject, fail_on_bad, pass_over
 from .csv_blocks import MISSING, Header, Rows, delimiter_of, parse_block, read_header, record_lines
 from .csv_records import cut_records
 from .csv_types import infer_types
@@ -29,7 +29,7 @@ _SAMPLE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CsvSource:
+class CsvSource(Complete):
     """A source of CSV or TSV files; a part is some 64 MiB of a file, or a compressed file.
 
     Attributes:
@@ -109,10 +109,6 @@ class CsvSource:
         if head is None:
             return self.schema.empty
         return self.schema.conform(head.slice(0, records))
-
-    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
-        """Nothing is left to do."""
-        return drafts
 
     def places(self, part: Part, positions: npt.NDArray[np.int64], rejected: Sequence[BadRecord]) -> list[str]:
         """The lines in which some records start."""

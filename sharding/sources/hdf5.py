@@ -24,7 +24,7 @@ from ..errors import RingfeedError, SourceError
 from ..schema import Feature, Schema
 from ..storage import Storage
 from .arrays import Leaf, batch_rows, choose, fixed_feature, leaves_of, part_bounds, text_column, to_arrow
-from .base import BATCH_BYTES, PASS_OVER, BadRecord, Part, Reject, fail_on_bad
+from .base import BATCH_BYTES, PASS_OVER, BadRecord, Complete, Part, Reject, fail_on_bad
 from .contents import open_file, translate_errors
 from .files import fingerprint_files, list_files
 from .selection import split_selection
@@ -48,7 +48,7 @@ class _Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hdf5Source:
+class Hdf5Source(Complete):
     """A source of HDF5 files; a part is a run of rows, of whole chunks where chunks are small enough.
 
     The pieces of a part are its first row and the one after its last. Damage in any of the `checked` columns costs
@@ -138,10 +138,6 @@ class Hdf5Source:
         """The same records with these columns alone, or with one; no others are read."""
         kept = tuple(column for column in self.columns if column.feature.name in columns) or self.columns[:1]
         return replace(self, columns=kept, schema=self.schema.select([column.feature.name for column in kept]))
-
-    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
-        """Nothing is left to do."""
-        return drafts
 
 
 # --- what a file holds -----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ..errors import SourceError
 from ..schema import Feature, Schema
-from .base import Part, Reject, fail_on_bad
+from .base import Complete, Part, Reject, fail_on_bad
 from .contents import MissingFileError, open_file
 from .files import base_name, beside, fingerprint_files, list_files
 
@@ -26,7 +26,7 @@ _DTYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "flo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IdxSource:
+class IdxSource(Complete):
     """A source of pairs of IDX files; a part is a pair. The records: ``image`` and the label."""
 
     url: str
@@ -86,10 +86,6 @@ class IdxSource:
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """The first block."""
         return next(self.drafts(part), self.schema.empty).slice(0, records)
-
-    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
-        """Nothing is left to do."""
-        return drafts
 
 
 def _labels_of(path: str) -> str:

@@ -24,7 +24,7 @@ from ..errors import SourceError
 from ..keyed import derive_key
 from ..schema import Schema
 from ..wording import brief
-from .base import BATCH_BYTES, BATCH_ROWS, Part, Reject, fail_on_bad
+from .base import BATCH_BYTES, BATCH_ROWS, Complete, Part, Reject, fail_on_bad
 from .values import ColumnType, column_of_values, flatten
 
 __all__ = ["IterableSource"]
@@ -33,7 +33,7 @@ _BATCH_ROWS = 4096  # dicts: as Python objects they take many times what they wi
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IterableSource:
+class IterableSource(Complete):
     """A source of records that a function gives; it is one part.
 
     The function is called with no argument, once a pass, and gives the same records each time: an iterable of dicts,
@@ -107,10 +107,6 @@ class IterableSource:
             for batch in _batched(self.url, islice(items, records), self.types, self.types.names):
                 return self.schema.conform(batch.slice(0, records))
         return self.schema.empty
-
-    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
-        """Nothing is left to do."""
-        return drafts
 
     def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
         count = 0

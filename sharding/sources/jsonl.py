@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ..errors import SourceError
 from ..schema import Feature, Schema
-from .base import NO_FEATURES, BadRecord, Part, Reject, fail_on_bad, pass_over
+from .base import NO_FEATURES, BadRecord, Complete, Part, Reject, fail_on_bad, pass_over
 from .files import fingerprint_files, list_files
 from .given import arrow_type_given, check_names
 from .json_columns import Column, read_columns, rows_at_once
@@ -28,7 +28,7 @@ _SAMPLE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonlSource:
+class JsonlSource(Complete):
     """A source of files of JSON lines; a part is some 64 MiB of a file, or a compressed file.
 
     A missing key is a missing value. Integers become float64 beside floats; other mixtures of scalars become text, as
@@ -119,10 +119,6 @@ class JsonlSource:
                 conformed = [f.conform(array) for f, array in zip(self.schema.features, arrays, strict=True)]
                 return pa.RecordBatch.from_arrays(conformed, schema=self.schema.arrow).slice(0, records)
         return self.schema.empty
-
-    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
-        """Nothing is left to do."""
-        return drafts
 
     def places(self, part: Part, positions: npt.NDArray[np.int64], rejected: Sequence[BadRecord]) -> list[str]:
         """The lines of some records; empty lines are none."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ..errors import SourceError
 from ..schema import Feature, Schema
-from .base import Part, Reject, fail_on_bad
+from .base import Complete, Part, Reject, fail_on_bad
 from .contents import open_file
 from .files import fingerprint_files, list_files
 
@@ -21,7 +21,7 @@ _BLOCK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineSource:
+class LineSource(Complete):
     """A source of text files: ``path`` is a line, without its ending; empty lines are none. A part is a file."""
 
     url: str
@@ -66,10 +66,6 @@ class LineSource:
         """The first lines."""
         first = next(self.drafts(part), None)
         return self.schema.empty if first is None else first.slice(0, records)
-
-    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
-        """Nothing is left to do."""
-        return drafts
 
 
 def _decode(path: str, number: int, line: bytes) -> str:

@@ -27,7 +27,7 @@ from ..errors import SourceError
 from ..schema import Schema
 from ..storage import Storage
 from .arrays import Leaf, batch_rows, choose, fixed_feature, leaves_of, part_bounds, to_arrow
-from .base import Part, Reject, fail_on_bad
+from .base import Complete, Part, Reject, fail_on_bad
 from .contents import open_file, translate_errors
 from .files import SourceFile, fingerprint_files, list_files, plain_name, root_of, split_chain
 from .selection import split_selection
@@ -63,7 +63,7 @@ class _Array:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NpySource:
+class NpySource(Complete):
     """A source of NumPy's files; a part is a run of rows, or a whole archive, which can be read from its start alone.
 
     The pieces of a part are its first row, the one after its last, and the arrays that it is read from.
@@ -141,10 +141,6 @@ class NpySource:
         """The same records with these columns alone, or with one; no other text is decoded."""
         leaves = tuple(leaf for leaf in self.columns if leaf.name in columns) or self.columns[:1]
         return replace(self, columns=leaves, schema=self.schema.select([leaf.name for leaf in leaves]))
-
-    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
-        """Nothing is left to do."""
-        return drafts
 
     def _read(self, part: Part, only: int | None) -> Iterator[list[pa.Array]]:
         start, stop, every = part.pieces

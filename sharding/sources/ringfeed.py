@@ -14,7 +14,7 @@ from ..manifest import MANIFEST_NAME, Manifest, ShardInfo
 from ..retry import is_transient
 from ..schema import Feature, Schema
 from ..storage import Storage
-from .base import BATCH_ROWS, Part, Reject, fail_on_bad
+from .base import BATCH_ROWS, Complete, Part, Reject, fail_on_bad
 from .shards import read_index_rows, read_shard
 from .web import without_query
 
@@ -69,7 +69,7 @@ def only_split(url: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RingfeedSource:
+class RingfeedSource(Complete):
     """A source that is a dataset of ours, or one split of it; a part is a shard, and may name the folder that holds it.
 
     Attributes:
@@ -150,10 +150,6 @@ class RingfeedSource:
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """The head of the shard; to be checked it is read as a whole."""
         return next(self.drafts(part)).slice(0, records)
-
-    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
-        """Nothing is left to do."""
-        return drafts
 
     def _batch(self, shard: ShardInfo, columns: Sequence[pa.Array], rows: int) -> pa.RecordBatch:
         split = [pa.repeat(shard.split, rows)] * (len(self.schema.features) - len(columns))

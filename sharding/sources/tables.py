@@ -15,7 +15,18 @@ from ..casting import can_become, declared_column
 from ..errors import ConfigError, RangesError, RingfeedError, SourceError
 from ..schema import Feature, Schema
 from ..storage import Storage
-from .base import BATCH_BYTES, BATCH_ROWS, NO_FEATURES, PASS_OVER, BadRecord, Part, Reject, fail_on_bad, pass_over
+from .base import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    NO_FEATURES,
+    PASS_OVER,
+    BadRecord,
+    Complete,
+    Part,
+    Reject,
+    fail_on_bad,
+    pass_over,
+)
 from .contents import open_file, translate_errors
 from .files import SourceFile, fingerprint_files, list_files
 from .hive import Partitions, find_partitions
@@ -42,7 +53,7 @@ def _telling_to_pass_over() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableSource(ABC):
+class TableSource(Complete, ABC):
     """A source of files that hold tables of one schema, and perhaps more columns in the names of their folders.
 
     Attributes:
@@ -190,10 +201,6 @@ class TableSource(ABC):
         label = self.schema.label if self.schema.label in columns else None
         names = self.narrowed_from or tuple(self._in_files)
         return replace(self, schema=Schema(features=kept, label=label), narrowed_from=names)
-
-    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
-        """Nothing is left to do."""
-        return drafts
 
     @property
     def _in_files(self) -> list[str]:

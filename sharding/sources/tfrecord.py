@@ -16,7 +16,7 @@ from ..errors import SourceError
 from ..formats.parse import Parsed, parse_examples
 from ..formats.tfrecord import HEADER_BYTES, FrameBlock, FrameDamage, has_header, iterate_frames
 from ..schema import Feature, Schema
-from .base import BATCH_ROWS, NO_FEATURES, BadRecord, Part, Reject, fail_on_bad, pass_over
+from .base import BATCH_ROWS, NO_FEATURES, BadRecord, Complete, Part, Reject, fail_on_bad, pass_over
 from .contents import open_file, size_if_seekable
 from .examples import FeatureTypes, column_of
 from .files import SourceFile, fingerprint_files, has_pattern, list_files, plain_name
@@ -32,7 +32,7 @@ _READ_BYTES = 16 << 20  # a length that is a lie must not make room for as much 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TFRecordSource:
+class TFRecordSource(Complete):
     """A source of TFRecord files; a part is a run of records of about 64 MiB, or a compressed file.
 
     A feature is a column, null in records that lack it: int64, float32, string if all values are UTF-8, else binary,
@@ -105,10 +105,6 @@ class TFRecordSource:
         for columns, _ in self._columns(part, pass_over, self.schema.features, _SAMPLE_BYTES):
             return pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow).slice(0, records)
         return self.schema.empty
-
-    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
-        """Nothing is left to do."""
-        return drafts
 
     def _columns(
         self, part: Part, reject: Reject, features: tuple[Feature, ...], block_bytes: int

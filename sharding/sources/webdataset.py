@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ..errors import SourceError
 from ..schema import Schema
-from .base import BATCH_BYTES, BadRecord, Part, Reject, fail_on_bad, pass_over
+from .base import BATCH_BYTES, BadRecord, Complete, Part, Reject, fail_on_bad, pass_over
 from .files import SourceFile, fingerprint_files, list_files
 from .members import MemberType, MemberTypes, extension_of
 from .tar import SUFFIXES, Member, TarDamage, TarReader, open_tar
@@ -28,7 +28,7 @@ _MAX_NAMES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WebDatasetSource:
+class WebDatasetSource(Complete):
     """A source of tar archives; a part is an archive.
 
     The records: ``__key__``, the members' name, and a column for each extension, or for each entry of a JSON object
@@ -100,10 +100,6 @@ class WebDatasetSource:
         types = tuple(kind for kind in self.types if not set(columns).isdisjoint(kind.columns.names))
         names = [name for name in self.schema.names if name in columns] or [_KEY]
         return replace(self, types=types, schema=self.schema.select(names))
-
-    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
-        """Nothing is left to do."""
-        return drafts
 
     def places(self, part: Part, positions: npt.NDArray[np.int64], rejected: Sequence[BadRecord]) -> list[str]:
         """Numbers, keys and offsets of some records."""
