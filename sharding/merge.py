@@ -8,7 +8,7 @@ from dataclasses import replace
 from .dataset import Dataset
 from .generations import table_name
 from .interop.tfds import is_tfds
-from .manifest import Generation, Manifest, ShardInfo, SplitInfo
+from .manifest import Manifest, ShardInfo, SplitInfo
 from .statistics import FeatureStatistics, merge_statistics
 
 __all__ = ["merge_generation"]
@@ -25,19 +25,9 @@ def merge_generation(base: Dataset, added: Manifest, shards: Sequence[ShardInfo]
     """
     manifest = base.manifest
     classes = len(added.classes)
-    generation = Generation(
-        plan=added.plan,
-        source=added.source,
-        seed=added.seed,
-        options=added.options,
-        writer=added.writer,
-        classes=classes,
-        records={name: split.records for name, split in added.splits.items()},
-        shards={name: split.shards for name, split in added.splits.items()},
-    )
     kept = added.layout == manifest.layout
     before = (entry if kept else replace(entry, layout=manifest.layout) for entry in manifest.all_generations)
-    generations = (*before, generation)
+    generations = (*before, *added.all_generations)
     merged = replace(
         manifest,
         classes=added.classes,
