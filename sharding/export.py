@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -17,7 +16,7 @@ from .interop.huggingface import hf_parquet
 from .interop.webdataset import webdataset_tar
 from .location import take_urls
 from .manifest import Manifest, ShardInfo
-from .progress import Progress, Report, ignore
+from .progress import Report, Teller, ignore
 from .sources.shards import read_shard
 from .storage import Storage
 
@@ -89,22 +88,12 @@ def export(options: ExportOptions, *, report: Report = ignore) -> Export:
             (_export_shard, (dataset.storage, dataset.manifest, shard, options.to, key, storage, path))
             for (shard, key), path in zip(shards, paths, strict=True)
         ]
-        written = run_tasks(pool, jobs, _reporter(report, len(jobs)))
+        tell = Teller(report, "export", len(jobs))
+        written = run_tasks(pool, jobs, lambda _, done: None if done is None else tell(1, done.records))
         storage.write(CARD_NAME, dataset_card(dataset.manifest, splits, suffix))
     return Export(
         records=sum(shard.records for shard in written), files=len(written), bytes=sum(shard.bytes for shard in written)
     )
-
-
-def _reporter(report: Report, total: int) -> Callable[[int, Export | None], None]:
-    records = 0
-
-    def tell(done: int, result: Export | None) -> None:
-        nonlocal records
-        records += 0 if result is None else result.records
-        report(Progress(stage="export", done=done, total=total, records=records))
-
-    return tell
 
 
 def _export_shard(

@@ -27,7 +27,7 @@ from .manifest import Manifest
 from .memory import RecordBytes
 from .plan import check_label, plan_assignment, share_out, sort_classes
 from .prepare import open_carrying
-from .progress import Report, Teller, ignore, tell_stage
+from .progress import Progress, Report, Teller, ignore
 from .schema import Feature, Schema
 from .sized import deal_records
 from .sources import Source, light
@@ -142,7 +142,7 @@ def make_plan(
             options.prepare.dedup,
             pool,
             root,
-            tell_stage(report, "dedup"),
+            lambda done, total, records: report(Progress(stage="dedup", done=done, total=total, records=records)),
             None if stored is None or stored.again else records_there(stored),
             [] if base is None else [generation.source["fingerprint"] for generation in base.all_generations],
         )

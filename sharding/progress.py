@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-__all__ = ["Progress", "Report", "Teller", "ignore", "tell_stage"]
+__all__ = ["Progress", "Report", "Teller", "ignore"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +32,6 @@ Report = Callable[[Progress], None]
 
 def ignore(_: object) -> None:
     """Tell nobody."""
-
-
-def tell_stage(report: Report, stage: str) -> Callable[[int, int, int], None]:
-    """What reports the progress of one stage, by tasks that are done, tasks in all, and records."""
-    return lambda done, total, records: report(Progress(stage=stage, done=done, total=total, records=records))
 
 
 class Teller:
