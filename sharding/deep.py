@@ -16,7 +16,7 @@ from .indexes import Index, classes_of_table, read_index
 from .manifest import Manifest, ShardInfo
 from .staging import staged
 from .storage import Storage
-from .wording import counted
+from .wording import brief, counted
 
 __all__ = ["check_meaning", "check_totals"]
 
@@ -87,7 +87,7 @@ def _read_parquet(data: pa.Buffer, manifest: Manifest) -> Index | Damage:
             raise ValueError(f"its columns are {', '.join(map(str, table.schema))}")
         return Index(class_ids=classes_of_table(table, manifest), offsets=None)
     except (ValueError, pa.ArrowException, OSError) as error:
-        return Damage(path="", kind="unparsable", problem=f"it cannot be read: {' '.join(str(error).split())[:200]}")
+        return Damage(path="", kind="unparsable", problem=f"it cannot be read: {brief(error)}")
 
 
 def _compare_index(shard: ShardInfo, index: Index, found: Index) -> Iterator[Damage]:

@@ -22,6 +22,7 @@ from .formats.scan import scan_frames
 from .formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from .manifest import Manifest, ShardInfo
 from .schema import Schema
+from .wording import brief
 
 __all__ = ["Index", "classes_of_messages", "classes_of_table", "frame_bounds", "read_index", "rebuild_index"]
 
@@ -58,7 +59,7 @@ def read_index(data: pa.Buffer, manifest: Manifest) -> Index:
         table.validate(full=True)
         columns = [table.column(name).to_numpy() for name in names]
     except Exception as error:  # damaged bytes make a reader raise anything
-        raise ValueError(f"it cannot be read: {' '.join(str(error).split())[:200]}") from error
+        raise ValueError(f"it cannot be read: {brief(error)}") from error
     if table.column_names != names or [column.dtype.name for column in columns][-1] != "int32":
         raise ValueError(f"it has the columns {', '.join(table.column_names)}, not {', '.join(names)}")
     class_ids = columns[-1]
@@ -103,7 +104,7 @@ def rebuild_index(data: pa.Buffer, manifest: Manifest, written_bytes: int) -> tu
         try:
             table = read_parquet(data, [manifest.schema.label or manifest.schema.names[0]])
         except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"the shard cannot be read: {' '.join(str(error).split())[:200]}") from error
+            raise ValueError(f"the shard cannot be read: {brief(error)}") from error
         index = Index(class_ids=classes_of_table(table, manifest), offsets=None)
         older = encode_index(index.class_ids)
         return index, older if older.size == written_bytes else encode_index(index.class_ids, sums=block_sums(data))

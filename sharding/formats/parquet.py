@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow.types import is_binary, is_fixed_size_list, is_large_list, is_list, is_string
 
+from ..wording import brief
 from .pages import InPlace, read_vectors
 
 __all__ = [
@@ -289,7 +290,7 @@ def scan_row_groups(data: pa.Buffer) -> Iterator[RowGroup]:
         names, metadata = file.schema_arrow.names, file.metadata
         _try_columns(data)
     except Exception as error:  # damaged bytes make a reader raise anything
-        raise ValueError(f"the footer is damaged: {' '.join(str(error).split())[:200]}") from error
+        raise ValueError(f"the footer is damaged: {brief(error)}") from error
     first = 0
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from ..casting import is_number
 from ..errors import ConfigError
+from ..wording import brief
 from .columns import check_columns
 
 __all__ = ["NULL", "column_name", "columns_of", "evaluate", "literal_word", "parse"]
@@ -76,7 +77,7 @@ def evaluate(text: str, columns: Mapping[str, pa.Array]) -> pa.BooleanArray:
     try:
         result = _Walk(text, columns).value(parse(text))
     except pa.ArrowNotImplementedError as error:
-        raise ConfigError(f"--filter {text!r}: {' '.join(str(error).split())[:200]}") from error
+        raise ConfigError(f"--filter {text!r}: {brief(error)}") from error
     except OverflowError as error:
         raise ConfigError(f"--filter {text!r}: a number in it is too large") from error
     if not isinstance(result, pa.Array) or result.type != pa.bool_():

@@ -20,6 +20,7 @@ from ..clients import OBJECT_STORES, WEB
 from ..errors import RangesError, RingfeedError, SourceError
 from ..retry import RetryPolicy, retry
 from ..storage import Storage
+from ..wording import brief
 from .files import compression_of, split_chain, storage_error
 from .web import lacks_ranges
 
@@ -215,4 +216,4 @@ def translate_errors(path: str, error: Exception, remedy: str) -> SourceError | 
     """One line for what a format's reader raised."""
     if lacks_ranges(error):
         return RangesError.of(path)
-    return SourceError(f"{path}: {' '.join(str(error).split())[:300]}; {remedy}")
+    return SourceError(f"{path}: {brief(error, 300)}; {remedy}")

@@ -23,6 +23,7 @@ import pyarrow as pa
 from ..errors import RingfeedError, SourceError
 from ..schema import Feature, Schema
 from ..storage import Storage
+from ..wording import brief
 from .arrays import Leaf, batch_rows, choose, fixed_feature, leaves_of, part_bounds, text_column, to_arrow
 from .base import BATCH_BYTES, PASS_OVER, BadRecord, Complete, Part, Reject, fail_on_bad
 from .contents import open_file, translate_errors
@@ -324,7 +325,7 @@ def _readable(part: Part, columns: Sequence[_Column], reject: Reject) -> Iterato
                     middle = start + chunks // 2 * align
                     todo += [(middle, end), (start, middle)]
                     continue
-                reason = f"it lies in a damaged chunk ({' '.join(str(error).split())[:200]})"
+                reason = f"it lies in a damaged chunk ({brief(error)})"
                 for row in range(start, end):
                     reject(BadRecord(path=part.path, place=f"record {row}", reason=reason, remedy="write it again"))
             else:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ..wording import brief
 from .json_records import decode_document, make_decoder
 from .values import ColumnType, column_of_values, flatten
 
@@ -121,7 +122,7 @@ def _read_npy(content: bytes) -> npt.NDArray[Any]:
         read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read_header(file)
     except Exception as error:  # ValueError, but also what Python's tokenizer raises
-        raise ValueError(f"it is no NumPy file ({' '.join(str(error).split())[:200]})") from error
+        raise ValueError(f"it is no NumPy file ({brief(error)})") from error
     if dtype.kind not in "biuf":
         raise ValueError(f"it is a NumPy array of {dtype}, not of numbers")
     count = 1

@@ -15,6 +15,7 @@ from ..casting import can_become, declared_column
 from ..errors import ConfigError, RangesError, RingfeedError, SourceError
 from ..schema import Feature, Schema
 from ..storage import Storage
+from ..wording import brief
 from .base import (
     BATCH_BYTES,
     BATCH_ROWS,
@@ -213,7 +214,7 @@ class TableSource(Complete, ABC):
                 for _ in self._read(block, self.narrowed_from or self._in_files):
                     pass
             except _DamagedError as error:
-                reason = f"it lies in a damaged block of {records} ({' '.join(str(error.__cause__).split())[:200]})"
+                reason = f"it lies in a damaged block of {records} ({brief(error.__cause__ or error)})"
                 for number in range(block.first_record, block.first_record + records):
                     reject(BadRecord(path=part.path, place=f"record {number}", reason=reason, remedy="write it again"))
             else:
