@@ -41,7 +41,7 @@ def is_our_draft(name: str) -> bool:
 
 def files_of(dataset: Dataset) -> list[str]:
     """All of a dataset but `dataset.json`."""
-    shards = (path for shard in dataset.shards for path in (shard.path, shard.index_path))
+    shards = (path for shard in dataset.shards for path in shard.files)
     return [dataset.manifest.shards_path, *shards, *dataset.manifest.files]
 
 

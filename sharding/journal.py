@@ -51,12 +51,7 @@ class ShardResult:
     @property
     def all_files(self) -> dict[str, FileInfo]:
         """All that were written, by path."""
-        info = self.info
-        return {
-            info.path: FileInfo(bytes=info.bytes, checksum=info.checksum),
-            info.index_path: FileInfo(bytes=info.index_bytes, checksum=info.index_checksum),
-            **self.files,
-        }
+        return self.info.files | self.files
 
 
 def record_shards(storage: Storage, fingerprint: str, results: Iterable[ShardResult]) -> None:

@@ -42,6 +42,14 @@ FORMAT_VERSION = (1, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FileInfo:
+    """What a file was written with: of a shard, or for other programs, which ringfeed checks but does not read."""
+
+    bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardInfo:
     """One shard: a data file and its index. Paths are relative to the dataset's root.
 
@@ -62,6 +70,14 @@ class ShardInfo:
         for path in (self.path, self.index_path):
             _check_inside(path, SHARDS_NAME)
 
+    @property
+    def files(self) -> dict[str, FileInfo]:
+        """Its two files, by path: the data file first."""
+        return {
+            self.path: FileInfo(bytes=self.bytes, checksum=self.checksum),
+            self.index_path: FileInfo(bytes=self.index_bytes, checksum=self.index_checksum),
+        }
+
 
 def _check_inside(path: str, where: str) -> None:
     if "/" not in path and "\\" not in path and path not in ("", ".", ".."):
@@ -70,14 +86,6 @@ def _check_inside(path: str, where: str) -> None:
     nowhere = {"", "."}.issuperset(parts)
     if nowhere or path.startswith("/") or ".." in parts or "\\" in path or "://" in path:
         raise DatasetError(f"the path {path!r} in {where} leaves the dataset's root; it is not opened")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileInfo:
-    """A file for other programs, which ringfeed writes and checks but does not read."""
-
-    bytes: int
-    checksum: str
 
 
 def describe(data: bytes) -> FileInfo:

@@ -228,7 +228,7 @@ def _without_table(known: Identity, table: bytes | None, workers: int) -> Identi
 def _underivable(known: Identity, shards: Sequence[ShardInfo]) -> Iterator[Damage]:
     """The files for want of which there is no row for some shard: they are missing, or an index cannot be read."""
     manifest, names = known.manifest, known.names or frozenset()
-    there = {path for shard in shards for path in (shard.path, shard.index_path)}
+    there = {path for shard in shards for path in shard.files}
     for generation, written in enumerate(() if manifest.lost else manifest.all_generations):
         for split, number in ((split, number) for split, shards in written.shards.items() for number in range(shards)):
             data = shard_name(generation, split, number, written.shards[split], manifest.shard_format)

@@ -192,9 +192,7 @@ def workshop_of(plan: RepairPlan, root: Storage, report: Report) -> AbstractCont
     damaged = {damage.path: damage for damage in plan.verification.damages}
     hurt = (files for shard in known.shards if (files := files_of(known, shard, damaged, moves)))
     mendable = (
-        files
-        for files in hurt
-        if {actions.get(path) for path in (files.shard.path, files.shard.index_path) if path in damaged} <= _AS_WRITTEN
+        files for files in hurt if {actions.get(path) for path in files.shard.files if path in damaged} <= _AS_WRITTEN
     )
     lost = {rebuild.generation for rebuild in plan.rebuilds}
     lost |= {generation_of(loss.shard.path) for loss in plan.losses}
@@ -249,15 +247,8 @@ def _rewrite(path: str, how: str) -> Remedy:
 
 def _plan_moves(known: Identity, damaged: Mapping[str, Damage]) -> dict[str, Remedy]:
     """For damaged files whose bytes lie under another name, that name."""
-    wanted = {
-        path: (size, total)
-        for shard in known.shards
-        for path, size, total in (
-            (shard.path, shard.bytes, shard.checksum),
-            (shard.index_path, shard.index_bytes, shard.index_checksum),
-        )
-    }
-    sizes = {size for path, (size, _) in wanted.items() if path in damaged}
+    wanted = {path: info for shard in known.shards for path, info in shard.files.items()}
+    sizes = {info.bytes for path, info in wanted.items() if path in damaged}
     strangers = (known.names or frozenset()) - set(wanted) - {MANIFEST_NAME, known.manifest.shards_path}
     holders: dict[str, str] = {}
     for path in [*sorted(strangers), *(path for path in damaged if path in wanted)]:
@@ -265,7 +256,7 @@ def _plan_moves(known: Identity, damaged: Mapping[str, Damage]) -> dict[str, Rem
             holders[found.checksum] = path
     moves = {}
     for path in damaged:
-        origin = holders.get(wanted[path][1]) if path in wanted else None
+        origin = holders.get(wanted[path].checksum) if path in wanted else None
         if origin is None:
             continue
         ours = origin in wanted or origin.endswith(MISPLACED) or drafted(origin) in wanted
@@ -288,7 +279,7 @@ def files_of(
     known: Identity, shard: ShardInfo, damaged: Mapping[str, Damage], moves: Mapping[str, Remedy]
 ) -> ShardFiles | None:
     """A shard that has a damaged file, and where its files lie; None if it has none."""
-    if not {shard.path, shard.index_path} & set(damaged):
+    if damaged.keys().isdisjoint(shard.files):
         return None
     taken = {move.origin for move in moves.values() if move.action == "move"}
 
@@ -322,7 +313,7 @@ def _plan_shard(files: ShardFiles, names: frozenset[str]) -> tuple[list[Remedy],
     salvaged = salvage_shard(files, mended)
     if salvaged is None:
         how = "no record of the shard is intact"
-        both = [Remedy(path=path, action="remove", how=how) for path in (shard.path, shard.index_path)]
+        both = [Remedy(path=path, action="remove", how=how) for path in shard.files]
         return both, Loss(shard=shard, replacement=None)
     new = _replacement(files, salvaged, names)
     if new.path != shard.path:
@@ -412,7 +403,7 @@ def shards_left(shards: Sequence[ShardInfo], losses: Sequence[Loss]) -> list[Sha
 def _leftovers(known: Identity, moves: Mapping[str, Remedy]) -> Iterator[Remedy]:
     """What a repair that was killed did not come to remove; the user's own files are none of it."""
     manifest = known.manifest
-    in_use = {path for shard in known.shards for path in (shard.path, shard.index_path)}
+    in_use = {path for shard in known.shards for path in shard.files}
     in_use |= {manifest.shards_path, *manifest.files}
     lost = {
         path for entry in manifest.lost for path in (entry.path, index_name(entry.path), dali.index_name(entry.path))

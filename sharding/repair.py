@@ -201,16 +201,13 @@ def _checked(plan: RepairPlan, made: Sequence[ShardInfo]) -> dict[str, str]:
     """The files to put back, and their checksums; what is made again beside them need not be as it was."""
     wanted = {remedy.path for remedy in plan.remedies if remedy.action == "rebuild"}
     written = {
-        path: expected
-        for shard in plan.known.shards
-        for path, expected in ((shard.path, shard.checksum), (shard.index_path, shard.index_checksum))
-        if path in wanted
+        path: info.checksum for shard in plan.known.shards for path, info in shard.files.items() if path in wanted
     }
     rebuilds = {rebuild.generation: rebuild for rebuild in plan.rebuilds}
     for shard in made:
-        for path, found in ((shard.path, shard.checksum), (shard.index_path, shard.index_checksum)):
+        for path, found in shard.files.items():
             if path in wanted:
-                check_made(rebuilds[generation_of(path)], path, found, written[path])
+                check_made(rebuilds[generation_of(path)], path, found.checksum, written[path])
     return written
 
 
@@ -223,7 +220,7 @@ def _apply(plan: RepairPlan, lease: Lease, rebuilt: Mapping[str, str], scratch: 
     rewritten = {remedy.path for remedy in plan.remedies if remedy.action == "rewrite"} - set(known.restored)
     losses = {loss.shard.path: loss for loss in plan.losses}
     for shard in known.shards:
-        if {shard.path, shard.index_path} & (rewritten | set(losses)):
+        if shard.files.keys() & (rewritten | set(losses)):
             _mend(plan, shard, rewritten, losses.get(shard.path))
     for path, expected in rebuilt.items():
         put_back(storage, path, scratch.map(path), expected)
@@ -354,8 +351,7 @@ def _superseded(plan: RepairPlan, manifest: Manifest) -> Iterator[str]:
     """Files that the dataset does not need any more."""
     yield from (remedy.path for remedy in plan.remedies if remedy.action == "remove")
     for loss in plan.losses:
-        kept = () if loss.replacement is None else (loss.replacement.path, loss.replacement.index_path)
-        yield from {loss.shard.path, loss.shard.index_path} - set(kept)
+        yield from loss.shard.files.keys() - ({} if loss.replacement is None else loss.replacement.files).keys()
     yield from plan.known.manifest.files.keys() - manifest.files.keys()
     if manifest.shards_path != plan.known.manifest.shards_path:
         yield plan.known.manifest.shards_path

@@ -25,7 +25,7 @@ from .indexes import Index, read_index
 from .interop.tfds import is_tfds
 from .lease import LEASE_NAME
 from .locate import locate_in_index, locate_in_shard
-from .manifest import MANIFEST_NAME, Manifest, ShardInfo
+from .manifest import MANIFEST_NAME, FileInfo, Manifest, ShardInfo
 from .progress import ignore
 from .recovery import Identity, identify
 from .staging import Measure, measure, staged
@@ -71,8 +71,7 @@ class File:
     """A file of the dataset as it was written; `shard` is None for one that is for other programs."""
 
     path: str
-    bytes: int
-    checksum: str
+    info: FileInfo
     shard: ShardInfo | None = None
 
 
@@ -130,21 +129,14 @@ def _is_rewritten(known: Identity) -> bool:
 def examine(known: Identity, report: VerifyReport = ignore, *, workers: int, deep: bool = False) -> Verification:
     """`check_dataset` of a dataset that was identified."""
     storage, manifest = known.storage, known.manifest
-    files = [
-        file
-        for shard in known.shards
-        for file in (
-            File(path=shard.path, bytes=shard.bytes, checksum=shard.checksum, shard=shard),
-            File(path=shard.index_path, bytes=shard.index_bytes, checksum=shard.index_checksum, shard=shard),
-        )
-    ]
-    files += [File(path=path, bytes=info.bytes, checksum=info.checksum) for path, info in manifest.files.items()]
+    files = [File(path=p, info=info, shard=shard) for shard in known.shards for p, info in shard.files.items()]
+    files += [File(path=path, info=info) for path, info in manifest.files.items()]
     deep = deep or not known.proven
-    total = sum(file.bytes for file in files)
+    total = sum(file.info.bytes for file in files)
     with ThreadPoolExecutor(workers, thread_name_prefix="ringfeed-verify") as pool:
         jobs = [(_measure, (known, file)) for file in files]
-        measures = dict(run_tasks(pool, jobs, _reporter(report, {f.path: f.bytes for f in files}, total)))
-        bad = [file for file in files if not _matches(measures[file.path], file)]
+        measures = dict(run_tasks(pool, jobs, _reporter(report, {f.path: f.info.bytes for f in files}, total)))
+        bad = [file for file in files if not _matches(measures[file.path], file.info)]
         holders = _holders(files)
         places = [(_locate, (known, file, measures, holders)) for file in bad]
         damages = [*known.damages, *run_tasks(pool, places)]
@@ -174,20 +166,20 @@ def _measure(known: Identity, file: File) -> tuple[str, Measure | None]:
     if file.path in known.measures:
         return file.path, known.measures[file.path]
     found = measure(known.storage, file.path)
-    if known.storage.local_path is None and found is not None and not _matches(found, file):
+    if known.storage.local_path is None and found is not None and not _matches(found, file.info):
         found = measure(known.storage, file.path)  # it may have been damaged on its way, and not where it lies
     return file.path, found
 
 
-def _matches(found: Measure | None, file: File) -> bool:
-    return found is not None and found.bytes == file.bytes and found.checksum == file.checksum
+def _matches(found: Measure | None, expected: FileInfo) -> bool:
+    return found is not None and (found.bytes, found.checksum) == (expected.bytes, expected.checksum)
 
 
 def _holders(files: Sequence[File]) -> Mapping[str, list[File]]:
     """By checksum, the files that were written with it."""
     written: dict[str, list[File]] = defaultdict(list)
     for file in files:
-        written[file.checksum].append(file)
+        written[file.info.checksum].append(file)
     return written
 
 
@@ -210,14 +202,13 @@ def _locate(
     if shard is None:
         return locate_in_companion(storage, manifest, known.shards, file.path, found)
     if file.path == shard.index_path:
-        data = File(path=shard.path, bytes=shard.bytes, checksum=shard.checksum, shard=shard)
-        intact = _matches(measures[shard.path], data)
+        intact = _matches(measures[shard.path], shard.files[shard.path])
         return locate_in_index(storage, manifest, shard, found, shard_intact=intact)
     return locate_in_shard(storage, manifest, shard, found, _intact_index(storage, manifest, shard, measures))
 
 
 def _holds(found: Measure | None, file: File) -> bool:
-    return found is not None and found.checksum == file.checksum
+    return found is not None and found.checksum == file.info.checksum
 
 
 def _intact_index(
