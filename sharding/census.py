@@ -21,7 +21,7 @@ from .formats.lengths import example_lengths
 from .formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from .origins import tell_origin
 from .prepare.columns import check_columns
-from .schema import Feature, Schema
+from .schema import Feature
 from .sources import Part, Source
 from .sources.base import late_bytes, narrowed
 from .storage import Storage
@@ -178,8 +178,7 @@ def _noted(source: Source, part: Part, columns: dict[str, str], census: Census) 
 
 def _sizes(source: Source, part: Part, drafts: pa.RecordBatch) -> Int64:
     """About how many bytes each record will take in a TFRecord shard."""
-    there = set(drafts.schema.names)
-    schema = Schema(features=tuple(feature for feature in source.schema.features if feature.name in there))
+    schema = source.schema.only(drafts.schema.names)
     lengths = example_lengths(drafts.select(list(schema.names)), schema)
     return lengths + late_bytes(source, part, drafts) + HEADER_BYTES + FOOTER_BYTES
 

@@ -21,7 +21,6 @@ from .formats.parquet import read_parquet
 from .formats.scan import scan_frames
 from .formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from .manifest import Manifest, ShardInfo
-from .schema import Schema
 from .wording import brief
 
 __all__ = ["Index", "classes_of_messages", "classes_of_table", "frame_bounds", "read_index", "rebuild_index"]
@@ -133,7 +132,7 @@ def classes_of_messages(messages: Iterator[bytes], manifest: Manifest) -> npt.ND
     if label is None:
         return np.zeros(sum(1 for _ in messages), np.int32)
     ids = {value: number for number, value in enumerate(manifest.classes)}
-    only_label = Schema(features=(manifest.schema[label],), label=label)
+    only_label = manifest.schema.only([label])
     found = []
     for number, message in enumerate(messages):
         try:

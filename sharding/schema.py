@@ -6,7 +6,7 @@ Not here: reading or writing any file.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
@@ -255,6 +255,12 @@ class Schema:
         """Some of the features, in the order given; and the label, if it is among them."""
         label = self.label if self.label in names else None
         return Schema(features=tuple(self[name] for name in names), label=label)
+
+    def only(self, names: Iterable[str]) -> Schema:
+        """Those of the features that have one of some names, in their order; and the label, if it is among them."""
+        wanted = set(names)
+        kept = tuple(feature for feature in self.features if feature.name in wanted)
+        return Schema(features=kept, label=self.label if self.label in wanted else None)
 
     @property
     def arrow(self) -> pa.Schema:

@@ -37,8 +37,8 @@ class CarryingSource(Around):
     @property
     def schema(self) -> Schema:
         """That of the inner source without the column."""
-        kept = tuple(feature for feature in self.inner.schema.features if feature.name != self.column)
-        return Schema(features=kept, label=self.inner.schema.label)
+        schema = self.inner.schema
+        return schema.only(name for name in schema.names if name != self.column)
 
     @property
     def fingerprint(self) -> str:

@@ -160,11 +160,8 @@ class PreparedSource:
         return self._narrowed(self._needed(columns), columns)
 
     def _narrowed(self, needed: frozenset[str], columns: Collection[str] | None = None) -> PreparedSource:
-        wanted = set(self.schema.names if columns is None else columns)
         inner = self.inner if self.late else narrowed(self.inner, needed)  # what completes drafts is its own affair
-        kept = tuple(feature for feature in self.schema.features if feature.name in wanted)
-        label = self.schema.label if self.schema.label in wanted else None
-        return replace(self, inner=inner, schema=Schema(features=kept, label=label))
+        return replace(self, inner=inner, schema=self.schema if columns is None else self.schema.only(columns))
 
     def _needed(self, columns: Collection[str]) -> frozenset[str]:
         """The inner source's columns that these, and the choice of records, are made of."""
@@ -211,9 +208,7 @@ class PreparedSource:
         """The late columns, by their names after the steps."""
         if self.eager:
             return frozenset()
-        fields = [field for field in self.inner.schema.arrow if field.name in self.late]
-        none = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in fields], schema=pa.schema(fields))
-        return frozenset(self._on_columns(none).schema.names)
+        return frozenset(self._on_columns(self.inner.schema.only(self.late).empty).schema.names)
 
     def _first_records(self) -> pa.RecordBatch:
         """Some prepared records to try a function on; none, if there are none at all."""
@@ -224,9 +219,7 @@ class PreparedSource:
         return self._nothing()
 
     def _nothing(self) -> pa.RecordBatch:
-        names = set(self.schema.names) - self._late_now()
-        fields = [field for field in self.schema.arrow if field.name in names]
-        return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in fields], schema=pa.schema(fields))
+        return self.schema.only(set(self.schema.names) - self._late_now()).empty
 
 
 def _kept(steps: Sequence[Step], schema: Schema) -> frozenset[str]:

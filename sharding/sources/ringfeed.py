@@ -143,9 +143,7 @@ class RingfeedSource(Complete):
 
     def narrow(self, columns: Collection[str]) -> RingfeedSource:
         """The same records with these columns alone; no others are read."""
-        kept = tuple(feature for feature in self.schema.features if feature.name in columns)
-        label = self.schema.label if self.schema.label in columns else None
-        return replace(self, schema=Schema(features=kept, label=label))
+        return replace(self, schema=self.schema.only(columns))
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """The head of the shard; to be checked it is read as a whole."""

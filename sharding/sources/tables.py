@@ -198,10 +198,8 @@ class TableSource(Complete, ABC):
 
     def narrow(self: Self, columns: Collection[str]) -> Self:
         """The same records with these columns alone; no others are read."""
-        kept = tuple(feature for feature in self.schema.features if feature.name in columns)
-        label = self.schema.label if self.schema.label in columns else None
         names = self.narrowed_from or tuple(self._in_files)
-        return replace(self, schema=Schema(features=kept, label=label), narrowed_from=names)
+        return replace(self, schema=self.schema.only(columns), narrowed_from=names)
 
     @property
     def _in_files(self) -> list[str]:
