@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +12,7 @@ from ..errors import ConfigError
 from ..schema import Feature, Schema
 from .columns import check_columns, check_distinct
 from .items import join_items
+from .steps import OnColumns
 
 __all__ = ["Cast", "SetTypes"]
 
@@ -21,11 +20,10 @@ _NUMBERS = ("int64", "uint64", "float64", "int32")  # what a column of times, he
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
+class Cast(OnColumns):
     """Change the type of the elements of columns; shapes stay. A value that the new type cannot hold is an error."""
 
     dtypes: tuple[tuple[str, str], ...]
-    changes_rows: ClassVar[bool] = False
 
     @property
     def spec(self) -> str:
@@ -39,10 +37,6 @@ class Cast:
         dtypes = dict(self.dtypes)
         return _changed(schema, {f.name: _retyped(f, dtypes[f.name]) for f in schema.features if f.name in dtypes})
 
-    def needs(self, names: Collection[str], schema: Schema) -> frozenset[str]:
-        """The same columns."""
-        return frozenset(names)
-
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Those of the columns that are there."""
         for name, dtype in self.dtypes:
@@ -55,11 +49,10 @@ class Cast:
 
 
 @dataclass(frozen=True, slots=True)
-class SetTypes:
+class SetTypes(OnColumns):
     """Bring the columns named in a ``--schema`` file into the types and shapes that it gives them."""
 
     features: tuple[Feature, ...]
-    changes_rows: ClassVar[bool] = False
 
     @property
     def spec(self) -> str:
@@ -73,10 +66,6 @@ class SetTypes:
         """The features as the file has them; those that it does not name stay."""
         check_columns("--schema", [feature.name for feature in self.features], schema.names)
         return _changed(schema, {feature.name: _merged(schema[feature.name], feature) for feature in self.features})
-
-    def needs(self, names: Collection[str], schema: Schema) -> frozenset[str]:
-        """The same columns."""
-        return frozenset(names)
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Those of the columns that are there."""

@@ -23,7 +23,7 @@ from .columns import check_columns, check_distinct, is_hidden, visible
 from .expression import columns_of, evaluate
 from .items import ALL, join_items
 
-__all__ = ["Drop", "DropNulls", "FillNulls", "Filter", "Rename", "Select", "Step"]
+__all__ = ["Drop", "DropNulls", "FillNulls", "Filter", "OnColumns", "Rename", "Select", "Step"]
 
 
 class Step(Protocol):
@@ -45,12 +45,22 @@ class Step(Protocol):
         """The batch, prepared; hidden columns (`columns.is_hidden`) go with their records."""
 
 
+class OnColumns:
+    """A step that makes columns of those of the same names, record by record."""
+
+    __slots__ = ()
+    changes_rows: ClassVar[bool] = False
+
+    def needs(self, names: Collection[str], schema: Schema) -> frozenset[str]:
+        """The same columns."""
+        return frozenset(names)
+
+
 @dataclass(frozen=True, slots=True)
-class Select:
+class Select(OnColumns):
     """Keep the columns, in this order."""
 
     columns: tuple[str, ...]
-    changes_rows: ClassVar[bool] = False
 
     @property
     def spec(self) -> str:
@@ -63,10 +73,6 @@ class Select:
         check_columns("--select", self.columns, schema.names)
         return Schema(features=tuple(schema[name] for name in self.columns))
 
-    def needs(self, names: Collection[str], schema: Schema) -> frozenset[str]:
-        """The same columns."""
-        return frozenset(names)
-
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Those of the columns that are there."""
         there = set(batch.schema.names)
@@ -76,11 +82,10 @@ class Select:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(OnColumns):
     """Leave the columns out."""
 
     columns: tuple[str, ...]
-    changes_rows: ClassVar[bool] = False
 
     @property
     def spec(self) -> str:
@@ -94,10 +99,6 @@ class Drop:
         if not left:
             raise ConfigError("--drop-columns: no column is left; keep at least one")
         return Schema(features=left)
-
-    def needs(self, names: Collection[str], schema: Schema) -> frozenset[str]:
-        """The same columns."""
-        return frozenset(names)
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Without those of the columns that are there."""
@@ -196,11 +197,10 @@ class DropNulls:
 
 
 @dataclass(frozen=True, slots=True)
-class FillNulls:
+class FillNulls(OnColumns):
     """Put a value where a scalar column lacks one."""
 
     values: tuple[tuple[str, str], ...]
-    changes_rows: ClassVar[bool] = False
 
     @property
     def spec(self) -> str:
@@ -225,10 +225,6 @@ class FillNulls:
             _filled(pa.array([], feature.primitive), text)
         except (SourceError, pa.ArrowNotImplementedError) as error:
             raise ConfigError(f"--fill-nulls: column {feature.name!r} holds {feature.dtype}, got {text!r}") from error
-
-    def needs(self, names: Collection[str], schema: Schema) -> frozenset[str]:
-        """The same columns."""
-        return frozenset(names)
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Those of the columns that are there."""
