@@ -44,13 +44,9 @@ class Placement:
     first_ordinals: Int64
     census: Census | None = None
 
-    def start(self, number: int) -> Placer:
-        """For the records of a part, by its number, from the first on."""
-        return Placer(self, number)
-
 
 class Placer:
-    """Takes the records of a part in their order, and says where each goes."""
+    """Takes the records of a part, by its number, in their order, and says where each goes."""
 
     def __init__(self, placement: Placement, number: int) -> None:
         self._placement = placement

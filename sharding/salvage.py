@@ -86,24 +86,20 @@ def mend_shard(files: ShardFiles) -> Mended:
     if not files.index_intact and files.index_at is not None:
         with staged(files.storage, files.index_at) as stored:
             for how, candidate in _plain_candidates(stored, shard.index_bytes, shard.index_checksum):
-                if _is(candidate, shard.index_checksum):
+                if checksum(candidate) == shard.index_checksum:
                     mended = replace(mended, index=candidate, index_how=how)
                     break
     if not files.data_intact and files.data_at is not None:
         index = _index(files, mended)
         for how, candidate in _data_candidates(files, files.data_at, index):
-            if _is(candidate, shard.checksum):
+            if checksum(candidate) == shard.checksum:
                 mended = replace(mended, data=candidate, data_how=how)
                 break
     if not files.index_intact and mended.index is None and (files.data_intact or mended.data is not None):
         _, encoded = _rebuilt_index(files, mended)
-        if _is(encoded, shard.index_checksum):
+        if checksum(encoded) == shard.index_checksum:
             mended = replace(mended, index=encoded, index_how="made again from its shard")
     return mended
-
-
-def _is(candidate: pa.Buffer, expected_checksum: str) -> bool:
-    return checksum(candidate) == expected_checksum
 
 
 def _plain_candidates(stored: pa.Buffer, size: int, expected_checksum: str) -> Iterator[tuple[str, pa.Buffer]]:

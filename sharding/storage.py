@@ -155,10 +155,10 @@ class Storage(Location):
 
     def _open_raw(self, path: str, whole_bytes: int) -> io.RawIOBase:
         """A file by ranges; of a web server that sends none all of it, at once up to so many bytes."""
-        info = self._info(path)
-        size = info["size"]
         fs, root = self.filesystem()
         url = f"{root}/{path}"
+        info: dict[str, Any] = self.run("read", path, lambda: fs.info(url))
+        size = info["size"]
         if self.protocol not in WEB or (
             size is not None
             and (not size or info.get("partial") or self.run("read", path, lambda: fs.sends_parts(url)))
@@ -170,11 +170,6 @@ class Storage(Location):
         return ForwardReader(
             lambda: fs.stream(url), size, partial(self.run, "read", path), partial(self._ranges_error, path)
         )
-
-    def _info(self, path: str) -> dict[str, Any]:
-        fs, root = self.filesystem()
-        info: dict[str, Any] = self.run("read", path, lambda: fs.info(f"{root}/{path}"))
-        return info
 
     def _ranges_error(self, path: str) -> RangesError:
         return RangesError.of(public_url(self.locate(path)))

@@ -25,7 +25,7 @@ from .grouping import group
 from .image_checks import check_images
 from .journal import ShardResult, record_shards
 from .origins import tell_origin
-from .placement import Placement
+from .placement import Placement, Placer
 from .read_ahead import read_ahead
 from .schema import Schema
 from .sources import Part, Source
@@ -141,7 +141,7 @@ def partition_part(
         spill: where to write.
         run_bytes: of records to gather, at most, before they are written.
     """
-    placer = placement.start(number)
+    placer = Placer(placement, number)
     first_places = bucketing.first_places()
     position = 0
     ranges: dict[str, tuple[int, int]] = {}

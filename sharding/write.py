@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import islice
 from typing import IO, Any
 
@@ -84,7 +83,8 @@ def write_shard(
         storage.write_all({path: data, index_path: index, **extra})
         data_bytes, data_checksum = data.size, checksum(data)
     else:
-        with _hashed(storage, path, blocks=shard_format == "parquet") as sink:
+        with storage.open_output(path) as file:
+            sink: Any = _HashingSink(file, blocks=shard_format == "parquet")
             encoder = open_encoder(sink, schema, **how)
             while ready:
                 encoder.write(*ready.popleft())
@@ -152,9 +152,3 @@ class _HashingSink:
 
     def flush(self) -> None:
         """What the file holds back goes out when it is closed."""
-
-
-@contextmanager
-def _hashed(storage: Storage, path: str, *, blocks: bool) -> Iterator[Any]:
-    with storage.open_output(path) as file:
-        yield _HashingSink(file, blocks=blocks)

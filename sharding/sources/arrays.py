@@ -164,7 +164,7 @@ def _picked(leaves: Sequence[Leaf], picks: Sequence[str], path: str) -> list[Lea
         raise SourceError(f"{path} holds no array with a dimension of records")
     root = f"{picks[0]}/" if len(picks) == 1 else ""
     if root and all(leaf.name.startswith(root) for leaf in chosen):
-        return [_renamed(leaf, leaf.name.removeprefix(root)) for leaf in chosen]
+        return [replace(leaf, name=leaf.name.removeprefix(root)) for leaf in chosen]
     return chosen
 
 
@@ -183,10 +183,6 @@ def _check_rows(leaves: Sequence[Leaf], path: str) -> None:
 
 def _within(name: str, pick: str) -> bool:
     return name == pick or name.startswith(f"{pick}/")
-
-
-def _renamed(leaf: Leaf, name: str) -> Leaf:
-    return replace(leaf, name=name)
 
 
 def _listed(leaves: Sequence[Leaf], *, sizes: bool = False) -> str:
