@@ -116,14 +116,9 @@ def row_group_rows(data: bytes | pa.Buffer) -> int:
     return int(metadata.row_group(0).num_rows) if metadata.num_row_groups else 1
 
 
-def read_parquet(
-    data: bytes | pa.Buffer, columns: Sequence[str] | None = None, groups: Sequence[int] | None = None
-) -> pa.Table:
-    """All rows of a Parquet file, or those of some row groups; all columns, or some."""
-    names = None if columns is None else list(columns)
-    if groups is None:
-        return _open(data).read(columns=names, use_threads=False)
-    return _open(data).read_row_groups(list(groups), columns=names, use_threads=False)
+def read_parquet(data: bytes | pa.Buffer, columns: Sequence[str] | None = None) -> pa.Table:
+    """All rows of a Parquet file; all columns, or some."""
+    return _open(data).read(columns=None if columns is None else list(columns), use_threads=False)
 
 
 def read_columns(
