@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from ..wording import brief
 from .columns import check_columns
 
-__all__ = ["NULL", "column_name", "columns_of", "evaluate", "literal_word", "parse"]
+__all__ = ["NULL", "column_name", "columns_of", "evaluate", "fits", "literal_word", "parse"]
 
 Value = Any  # a pa.Array for what is made of columns, else a literal: bool, int, float or str
 _GRAMMAR = "== != < <= > >=, and, or, not, in (...), is null, + - * /, numbers, 'text', true, false, column names"
@@ -281,11 +281,16 @@ def _common(kind: pa.DataType, other: Value) -> pa.DataType | None:
     if not _is_integer(kind):
         return pa.float32() if kind == pa.float16() else kind
     if isinstance(other, int):
-        return kind if _fits(other, kind) else _WIDE
+        return kind if fits(other, kind) else _WIDE
     return pa.float64()
 
 
-def _fits(value: int, kind: pa.DataType) -> bool:
+def fits(value: int, kind: pa.DataType) -> bool:
+    """Whether a type of integers holds one.
+
+    >>> fits(-128, pa.int8()), fits(128, pa.int8()), fits(-1, pa.uint8())
+    (True, False, False)
+    """
     signed = bool(pa.types.is_signed_integer(kind))
     bits = int(kind.bit_width) - signed
     return -(signed << bits) <= value < 1 << bits

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..schema import Feature, Schema
-from .expression import NULL, column_name, literal_word, parse
+from .expression import NULL, column_name, fits, literal_word, parse
 
 __all__ = ["implied"]
 
@@ -150,7 +150,7 @@ def _bound(feature: Feature, op: type[ast.cmpop], value: Any) -> pc.Expression:
         return compare(column, pc.scalar(pa.scalar(float(value), kind))) if known else _ANY
     if isinstance(value, float):
         return _float_bound(column, kind, op, value)
-    return compare(column, pc.scalar(pa.scalar(value, kind))) if _fits(value, kind) else _ANY
+    return compare(column, pc.scalar(pa.scalar(value, kind))) if fits(value, kind) else _ANY
 
 
 def _float_bound(column: pc.Expression, kind: pa.DataType, op: type[ast.cmpop], value: float) -> pc.Expression:
@@ -158,17 +158,9 @@ def _float_bound(column: pc.Expression, kind: pa.DataType, op: type[ast.cmpop], 
     if not abs(value) < _EXACT or op is ast.NotEq:
         return _ANY
     low, high = math.floor(value), math.ceil(value)
-    if not (_fits(low, kind) and _fits(high, kind)):
+    if not (fits(low, kind) and fits(high, kind)):
         return _ANY
     least, most = pc.scalar(pa.scalar(low, kind)), pc.scalar(pa.scalar(high, kind))
     if op in (ast.Lt, ast.LtE):
         return column <= most
     return column >= least if op in (ast.Gt, ast.GtE) else (column >= least) & (column <= most)
-
-
-def _fits(value: int, kind: pa.DataType) -> bool:
-    try:
-        pa.scalar(value, kind)
-    except (pa.ArrowInvalid, OverflowError):
-        return False
-    return True
