@@ -16,7 +16,7 @@ from .base import BadRecord, Part, Reject, pass_over
 from .csv_blocks import MISSING, Header, parse_block
 from .csv_records import cut_records
 from .files import SourceFile
-from .given import beyond_integers, cast_text
+from .given import beyond_integers, cast_text, is_farther
 from .text import Block, Mark, Span, cut_parts, read_blocks
 
 __all__ = ["infer_types"]
@@ -207,12 +207,7 @@ def _check_large(sources: Sequence[tuple[SourceFile, Header]], name: str, block_
             low = min(low, -1 if pc.any(pc.starts_with(text, "-"), min_count=0).as_py() else 0)
             for row in np.flatnonzero(long.to_numpy(zero_copy_only=False)).tolist():
                 value = int(text[row].as_py())
-                if not -(1 << 63) <= value < 1 << 63 and (far is None or _is_worse(value, far[2])):
+                if not -(1 << 63) <= value < 1 << 63 and (far is None or is_farther(value, far[2])):
                     far = (file.url, rows.line(row), value)
     if far is not None and integers:
         raise SourceError(beyond_integers(far[0], far[1], name, far[2], low))
-
-
-def _is_worse(value: int, other: int) -> bool:
-    """Whether one integer is beyond all of 64 bits, and another is not."""
-    return not -(1 << 63) <= value < 1 << 64 and -(1 << 63) <= other < 1 << 64

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from ..errors import ConfigError
 from ..schema import Feature
 
-__all__ = ["arrow_type_given", "beyond_integers", "cast_text", "check_names"]
+__all__ = ["arrow_type_given", "beyond_integers", "cast_text", "check_names", "is_farther"]
 
 _TRUE, _FALSE = ("true", "True", "TRUE", "1"), ("false", "False", "FALSE", "0")
 _INFINITE = ("inf", "infinity")
@@ -54,6 +54,11 @@ def beyond_integers(path: str, line: int, name: str, value: int, low: int) -> st
         "every digit, float64 rounds, int64 with --on-bad-record skip:N passes over such records; or leave it out by "
         "the first --drop-columns or --select"
     )
+
+
+def is_farther(value: int, other: int) -> bool:
+    """Whether one integer is beyond all of 64 bits, and another is not."""
+    return not -(1 << 63) <= value < 1 << 64 and -(1 << 63) <= other < 1 << 64
 
 
 def arrow_type_given(feature: Feature) -> pa.DataType:

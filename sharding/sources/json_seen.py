@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from ..schema import Feature
+from .given import is_farther
 
 __all__ = ["FLOAT", "MOST_LEVELS", "Seen", "UnfitError"]
 
@@ -79,13 +80,9 @@ class Seen:
         kind = _KINDS.get(type(value), "float")
         self.kinds.add(kind)
         if kind == "int":
-            if not -(1 << 63) <= value < 1 << 63:
-                self._add_far(value)
+            if not -(1 << 63) <= value < 1 << 63 and (not self.far or is_farther(value, self.far)):
+                self.far, self.place = value, ("", 0)
             self.low, self.high = min(self.low, value), max(self.high, value)
-
-    def _add_far(self, value: int) -> None:
-        if not self.far or (-(1 << 63) <= self.far < 1 << 64 and not -(1 << 63) <= value < 1 << 64):
-            self.far, self.place = value, ("", 0)
 
     def widen(self, level: int, low: int, high: int) -> None:
         """Lists of such lengths were seen at a level."""
