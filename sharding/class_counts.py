@@ -10,7 +10,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ClassCounts", "count_matrix", "count_rows"]
+__all__ = ["ClassCounts", "count_matrix", "count_rows", "narrow_counts"]
 
 Rows = tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]
 
@@ -31,7 +31,7 @@ class ClassCounts(Sequence[int]):
     _hash: int | None
 
     def __init__(self, counts: Sequence[int] | npt.NDArray[np.integer]) -> None:
-        self._counts = _narrowed(np.asarray(counts, np.int64))
+        self._counts = narrow_counts(np.asarray(counts, np.int64))
         self._deferred = None
         self._hash = None
 
@@ -110,7 +110,7 @@ class _DeferredRows:
             return self._rows
         found = []
         for values, offsets in self._read():
-            narrow = _narrowed(values)
+            narrow = narrow_counts(values)
             found += [narrow[start:stop] for start, stop in pairwise(offsets.tolist())]
         return found
 
@@ -162,7 +162,12 @@ def _arrays(rows: Sequence[Sequence[int]]) -> Iterator[npt.NDArray[np.unsignedin
         yield read[number]
 
 
-def _narrowed(counts: npt.NDArray[np.integer]) -> npt.NDArray[np.unsignedinteger]:
+def narrow_counts(counts: npt.NDArray[np.integer]) -> npt.NDArray[np.unsignedinteger]:
+    """Counts as the narrowest type that holds them.
+
+    Raises:
+        ValueError: one is negative.
+    """
     if counts.min(initial=0) < 0:
         raise ValueError(f"counts must be at least 0, got {counts.min()}")
     return counts.astype(np.min_scalar_type(counts.max(initial=0)))

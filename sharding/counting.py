@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .class_counts import narrow_counts
 from .grouping import group
 from .schema import Schema
 
@@ -113,7 +114,7 @@ class LabelCounts:
     def _take_in(self) -> None:
         self._known, found = _united(self._known, [tally for _, tally in self._held])
         for (number, tally), codes in zip(self._held, found, strict=True):
-            self._codes[number], self._counts[number] = codes.copy(), _narrowed(tally.counts)
+            self._codes[number], self._counts[number] = codes.copy(), narrow_counts(tally.counts)
         self._held.clear()
 
     @property
@@ -134,10 +135,6 @@ def _sorted(strata: Int64, counts: npt.NDArray[np.unsignedinteger]) -> StratumCo
     return StratumCounts(strata=strata[order], counts=counts[order])
 
 
-def _narrowed(counts: npt.NDArray[np.integer]) -> npt.NDArray[np.unsignedinteger]:
-    return counts.astype(np.min_scalar_type(counts.max(initial=0)))
-
-
 def sum_by_key(keys: Int64, counts: Int64) -> tuple[Int64, Int64]:
     """Distinct keys from 0, ascending, and the sum of the counts of each.
 
@@ -153,7 +150,7 @@ def sum_by_key(keys: Int64, counts: Int64) -> tuple[Int64, Int64]:
 def count_strata(strata: Int64, counts: Int64) -> StratumCounts:
     """Records by stratum, where a stratum may come several times."""
     keys, sums = sum_by_key(strata, counts)
-    return StratumCounts(strata=keys, counts=_narrowed(sums))
+    return StratumCounts(strata=keys, counts=narrow_counts(sums))
 
 
 def following(parts: Iterable[StratumCounts], strata: int) -> Iterator[Int64]:
