@@ -196,6 +196,8 @@ class Feature:
 
 def with_missing(rows: pa.Array, present: pa.BooleanArray) -> pa.Array:
     """The rows in the places where one is present, and nulls between them."""
+    if len(rows) == len(present):
+        return rows
     places = pc.subtract(pc.cumulative_sum(present.cast(pa.int64())), 1)
     return rows.take(pc.if_else(present, places, None))
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import SourceError
-from ..schema import Feature
+from ..schema import Feature, with_missing
 from .base import BATCH_BYTES, BATCH_ROWS, BadRecord, Reject
 from .given import cast_text
 from .json_records import Lines, Number, Tree, decode_lines, make_decoder, parse_fast
@@ -120,18 +120,12 @@ def _fit(values: pa.Array, feature: Feature) -> pa.Array | None:
         mask = None if not values.null_count else pc.invert(valid)
         lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
         return _ragged(lengths, flat, mask)
-    return _fixed(flat, feature.elements, np.asarray(valid.to_numpy(zero_copy_only=False), bool))
+    return with_missing(pa.FixedSizeListArray.from_arrays(flat, feature.elements), valid)
 
 
 def _ragged(lengths: npt.ArrayLike, flat: pa.Array, mask: pa.Array | None) -> pa.Array:
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), flat, mask=mask)
-
-
-def _fixed(flat: pa.Array, elements: int, valid: npt.NDArray[np.bool_]) -> pa.Array:
-    """Lists of one length from the elements of those that are not missing."""
-    lists = pa.FixedSizeListArray.from_arrays(flat, elements)
-    return lists if valid.all() else lists.take(pa.array(np.cumsum(valid) - 1, mask=~valid))
 
 
 class _Unfit(Exception):
@@ -207,7 +201,7 @@ def _convert(values: list[Any], feature: Feature) -> tuple[pa.Array, npt.NDArray
         return flat, bad
     if feature.elements is None:
         return _ragged(lengths, flat, pa.array(~valid)), bad
-    return _fixed(flat, feature.elements, valid), bad
+    return with_missing(pa.FixedSizeListArray.from_arrays(flat, feature.elements), pa.array(valid)), bad
 
 
 def _flatten(value: Any, shape: tuple[int | None, ...]) -> list[str | None]:
