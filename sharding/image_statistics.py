@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from PIL import Image
 
+from .formats.binary import data_of, offsets_of
 from .formats.image_size import image_size
 from .formats.jpeg_size import plain_jpeg_sizes
 
@@ -79,22 +80,16 @@ def _sized(column: pa.Array) -> Iterator[tuple[memoryview, tuple[int, int]]]:
 
 def _sizes(column: pa.Array) -> npt.NDArray[np.int64]:
     """Height and width of each file whose header can be read, int64 [files, 2]."""
-    sizes, known = plain_jpeg_sizes(np.frombuffer(column.buffers()[2] or b"", np.uint8), _offsets(column))
+    sizes, known = plain_jpeg_sizes(np.frombuffer(data_of(column), np.uint8), offsets_of(column))
     others = column.filter(pa.array(~known))
     return np.concatenate([sizes[known], np.array([size for _, size in _sized(others)], np.int64).reshape(-1, 2)])
 
 
 def _files(column: pa.Array) -> Iterator[memoryview]:
     """The values, not copied."""
-    data = memoryview(column.buffers()[2] or b"").cast("B")
-    for start, end in pairwise(_offsets(column).tolist()):
+    data = memoryview(data_of(column)).cast("B")
+    for start, end in pairwise(offsets_of(column).tolist()):
         yield data[start:end]
-
-
-def _offsets(column: pa.Array) -> npt.NDArray[np.int64]:
-    wide = pa.types.is_large_binary(column.type)
-    offsets = np.frombuffer(column.buffers()[1], np.int64 if wide else np.int32)[column.offset :][: len(column) + 1]
-    return offsets.astype(np.int64)
 
 
 def _sample(column: pa.Array) -> ImageStatistics:

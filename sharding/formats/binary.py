@@ -1,4 +1,4 @@
-"""Arrow's large binary arrays in their parts: the bytes, and the offsets that cut values out of them."""
+"""Arrow's binary arrays in their parts: the bytes, and the offsets that cut values out of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import pyarrow as pa
 __all__ = ["binary_array", "binary_rows", "data_of", "offsets_of"]
 
 
-def offsets_of(array: pa.LargeBinaryArray) -> npt.NDArray[np.int64]:
-    """Where each value starts in the data, and where the last one ends, int64 [values + 1]; not copied."""
-    return np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array) + 1]
+def offsets_of(array: pa.LargeBinaryArray | pa.BinaryArray) -> npt.NDArray[np.int64]:
+    """Where each value starts in the data, and where the last one ends, int64 [values + 1]; large ones not copied."""
+    width = np.int32 if pa.types.is_binary(array.type) else np.int64
+    offsets = np.frombuffer(array.buffers()[1], width)[array.offset : array.offset + len(array) + 1]
+    return offsets.astype(np.int64, copy=False)
 
 
-def data_of(array: pa.LargeBinaryArray) -> pa.Buffer:
+def data_of(array: pa.LargeBinaryArray | pa.BinaryArray) -> pa.Buffer:
     """The bytes that the offsets point into; of a slice those of the whole array."""
     return array.buffers()[2] or pa.py_buffer(b"")
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from .. import kernels
 from ..errors import ConfigError, SourceError, StorageError
+from ..formats.binary import data_of, offsets_of
 from ..formats.image_size import check_image, error_text
 from ..formats.jpeg_size import plain_jpeg_sizes
 from ..retry import causes
@@ -131,10 +132,9 @@ def bad_images(
 
 def faulty_images(column: pa.BinaryArray, fault: FaultOf = fault_of) -> Iterator[tuple[int, str]]:
     """The positions in a column of those that are at fault, and what is wrong with each; a null is not."""
-    _, bounds, data = column.buffers()
-    if data is None:
+    if column.buffers()[2] is None:
         return
-    offsets = np.frombuffer(bounds, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    data, offsets = data_of(column), offsets_of(column)
     view = memoryview(data).cast("B")
     asked = column.is_valid().to_numpy(zero_copy_only=False)
     if fault is fault_of:
