@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Damage", "Note", "first_difference", "kind_of_size", "runs", "runs_text"]
+__all__ = ["Damage", "Note", "content_problem", "first_difference", "kind_of_size", "runs", "runs_text"]
 
 _RUNS_SHOWN = 8
 
@@ -59,6 +59,17 @@ def kind_of_size(actual_bytes: int, expected_bytes: int) -> str:
     if actual_bytes == expected_bytes:
         return "altered"
     return "truncated" if actual_bytes < expected_bytes else "extended"
+
+
+def content_problem(actual_bytes: int, expected_bytes: int) -> str:
+    """What is wrong with a file whose checksum is wrong, as far as sizes tell.
+
+    >>> content_problem(9, 10), content_problem(10, 10)
+    ('it has 9 bytes, 10 were written', 'its checksum does not match')
+    """
+    if actual_bytes != expected_bytes:
+        return f"it has {actual_bytes} bytes, {expected_bytes} were written"
+    return "its checksum does not match"
 
 
 def first_difference(actual: memoryview | bytes, expected: memoryview | bytes) -> int | None:

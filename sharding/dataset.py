@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from .checksums import checksum
+from .damage import content_problem
 from .errors import CorruptionError, DatasetError
 from .formats.decode import decode_example
 from .formats.parquet import iterate_parquet
@@ -112,13 +113,10 @@ def read_checked(storage: Storage, path: str, expected_bytes: int, expected_chec
             data = storage.map(path)  # it may have been damaged on its way
     except FileNotFoundError as error:
         raise CorruptionError(f"{storage.locate(path)} is missing; {remedy(storage)}") from error
-    if data.size != expected_bytes:
-        reason = f"it has {data.size} bytes, {expected_bytes} were written"
-    elif checksum(data) != expected_checksum:
-        reason = "its checksum does not match"
-    else:
+    if data.size == expected_bytes and checksum(data) == expected_checksum:
         return data
-    raise CorruptionError(f"{storage.locate(path)} is damaged: {reason}; {remedy(storage)}")
+    problem = content_problem(data.size, expected_bytes)
+    raise CorruptionError(f"{storage.locate(path)} is damaged: {problem}; {remedy(storage)}")
 
 
 def remedy(storage: Storage) -> str:

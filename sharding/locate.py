@@ -12,7 +12,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from .checksums import checksum
-from .damage import Damage, first_difference, kind_of_size, runs, runs_text
+from .damage import Damage, content_problem, first_difference, kind_of_size, runs, runs_text
 from .formats.parquet import RowGroup, read_parquet, row_group_rows, scan_row_groups, write_parquet
 from .formats.scan import Frame, scan_frames
 from .formats.tfrecord import compress
@@ -40,7 +40,7 @@ def locate_in_shard(
     damage = Damage(
         path=shard.path,
         kind=kind_of_size(found.bytes, shard.bytes),
-        problem=_sizes(found, shard.bytes),
+        problem=content_problem(found.bytes, shard.bytes),
         split=shard.split,
     )
     with staged(storage, shard.path) as stored:
@@ -55,12 +55,6 @@ def locate_in_shard(
             return _in_parquet(damage, stored, manifest, shard)
         with staged(storage, shard.path, manifest.file_compression) as data:
             return _in_tfrecord(damage, stored, memoryview(data), manifest, shard, index)
-
-
-def _sizes(found: Measure, expected_bytes: int) -> str:
-    if found.bytes != expected_bytes:
-        return f"it has {found.bytes} bytes, {expected_bytes} were written"
-    return "its checksum does not match"
 
 
 def _in_tfrecord(
@@ -197,7 +191,7 @@ def locate_in_index(
     damage = Damage(
         path=shard.index_path,
         kind=kind_of_size(found.bytes, shard.index_bytes),
-        problem=_sizes(found, shard.index_bytes),
+        problem=content_problem(found.bytes, shard.index_bytes),
         split=shard.split,
     )
     with staged(storage, shard.index_path) as stored:
