@@ -34,7 +34,7 @@ from .staging import Measure, measure, staged
 from .storage import Storage
 from .table import decode_shards, recover, seal
 
-__all__ = ["Identity", "identify", "mend_bit", "prove"]
+__all__ = ["Identity", "identify", "mend_bit", "prove", "read_if_there"]
 
 _MEND_BYTES = 1 << 16  # of a file whose flipped bit is searched for: 64 KiB take about 4 s
 
@@ -83,7 +83,7 @@ def identify(storage: Storage, workers: int) -> Identity:
         names = frozenset(storage.list())
     except StorageError:  # not every store, nor every account, can list
         names = None
-    data = _read(storage, MANIFEST_NAME)
+    data = read_if_there(storage, MANIFEST_NAME)
     known = _identified(storage, names, data, workers)
     return known if known.read is not None else replace(known, read=data)  # else it was written anew meanwhile
 
@@ -107,15 +107,16 @@ def _with_manifest(
 ) -> Identity:
     """The dataset by its manifest, which `data` is, or begins with."""
     known = Identity(storage=storage, manifest=manifest, shards=(), names=names)
-    table = _read(storage, manifest.shards_path)
+    table = read_if_there(storage, manifest.shards_path)
     if table is not None and len(table) == manifest.shards_bytes and checksum(table) == manifest.shards_checksum:
         return replace(known, shards=decode_shards(table))
-    if _read(storage, MANIFEST_NAME) != data:  # written anew meanwhile, with another table
+    if read_if_there(storage, MANIFEST_NAME) != data:  # written anew meanwhile, with another table
         return identify(storage, workers)
     return _without_table(known, table, workers)
 
 
-def _read(storage: Storage, path: str) -> bytes | None:
+def read_if_there(storage: Storage, path: str) -> bytes | None:
+    """The whole of a file; None if there is none."""
     try:
         return storage.read(path)
     except FileNotFoundError:
@@ -171,7 +172,7 @@ def _from_table(
     tables = {SHARDS_NAME} if names is None else {name for name in names if TABLE_NAMES.fullmatch(name)}
     ordered = sorted(tables, key=table_order, reverse=True)
     for path in ordered:
-        data = _read(storage, path)
+        data = read_if_there(storage, path)
         found = None if data is None else recover(data, path)
         if found is None:
             continue
@@ -242,7 +243,7 @@ def _underivable(known: Identity, shards: Sequence[ShardInfo]) -> Iterator[Damag
 
 def prove(known: Identity, shards: tuple[ShardInfo, ...]) -> Identity | None:
     """The dataset with the table of these shards, if that is the table that was lost; else None."""
-    return _with_rows(known, _read(known.storage, known.manifest.shards_path), shards)
+    return _with_rows(known, read_if_there(known.storage, known.manifest.shards_path), shards)
 
 
 def _with_rows(known: Identity, table: bytes | None, shards: tuple[ShardInfo, ...]) -> Identity | None:

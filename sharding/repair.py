@@ -27,7 +27,7 @@ from .lease import LEASE_NAME, Lease, hold, is_mark, read_holder
 from .manifest import MANIFEST_NAME, FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo, describe
 from .progress import Report, ignore
 from .rebuild import Original, check_made
-from .recovery import Identity
+from .recovery import Identity, read_if_there
 from .remedies import (
     MISPLACED,
     Loss,
@@ -167,7 +167,7 @@ def _held(plan: RepairPlan) -> Iterator[Lease]:
     storage.check_writable()
     with hold(storage, {"task": "repair", **about_spill(plan.spill)}) as lease:
         try:
-            if _look(storage, plan.known) != _seen(plan.known):
+            if not _is_as_seen(plan.known):
                 raise DestinationError(
                     f"{storage.locate()} was changed while it was looked through; run the repair again"
                 )
@@ -176,25 +176,16 @@ def _held(plan: RepairPlan) -> Iterator[Lease]:
             lease.release(keep=False)
 
 
-def _look(storage: Storage, known: Identity) -> tuple[set[str], bytes | None]:
-    names = set() if known.names is None else set(storage.list())
-    try:
-        return _without_marks(names), storage.read(MANIFEST_NAME)
-    except FileNotFoundError:
-        return _without_marks(names), None
-
-
-def _seen(known: Identity) -> tuple[set[str], bytes | None]:
-    return _without_marks(set(known.names or ())), known.read
+def _is_as_seen(known: Identity) -> bool:
+    """Whether the folder holds the files that it did, but for marks, and `dataset.json` says what it did."""
+    there = () if known.names is None else known.storage.list()
+    others = (known.names or frozenset()).symmetric_difference(there)
+    return all(map(is_mark, others)) and read_if_there(known.storage, MANIFEST_NAME) == known.read
 
 
 def _fenced(plan: RepairPlan, lease: Lease) -> RepairPlan:
     """The plan, of a storage that is written to no longer than the lease is held."""
     return replace(plan, known=replace(plan.known, storage=fenced(plan.known.storage, lease)))
-
-
-def _without_marks(names: set[str]) -> set[str]:
-    return {name for name in names if not is_mark(name)}
 
 
 def _checked(plan: RepairPlan, made: Sequence[ShardInfo]) -> dict[str, str]:
