@@ -7,7 +7,6 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from operator import sub
 from statistics import median
 from time import perf_counter
@@ -23,11 +22,12 @@ from ..formats.binary import data_of, offsets_of
 from ..formats.image_size import check_image, error_text
 from ..formats.jpeg_size import plain_jpeg_sizes
 from ..retry import causes
+from ..schema import Feature
 from ..storage import Storage
 from .base import BATCH_BYTES, PASS_OVER, BadRecord, Reject, fail_on_bad
 from .contents import MissingFileError, read_files, stat_files
 
-__all__ = ["FaultOf", "ImageFiles", "bad_images", "fault_of", "faulty_images", "file_sizes", "read_images"]
+__all__ = ["IMAGE_FEATURES", "FaultOf", "bad_images", "fault_of", "faulty_images", "file_sizes", "read_images"]
 
 _THREADS = 4
 _FEW_FILES = 8  # a run
@@ -37,21 +37,17 @@ _REMOTE_FILES = 256  # fetched or looked over at once
 _NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _MEND_NAME = f"mend it, or pass over {PASS_OVER}"
 _COLUMN_BYTES = (1 << 31) - 1
+IMAGE_FEATURES = (
+    Feature(name="image", dtype="binary", encoding="image"),
+    Feature(name="height", dtype="int32"),
+    Feature(name="width", dtype="int32"),
+)  # the files as they are, and the sizes of the images in them
 FaultOf = Callable[[bytes | memoryview], str | None]  # what is wrong with a file, as what follows "the image ..."
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageFiles:
-    """Files as they are, and the sizes of the images in them; binary, int32 and int32."""
-
-    images: pa.Array
-    heights: pa.Array
-    widths: pa.Array
-
-
-def read_images(urls: Sequence[str], sizes: npt.NDArray[np.int64] | None = None) -> ImageFiles:
-    """Read files, and check that each is a whole image.
+def read_images(urls: Sequence[str], sizes: npt.NDArray[np.int64] | None = None) -> dict[str, pa.Array]:
+    """Read files, and check that each is a whole image; by name, the columns of `IMAGE_FEATURES`.
 
     Args:
         urls: of the files.
@@ -78,7 +74,7 @@ def read_images(urls: Sequence[str], sizes: npt.NDArray[np.int64] | None = None)
             fail_on_bad(BadRecord(path=urls[i], place="", reason=f"the image {_damaged(error)}"))
     images = pa.BinaryArray.from_buffers(pa.binary(), len(urls), [None, pa.py_buffer(offsets.astype(np.int32)), buffer])
     heights, widths = (pa.array(np.ascontiguousarray(column)) for column in extents.T)
-    return ImageFiles(images=images, heights=heights, widths=widths)
+    return {"image": images, "height": heights, "width": widths}
 
 
 def file_sizes(urls: Sequence[str]) -> npt.NDArray[np.int64]:

@@ -17,7 +17,7 @@ from ..location import url_text
 from ..schema import Feature, Schema
 from .base import BadRecord, Part, Reject, Source, fail_on_bad
 from .files import beside, plain_name
-from .image_files import FaultOf, bad_images, fault_of, file_sizes, read_images
+from .image_files import IMAGE_FEATURES, FaultOf, bad_images, fault_of, file_sizes, read_images
 from .lines import LINE_SUFFIXES, LineSource
 from .places import places
 
@@ -60,13 +60,8 @@ class ImageListSource:
             raise SourceError(f"{url}: the column {label!r} names the images; the label has to be another")
         if label in _OWN_SIZES:
             raise SourceError(f"{url}: {label!r} is the images' own here; give the list's column another name")
-        own = [
-            Feature(name="image", dtype="binary", encoding="image"),
-            Feature(name="height", dtype="int32"),
-            Feature(name="width", dtype="int32"),
-        ]
         others = [feature for feature in table.schema.features if feature.name not in (path_column, *_OWN_SIZES)]
-        features = (*own, *others, Feature(name="path", dtype="string"))
+        features = (*IMAGE_FEATURES, *others, Feature(name="path", dtype="string"))
         return cls(url=url, table=table, path_column=path_column, schema=Schema(features=features, label=label))
 
     @property
@@ -106,8 +101,7 @@ class ImageListSource:
         urls = drafts.column(URL)
         if urls.null_count:
             fail_on_bad(nameless_record(self.url, ""))
-        files = read_images(urls.to_pylist())
-        columns = {"image": files.images, "height": files.heights, "width": files.widths}
+        columns = read_images(urls.to_pylist())
         columns |= {name: drafts.column(name) for name in self.schema.names if name not in columns}
         return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema.arrow)
 

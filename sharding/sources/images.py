@@ -13,7 +13,7 @@ from ..errors import SourceError
 from ..schema import Feature, Schema
 from .base import Part, Reject, fail_on_bad
 from .files import SourceFile, fingerprint_files, list_files, root_of, split_chain
-from .image_files import FaultOf, bad_images, fault_of, read_images
+from .image_files import IMAGE_FEATURES, FaultOf, bad_images, fault_of, read_images
 from .web import name_at, written_at
 
 __all__ = ["SUFFIXES", "ImageFolderSource"]
@@ -91,8 +91,7 @@ class ImageFolderSource:
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Read the files, and check that each is a whole image."""
-        files = read_images(self._urls(drafts.column("path").to_pylist()), drafts.column(_BYTES).to_numpy())
-        columns = {"image": files.images, "height": files.heights, "width": files.widths}
+        columns = read_images(self._urls(drafts.column("path").to_pylist()), drafts.column(_BYTES).to_numpy())
         columns |= {name: drafts.column(name) for name in (str(self.schema.label), "path")}
         return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema.arrow)
 
@@ -118,12 +117,6 @@ def _schema(label: str) -> Schema:
             "that column any other name"
         )
     return Schema(
-        features=(
-            Feature(name="image", dtype="binary", encoding="image"),
-            Feature(name="height", dtype="int32"),
-            Feature(name="width", dtype="int32"),
-            Feature(name=label, dtype="string"),
-            Feature(name="path", dtype="string"),
-        ),
+        features=(*IMAGE_FEATURES, Feature(name=label, dtype="string"), Feature(name="path", dtype="string")),
         label=label,
     )
