@@ -17,6 +17,7 @@ from ..schema import Feature, Schema
 from .binary import binary_array, data_of, offsets_of
 from .example import DELIMITED_1, LIST_TAGS, delimited
 from .matrix import cast_integers
+from .parse import unpack_varints
 from .protobuf import read_fields, read_varint, read_varints
 
 __all__ = ["decode_example", "decode_examples", "locate_examples"]
@@ -235,7 +236,8 @@ def _values(data: Bytes, bodies: Int64, stops: Int64, feature: Feature) -> tuple
     offsets = offsets_of(packed)
     content = np.frombuffer(data_of(packed), np.uint8)[: offsets[-1]]
     if feature.example_kind == "int64":
-        integers, after = _all_varints(content)
+        integers, after = unpack_varints(content)
+        _require(np.diff(after, prepend=0) <= 10)
         _require(np.isin(offsets[1:][np.diff(offsets) > 0], after))
         return pa.array(cast_integers(integers, feature)), np.diff(np.searchsorted(after, offsets, side="right"))
     stored = np.dtype("float32" if feature.example_kind == "float" else feature.dtype).newbyteorder("<")
@@ -285,19 +287,6 @@ def _split_one(body: bytes, first: int) -> Iterator[tuple[int, int]]:
         length, start = read_varint(body, position + 1)
         position = start + length
         yield first + start, first + position
-
-
-def _all_varints(content: Bytes) -> tuple[npt.NDArray[np.uint64], Int64]:
-    """The varints that lie one after the other, and the place after each."""
-    ends = np.flatnonzero(content < 0x80) + 1
-    starts = np.concatenate([[0], ends[:-1]])[: len(ends)]
-    widths = ends - starts
-    _require(widths <= 10)
-    numbers = (content[starts] & 0x7F).astype(np.uint64)
-    for place in range(1, int(widths.max(initial=0))):
-        longer = np.flatnonzero(widths > place)
-        numbers[longer] |= (content[starts[longer] + place] & 0x7F).astype(np.uint64) << np.uint64(7 * place)
-    return numbers, ends
 
 
 def _gather(data: Bytes, starts: Int64, ends: Int64) -> pa.LargeBinaryArray:

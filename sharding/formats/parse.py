@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from .wire import canonical_example, iterate_fields
 
-__all__ = ["MARGIN_BYTES", "Parsed", "Values", "parse_examples"]
+__all__ = ["MARGIN_BYTES", "Parsed", "Values", "parse_examples", "unpack_varints"]
 
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
@@ -55,7 +55,8 @@ class Values:
         content = _gather(self.data, self.starts, lengths)
         if self.kind == "float":
             return content.view("<f4").astype(np.float32, copy=False), lengths // 4
-        values, ends = _varints(content)
+        varints, ends = unpack_varints(content)
+        values = varints.view(np.int64)
         if len(values) == len(lengths) and lengths.all():
             return values, np.ones(len(lengths), np.int64)
         bounds = np.concatenate([[0], np.cumsum(lengths)])
@@ -281,14 +282,17 @@ def _gather(data: bytes, starts: Int64, lengths: Int64) -> UInt8:
     return np.frombuffer(b"".join([data[start:end] for start, end in spans]), np.uint8)
 
 
-def _varints(content: UInt8) -> tuple[Int64, Int64]:
-    """The integers of packed varints, and the position after each."""
+def unpack_varints(content: UInt8) -> tuple[npt.NDArray[np.uint64], Int64]:
+    """The varints that lie one after the other, and the position after each; of one that is too long ten bytes count.
+
+    >>> unpack_varints(np.array([0xAC, 0x02, 0x05], np.uint8))
+    (array([300,   5], dtype=uint64), array([2, 3]))
+    """
     ends = np.flatnonzero(content < 0x80) + 1
-    starts = np.concatenate([[0], ends[:-1]])
+    starts = np.concatenate([[0], ends[:-1]])[: len(ends)]
     widths = ends - starts
-    values = np.zeros(len(ends), np.uint64)
-    for position in range(int(widths.max(initial=0))):
-        longer = slice(None) if position == 0 else np.flatnonzero(widths > position)
-        bits = (content[starts[longer] + position] & 0x7F).astype(np.uint64)
-        values[longer] |= bits << np.uint64(7 * position)
-    return values.view(np.int64), ends
+    values = (content[starts] & 0x7F).astype(np.uint64)
+    for position in range(1, min(10, int(widths.max(initial=0)))):
+        longer = np.flatnonzero(widths > position)
+        values[longer] |= (content[starts[longer] + position] & 0x7F).astype(np.uint64) << np.uint64(7 * position)
+    return values, ends
