@@ -108,6 +108,16 @@ class SplitInfo:
         statistics = {name: entry.to_json() for name, entry in self.statistics.items()}
         return value | {"class_counts": list(self.class_counts), "statistics": statistics}  # the keys stay in order
 
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> SplitInfo:
+        """The inverse of `to_json`."""
+        return cls(
+            records=value["records"],
+            shards=value["shards"],
+            class_counts=ClassCounts(value["class_counts"]),
+            statistics={name: FeatureStatistics.from_json(entry) for name, entry in value["statistics"].items()},
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostRecords:
@@ -349,7 +359,7 @@ class Manifest:
             compression=value["compression"],
             schema=Schema.from_json(value["features"]),
             classes=tuple(value["classes"]),
-            splits={name: _split(split) for name, split in value["splits"].items()},
+            splits={name: SplitInfo.from_json(split) for name, split in value["splits"].items()},
             layout=value["layout"] and RecordLayout.from_json(value["layout"]),
             seed=value["seed"],
             source=value["source"],
@@ -380,12 +390,3 @@ def _dump(value: Mapping[str, Any]) -> bytes:
 def _with_checksum(body: bytes, stored: str) -> bytes:
     """What `_dump` makes of the same value with the checksum as its last key."""
     return body.removesuffix(b"\n}\n") + f',\n "checksum": {json.dumps(stored)}\n}}\n'.encode()
-
-
-def _split(value: Mapping[str, Any]) -> SplitInfo:
-    return SplitInfo(
-        records=value["records"],
-        shards=value["shards"],
-        class_counts=ClassCounts(value["class_counts"]),
-        statistics={name: FeatureStatistics.from_json(entry) for name, entry in value["statistics"].items()},
-    )
