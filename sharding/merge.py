@@ -9,7 +9,7 @@ from .dataset import Dataset
 from .generations import table_name
 from .interop.tfds import is_tfds
 from .manifest import Manifest, ShardInfo, SplitInfo
-from .statistics import FeatureStatistics, merge_statistics
+from .statistics import merge_statistics
 
 __all__ = ["merge_generation"]
 
@@ -55,14 +55,8 @@ def _sum(a: SplitInfo, b: SplitInfo) -> SplitInfo:
         records=a.records + b.records,
         shards=a.shards + b.shards,
         class_counts=tuple(x + y for x, y in zip(a.class_counts, b.class_counts, strict=True)),
-        statistics=_merge_features(a.statistics, b.statistics),
+        statistics={name: merge_statistics(known, b.statistics[name]) for name, known in a.statistics.items()},
     )
-
-
-def _merge_features(
-    a: Mapping[str, FeatureStatistics], b: Mapping[str, FeatureStatistics]
-) -> dict[str, FeatureStatistics]:
-    return {name: merge_statistics(statistics, b[name]) for name, statistics in a.items()}
 
 
 def _padded(counts: Sequence[int], classes: int) -> tuple[int, ...]:
