@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ..formats.example import flat_arrow
 from ..schema import Feature, Schema
 
 __all__ = ["hf_parquet"]
@@ -78,7 +79,7 @@ def _column(column: pa.Array, feature: Feature, classes: Sequence[Any] | None) -
         return pa.StructArray.from_arrays([column, names], fields=list(_IMAGE), mask=column.is_null())
     if not feature.fixed_shape or len(feature.shape) == 1:
         return column
-    values = column.values.slice(column.offset * column.type.list_size, len(column) * column.type.list_size)
+    values = flat_arrow(column, feature)
     for size in reversed(feature.fixed_shape[1:]):
         values = pa.FixedSizeListArray.from_arrays(values, size)
     return pa.FixedSizeListArray.from_arrays(values, feature.fixed_shape[0], mask=column.is_null())

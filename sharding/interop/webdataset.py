@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..formats.example import flat_arrow
 from ..formats.images import image_formats
 from ..schema import Feature, Schema
 
@@ -113,7 +114,7 @@ def _files(column: pa.Array, name: str) -> Iterator[tuple[str, bytes] | None]:
 
 
 def _tensors(column: pa.Array, feature: Feature, name: str) -> Iterator[tuple[str, bytes] | None]:
-    values = column.values.slice(column.offset * column.type.list_size, len(column) * column.type.list_size)
+    values = flat_arrow(column, feature)
     values = values.fill_null(pa.scalar(0, pa.int8()).cast(values.type))  # in the places of tensors that are missing
     tensors = values.to_numpy(zero_copy_only=False).reshape(len(column), *(feature.fixed_shape or ()))
     head = BytesIO()  # the same for all of them
