@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 
+from .clients import S3, WEB
 from .retry import error_code, error_number
 
 __all__ = ["NO_MORE_PROCESSES", "explain", "refuses_processes"]
@@ -106,16 +107,16 @@ def refuses_processes(error: BaseException) -> bool:
 
 
 def _missing(protocol: str) -> str:
-    if protocol in ("s3", "s3a"):
+    if protocol in S3:
         return "the bucket does not exist; create it first, or check its name and the endpoint (AWS_ENDPOINT_URL)"
     return "there is no such file or folder"
 
 
 def _remedy(protocol: str) -> str:
-    if protocol in ("s3", "s3a"):
+    if protocol in S3:
         return "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or AWS_PROFILE, and the rights they have"
     if protocol == "hdfs":
         return "check the folder's owner and mode, and HADOOP_USER_NAME"
-    if protocol in ("http", "https"):
+    if protocol in WEB:
         return "a signed link may have expired; else name user and password in the URL"
     return "check the rights of the folder"
