@@ -16,7 +16,7 @@ from .base import BATCH_ROWS, NO_FEATURES, BadRecord, Complete, Part, Reject, fa
 from .csv_blocks import MISSING, Header, Rows, delimiter_of, parse_block, read_header, record_lines
 from .csv_records import cut_records
 from .csv_types import infer_types
-from .files import fingerprint_files, list_files
+from .files import fingerprint_files, list_some
 from .given import arrow_type_given, cast_text, check_names
 from .places import line_places
 from .text import read_blocks, read_marked, span_of
@@ -67,9 +67,7 @@ class CsvSource(Complete):
                 a column holds integers alone, and some that no integer type holds.
             ConfigError: a type is given for a column that is not there, or is one that no text has.
         """
-        files = list_files(url, SUFFIXES)
-        if not files:
-            raise SourceError(f"there is no CSV or TSV file ({', '.join(SUFFIXES)}) at {url}")
+        files = list_some(url, SUFFIXES, "CSV or TSV file")
         headers = [read_header(file.url, _BLOCK_BYTES) for file in files]
         for file, header in zip(files, headers, strict=True):
             if header.names != headers[0].names:

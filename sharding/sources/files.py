@@ -23,7 +23,7 @@ from .web import is_page, is_web, plain_url, with_sizes, without_query
 
 __all__ = [
     "SourceFile", "base_name", "beside", "check_unchanged", "compression_of", "fingerprint_files", "has_pattern",
-    "list_files", "plain_name", "root_of", "split_chain", "storage_error",
+    "list_files", "list_some", "plain_name", "root_of", "split_chain", "storage_error",
 ]  # fmt: skip
 
 _OURS = {"hdfs", *WEB}  # protocols whose file systems are not fsspec's
@@ -46,6 +46,18 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
     """
     files = _list(url, suffixes)
     note(url, suffixes, files)
+    return files
+
+
+def list_some(url: str, suffixes: Sequence[str], what: str) -> list[SourceFile]:
+    """As `list_files`, of a source that has to have files.
+
+    Raises:
+        SourceError: there are none; it says of `what`.
+    """
+    files = list_files(url, suffixes)
+    if not files:
+        raise SourceError(f"there is no {what} ({', '.join(suffixes)}) at {url}")
     return files
 
 

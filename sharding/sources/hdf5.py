@@ -27,7 +27,7 @@ from ..wording import brief
 from .arrays import Leaf, batch_rows, choose, fixed_feature, leaves_of, part_bounds, text_column, to_arrow
 from .base import BATCH_BYTES, PASS_OVER, BadRecord, Complete, Part, Reject, fail_on_bad
 from .contents import open_file, translate_errors
-from .files import fingerprint_files, list_files
+from .files import fingerprint_files, list_some
 from .selection import split_selection
 
 __all__ = ["SUFFIXES", "Hdf5Source"]
@@ -78,9 +78,7 @@ class Hdf5Source(Complete):
                 holds, or the files' columns differ; or h5py is not installed.
         """
         files_url, picks = split_selection(url)
-        files = list_files(files_url, SUFFIXES)
-        if not files:
-            raise SourceError(f"there is no HDF5 file ({', '.join(SUFFIXES)}) at {files_url}")
+        files = list_some(files_url, SUFFIXES, "HDF5 file")
         columns: tuple[_Column, ...] = ()
         left_out: dict[str, None] = {}
         parts: list[Part] = []

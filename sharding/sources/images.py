@@ -12,7 +12,7 @@ import pyarrow as pa
 from ..errors import SourceError
 from ..schema import Feature, Schema
 from .base import Part, Reject, fail_on_bad
-from .files import SourceFile, fingerprint_files, list_files, root_of, split_chain
+from .files import SourceFile, fingerprint_files, list_some, root_of, split_chain
 from .image_files import IMAGE_FEATURES, FaultOf, bad_images, fault_of, read_images
 from .web import name_at, written_at
 
@@ -55,9 +55,7 @@ class ImageFolderSource:
         Raises:
             SourceError: there is no image, or one lies in no class folder.
         """
-        files = list_files(url, SUFFIXES) if files is None else files
-        if not files:
-            raise SourceError(f"there is no image ({', '.join(SUFFIXES)}) at {url}")
+        files = files or list_some(url, SUFFIXES, "image")
         root = root_of(url, [file.url for file in files])
         names = tuple(name_at(root, split_chain(file.url)[0].removeprefix(root)) for file in files)
         for name in names:

@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..errors import SourceError
 from ..schema import Feature, Schema
 from .base import NO_FEATURES, BadRecord, Complete, Part, Reject, fail_on_bad, pass_over
-from .files import fingerprint_files, list_files
+from .files import fingerprint_files, list_some
 from .given import arrow_type_given, check_names
 from .json_columns import Column, read_columns, rows_at_once
 from .json_records import Lines, split_lines
@@ -68,9 +67,7 @@ class JsonlSource(Complete):
             SourceError: there is no file, a line is no JSON object, or the objects fit into no columns.
             ConfigError: a type is given for a column that is not there, or is one that no JSON value has.
         """
-        files = list_files(url, SUFFIXES)
-        if not files:
-            raise SourceError(f"there is no file of JSON lines ({', '.join(SUFFIXES)}) at {url}")
+        files = list_some(url, SUFFIXES, "file of JSON lines")
         for feature in features.values():
             arrow_type_given(feature)
         found = Columns(features, wanted)

@@ -12,7 +12,7 @@ from ..errors import SourceError
 from ..schema import Feature, Schema
 from .base import Complete, Part, Reject, fail_on_bad
 from .contents import open_file
-from .files import fingerprint_files, list_files
+from .files import fingerprint_files, list_some
 
 __all__ = ["LINE_SUFFIXES", "LineSource"]
 
@@ -36,9 +36,7 @@ class LineSource(Complete):
         Raises:
             SourceError: there is none, or a label is asked for.
         """
-        files = list_files(url, LINE_SUFFIXES)
-        if not files:
-            raise SourceError(f"there is no text file ({', '.join(LINE_SUFFIXES)}) at {url}")
+        files = list_some(url, LINE_SUFFIXES, "text file")
         return cls(
             url=url,
             schema=Schema(features=(Feature(name="path", dtype="string"),), label=label),
@@ -64,8 +62,7 @@ class LineSource(Complete):
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """The first lines."""
-        first = next(self.drafts(part), None)
-        return self.schema.empty if first is None else first.slice(0, records)
+        return next(self.drafts(part), self.schema.empty).slice(0, records)
 
 
 def _decode(path: str, number: int, line: bytes) -> str:

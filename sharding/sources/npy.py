@@ -29,7 +29,7 @@ from ..storage import Storage
 from .arrays import Leaf, batch_rows, choose, fixed_feature, leaves_of, part_bounds, to_arrow
 from .base import Complete, Part, Reject, fail_on_bad
 from .contents import open_file, translate_errors
-from .files import SourceFile, fingerprint_files, list_files, plain_name, root_of, split_chain
+from .files import SourceFile, fingerprint_files, list_some, plain_name, root_of, split_chain
 from .selection import split_selection
 from .web import name_at
 
@@ -89,9 +89,7 @@ class NpySource(Complete):
             SourceError: there is no file, one is damaged or holds objects, or their arrays make no records together.
         """
         files_url, picks = split_selection(url)
-        files = list_files(files_url, SUFFIXES)
-        if not files:
-            raise SourceError(f"there is no NumPy file ({', '.join(SUFFIXES)}) at {files_url}")
+        files = list_some(files_url, SUFFIXES, "NumPy file")
         columns: tuple[Leaf, ...] = ()
         left_out: dict[str, None] = {}
         schema: Schema | None = None

@@ -29,7 +29,7 @@ from .base import (
     pass_over,
 )
 from .contents import open_file, translate_errors
-from .files import SourceFile, fingerprint_files, list_files
+from .files import SourceFile, fingerprint_files, list_some
 from .hive import Partitions, find_partitions
 from .structs import ElsewhereError, Path, fields_of, flattened, place_of, told_images
 from .web import lacks_ranges
@@ -123,9 +123,7 @@ class TableSource(Complete, ABC):
                 hold a column.
             ConfigError: none is left that is wanted.
         """
-        files = list_files(url, cls.suffixes)
-        if not files:
-            raise SourceError(f"there is no {cls.kind} file ({', '.join(cls.suffixes)}) at {url}")
+        files = list_some(url, cls.suffixes, f"{cls.kind} file")
         parts: list[Part] = []
         given: dict[str, Feature] = {}
         first: pa.Schema | None = None
