@@ -12,12 +12,13 @@ from math import prod
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from .errors import SourceError
 
-__all__ = ["MAX_FEATURES", "ExampleKind", "Feature", "Schema", "with_missing"]
+__all__ = ["MAX_FEATURES", "ExampleKind", "Feature", "Schema", "in_lists", "with_missing"]
 
 MAX_FEATURES = 1 << 15  # of a record: each costs each batch some 0.1 ms
 
@@ -192,6 +193,12 @@ class Feature:
             width *= values.type.list_size
             values = values.flatten()
         return with_missing(pa.FixedSizeListArray.from_arrays(values, width), present)
+
+
+def in_lists(elements: pa.Array, lengths: Sequence[int] | npt.NDArray[np.integer], mask: pa.Array | None) -> pa.Array:
+    """Elements, one after the other, as lists of these lengths; those are missing for which the mask is true."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=mask)
 
 
 def with_missing(rows: pa.Array, present: pa.BooleanArray) -> pa.Array:

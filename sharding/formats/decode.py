@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from .. import kernels
-from ..schema import Feature, Schema
+from ..schema import Feature, Schema, in_lists
 from .binary import binary_array, data_of, offsets_of
 from .example import DELIMITED_1, LIST_TAGS, delimited
 from .matrix import cast_integers
@@ -301,7 +301,7 @@ def _gather(data: Bytes, starts: Int64, ends: Int64) -> pa.LargeBinaryArray:
 def _column(values: pa.Array, counts: Int64, rows: Int64, records: int, feature: Feature) -> pa.Array:
     """The elements of those records that have a value, put together to a column of all."""
     if feature.elements is None:
-        column = pa.ListArray.from_arrays(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), values)
+        column = in_lists(values, counts, None)
     else:
         _require(counts == feature.elements)
         column = pa.FixedSizeListArray.from_arrays(values, feature.elements) if feature.shape else values

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from ..errors import SourceError
 from ..formats.parse import Parsed, Values
-from ..schema import Feature
+from ..schema import Feature, in_lists
 
 __all__ = ["FeatureTypes", "column_of", "is_image"]
 
@@ -221,8 +221,7 @@ def _assemble(feature: Feature, pieces: Sequence[tuple[Int64, Int64, pa.Array]],
     if feature.elements is None:
         lengths = np.zeros(rows, np.int64)
         lengths[present] = counts
-        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
-        return pa.ListArray.from_arrays(offsets, flat, mask=pa.array(absent) if absent.any() else None)
+        return in_lists(flat, lengths, pa.array(absent) if absent.any() else None)
     width = feature.elements
     if absent.any():
         places = np.zeros((rows, width), np.int64)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import RingfeedError, SourceError
-from ..schema import Feature, Schema
+from ..schema import Feature, Schema, in_lists
 from ..storage import Storage
 from ..wording import brief
 from .arrays import Leaf, batch_rows, choose, fixed_feature, leaves_of, part_bounds, text_column, to_arrow
@@ -362,8 +362,6 @@ def _to_arrow(rows: npt.NDArray[Any], column: _Column, path: str, first_record: 
 
 def _lists(rows: npt.NDArray[Any], feature: Feature) -> pa.Array:
     """Arrays of differing lengths, one a row."""
-    offsets = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum([len(row) for row in rows], out=offsets[1:])
     values = np.concatenate([*rows, np.empty(0, rows[0].dtype if len(rows) else np.int8)])
     flat = pa.array(values.astype(values.dtype.newbyteorder("="), copy=False)).cast(feature.primitive)
-    return pa.ListArray.from_arrays(pa.array(offsets), flat)
+    return in_lists(flat, [len(row) for row in rows], None)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import SourceError
-from ..schema import Feature, with_missing
+from ..schema import Feature, in_lists, with_missing
 from .base import BATCH_BYTES, BATCH_ROWS, BadRecord, Reject
 from .given import cast_text
 from .json_records import Lines, Number, Tree, decode_lines, make_decoder, parse_fast
@@ -119,13 +119,8 @@ def _fit(values: pa.Array, feature: Feature) -> pa.Array | None:
     if feature.elements is None:
         mask = None if not values.null_count else pc.invert(valid)
         lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
-        return _ragged(lengths, flat, mask)
+        return in_lists(flat, lengths, mask)
     return with_missing(pa.FixedSizeListArray.from_arrays(flat, feature.elements), valid)
-
-
-def _ragged(lengths: npt.ArrayLike, flat: pa.Array, mask: pa.Array | None) -> pa.Array:
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), flat, mask=mask)
 
 
 class _Unfit(Exception):
@@ -200,7 +195,7 @@ def _convert(values: list[Any], feature: Feature) -> tuple[pa.Array, npt.NDArray
     if not feature.shape:
         return flat, bad
     if feature.elements is None:
-        return _ragged(lengths, flat, pa.array(~valid)), bad
+        return in_lists(flat, lengths, pa.array(~valid)), bad
     return with_missing(pa.FixedSizeListArray.from_arrays(flat, feature.elements), pa.array(valid)), bad
 
 

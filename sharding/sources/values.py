@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..casting import is_number
+from ..schema import in_lists
 
 __all__ = ["ColumnType", "column_of_values", "flatten"]
 
@@ -177,8 +178,7 @@ def column_of_values(values: Sequence[Any], field: pa.Field) -> pa.Array:
     lengths[~absent] = [len(flat) for flat in flats]
     mask = pa.array(absent) if absent.any() else None
     if pa.types.is_list(kind):
-        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
-        return pa.ListArray.from_arrays(offsets, _elements(flats, kind.value_type), mask=mask)
+        return in_lists(_elements(flats, kind.value_type), lengths, mask)
     if (lengths[~absent] != kind.list_size).any():
         raise ValueError(f"an array has not the {kind.list_size} elements that all had before")
     elements = _elements(flats, kind.value_type)
