@@ -9,7 +9,7 @@ from .errors import SourceError
 from .schema import Feature, with_missing
 from .wording import brief
 
-__all__ = ["can_become", "cast_column", "declared_column", "is_number"]
+__all__ = ["can_become", "cast_column", "declared_column", "is_list", "is_number"]
 
 _TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 _INFINITE = ("inf", "infinity")  # as Arrow reads them, without a sign and in lower case
@@ -26,10 +26,10 @@ def can_become(kind: pa.DataType, feature: Feature) -> bool:
     if pa.types.is_null(kind):
         return True
     for _ in feature.shape:
-        if not _is_list(kind):
+        if not is_list(kind):
             return False
         kind = kind.value_type
-    if _is_list(kind) or pa.types.is_temporal(kind):  # a unit of time would be lost
+    if is_list(kind) or pa.types.is_temporal(kind):  # a unit of time would be lost
         return False
     try:
         pc.cast(pa.array([], kind), feature.primitive)
@@ -74,7 +74,8 @@ def is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a type is of lists, of one length or of several."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
@@ -104,7 +105,7 @@ def _check_held(column: pa.Array, result: pa.Array) -> None:
     Raises:
         pa.ArrowInvalid: names the first such value.
     """
-    while _is_list(column.type):
+    while is_list(column.type):
         column, result = column.flatten(), result.flatten()
     before, after = column.type, result.type
     if pa.types.is_floating(after):

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from .casting import is_list
 from .dropping import DroppingSource
 from .errors import ConfigError, SourceError
 from .execute import Job, run_tasks
@@ -339,7 +340,7 @@ def _bytes(column: pa.Array) -> pa.LargeBinaryArray:
     kind = column.type
     if kind in (pa.string(), pa.binary()):
         return pc.cast(pc.cast(column, pa.binary()), pa.large_binary()).fill_null(b"")
-    if not (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)):
+    if not is_list(kind):
         return binary_rows(_matrix(column))
     elements = column.flatten()  # leaves out what lies under a null
     if elements.null_count:

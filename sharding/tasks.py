@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .assign import Assignment
+from .casting import is_list
 from .counting import Tally, class_array, label_type, tally_batches
 from .errors import SourceError
 from .formats import RecordLayout
@@ -215,7 +216,7 @@ def _write_by_bucket(runs: Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]
 def _check_elements(batch: pa.RecordBatch, path: str) -> None:
     """A record may lack a value; a list that lacks some of its own has no place in a `tf.train.Example`."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if (pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type)) and column.flatten().null_count:
+        if is_list(column.type) and column.flatten().null_count:
             raise SourceError(
                 f"{path}: the lists of column {name!r} hold nulls; drop those records with --drop-nulls {name}, or "
                 "fill them with a function (--map)"

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..casting import cast_column
+from ..casting import cast_column, is_list
 from ..errors import ConfigError, SourceError
 from ..schema import Feature, Schema
 from ..wording import brief
@@ -241,18 +241,14 @@ def _filled(column: pa.Array, text: str) -> pa.Array:
     return pc.fill_null(column, cast_column(pa.array([text]), column.type, "--fill-nulls")[0])
 
 
-def _is_list(column: pa.Array) -> bool:
-    return bool(pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type))
-
-
 def _nulls(column: pa.Array) -> int:
-    return int(column.null_count) + (column.flatten().null_count if _is_list(column) else 0)
+    return int(column.null_count) + (column.flatten().null_count if is_list(column.type) else 0)
 
 
 def _whole(column: pa.Array) -> pa.BooleanArray:
     """Where a value is there, with all its elements."""
     valid = pc.is_valid(column).to_numpy(zero_copy_only=False).copy()
-    if _is_list(column):
+    if is_list(column.type):
         elements = pc.is_null(column.flatten()).to_numpy(zero_copy_only=False)
         valid[pc.list_parent_indices(column).to_numpy()[np.flatnonzero(elements)]] = False
     return pa.array(valid)

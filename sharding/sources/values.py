@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..casting import is_number
+from ..casting import is_list, is_number
 from ..schema import in_lists
 
 __all__ = ["ColumnType", "column_of_values", "flatten"]
@@ -165,7 +165,7 @@ def column_of_values(values: Sequence[Any], field: pa.Field) -> pa.Array:
         TypeError, ValueError: one does not fit.
     """
     kind = field.type
-    if not pa.types.is_list(kind) and not pa.types.is_fixed_size_list(kind):
+    if not is_list(kind):
         values = [value[()] if isinstance(value, np.ndarray) else value for value in values]  # arrays of no dimension
         if kind == pa.float64():  # Arrow makes none of integers above 2**53
             values = [float(value) if _is_integer(value) else value for value in values]
