@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import IO, Any
 
@@ -21,6 +21,7 @@ from .manifest import FileInfo, ShardInfo, describe
 from .schema import Schema
 from .statistics import FeatureStatistics, merge_statistics, summarise
 from .storage import Storage
+from .streams import Sink
 
 __all__ = ["write_shard"]
 
@@ -90,7 +91,7 @@ def write_shard(
                 encoder.write(*ready.popleft())
                 ready.extend(islice(each, 0 if ready else 1))
             index = encoder.finish(sink.sums)
-        data_bytes, data_checksum = sink.bytes, sink.checksum
+        data_bytes, data_checksum = sink.tell(), sink.checksum
         extra = _dali_file(path, index) if dali_index else {}
         storage.write_all({index_path: index, **extra})
     info = ShardInfo(
@@ -111,16 +112,14 @@ def _dali_file(path: str, index: pa.Buffer) -> dict[str, bytes]:
     return {dali.index_name(path): dali.index_text(index)}
 
 
-class _HashingSink:
+class _HashingSink(Sink):
     """A file that knows the size and the checksum of what was written to it, and of its blocks if that is asked for."""
 
-    closed = False
-
     def __init__(self, file: IO[bytes], *, blocks: bool) -> None:
+        super().__init__(self._pass_on)
         self._file = file
         self._digest = Checksum()
         self._blocks = BlockSums() if blocks else None
-        self.bytes = 0
 
     @property
     def checksum(self) -> str:
@@ -129,26 +128,9 @@ class _HashingSink:
     def sums(self) -> bytes:
         return b"" if self._blocks is None else self._blocks.finish()
 
-    def write(self, data: Any) -> int:
-        view = memoryview(data)
-        self._digest.update(view)
-        if self._blocks is not None:
-            self._blocks.update(view)
-        self._file.write(view)
-        self.bytes += view.nbytes
-        return view.nbytes
-
-    def writelines(self, lines: Iterable[Bytes]) -> None:
-        pieces = list(lines)
+    def _pass_on(self, pieces: Sequence[Bytes]) -> None:
         for piece in pieces:
             self._digest.update(piece)
             if self._blocks is not None:
                 self._blocks.update(piece)
         self._file.writelines(pieces)
-        self.bytes += sum(map(len, pieces))
-
-    def tell(self) -> int:
-        return self.bytes
-
-    def flush(self) -> None:
-        """What the file holds back goes out when it is closed."""
