@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .. import kernels
+from .protobuf import read_varint
 
 __all__ = ["InPlace", "read_vectors"]
 
@@ -174,7 +175,7 @@ def _read_struct(content: memoryview, at: int) -> tuple[dict[int, Any], int]:
         elif kind in (4, 5, 6):
             fields[number], at = _read_integer(content, at)
         elif kind == 8:
-            length, at = _read_varint(content, at)
+            length, at = read_varint(content, at)
             at += length
         elif kind == 12:
             fields[number], at = _read_struct(content, at)
@@ -184,15 +185,5 @@ def _read_struct(content: memoryview, at: int) -> tuple[dict[int, Any], int]:
 
 
 def _read_integer(content: memoryview, at: int) -> tuple[int, int]:
-    value, at = _read_varint(content, at)
+    value, at = read_varint(content, at)
     return (value >> 1) ^ -(value & 1), at
-
-
-def _read_varint(content: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte, at = content[at], at + 1
-        value |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            return value, at

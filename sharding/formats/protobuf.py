@@ -46,7 +46,7 @@ def read_varints(data: bytes) -> Iterator[int]:
         yield value
 
 
-def read_varint(data: bytes, position: int) -> tuple[int, int]:
+def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
     """A varint, unsigned, and the position after it.
 
     Raises:
