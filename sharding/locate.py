@@ -37,12 +37,7 @@ def locate_in_shard(
         found: what the file holds.
         index: of the shard, if it is intact.
     """
-    damage = Damage(
-        path=shard.path,
-        kind=kind_of_size(found.bytes, shard.bytes),
-        problem=content_problem(found.bytes, shard.bytes),
-        split=shard.split,
-    )
+    damage = _damage(shard, shard.path, found)
     with staged(storage, shard.path) as stored:
         if found.bytes > shard.bytes and checksum(stored.slice(0, shard.bytes)) == shard.checksum:
             added = found.bytes - shard.bytes
@@ -55,6 +50,12 @@ def locate_in_shard(
             return _in_parquet(damage, stored, manifest, shard)
         with staged(storage, shard.path, manifest.file_compression) as data:
             return _in_tfrecord(damage, stored, memoryview(data), manifest, shard, index)
+
+
+def _damage(shard: ShardInfo, path: str, found: Measure) -> Damage:
+    """As far as the sizes of a file tell."""
+    sizes = found.bytes, shard.files[path].bytes
+    return Damage(path=path, split=shard.split, kind=kind_of_size(*sizes), problem=content_problem(*sizes))
 
 
 def _in_tfrecord(
@@ -188,12 +189,7 @@ def locate_in_index(
         found: what the file holds.
         shard_intact: whether the shard's data file is as it was written, so that it can be held against it.
     """
-    damage = Damage(
-        path=shard.index_path,
-        kind=kind_of_size(found.bytes, shard.index_bytes),
-        problem=content_problem(found.bytes, shard.index_bytes),
-        split=shard.split,
-    )
+    damage = _damage(shard, shard.index_path, found)
     with staged(storage, shard.index_path) as stored:
         try:
             index = read_index(stored, manifest)
