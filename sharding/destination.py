@@ -39,11 +39,11 @@ class DatasetDraft:
         total: shards in all; 0 until that is known.
     """
 
-    def __init__(self, destination: Storage, storage: Storage, lease: Lease, base: Dataset | None = None) -> None:
+    def __init__(self, destination: Storage, storage: Storage, lease: Lease) -> None:
         self.destination = destination
         self.storage = storage
         self.lease = lease
-        self.base = base
+        self.base: Dataset | None = None
         self.finished = 0
         self._fingerprint = ""
         self.total = 0
