@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from .. import kernels
-from ..schema import Feature, Schema, in_lists
+from ..schema import Feature, Schema, in_lists, with_missing
 from .binary import binary_array, data_of, offsets_of
 from .example import DELIMITED_1, LIST_TAGS, delimited
 from .matrix import cast_integers
@@ -305,8 +305,6 @@ def _column(values: pa.Array, counts: Int64, rows: Int64, records: int, feature:
     else:
         _require(counts == feature.elements)
         column = pa.FixedSizeListArray.from_arrays(values, feature.elements) if feature.shape else values
-    if len(rows) == records:
-        return column
-    places = np.full(records, -1)
-    places[rows] = np.arange(len(rows))
-    return column.take(pa.array(places, mask=places < 0))
+    present = np.zeros(records, bool)
+    present[rows] = True
+    return with_missing(column, pa.array(present))

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from ..errors import SourceError
 from ..formats.parse import Parsed, Values
-from ..schema import Feature, in_lists
+from ..schema import Feature, in_lists, with_missing
 
 __all__ = ["FeatureTypes", "column_of", "is_image"]
 
@@ -222,11 +222,5 @@ def _assemble(feature: Feature, pieces: Sequence[tuple[Int64, Int64, pa.Array]],
         lengths = np.zeros(rows, np.int64)
         lengths[present] = counts
         return in_lists(flat, lengths, pa.array(absent) if absent.any() else None)
-    width = feature.elements
-    if absent.any():
-        places = np.zeros((rows, width), np.int64)
-        places[present] = np.arange(len(flat)).reshape(-1, width)
-        flat = flat.take(pa.array(places.reshape(-1), mask=np.repeat(absent, width)))
-    if feature.shape == ():
-        return flat
-    return pa.FixedSizeListArray.from_arrays(flat, width, mask=pa.array(absent) if absent.any() else None)
+    values = flat if feature.shape == () else pa.FixedSizeListArray.from_arrays(flat, feature.elements)
+    return with_missing(values, pa.array(~absent))

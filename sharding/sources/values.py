@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..casting import is_list, is_number
-from ..schema import in_lists
+from ..schema import in_lists, with_missing
 
 __all__ = ["ColumnType", "column_of_values", "flatten"]
 
@@ -176,17 +176,13 @@ def column_of_values(values: Sequence[Any], field: pa.Field) -> pa.Array:
     flats = [_flat(value)[1] for value in values if value is not None]
     lengths = np.zeros(len(values), np.int64)
     lengths[~absent] = [len(flat) for flat in flats]
-    mask = pa.array(absent) if absent.any() else None
     if pa.types.is_list(kind):
+        mask = pa.array(absent) if absent.any() else None
         return in_lists(_elements(flats, kind.value_type), lengths, mask)
     if (lengths[~absent] != kind.list_size).any():
         raise ValueError(f"an array has not the {kind.list_size} elements that all had before")
-    elements = _elements(flats, kind.value_type)
-    if mask is not None:
-        places = np.zeros((len(values), kind.list_size), np.int64)
-        places[~absent] = np.arange(len(elements)).reshape(-1, kind.list_size)
-        elements = elements.take(pa.array(places.reshape(-1)))
-    return pa.FixedSizeListArray.from_arrays(elements, kind.list_size, mask=mask)
+    tensors = pa.FixedSizeListArray.from_arrays(_elements(flats, kind.value_type), kind.list_size)
+    return with_missing(tensors, pa.array(~absent))
 
 
 def _is_integer(value: Any) -> bool:
