@@ -30,10 +30,9 @@ from .sources import Source
 from .sources.listing import note_listings
 from .storage import Storage
 from .stored import Stored
+from .wording import listed
 
 __all__ = ["AppendOptions", "append", "open_like", "plan_append"]
-
-_LISTED = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +250,7 @@ def _check_schema(wanted: Schema, found: Schema, options: BuildOptions) -> None:
     if missing:
         raise SourceError(
             f"{source} has no column {missing[0]!r}, which {dataset} has{_more(missing)}; its columns are: "
-            f"{', '.join(found.names[:_LISTED])}{', ...' if len(found.names) > _LISTED else ''}"
+            f"{listed(found.names)}"
         )
     if wanted.label != found.label:
         raise SourceError(f"the label of {source} is {found.label!r}, that of {dataset} is {wanted.label!r}")

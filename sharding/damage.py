@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .wording import listed
+
 __all__ = ["Damage", "Note", "content_problem", "first_difference", "kind_of_size", "runs", "runs_text"]
 
 _RUNS_SHOWN = 8
@@ -107,4 +109,4 @@ def runs_text(found: Iterable[tuple[int, int]]) -> str:
     '1-3, 7'
     """
     words = [str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in found]
-    return ", ".join(words[:_RUNS_SHOWN]) + (", ..." if len(words) > _RUNS_SHOWN else "")
+    return listed(words, _RUNS_SHOWN)

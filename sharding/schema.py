@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .errors import SourceError
+from .wording import listed
 
 __all__ = ["MAX_FEATURES", "ExampleKind", "Feature", "Schema", "in_lists", "with_missing"]
 
@@ -246,8 +247,7 @@ class Schema:
         if self.label is not None and self.label not in names:
             close = difflib.get_close_matches(self.label, names, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-            raise SourceError(f"there is no label column {self.label!r}; the columns are: {listed}{hint}")
+            raise SourceError(f"there is no label column {self.label!r}; the columns are: {listed(names)}{hint}")
 
     def __getitem__(self, name: str) -> Feature:
         for feature in self.features:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["brief", "counted", "one_line", "some_of"]
+import difflib
+from collections.abc import Iterable, Sequence
+
+__all__ = ["brief", "counted", "hinted", "listed", "one_line", "some_of"]
 
 
 def counted(number: int, noun: str, verb: str = "") -> str:
@@ -25,6 +28,25 @@ def some_of(number: int, total: int, noun: str, verb: str) -> str:
     """
     single, _, plural = verb.partition("/")
     return f"{number:,} of {counted(total, noun)} {single if number == 1 else plural}"
+
+
+def listed(names: Sequence[str], most: int = 20) -> str:
+    """Names between commas, the first of them.
+
+    >>> listed(["a", "b", "c"]), listed(["a", "b", "c"], 2)
+    ('a, b, c', 'a, b, ...')
+    """
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def hinted(name: object, known: Iterable[str], words: str) -> str:
+    """Words about known names, behind the one of them that was perhaps meant by one that is not known.
+
+    >>> hinted("prise", ["price", "size"], "they"), hinted("x", ["price", "size"], "they")
+    ("did you mean 'price'? They", 'they')
+    """
+    close = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"did you mean {close[0]!r}? {words.capitalize()}" if close else words
 
 
 def one_line(text: object) -> str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable
 
 import pyarrow as pa
 
 from ..errors import ConfigError
+from ..wording import hinted, listed
 
 __all__ = ["HIDDEN", "check_columns", "check_distinct", "is_hidden", "visible"]
 
 HIDDEN = "\0draft:"  # before the names of columns that travel with drafts, past all steps; no source has such names
-_LISTED = 20
 
 
 def check_columns(flag: str, wanted: Iterable[str], names: Collection[str]) -> None:
@@ -27,10 +26,8 @@ def check_columns(flag: str, wanted: Iterable[str], names: Collection[str]) -> N
     """  # noqa: E501
     for name in wanted:
         if name not in names:
-            close = difflib.get_close_matches(str(name), names, n=1)
-            hint = f"did you mean {close[0]!r}? The" if close else "the"
-            listed = ", ".join(list(names)[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
-            raise ConfigError(f"{flag}: there is no column {name!r}; {hint} columns here are: {listed}")
+            hint = hinted(name, names, "the")
+            raise ConfigError(f"{flag}: there is no column {name!r}; {hint} columns here are: {listed(list(names))}")
 
 
 def check_distinct(flag: str, names: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ from ..location import given_url
 from ..schema import Feature
 from ..sources.contents import MissingFileError, open_file
 from ..strict_yaml import load_yaml
-from ..wording import brief
+from ..wording import brief, hinted
 
 __all__ = ["parse_features", "read_features"]
 
@@ -98,8 +98,7 @@ def _feature(name: str, value: object) -> Feature:
     _check_keys(tree, _KEYS, where)
     dtype, encoding = tree.get("dtype"), tree.get("encoding", "")
     if dtype not in _DTYPES:
-        close = difflib.get_close_matches(str(dtype), _DTYPES, n=1)
-        hint = f"did you mean {close[0]!r}? They" if close else "they"
+        hint = hinted(dtype, _DTYPES, "they")
         raise ValueError(f"{where}: there is no dtype {dtype!r}; {hint} are {', '.join(_DTYPES)}")
     if encoding and (encoding not in _ENCODINGS or dtype != "binary"):
         raise ValueError(f"{where}: the one encoding is image, of dtype binary, got {encoding!r} of {dtype}")

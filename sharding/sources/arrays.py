@@ -5,7 +5,6 @@ Not here: any file format.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -17,6 +16,7 @@ import pyarrow as pa
 
 from ..errors import ConfigError, SourceError
 from ..schema import Feature
+from ..wording import hinted, listed
 from .base import BATCH_BYTES, BATCH_ROWS
 
 __all__ = [
@@ -149,15 +149,13 @@ def _unwanted(name: str, wanted: Callable[[str], bool]) -> str:
 
 
 def _or_leave_out(*names: str) -> str:
-    listed = ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
-    return f", or leave {listed} out by the first --drop-columns or --select"
+    return f", or leave {listed([repr(name) for name in names], 3)} out by the first --drop-columns or --select"
 
 
 def _picked(leaves: Sequence[Leaf], picks: Sequence[str], path: str) -> list[Leaf]:
     for pick in picks:
         if not any(_within(leaf.name, pick) for leaf in leaves):
-            close = difflib.get_close_matches(pick, [leaf.name for leaf in leaves], n=1)
-            hint = f"did you mean {close[0]!r}? There" if close else "there"
+            hint = hinted(pick, (leaf.name for leaf in leaves), "there")
             raise SourceError(f"{path} holds no array {pick!r}; {hint} are: {_listed(leaves)}")
     chosen = [leaf for leaf in leaves if not picks or any(_within(leaf.name, pick) for pick in picks)]
     if not chosen:
@@ -187,7 +185,7 @@ def _within(name: str, pick: str) -> bool:
 
 def _listed(leaves: Sequence[Leaf], *, sizes: bool = False) -> str:
     words = [f"{leaf.name or 'the array'} ({leaf.rows})" if sizes else leaf.name for leaf in leaves]
-    return ", ".join(words[:_NAMES_SHOWN]) + (", ..." if len(words) > _NAMES_SHOWN else "")
+    return listed(words, _NAMES_SHOWN)
 
 
 def fixed_feature(leaf: Leaf, path: str) -> Feature:

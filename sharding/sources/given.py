@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 
@@ -13,6 +12,7 @@ import pyarrow.compute as pc
 
 from ..errors import ConfigError
 from ..schema import Feature
+from ..wording import hinted, listed
 
 __all__ = ["arrow_type_given", "beyond_integers", "cast_text", "check_names", "is_farther"]
 
@@ -30,10 +30,8 @@ def check_names(features: Mapping[str, Feature], names: Iterable[str]) -> None:
     known = list(names)
     for name in features:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}? They" if close else "they"
-            listed = ", ".join(known[:20]) + (", ..." if len(known) > 20 else "")
-            raise ConfigError(f"a type is given for {name!r}, but there is no such column; {hint} are: {listed}")
+            hint = hinted(name, known, "they")
+            raise ConfigError(f"a type is given for {name!r}, but there is no such column; {hint} are: {listed(known)}")
 
 
 def beyond_integers(path: str, line: int, name: str, value: int, low: int) -> str:
