@@ -14,7 +14,7 @@ import pyarrow as pa
 from .checksums import checksum
 from .damage import Damage, content_problem, first_difference, kind_of_size, runs, runs_text
 from .formats.parquet import RowGroup, read_parquet, row_group_rows, scan_row_groups, write_parquet
-from .formats.scan import Frame, scan_frames
+from .formats.scan import scan_frames
 from .formats.tfrecord import compress
 from .indexes import Index, frame_bounds, read_index, rebuild_index
 from .manifest import Manifest, ShardInfo
@@ -71,7 +71,9 @@ def _in_tfrecord(
     count = f"{damaged} damaged: {runs_text(numbers)}" if numbers else ""
     if not numbers and len(bad) > 1:
         count = f"and {counted(len(bad) - 1, 'more place')}"
-    place = f"{_name(first)} at offset {first.offset}{_of_the_inflated(manifest)} {first.problem}"
+    name = "a record" if first.record is None else f"record {first.record}"
+    of = "" if manifest.compression == "none" else " of the decompressed data"
+    place = f"{name} at offset {first.offset}{of} {first.problem}"
     return replace(
         damage,
         problem=f"{damage.problem} ({place}{'; ' if count else ''}{count})",
@@ -79,14 +81,6 @@ def _in_tfrecord(
         records=numbers,
         offset=first.offset,
     )
-
-
-def _name(frame: Frame) -> str:
-    return "a record" if frame.record is None else f"record {frame.record}"
-
-
-def _of_the_inflated(manifest: Manifest) -> str:
-    return "" if manifest.compression == "none" else " of the decompressed data"
 
 
 def _between_records(

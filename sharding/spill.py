@@ -108,7 +108,7 @@ class Spill:
 
     def finish(self, part: int, result: PartSpill) -> None:
         """Note that the file of a part is whole."""
-        self.storage.write(_note(part), result.encode(), durable=False)
+        self.storage.write(f"{part:06d}.json", result.encode(), durable=False)
 
     def finished(self) -> dict[int, PartSpill]:
         """The parts whose files are whole."""
@@ -137,10 +137,6 @@ class Spill:
 
 def _file(part: int) -> str:
     return f"{part:06d}.arrow"
-
-
-def _note(part: int) -> str:
-    return f"{part:06d}.json"
 
 
 def about_spill(url: str | None) -> dict[str, str]:

@@ -101,7 +101,8 @@ def plan_layout(schema: Schema, int_ranges: Mapping[str, tuple[int, int]]) -> Re
         schema: of the dataset.
         int_ranges: the least and greatest value of each feature of kind int64, as int64.
     """
-    return _assemble_template(schema, int_ranges)[1] if _all_fixed(schema) else None
+    fixed = all(f.elements is not None and f.example_kind != "bytes" for f in schema.features)
+    return _assemble_template(schema, int_ranges)[1] if fixed else None
 
 
 def encode_examples(batch: pa.RecordBatch, schema: Schema, layout: RecordLayout | None) -> pa.LargeBinaryArray:
@@ -121,10 +122,6 @@ def encode_examples(batch: pa.RecordBatch, schema: Schema, layout: RecordLayout 
 
 
 # --- records of one layout -------------------------------------------------------------------------------------
-
-
-def _all_fixed(schema: Schema) -> bool:
-    return all(f.elements is not None and f.example_kind != "bytes" for f in schema.features)
 
 
 def _item_bytes(feature: Feature, int_ranges: Mapping[str, tuple[int, int]]) -> int:

@@ -48,14 +48,10 @@ def obstacle(manifest: Manifest, shards: Sequence[ShardInfo]) -> str:
     for feature in manifest.schema.features:
         if feature.elements is None and _nullable(manifest, feature):
             return f"feature {feature.name!r} holds lists of any length, and none at all in some records"
-    if [shard.path for shard in shards] != list(_expected_paths(manifest)):
+    pieces = ((generation, split, n, count) for generation, split, count in _pieces(manifest) for n in range(count))
+    if [shard.path for shard in shards] != [shard_name(*piece, "tfrecord") for piece in pieces]:
         return "a repair left records out, and the shards that hold the others have names that it does not expect"
     return ""
-
-
-def _expected_paths(manifest: Manifest) -> Iterator[str]:
-    for generation, split, count in _pieces(manifest):
-        yield from (shard_name(generation, split, number, count, "tfrecord") for number in range(count))
 
 
 def _pieces(manifest: Manifest) -> Iterator[tuple[int, str, int]]:

@@ -183,7 +183,9 @@ class _Walk:
         value = self._number(node.operand)
         if isinstance(node.op, ast.UAdd):
             return value
-        return pc.negate_checked(_widened(value)) if isinstance(value, pa.Array) else -value
+        if not isinstance(value, pa.Array):
+            return -value
+        return pc.negate_checked(_as_type(value, pa.int64() if _is_integer(value.type) else pa.float64()))
 
     def _arithmetic(self, node: ast.BinOp) -> Value:
         left, right = self._number(node.left), self._number(node.right)
@@ -306,10 +308,6 @@ def _as_type(value: Value, kind: pa.DataType) -> Any:
     if pa.types.is_floating(kind):
         return pa.scalar(float(value), kind)
     return pa.scalar(value.encode() if kind == pa.binary() else value, kind)
-
-
-def _widened(value: pa.Array) -> pa.Array:
-    return _as_type(value, pa.int64() if _is_integer(value.type) else pa.float64())
 
 
 def _is_integer(kind: pa.DataType) -> bool:
