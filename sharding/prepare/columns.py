@@ -9,7 +9,7 @@ import pyarrow as pa
 from ..errors import ConfigError
 from ..wording import hinted, listed
 
-__all__ = ["HIDDEN", "check_columns", "check_distinct", "is_hidden", "visible"]
+__all__ = ["HIDDEN", "check_columns", "check_distinct", "in_order", "is_hidden", "visible"]
 
 HIDDEN = "\0draft:"  # before the names of columns that travel with drafts, past all steps; no source has such names
 
@@ -51,3 +51,9 @@ def is_hidden(name: str) -> bool:
 def visible(batch: pa.RecordBatch) -> list[str]:
     """The names of the columns that steps see."""
     return [name for name in batch.schema.names if not is_hidden(name)]
+
+
+def in_order(batch: pa.RecordBatch, names: Iterable[str]) -> pa.RecordBatch:
+    """Those of the columns of some names that are there, in the order of the names, and all hidden ones."""
+    there = set(batch.schema.names)
+    return batch.select([name for name in names if name in there] + list(filter(is_hidden, batch.schema.names)))

@@ -25,7 +25,7 @@ from ..sources.base import (
     late_bytes,
     narrowed,
 )
-from .columns import HIDDEN, is_hidden, visible
+from .columns import HIDDEN, in_order, is_hidden, visible
 from .mapping import MapBatches
 from .steps import Step
 
@@ -127,12 +127,12 @@ class PreparedSource:
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """The prepared records; without the late columns, but with what it takes to read these."""
         for batch in self._prepared(self._taken(self.inner.drafts(part, reject)), part):
-            yield from _cut(self._ordered(batch))
+            yield from _cut(in_order(batch, self.schema.names))
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """Prepared records of the inner source's sample; of the first batch that has any, if they all go."""
         heads = self._prepared(self._taken(iter([self.inner.sample(part, records)])), part)
-        batches = [self._ordered(batch) for batch in heads]
+        batches = [in_order(batch, self.schema.names) for batch in heads]
         found = pa.Table.from_batches(batches).combine_chunks().to_batches() if batches else []
         if not found and any(step.changes_rows for step in self.steps):
             found = list(islice(self.drafts(part), 1))
@@ -191,12 +191,6 @@ class PreparedSource:
                 raise SourceError(f"{part.path}: {error}") from error
             if result.num_rows:
                 yield result
-
-    def _ordered(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        there = set(batch.schema.names)
-        return batch.select(
-            [name for name in self.schema.names if name in there] + [n for n in batch.schema.names if is_hidden(n)]
-        )
 
     def _on_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Late columns through those steps that can reach them."""

@@ -19,7 +19,7 @@ from ..casting import cast_column, is_list
 from ..errors import ConfigError, SourceError
 from ..schema import Feature, Schema
 from ..wording import brief
-from .columns import check_columns, check_distinct, is_hidden, visible
+from .columns import check_columns, check_distinct, in_order, visible
 from .expression import columns_of, evaluate
 from .items import ALL, join_items
 
@@ -75,10 +75,7 @@ class Select(OnColumns):
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Those of the columns that are there."""
-        there = set(batch.schema.names)
-        return batch.select(
-            [name for name in self.columns if name in there] + [name for name in batch.schema.names if is_hidden(name)]
-        )
+        return in_order(batch, self.columns)
 
 
 @dataclass(frozen=True, slots=True)
