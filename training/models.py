@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,11 +136,40 @@ def _of_the_user(manifest: Manifest, config: TrainConfig) -> BuiltModel:
             f"shape {shape}"
         )
     names = [feature.name for feature in feature_columns(manifest, config.data)]
+    taken = _inputs_of(network, names, config.model.name)
 
     def preprocess(element: Element) -> tuple[Any, Any, Any]:
-        return {name: element[name] for name in names}, *label_and_weight(element)
+        inputs = element[taken] if isinstance(taken, str) else {name: element[name] for name in taken}
+        return inputs, *label_and_weight(element)
 
     return BuiltModel(network=network, preprocess=preprocess)
+
+
+def _inputs_of(network: Any, names: Sequence[str], function: str) -> str | list[str]:
+    """The columns that a network of the user takes: one for its one input, or those that its inputs are named for.
+
+    No others are handed over: Keras 3.15 pairs a dict with more entries than there are inputs in alphabetical order,
+    with no more than a warning, so that an input gets another column.
+
+    Raises:
+        ConfigError: an input has the name of no column.
+    """
+    inputs = network.inputs[0] if isinstance(network, keras.Sequential) else getattr(network, "input", None)
+    if isinstance(inputs, keras.KerasTensor):
+        if len(names) == 1:
+            return names[0]
+        wanted = [inputs.name]
+    elif isinstance(inputs, (dict, list, tuple)):
+        wanted = list(inputs) if isinstance(inputs, dict) else [tensor.name for tensor in inputs]
+    else:
+        return list(names)
+    for name in wanted:
+        if name not in names:
+            raise ConfigError(
+                f"model.name: {function} returned a model with an input {name!r}, and there is no such column for it; "
+                f"name inputs for columns, as in keras.Input(..., name=...). The columns are: {', '.join(names)}"
+            )
+    return wanted[0] if isinstance(inputs, keras.KerasTensor) else wanted
 
 
 def _imported(name: str) -> Callable[[Manifest, TrainConfig], Any]:

@@ -144,6 +144,34 @@ def test_a_function_of_the_user_builds_the_network(tmp_path: Path, monkeypatch: 
             build_model(_manifest(), _config(["x"], model={"name": name}))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("made", ["dict", "list", "alone", "sequential"])
+def test_a_network_of_the_user_is_given_the_columns_that_its_inputs_name(
+    made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keras pairs a dict of inputs with one of more columns by their order, and so would take `carrier` for `x`."""
+    (tmp_path / f"networks_by_{made}.py").write_text(
+        "import keras\n"
+        "def network(manifest, config):\n"
+        "    x = keras.Input((1,), name='x')\n"
+        "    dense = keras.layers.Dense(3, kernel_initializer='ones')\n"
+        f"    if {made!r} == 'sequential':\n"
+        "        return keras.Sequential([x, dense])\n"
+        f"    return keras.Model({{'dict': {{'x': x}}, 'list': [x], 'alone': x}}[{made!r}], dense(x))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = {"name": f"networks_by_{made}:network"}
+    columns = {"carrier": tf.constant(["a", "b"]), "digit": tf.zeros((2, 4, 6)), "x": tf.constant([[7.0], [8.0]])}
+    element = {**columns, "class_id": tf.zeros(2, tf.int32)}
+    if made != "sequential":
+        built = build_model(_manifest(), _config(["carrier", "digit", "x"], model=model))
+        np.testing.assert_array_equal(built.network(built.preprocess(element)[0]), [[7.0] * 3, [8.0] * 3])
+    alone = build_model(_manifest(), _config(["x"], model=model))
+    np.testing.assert_array_equal(alone.network(alone.preprocess(element)[0]), [[7.0] * 3, [8.0] * 3])
+    with pytest.raises(ConfigError, match=r"an input '\w+', and there is no such column .* are: carrier, digit"):
+        build_model(_manifest(), _config(["carrier", "digit"], model=model))
+
+
 def test_the_schedule_scales_linearly_and_counts_in_epochs() -> None:
     config = parse_config(
         {
