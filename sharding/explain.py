@@ -10,7 +10,7 @@ from .retry import error_code, error_number
 
 __all__ = ["NO_MORE_PROCESSES", "explain", "refuses_processes"]
 
-_DENIALS = ("NoCredentials", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessControlException")
+_DENIALS = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessControlException")
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired", "InvalidToken")
 _BUSY = ("SlowDown", "ServiceUnavailable", "503", "429", "TooManyRequests")
 _ARCHIVES = ("zip", "tar", "libarchive", "rar")
@@ -74,6 +74,11 @@ def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
         return "the clock of this machine is wrong; set it"
     if isinstance(error, FileNotFoundError):
         return _missing(protocol)
+    if "NoCredentials" in f"{name} {text}":
+        return (
+            "permission denied, for no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+            "AWS_PROFILE, or FSSPEC_S3_ANON=true for a public bucket"
+        )
     if (
         isinstance(error, PermissionError)
         or "Permission denied" in text

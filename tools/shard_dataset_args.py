@@ -25,7 +25,7 @@ examples:
 
 URLs are paths of this machine, s3://bucket/path, hdfs://namenode:port/path, or whatever else fsspec opens.
 Credentials come from the environment, as for other programs: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
-AWS_PROFILE, AWS_ENDPOINT_URL; HADOOP_USER_NAME.
+AWS_PROFILE, AWS_ENDPOINT_URL; HADOOP_USER_NAME. For a public bucket set FSSPEC_S3_ANON=true.
 
 {EXIT_CODES}"""
 _REPAIR_EPILOG = f"""\

@@ -208,6 +208,12 @@ def test_a_cause_decides_and_a_context_does_not() -> None:
         (OSError(errno.EROFS, "x"), "file", "the file system is read-only; choose another folder"),
         (PermissionError(), "hdfs", "permission denied; check the folder's owner and mode, and HADOOP_USER_NAME"),
         (
+            botocore.exceptions.NoCredentialsError(),
+            "s3",
+            "permission denied, for no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+            "AWS_PROFILE, or FSSPEC_S3_ANON=true for a public bucket",
+        ),
+        (
             translate_boto_error(refused(403, "ExpiredToken")),
             "s3",
             "the credentials have expired (ExpiredToken); renew them and start the same command again: it goes on ",
