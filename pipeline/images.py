@@ -130,6 +130,7 @@ class ImageTransform(GraphTransform):
 
     A function for `Loader.epoch(transform=...)`. Crop, flips and jitter are drawn by ``sample_key``, so a loader
     with ``sample_keys=True`` gives the same augmented batches on any number of ranks, and wherever it resumes.
+    The feature becomes a tensor of `dtype`, [batch, *size, channels].
 
     Attributes:
         feature: that holds images.

@@ -44,7 +44,14 @@ class ClassMix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingClass:
-    """A window without a record of a class that its batches need: the class is borrowed from another shard."""
+    """A window without a record of a class that its batches need: the class is borrowed from another shard.
+
+    Attributes:
+        stream: in ``[0, streams)``.
+        window: of the stream, from 0, in the order of the epoch.
+        class_value: that is missing.
+        donor: path of the shard that it is borrowed from.
+    """
 
     stream: int
     window: int

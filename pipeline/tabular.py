@@ -59,7 +59,12 @@ class CategoryColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TabularPlan:
-    """What becomes of each column."""
+    """What becomes of each column; see `plan_columns`.
+
+    Attributes:
+        numeric: columns that are standardised, in the order of the numeric input.
+        categories: columns that are looked up, in the order of the input of ids.
+    """
 
     numeric: tuple[NumericColumn, ...]
     categories: tuple[CategoryColumn, ...]

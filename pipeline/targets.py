@@ -71,6 +71,7 @@ class Ramp:
 
 
 Balance: TypeAlias = Shares | Ramp | Callable[[int], Shares]
+"""What `Loader` takes for ``balance``: a text, a share by class value, a `Ramp`, or a function of the epoch."""
 
 
 def parse_balance(balance: Balance, of: Sharers = CLASSES) -> Balance:

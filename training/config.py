@@ -225,7 +225,7 @@ class OutputConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """A whole run.
+    """A whole run: what `ringfeed train --help` lists, a group of keys an attribute; see `load_config`.
 
     Raises:
         ConfigError: a value its rule forbids; the message names key, rule and value.

@@ -333,7 +333,7 @@ class Trainer:
 
 
 def train(config: TrainConfig, ring: Ring) -> dict[str, Any]:
-    """Train as a configuration says, on this rank of a ring; returns the metrics (see `docs/`).
+    """Train as a configuration says, on this rank of a ring; returns the metrics (docs/training.md).
 
     Raises:
         RingfeedError: one line that says what is wrong.
