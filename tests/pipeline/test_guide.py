@@ -13,11 +13,13 @@ def snippets() -> list[str]:
     return re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 
 
-def test_every_snippet_runs(make_dataset: Callable[..., str]) -> None:
+def test_every_snippet_runs(make_dataset: Callable[..., str], tmp_path: Path) -> None:
     runnable = [text for text in snippets() if "import torch" not in text]
     assert len(runnable) == len(snippets()) - 1
     program = "\n".join([f"DST = {make_dataset(1000, shard_format='parquet')!r}", *runnable])
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=280)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert 'ringfeed_loader_items_total{stage="deliver",rank="0"}' in done.stdout
 

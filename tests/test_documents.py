@@ -1,0 +1,330 @@
+"""README.md and docs/ as a reader meets them: their Python runs, their commands parse, their links lead somewhere.
+
+docs/loader.md and docs/interoperability.md are run by tests of their own.
+"""
+
+import argparse
+import io
+import itertools
+import json
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ringfeed.pipeline import Loader
+from ringfeed.sharding import BuildOptions, build, open_dataset
+from ringfeed.tools import cli, shard_dataset
+from ringfeed.tools.shard_dataset_args import build_parser
+from ringfeed.training import load_config
+from ringfeed.training.models import build_model
+from tests.conftest import Cli
+from tests.pipeline.pictures import write_pictures
+from tests.servers.seaweedfs import S3Server
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+ELSEWHERE = {"loader.md": "tests/pipeline/test_guide.py", "interoperability.md": "tests/test_interoperability.py"}
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SUBCOMMANDS = r"build|append|reshard|inspect|verify|repair|cat|clean|export"
+COMMAND = re.compile(
+    rf"^\s*(?:horovodrun .*?)?((?:shard-dataset (?:{SUBCOMMANDS})|ringfeed (?:{'|'.join(cli.COMMANDS)}))\b.*)",
+    re.MULTILINE,
+)
+
+
+def python_of(page: str) -> list[str]:
+    return BLOCK.findall(PAGES[page])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The datasets that the pages name, in a folder to be in."""
+    root = tmp_path_factory.mktemp("documents")
+    number = np.arange(4096)
+    flights = {
+        "hours": pa.array(number % 20 / 3, pa.float32()),
+        "miles": pa.array(number % 2500, pa.float32()),
+        "hour": pa.array(number % 24, pa.int32()),
+        "carrier": pa.array(np.take(["AA", "B6", "UA", "DL"], number % 4)),
+        "arrival": pa.array(np.where(number % 8 == 0, "late", "on time")),
+    }
+    pq.write_table(pa.table(flights), root / "flights.parquet")
+    seats = pa.array([None if i % 50 == 0 else i % 300 for i in number.tolist()], pa.int32())
+    pq.write_table(pa.table({**flights, "seats": seats}), root / "seats.parquet")
+    texts = {"tokens": [list(range(1, 2 + i % 50)) for i in range(640)], "label": [i % 2 for i in range(640)]}
+    pq.write_table(pa.table(texts), root / "texts.parquet")
+    write_pictures(root / "photos", 640, ("jpg",))
+    splits = {"train": "0.8", "val": "0.1", "test": "0.1"}
+    for source, destination, label in (
+        ("flights.parquet", "flights", "arrival"),
+        ("seats.parquet", "seats", "arrival"),
+        ("texts.parquet", "texts", "label"),
+        ("photos", "photo-shards", None),
+    ):
+        options: dict[str, Any] = {} if label is None else {"label": label}
+        build(
+            BuildOptions(
+                source=str(root / source), destination=str(root / destination), shards=4, splits=splits, **options
+            )
+        )
+    return root
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+def run_page(page: str, names: dict[str, Any], *replaced: tuple[str, str]) -> dict[str, Any]:
+    """The blocks of a page one after the other, each from a file, and a batch of what each calls ``batches``."""
+    for number, block in enumerate(python_of(page)):
+        for old, new in replaced:
+            block = block.replace(old, new)
+        file = Path(f"{page}-{number}.py")
+        file.write_text(block)
+        names.pop("batches", None)
+        names |= {name: value for name, value in runpy.run_path(str(file), names).items() if name[0] != "_"}
+        if "batches" in names:
+            names["batch"] = next(iter(names["batches"]))
+    return names
+
+
+def test_readme(here: Path) -> None:
+    names = run_page("README.md", {}, ("s3://bucket/flights", "flights"), ("/mnt/nvme/cache", "cache"), ("120", "2"))
+    assert names["batch"]["class_id"].shape == (1024,)
+
+
+def test_order(here: Path) -> None:
+    run_page(
+        "order.md", {"Loader": Loader}, ("url", "'flights'"), ("rank=rank", "rank=0"), ("=ranks", "=1"), ("5000", "2")
+    )
+
+
+def test_cache(here: Path) -> None:
+    run_page("cache.md", {}, ("s3://bucket/flights", "flights"), ("/mnt/nvme/cache", "cache"))
+
+
+def test_faults(here: Path) -> None:
+    loader = Loader("flights", batch_size=1024)
+    steps: list[Any] = []
+    run_page("faults.md", {"loader": loader, "steps": steps}, ("...", "steps.append(batch)"))
+    assert len(steps) == loader.steps_per_epoch
+
+
+def test_images_and_augmentation(here: Path) -> None:
+    import keras
+    import tensorflow as tf
+
+    layers = [keras.Input((32, 32, 3)), keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(3)]
+    model = keras.Sequential(layers)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    small = (("batch_size=256", "batch_size=64"), ("(224, 224", "(32, 32"), ('Loader("flights"', 'Loader("seats"'))
+    names = run_page("images-and-augmentation.md", {"model": model}, *small)
+    assert names["batch"]["tokens_mask"].shape[1] % 16 == 0
+    noisy = names["add_noise"]({"vector": tf.zeros((4, 3)), "sample_key": tf.zeros((4, 2), tf.int64)})
+    assert np.ptp(noisy["vector"]) > 0
+
+
+def test_preparing(here: Path) -> None:
+    module, in_python = python_of("preparing.md")
+    Path("prepare_flights.py").write_text(module)
+    table = ["build", "flights.parquet", "prepared", "--label", "arrival"]
+    assert shard_dataset.main([*table, "--map", "prepare_flights:add_speed", "--filter", "hours > 0"]) == 0
+    assert "speed" in open_dataset("prepared").manifest.schema.names
+    exec(in_python.replace('"late"', '"arrival"'), {})
+    assert open_dataset("shards").manifest.schema["hours"].dtype == "float32"
+
+
+def test_record_streams(here: Path) -> None:
+    (module,) = python_of("record-streams.md")
+    reader = "from types import SimpleNamespace\n\n\ndef read_my_format(name):\n    return [SimpleNamespace("
+    reader += 'delay=i, airline="AA", path=i / 3) for i in range(60)]\n\n\n'
+    Path("flights.py").write_text(reader + module)
+    (command,) = (line for line in commands(PAGES["record-streams.md"]) if "--source" in line)
+    assert shard_dataset.main([word.replace("shards/", "streamed") for word in command[1:]]) == 0
+    assert open_dataset("streamed").manifest.classes == (False, True)
+
+
+@pytest.mark.usefixtures("s3_env")
+def test_stores(here: Path, s3_server: S3Server, s3_bucket: str) -> None:
+    url = f"s3://{s3_bucket}/flights"
+    assert shard_dataset.main(["build", "flights.parquet", url, "--label", "arrival"]) == 0
+    names = {"ENDPOINT": s3_server.endpoint_url, "KEY": s3_server.access_key, "SECRET": s3_server.secret_key}
+    names = run_page("stores.md", names, ("s3://bucket/flights", url))
+    assert len(next(names["loader"].numpy_epoch(0))["class_id"]) == 1024
+
+
+def test_options_of_a_store_stand_in_a_file_of_fsspec(
+    here: Path, s3_server: S3Server, s3_env: dict[str, str], s3_bucket: str, cli: Cli, tmp_path: Path
+) -> None:
+    url = f"s3://{s3_bucket}/from-file"
+    (text,) = re.findall(r"^```json\n(.*?)```", PAGES["stores.md"], re.MULTILINE | re.DOTALL)
+    for old, new in (("http://host:9000", s3_server.endpoint_url), ("KEY", "writer"), ("SECRET", "writer-secret")):
+        text = text.replace(old, new)
+    (tmp_path / "ringfeed.json").write_text(text)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL_S3"):
+        del os.environ[name]  # `s3_env` puts them back
+    command = ["build", "flights.parquet", url, "--label", "arrival"]
+    cli("shard-dataset", *command, env={"FSSPEC_CONFIG_DIR": str(tmp_path)}, check=True)
+
+
+def test_training(here: Path) -> None:
+    """In a process of its own, since a trainer makes TensorFlow deterministic."""
+    write_configuration()
+    after, _, train = python_of("training.md")
+    check = """
+assert metrics["final"]["samples"] == loader.records and set(metrics["history"]) == {"steps", "evaluations"}
+assert logits.shape == (256, 2)
+"""
+    done = subprocess.run([sys.executable, "-c", train + after + check], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_model_of_your_own(here: Path) -> None:
+    write_configuration()
+    Path("networks.py").write_text(python_of("training.md")[1])
+    loader = Loader("flights", batch_size=64)
+    built = build_model(loader.manifest, load_config("flights.yaml", ["model.name=networks:wide"]))
+    inputs, class_id, _ = built.preprocess(next(iter(loader.epoch(0))))
+    assert (*built.network(inputs).shape, *class_id.shape) == (64, 2, 64)
+
+
+def write_configuration() -> None:
+    (yaml,) = re.findall(r"^```yaml\n(.*?)```", PAGES["training.md"], re.MULTILINE | re.DOTALL)
+    Path("flights.yaml").write_text(yaml)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras 3.15 with NumPy 2
+def test_a_fit_that_was_stopped_goes_on_as_if_it_had_not_been(here: Path) -> None:
+    """The recipe of docs/loader.md, with an optimizer that keeps moments."""
+    import keras
+
+    (recipe,) = (block for block in python_of("loader.md") if "class Keep" in block)
+    loader = Loader("flights", batch_size=64, columns=["miles"], seed=1)
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+            if batch == 37:
+                raise KeyboardInterrupt
+
+    def run(folder: str, *more: object) -> Any:
+        keras.utils.set_random_seed(1)
+        layers = [keras.Input((1,)), keras.layers.Rescaling(1e-3), keras.layers.Dense(4), keras.layers.Dense(2)]
+        model = keras.Sequential(layers)
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        names = {"keras": keras, "json": json, "loader": loader, "model": model, "more": more}
+        code = recipe.replace('"kept"', repr(folder)).replace("[keep]", "[keep, *more]")
+        exec(code, names)
+        return names["model"].get_weights()
+
+    with pytest.raises(KeyboardInterrupt):
+        run("stopped", Stop())
+    assert [path.name for path in sorted(Path("stopped").iterdir())][-1] == "step-000000030"
+    for resumed, whole in zip(run("stopped"), run("whole"), strict=True):
+        np.testing.assert_array_equal(resumed, whole)
+
+
+def test_moving(here: Path) -> None:
+    (module,) = python_of("moving.md")
+    Path("decode.py").write_text(module)
+    arrays = [np.full((4, 2), i, np.float32) for i in range(60)]
+    files = [io.BytesIO() for _ in arrays]
+    for file, array in zip(files, arrays, strict=True):
+        np.save(file, array)
+    table = pa.table({"features": [file.getvalue() for file in files], "y": [i % 3 for i in range(60)]})
+    Path("petastorm").mkdir()
+    pq.write_table(table, "petastorm/part-00000.parquet")
+    pq.write_table(table.slice(0, 48), "train.parquet")
+    pq.write_table(table.slice(48), "test.parquet")
+    for command in commands(PAGES["moving.md"]):
+        if command[2] in ("petastorm/", "train.parquet", "test.parquet"):
+            destination = "decoded" if command[2] == "petastorm/" else "appended"
+            assert shard_dataset.main([word.replace("shards/", destination) for word in command[1:]]) == 0
+    splits = open_dataset("appended").manifest.splits
+    assert {name: split.records for name, split in splits.items()} == {"train": 48, "test": 12}
+    (batch,) = Loader("decoded", batch_size=60).numpy_epoch(0)
+    assert sorted(batch["features"][:, 7]) == list(range(60))
+
+
+def test_every_block_is_run() -> None:
+    run = {"README.md", "order.md", "cache.md", "faults.md", "images-and-augmentation.md", "preparing.md"}
+    run |= {"record-streams.md", "stores.md", "training.md", "moving.md"}
+    assert {page for page in PAGES if python_of(page)} == {*run, *ELSEWHERE}
+
+
+def test_readme_leads_to_every_page() -> None:
+    assert set(re.findall(r"docs/([\w-]+\.md)", PAGES["README.md"])) == PAGES.keys() - {"README.md"}
+
+
+def commands(text: str) -> list[list[str]]:
+    """The command lines of ringfeed in a text, in words, without what they are piped to."""
+    lines = COMMAND.findall(re.sub(r" *\\\n *", " ", text))
+    words = [shlex.split(re.sub(r"\s#.*", "", line).replace(" ...", " SRC DST")) for line in lines]
+    ends = ("|", "&&", "2>&1")
+    return [list(itertools.takewhile(lambda word: word not in ends, line)) for line in words]
+
+
+def help_texts() -> dict[str, str]:
+    """That of each command."""
+    parsers = {"shard-dataset": build_parser(), **{f"ringfeed {name}": cli.build_parser(name) for name in cli.COMMANDS}}
+    texts = {}
+    for program, parser in parsers.items():
+        texts[program] = parser.format_help()
+        (chosen,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+        texts |= {f"{program} {name}": command.format_help() for name, command in chosen.choices.items()}
+    return texts
+
+
+@pytest.mark.parametrize("texts", [PAGES, help_texts()], ids=["documents", "help"])
+def test_commands_parse(texts: dict[str, str]) -> None:
+    found = [words for text in texts.values() for words in commands(text)]
+    assert len(found) > 20
+    for program, *words in found:
+        if program == "ringfeed":
+            cli.build_parser(words[0]).parse_args(words)
+        else:
+            build_parser(python_source="--source" in words and words[0] == "build").parse_args(words)
+
+
+def test_flags_exist() -> None:
+    known = {flag for text in help_texts().values() for flag in re.findall(r"--[a-z][a-z-]*", text)}
+    known |= {"--rounds", "--output", "--quick", "--no-deps"}  # of benchmarks, the demo and pip
+    known |= {"--network-interfaces", "--start-timeout", "--ssh-port"}  # of horovodrun
+    for page, text in PAGES.items():
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+        assert named - known == set(), page
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_links_lead_somewhere(page: str) -> None:
+    path = ROOT / page if page == "README.md" else ROOT / "docs" / page
+    text = re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith("https://"):
+            continue
+        file, _, anchor = link.partition("#")
+        target = path.parent / file if file else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text()), link
+    for name in re.findall(
+        r"`((?:tests|tools|pipeline|sharding|training|benchmarks|notebooks|examples)/[\w./-]+)`", text
+    ):
+        assert (ROOT / name).exists(), name
+
+
+def anchors(text: str) -> set[str]:
+    """Those that GitHub makes of headings."""
+    headings = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
