@@ -60,7 +60,7 @@ _OPENERS: dict[str, tuple[tuple[str, ...], Callable[..., Source]]] = {
 _INFERRING = {"csv", "jsonl", "tfrecord"}  # kinds whose files do not say the types: they can be given
 _TABLES = {"parquet", "ipc", "orc"}  # kinds that need a type for columns which have none, or several
 _CHOOSING = {  # kinds of which columns can be left out beforehand
-    "parquet", "ipc", "orc", "csv", "jsonl", "hdf5", "numpy", "webdataset",
+    "parquet", "ipc", "orc", "csv", "jsonl", "hdf5", "numpy", "webdataset", "python",
 }  # fmt: skip
 KINDS = tuple(_OPENERS)
 

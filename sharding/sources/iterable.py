@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from importlib import import_module, invalidate_caches
@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..errors import SourceError
+from ..errors import ConfigError, SourceError
 from ..keyed import derive_key
-from ..schema import Schema
+from ..schema import Feature, Schema
 from ..wording import brief
 from .base import BATCH_BYTES, BATCH_ROWS, Complete, Part, Reject, fail_on_bad
 from .values import ColumnType, column_of_values, flatten
@@ -39,6 +39,10 @@ class IterableSource(Complete):
     The function is called with no argument, once a pass, and gives the same records each time: an iterable of dicts,
     or of Arrow's batches or tables of one schema. Values of dicts are None, numbers, strings, bytes, dates and times,
     NumPy's scalars and arrays, and lists; a dict within one becomes columns such as ``box.x``.
+
+    Attributes:
+        types: of all columns that the function gives.
+        left_out: columns of Arrow's that no feature can hold, and that were not wanted.
     """
 
     url: str
@@ -47,25 +51,29 @@ class IterableSource(Complete):
     records: int
     parts: tuple[Part, ...]
     fingerprint: str
+    left_out: tuple[str, ...] = ()
 
     @classmethod
-    def open(cls, url: str, label: str | None) -> IterableSource:
+    def open(cls, url: str, label: str | None, wanted: Callable[[str], bool] = lambda _: True) -> IterableSource:
         """Call the function once to find the types of all values.
 
         Args:
             url: ``module:function``; the module is looked for in the current folder too.
             label: the column that makes the classes.
+            wanted: whether a column is, by its name; others of Arrow's may have types that no feature can hold.
 
         Raises:
             SourceError: there is no such function, it fails, or it gives no records that fit in columns.
+            ConfigError: none is left that is wanted.
         """
         module, _ = _load(url)
         columns: dict[str, ColumnType] = {}
+        dicts: set[str] = set()
         types: pa.Schema | None = None
         count = 0
         for item in _items(url):
             if isinstance(item, Mapping):
-                for name, value in _entries(url, item, count):
+                for name, value in _entries(url, item, count, dicts):
                     try:
                         columns.setdefault(name, ColumnType()).add_one(value, count)
                     except TypeError as error:
@@ -78,16 +86,21 @@ class IterableSource(Complete):
         if not count:
             raise SourceError(f"{url} gave no records")
         if types is None:
-            types = pa.schema([_field(url, name, column) for name, column in columns.items()])
+            found = {name: column for name, column in columns.items() if column.seen or name not in dicts}
+            types = pa.schema([_field(url, name, column) for name, column in found.items()])
         elif columns:
             raise SourceError(f"{url} gave both dicts and Arrow batches; give records of one kind")
+        left_out = tuple(field.name for field in types if not (wanted(field.name) or _has_feature(field)))
+        if left_out and len(left_out) == len(types):
+            raise ConfigError(f"{url}: no column is left; leave fewer out")
         return cls(
             url=url,
-            schema=Schema.from_arrow(types, label),
+            schema=Schema.from_arrow(pa.schema([field for field in types if field.name not in left_out]), label),
             types=types,
             records=count,
             parts=(Part(path=url),),
             fingerprint=_fingerprint(url, module, count),
+            left_out=left_out,
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
@@ -98,17 +111,17 @@ class IterableSource(Complete):
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """The records; they are complete."""
-        for batch in self._batches(self.types.names):
+        for batch in self._batches(self.schema.names):
             yield self.schema.conform(batch)
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """The first records that the function gives."""
         with closing(_items(self.url)) as items:
-            for batch in _batched(self.url, islice(items, records), self.types, self.types.names):
+            for batch in _batched(self.url, islice(items, records), self.types, self.schema.names):
                 return self.schema.conform(batch.slice(0, records))
         return self.schema.empty
 
-    def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
+    def _batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         count = 0
         for batch in _batched(self.url, _items(self.url), self.types, names):
             count += batch.num_rows
@@ -120,7 +133,7 @@ class IterableSource(Complete):
             )
 
 
-def _batched(url: str, items: Iterable[Any], types: pa.Schema, names: list[str]) -> Iterator[pa.RecordBatch]:
+def _batched(url: str, items: Iterable[Any], types: pa.Schema, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Columns of the records, in batches of bounded size."""
     rows: list[dict[str, Any]] = []
     size = count = 0
@@ -143,30 +156,42 @@ def _batched(url: str, items: Iterable[Any], types: pa.Schema, names: list[str])
         yield _columns(url, rows, types, names, count)
 
 
-def _columns(url: str, rows: list[dict[str, Any]], types: pa.Schema, names: list[str], count: int) -> pa.RecordBatch:
+def _columns(
+    url: str, rows: list[dict[str, Any]], types: pa.Schema, names: Sequence[str], count: int
+) -> pa.RecordBatch:
     where = f"{url}: among the records {count - len(rows)} to {count - 1}"
     known = set(types.names)
-    if strange := next((name for row in rows for name in row if name not in known), None):
+    if strange := next((k for row in rows for k in row if k not in known and row[k] is not None), None):
         raise SourceError(f"{where}: the column {strange!r} was not there before; give the same records in each call")
-    try:
-        arrays = [column_of_values([row.get(name) for row in rows], types.field(name)) for name in names]
-    except UnicodeEncodeError as error:
-        raise SourceError(f"{where}: half a surrogate pair is no text: {error.object[:20]!r}; mend it") from error
-    except (TypeError, ValueError) as error:  # Arrow's are ValueErrors too
-        raise SourceError(f"{where}: {brief(error)}; give the same records in each call") from error
+    arrays = [_column(where, [row.get(name) for row in rows], types.field(name)) for name in names]
     if not names:
         return pa.RecordBatch.from_arrays([pa.nulls(len(rows))], names=[""])
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([types.field(name) for name in names]))
 
 
-def _with_rows(table: pa.Table, names: list[str]) -> pa.Table:
-    """Some columns; if none, one of nulls, for a table without columns has no rows."""
-    return table.select(names) if names else pa.table({"": pa.nulls(table.num_rows)})
-
-
-def _entries(url: str, record: Mapping[str, Any], number: int) -> Iterator[tuple[str, Any]]:
+def _column(where: str, values: list[Any], field: pa.Field) -> pa.Array:
     try:
-        entries = list(flatten(record))
+        return column_of_values(values, field)
+    except UnicodeEncodeError as error:
+        raise SourceError(
+            f"{where}: the column {field.name!r}: half a surrogate pair is no text: {error.object[:20]!r}; mend it"
+        ) from error
+    except (TypeError, ValueError) as error:  # Arrow's are ValueErrors too
+        raise SourceError(
+            f"{where}: the column {field.name!r}: {brief(error)}; give the same records in each call, or mend it"
+        ) from error
+
+
+def _with_rows(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Some columns; if none, one of nulls, for a table without columns has no rows."""
+    return table.select(list(names)) if names else pa.table({"": pa.nulls(table.num_rows)})
+
+
+def _entries(
+    url: str, record: Mapping[str, Any], number: int, dicts: set[str] | None = None
+) -> Iterator[tuple[str, Any]]:
+    try:
+        entries = list(flatten(record, dicts=dicts))
     except TypeError as error:
         raise SourceError(f"{url}: record {number}: {error}") from error
     if len({name for name, _ in entries}) < len(entries):
@@ -181,6 +206,14 @@ def _weigh(value: Any) -> int:
     if isinstance(value, np.ndarray):
         return value.nbytes
     return 8 * len(value) if isinstance(value, (list, tuple)) else 8
+
+
+def _has_feature(field: pa.Field) -> bool:
+    try:
+        Feature.from_arrow(field)
+    except SourceError:
+        return False
+    return True
 
 
 def _field(url: str, name: str, column: ColumnType) -> pa.Field:

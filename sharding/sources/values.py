@@ -23,8 +23,13 @@ _ARRAYS = (list, tuple, np.ndarray)
 _GIVE = "give numbers, strings, bytes, dates, or lists of them"
 
 
-def flatten(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(record: Mapping[str, Any], prefix: str = "", dicts: set[str] | None = None) -> Iterator[tuple[str, Any]]:
     """The values of a record by column; a mapping within it becomes columns with a dot in their names.
+
+    Args:
+        record: to be told.
+        prefix: of the names.
+        dicts: to which the names of mappings within it are added.
 
     >>> dict(flatten({"a": 1, "b": {"c": [2, 3]}}))
     {'a': 1, 'b.c': [2, 3]}
@@ -33,7 +38,9 @@ def flatten(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
         if not isinstance(key, str):
             raise TypeError(f"the name of a column must be a string, got {key!r}")
         if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{key}.")
+            if dicts is not None:
+                dicts.add(prefix + key)
+            yield from flatten(value, f"{prefix}{key}.", dicts)
         else:
             yield prefix + key, value
 
@@ -50,6 +57,11 @@ class ColumnType:
         self._shapes: dict[tuple[int, ...], int] = {}  # likewise, at most two of one dimension; () is a scalar
         self._low, self._high = 0, 0
         self._settled: set[Any] = set()  # types, and shapes and dtypes of arrays, of which nothing is to be learned
+
+    @property
+    def seen(self) -> bool:
+        """Whether there was a value yet."""
+        return bool(self._shapes)
 
     def add_one(self, value: Any, record: int) -> None:
         """As `add`, of one record: at once where one like it was seen."""
@@ -254,6 +266,8 @@ def _of_python(kind: type, values: Sequence[Any]) -> pa.DataType:
         raise TypeError(f"has a value of type {kind.__name__}, which no column has; {_GIVE}")
     if any(getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0) for value in values):  # of pandas
         raise TypeError(f"has a {kind.__name__} with nanoseconds, which Arrow cuts off; give its to_numpy()")
+    if pa.types.is_time(found) and any(value.tzinfo is not None for value in values):
+        raise TypeError("has a time with a zone, which Arrow leaves out; give it with its date, or without the zone")
     return found
 
 

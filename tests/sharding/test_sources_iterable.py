@@ -15,7 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.sharding import SourceError
+from ringfeed.sharding import ConfigError, SourceError
+from ringfeed.sharding.prepare import Drop, PrepareOptions, Select, Step
+from ringfeed.sharding.prepare.opening import open_prepared
 from ringfeed.sharding.sources import Source, open_source
 from ringfeed.sharding.sources import iterable as module
 from ringfeed.sharding.sources.values import ColumnType, column_of_values
@@ -102,6 +104,35 @@ def test_arrow_comes_as_it_is(write: Write, wrap: str) -> None:
     assert [row["x"] for row in records(source)] == [*range(10)] * times
     assert labels(source) == list("abcdefghij") * times
     assert source.sample(source.parts[0], 2).num_rows == 2
+
+
+def test_none_in_place_of_a_dict_makes_no_column(write: Write) -> None:
+    given = "{'x': None}, {'x': {'y': None, 'z': 1}}, {'x': {'y': {'a': 2}}}, {'w': None}"
+    source = opened(write(f"def records():\n    return [{given}]"))
+    assert records(source) == [
+        {"x.z": None, "x.y.a": None, "w": None},
+        {"x.z": 1, "x.y.a": None, "w": None},
+        {"x.z": None, "x.y.a": 2, "w": None},
+        {"x.z": None, "x.y.a": None, "w": None},
+    ]
+    flat = opened(write("def records():\n    yield {'x': None, 'x.y': 1}"))
+    assert records(flat) == [{"x": None, "x.y": 1}]
+
+
+@pytest.mark.parametrize("step", [Drop(("odd", "s")), Select(("x",))])
+def test_arrow_that_no_feature_holds_can_be_left_out(write: Write, step: Step) -> None:
+    odd = "pa.array([[('a', 1)], []], pa.map_(pa.string(), pa.int8()))"
+    table = f"pa.table({{'x': [1, 2], 'odd': {odd}, 's': [{{'a': 1}}, None]}})"
+    name = write(f"import pyarrow as pa\ndef records():\n    return {table}")
+    source = open_prepared(f"{name}:records", "x", "python", PrepareOptions(steps=(step,)))
+    assert records(source) == [{"x": 1}, {"x": 2}]
+    assert labels(source) == [1, 2]
+    assert source.sample(source.parts[0], 1).to_pylist() == [{"x": 1}]
+    with pytest.raises(SourceError, match="column 'odd' has type map"):
+        open_prepared(f"{name}:records", None, "python", PrepareOptions(steps=(Drop(("s",)),)))
+    alone = write(f"import pyarrow as pa\ndef records():\n    return pa.table({{'odd': {odd}}})")
+    with pytest.raises(ConfigError, match="no column is left"):
+        open_prepared(f"{alone}:records", None, "python", PrepareOptions(steps=(Drop(("odd",)),)))
 
 
 def test_without_a_label_records_are_counted(write: Write) -> None:
@@ -227,7 +258,13 @@ def test_records_that_change_from_call_to_call_are_found(write: Write) -> None:
 
 def test_half_a_surrogate_pair_is_told(write: Write) -> None:
     source = opened(write("def records():\n    return [{'x': '\\ud800'}]"))
-    with pytest.raises(SourceError, match=r"half a surrogate pair is no text: '\\ud800'; mend it"):
+    with pytest.raises(SourceError, match=r"the column 'x': half a surrogate pair is no text: '\\ud800'; mend it"):
+        records(source)
+
+
+def test_a_value_that_arrow_has_no_place_for_is_told_with_its_column(write: Write) -> None:
+    source = opened(write("import datetime\ndef records():\n    return [{'i': 1, 'x': datetime.timedelta.max}]"))
+    with pytest.raises(SourceError, match=r"records 0 to 0: the column 'x': Timedelta too large.*, or mend it"):
         records(source)
 
 
@@ -331,6 +368,7 @@ def test_arrays_of_signed_and_unsigned_integers_keep_every_bit() -> None:
         (pd.Timestamp("2020-01-01T00:00:00.000000001"), "has a Timestamp with nanoseconds.*; give its to_numpy()"),
         (pd.Timedelta("1ns"), "has a Timedelta with nanoseconds"),
         (pd.NaT, "has NaT; give None"),
+        (datetime.time(1, 2, tzinfo=datetime.timezone.utc), "has a time with a zone, which Arrow leaves out"),
         (np.ma.array([1, 2], mask=[False, True]), "has masked arrays"),
     ],
 )
