@@ -60,7 +60,8 @@ class MemberType:
             (field,) = self.columns
             return [column_of_values(values, field)]
         rows = [{} if value is None else dict(_entries(value, self.extension)) for value in values]
-        if strange := {name for row in rows for name in row} - set(self.columns.names):
+        known = set(self.columns.names)
+        if strange := {name for row in rows for name, entry in row.items() if name not in known and entry is not None}:
             raise ValueError(f"it has the new entry {min(strange)!r}")
         return [_json_column([row.get(field.name) for row in rows], field) for field in self.columns]
 
@@ -106,10 +107,12 @@ def _integer(text: str) -> int:
     return int(digits)
 
 
-def _entries(value: Any, extension: str) -> Iterator[tuple[str, Any]]:
-    """Columns and values of a JSON document."""
+def _entries(value: Any, extension: str, objects: set[str] | None = None) -> Iterator[tuple[str, Any]]:
+    """Columns and values of a JSON document; the names of objects are added to a set."""
     if isinstance(value, dict):
-        yield from flatten(value, f"{extension}.")
+        if objects is not None:
+            objects.add(extension)
+        yield from flatten(value, f"{extension}.", objects)
     else:
         yield extension, value
 
@@ -185,6 +188,7 @@ class _Seen:
             else "binary"
         )  # fmt: skip
         self._columns: dict[str, _Column] = {}
+        self._objects: set[str] = set()
         self._records = 0
 
     def decode(self, content: bytes) -> Any:
@@ -199,16 +203,22 @@ class _Seen:
             return None
         value = _decode(self._codec, content)
         if self._codec == "json":
-            value = list(_entries(value, self._extension))
-            if len({name for name, _ in value}) < len(value):
+            objects: set[str] = set()
+            entries = list(_entries(value, self._extension, objects))
+            if len({name for name, _ in entries}) < len(entries):
                 raise ValueError("two of its entries have one name once they are columns")
+            return entries, objects
         return value
 
     def add(self, value: Any) -> None:
         """Widen by a value that `decode` gave."""
         if self._codec == "int64" and isinstance(value, str):
             self._codec = "string"
-        for name, entry in value if self._codec == "json" else [("", value)] if self._codec == "npy" else ():
+        entries: Sequence[tuple[str, Any]] = [("", value)] if self._codec == "npy" else ()
+        if self._codec == "json":
+            entries, objects = value
+            self._objects |= objects
+        for name, entry in entries:
             self._columns.setdefault(name, _Column()).add(entry, self._records)
         self._records += 1
 
@@ -216,7 +226,8 @@ class _Seen:
         """The type of all values."""
         codec = self._codec
         if codec == "json":
-            fields = [column.field(name) for name, column in sorted(self._columns.items())]
+            found = {n: column for n, column in self._columns.items() if column.seen or n not in self._objects}
+            fields = [column.field(name) for name, column in sorted(found.items())]
         elif codec == "npy" and self._columns[""].alike:
             fields = [self._columns[""].field(self._extension)]
         else:
@@ -238,6 +249,11 @@ class _Column:
                 self._type.add_one(value, record)
             except TypeError:
                 self._type = None
+
+    @property
+    def seen(self) -> bool:
+        """Whether there was a value yet."""
+        return self._type is None or self._type.seen
 
     @property
     def alike(self) -> bool:

@@ -146,6 +146,8 @@ def test_each_extension_is_what_it_says(write: Callable[..., str]) -> None:
         ([("a.json", b'{"x": []}'), ("b.json", b'{"x": [0.5, 1]}')], {"json.x": ("float64", (None,), "")}),
         ([("a.json", b'\xef\xbb\xbf{"x": 1}')], {"json.x": ("int64", (), "")}),
         ([("a.json", b'{"x": null}')], {"json.x": ("string", (), "")}),
+        ([("a.json", b'{"x": null}'), ("b.json", b'{"x": {"y": 1}}')], {"json.x.y": ("int64", (), "")}),
+        ([("a.json", b'{"x": {"y": 1}}'), ("b.json", b"null")], {"json.x.y": ("int64", (), "")}),
         ([("a.pickle", b"cos\nsystem\n(S'x'\ntR.")], {"pickle": ("binary", (), "")}),
     ],
 )
