@@ -42,7 +42,7 @@ def partition(
 ) -> list[PartSpill]:
     """The second round: every part is read, and the records of all shards but the `finished` ones are spilled."""
     wanted = np.array([any(s not in finished for s in bucketing.shards(b)) for b in range(bucketing.buckets)])
-    done = spill.finished()
+    done = spill.finished(wanted)
     parts = plan.source.parts
     tell = Teller(report, "partition", len(parts), len(done), sum(part.records for part in done.values()))
     todo = [number for number in range(len(parts)) if number not in done]

@@ -49,25 +49,33 @@ class PartSpill:
         records: in the part.
         int_ranges: least and greatest value, as int64, of each integer feature of fixed shape.
         has_nulls: whether any value is missing, or may be, for it is read only when a record is completed.
+        left_out: buckets whose records are not in the file, for their shards were finished, int64 [left out].
     """
 
     buckets: npt.NDArray[np.int64]
     records: int
     int_ranges: Mapping[str, tuple[int, int]]
     has_nulls: bool
+    left_out: npt.NDArray[np.int64]
 
     def encode(self) -> bytes:
         """The bytes of the note."""
         value = {"records": self.records, "int_ranges": self.int_ranges, "has_nulls": self.has_nulls}
-        return json.dumps(value | {"buckets": self.buckets.tolist()}).encode()
+        return json.dumps(value | {"buckets": self.buckets.tolist(), "left_out": self.left_out.tolist()}).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> PartSpill:
         """The inverse of `encode`."""
         value: dict[str, Any] = json.loads(data)
         ranges = {name: (low, high) for name, (low, high) in value["int_ranges"].items()}
-        buckets = np.array(value["buckets"], np.int64)
-        return cls(buckets=buckets, records=value["records"], int_ranges=ranges, has_nulls=value["has_nulls"])
+        buckets, left_out = (np.array(value[name], np.int64) for name in ("buckets", "left_out"))
+        return cls(
+            buckets=buckets,
+            records=value["records"],
+            int_ranges=ranges,
+            has_nulls=value["has_nulls"],
+            left_out=left_out,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +118,21 @@ class Spill:
         """Note that the file of a part is whole."""
         self.storage.write(f"{part:06d}.json", result.encode(), durable=False)
 
-    def finished(self) -> dict[int, PartSpill]:
-        """The parts whose files are whole."""
-        notes = [name for name in self.storage.list() if name.endswith(".json")]
-        return {int(name.removesuffix(".json")): PartSpill.decode(self.storage.read(name)) for name in notes}
+    def finished(self, wanted: npt.NDArray[np.bool_]) -> dict[int, PartSpill]:
+        """The parts whose files are there and hold all that is wanted of them. The notes of others are removed.
+
+        Args:
+            wanted: whether the records of each bucket are, bool [buckets].
+        """
+        names = set(self.storage.list())
+        parts = {}
+        for note in sorted(name for name in names if name.endswith(".json")):
+            number, part = int(note.removesuffix(".json")), PartSpill.decode(self.storage.read(note))
+            if _file(number) in names and not wanted[part.left_out].any():
+                parts[number] = part
+            else:
+                self.storage.remove(note)  # of a file that is gone, or is to be written anew
+        return parts
 
     @contextmanager
     def open(self, part: int) -> Iterator[pa.RecordBatchFileReader]:

@@ -167,7 +167,13 @@ def partition_part(
 
     with spill.create(number) as sink:
         buckets = _write_by_bucket(_runs(tagged(), min(_SLICE_BYTES * bucketing.buckets, run_bytes)), sink)
-    result = PartSpill(buckets=buckets, records=placer.records, int_ranges=ranges, has_nulls=has_nulls)
+    result = PartSpill(
+        buckets=buckets,
+        records=placer.records,
+        int_ranges=ranges,
+        has_nulls=has_nulls,
+        left_out=np.flatnonzero(~wanted),
+    )
     spill.finish(number, result)
     return result
 

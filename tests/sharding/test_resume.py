@@ -295,6 +295,41 @@ def test_a_spill_that_is_removed_meanwhile_costs_no_shard(parquet: str, tmp_path
     assert files_of(out) == files_of(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("gone", ["000000.arrow", "000000.json"])
+def test_a_spill_of_which_a_part_is_gone_is_made_again(parquet: str, tmp_path: Path, files_of: Any, gone: str) -> None:
+    """As by a clean that was killed."""
+    out, spill = tmp_path / "out", tmp_path / "spill"
+    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS, spill=str(spill))
+    with pytest.raises(KeyboardInterrupt):
+        build(options, report=interrupt_after(5, KeyboardInterrupt()))
+    (left,) = spill.rglob(gone)
+    left.unlink()
+    seen: list[Progress] = []
+    build(options, report=seen.append)
+    assert max(progress.resumed for progress in seen if progress.stage == "write") >= 5
+    built(parquet, tmp_path / "whole", label="label", shards=SHARDS)
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+def test_a_spill_without_the_records_of_a_shard_that_was_damaged_is_made_again(
+    parquet: str, tmp_path: Path, files_of: Any
+) -> None:
+    out, spill = tmp_path / "out", tmp_path / "spill"
+    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS, spill=str(spill))
+    for shards in (3, 7):
+        shutil.rmtree(spill, ignore_errors=True)  # so that the second spills no records of what the first finished
+        with pytest.raises(KeyboardInterrupt):
+            build(options, report=interrupt_after(shards, KeyboardInterrupt()))
+    min(out.glob("train-*.tfrecord")).unlink()
+    with pytest.raises(KeyboardInterrupt):  # this one spills them
+        build(options, report=interrupt_after(8, KeyboardInterrupt()))
+    seen: list[Progress] = []
+    build(options, report=seen.append)
+    assert next(progress for progress in seen if progress.stage == "partition").resumed
+    built(parquet, tmp_path / "whole", label="label", shards=SHARDS)
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
 HOLDER = {"token": "1", "host": "elsewhere", "boot": "", "pid": 1, "started": "", "about": {}}
 
 
