@@ -232,15 +232,14 @@ class DatasetDraft:
 
     def tidy(self) -> None:
         """Remove what only the build needed, and what an append has made untrue."""
+        debris: tuple[str, ...] = (f"{JOURNAL_FOLDER}/",)
         if self.base is not None:
             remove_files(self._there, self._untrue(self.base.manifest))
-        names = self.storage.list()
-        remove_files(self._own, [n for n in names if n.startswith(f"{JOURNAL_FOLDER}/") or is_our_draft(n)])
-        remove_empty(self._own, [JOURNAL_FOLDER])
-        if self.storage != self.destination:
-            remove_files(self._own, self.storage.list())
-            remove_files(self._there, [name for name in self.destination.list() if is_our_draft(name)])
-        remove_empty(self._there, [STAGING])  # one that was killed over its renames leaves it behind
+        else:  # it may have gone on with one that was killed over its renames or later, and that replaced or did not
+            debris += (f"{STAGING}/",)
+        names = self.destination.list()
+        remove_files(self._there, [name for name in names if name.startswith(debris) or is_our_draft(name)])
+        remove_empty(self._there, [JOURNAL_FOLDER, STAGING])
 
     def _untrue(self, base: Manifest) -> Iterator[str]:
         """The files that told other programs of the dataset as it was before the append."""

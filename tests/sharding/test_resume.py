@@ -421,6 +421,23 @@ def test_a_replacement_leaves_nothing_of_those_that_were_killed_before_it(
     assert [path for path in out.rglob("*") if path.is_dir()] == []
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_the_same_build_tidies_up_after_one_that_was_killed_when_it_had_replaced(
+    parquet: str, tmp_path: Path, files_of: Any, overwrite: bool
+) -> None:
+    """What lies in `_replacing`, or in the folder itself: of a build that found no dataset there to replace."""
+    out = tmp_path / "out"
+    plan = built(parquet, out, label="label", shards=3).manifest.plan
+    whole = files_of(out)
+    for folder in ("_building", "_replacing/_building"):
+        (out / folder / plan).mkdir(parents=True)
+        (out / folder / plan / "000000-000000.json").write_text("{}")
+    (out / "_building.json").write_text(json.dumps(HOLDER | {"released": True, "plan": plan}))
+    built(parquet, out, label="label", shards=3, overwrite=overwrite)
+    assert files_of(out) == whole
+    assert [path for path in out.rglob("*") if path.is_dir()] == []
+
+
 def test_a_replacement_is_gone_on_with_too(parquet: str, tmp_path: Path, files_of: Any) -> None:
     built(parquet, tmp_path / "out", label="label", shards=3)
     how: dict[str, Any] = {"label": "label", "shards": SHARDS, "seed": 1}
