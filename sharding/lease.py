@@ -133,8 +133,8 @@ def is_mark(name: str) -> bool:
 
 
 def is_lease_draft(name: str) -> bool:
-    """Whether a file of a folder is what a builder leaves that was killed at its very first write."""
-    return drafted(name) == LEASE_NAME
+    """Whether a file of a folder is what one leaves that was killed as it wrote one of these marks."""
+    return is_mark(drafted(name))
 
 
 def boot_id() -> str:
@@ -338,6 +338,8 @@ def hold(storage: Storage, about: Mapping[str, str]) -> Iterator[Lease]:
                 storage.remove_folders(absent)
             raise
         with Lease(storage, _following(me, previous), previous) as lease:
+            if previous is not None:
+                _remove_takeovers(storage, lease)
             yield lease
     finally:
         _held_here.discard(me.token)
@@ -377,6 +379,15 @@ def _take_over(storage: Storage, me: Holder) -> Holder | None:
         f"cannot tell who writes to {storage.locate()}: {LEASE_NAME} there comes and goes, or is a link that leads "
         "nowhere; see what it is, and try again"
     )
+
+
+def _remove_takeovers(storage: Storage, lease: Lease) -> None:
+    """Remove the marks of those who were killed when they had just taken over from a holder before this one."""
+    with suppress(RingfeedError):  # they are in nobody's way
+        for name in storage.list():
+            if is_mark(name) and name != LEASE_NAME:
+                lease.guard()
+                storage.remove(name)
 
 
 def _replace(storage: Storage, holder: Holder, me: Holder) -> bool:

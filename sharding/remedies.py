@@ -25,7 +25,7 @@ from .footprint import is_ours
 from .generations import TABLE_NAMES, generation_of, index_name, repairs_of, salvaged_name, table_order
 from .interop import dali
 from .interop.tfds import all_tfds_names, is_tfds, obstacle
-from .lease import LEASE_NAME
+from .lease import is_mark
 from .location import given_url
 from .lost_table import prove_again
 from .manifest import MANIFEST_NAME, LostRecords, Manifest, ShardInfo, describe
@@ -410,11 +410,11 @@ def _leftovers(known: Identity, moves: Mapping[str, Remedy]) -> Iterator[Remedy]
     }
     lost |= set(all_tfds_names(manifest)) if manifest.lost else set()
     origins = {move.origin for move in moves.values()}
-    own = in_use | {MANIFEST_NAME, LEASE_NAME}
+    own = in_use | {MANIFEST_NAME}
     generation, repairs = table_order(manifest.shards_path)
     for name in sorted((known.names or frozenset()) - in_use - origins):
         begun = drafted(name)
-        if begun in own or (repairs_of(begun) and is_ours(begun)):
+        if begun in own or is_mark(begun) or (repairs_of(begun) and is_ours(begun)):
             yield Remedy(path=name, action="remove", how="left over from a write that was killed")
         replaced = repairs and TABLE_NAMES.fullmatch(name) and table_order(name)[0] == generation
         if name in lost or replaced or name.removesuffix(MISPLACED) in in_use:

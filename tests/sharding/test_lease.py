@@ -18,7 +18,7 @@ import pytest
 
 from ringfeed.sharding import DestinationError, StorageError
 from ringfeed.sharding import lease as module
-from ringfeed.sharding.lease import LEASE_NAME, Holder, hold, read_holder
+from ringfeed.sharding.lease import LEASE_NAME, TAKEOVER_PREFIX, Holder, hold, read_holder
 from ringfeed.sharding.storage import Storage
 from tests.servers.proxy import Fault, Proxy, proxied
 from tests.servers.seaweedfs import S3Server
@@ -258,6 +258,16 @@ def test_one_whose_work_is_to_be_gone_on_with_is_followed_at_once(tmp_path: Path
     with hold(storage, {}) as second:
         assert second.previous is not None
         assert second.previous.plan == "abc"
+
+
+def test_the_mark_of_one_that_was_killed_when_it_had_taken_over_goes(store: Store) -> None:
+    storage = Storage(store.url)
+    with hold(storage, {}) as lease:
+        lease.release(keep=True)
+    storage.write(f"{TAKEOVER_PREFIX}0123456789abcdef.json", b"{}")  # from a holder before that one
+    with hold(storage, {}) as second:
+        assert store.list() == [LEASE_NAME]
+        second.release(keep=False)
 
 
 def test_a_process_with_the_number_of_a_dead_one_is_not_taken_for_it(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from ringfeed.sharding import (
     repair,
     verify,
 )
-from ringfeed.sharding.lease import LEASE_NAME
+from ringfeed.sharding.lease import LEASE_NAME, TAKEOVER_PREFIX
 from ringfeed.sharding.storage import Storage
 from tests.sharding.conftest import built, make_table
 
@@ -354,7 +354,7 @@ class TestInterrupted:
         (salvaged,) = (name for name in repaired if name.endswith(".salvaged.tfrecord"))
         holder = {"token": "1", "host": "elsewhere", "boot": "", "pid": 1, "started": "", "about": {"task": "repair"}}
         mark = json.dumps(holder | {"released": True})
-        drafts = [(f".{name}.0123abcd.part", "x") for name in (salvaged, LEASE_NAME)]
+        drafts = [(f".{name}.0123abcd.part", "x") for name in (salvaged, LEASE_NAME, f"{TAKEOVER_PREFIX}1.json")]
         for left, text in (*drafts, (LEASE_NAME, mark)):
             (root / left).write_text(text)
             repair(str(root))

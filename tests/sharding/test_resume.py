@@ -205,15 +205,16 @@ def test_clean_removes_a_build_that_was_killed_when_all_was_written_but_its_comm
     assert not out.exists()
 
 
+@pytest.mark.parametrize("mark", ["_building.json", "_building.takeover-1.json"])
 @pytest.mark.parametrize("cleaned", [False, True])
 def test_a_build_that_was_killed_at_its_very_first_write_is_in_nobodys_way(
-    parquet: str, tmp_path: Path, files_of: Any, cleaned: bool
+    parquet: str, tmp_path: Path, files_of: Any, cleaned: bool, mark: str
 ) -> None:
     out = tmp_path / "out"
     out.mkdir()
-    (out / "._building.json.d38f0616.part").write_bytes(b"{")
+    (out / f".{mark}.d38f0616.part").write_bytes(b"{")
     if cleaned:
-        assert clean(Storage(str(out))) == [f"{out}/._building.json.d38f0616.part"]
+        assert clean(Storage(str(out))) == [f"{out}/.{mark}.d38f0616.part"]
         assert not out.exists()
     built(parquet, out, label="label", shards=3)
     built(parquet, tmp_path / "undisturbed", label="label", shards=3)
