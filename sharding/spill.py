@@ -99,7 +99,8 @@ class Spill:
                 file = pa.OSFile(str(draft), "wb")
             with file, self._errors_of_writes(part):
                 yield file
-            os.replace(draft, target)
+            with self._errors_of_removal(part):
+                os.replace(draft, target)
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
@@ -142,16 +143,21 @@ class Spill:
             StorageError: it is gone, among others.
         """
         with ExitStack() as stack:
-            try:
+            with self._errors_of_removal(part):
                 if self.storage.local_path is not None:
                     with self.storage.errors("read", _file(part)):
                         file = stack.enter_context(pa.memory_map(str(self.storage.local_path / _file(part))))
                 else:
                     file = stack.enter_context(self.storage.open_input(_file(part)))
-            except FileNotFoundError as error:
-                where = self.storage.locate(_file(part))
-                raise StorageError(f"{where} was removed while it was needed; leave the folder alone") from error
             yield pa.ipc.open_file(file)
+
+    @contextmanager
+    def _errors_of_removal(self, part: int) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            where = self.storage.locate(_file(part))
+            raise StorageError(f"{where} was removed while it was needed; leave the folder alone") from error
 
 
 def _file(part: int) -> str:

@@ -11,7 +11,7 @@ import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any, TypeAlias, cast
@@ -299,10 +299,11 @@ class Storage(Location):
 
         def remove() -> None:
             for folder in folders:
-                if fs.exists(folder):
-                    if fs.ls(folder, detail=False):
-                        return
-                    fs.rmdir(folder)
+                with suppress(FileNotFoundError):  # another was faster
+                    if fs.exists(folder):
+                        if fs.ls(folder, detail=False):
+                            return
+                        fs.rmdir(folder)
 
         self.run("remove", "", remove)
 
@@ -314,8 +315,9 @@ class Storage(Location):
         path = f"{root}/{folder}".rstrip("/")
 
         def prune() -> None:
-            if fs.exists(path) and not fs.find(path):
-                fs.rm(path, recursive=True)
+            with suppress(FileNotFoundError):  # another was faster
+                if fs.exists(path) and not fs.find(path):
+                    fs.rm(path, recursive=True)
 
         self.run("remove", folder, prune)
 

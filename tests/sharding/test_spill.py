@@ -1,6 +1,7 @@
 """Where builds spill: folders of this machine and of stores, used again by a build that goes on, and then gone."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -166,6 +167,13 @@ def test_a_side_folder_is_let_be_while_its_process_lives(parts: str, store: Stor
         assert [Storage(store.url).locate(name) for name in store.list()] == [hashes]
         process.kill()
     assert clean(out, spill=spill) == [hashes]
+
+
+def test_a_folder_that_goes_while_it_is_spilled_to_is_told(tmp_path: Path) -> None:
+    spill = open_spill(Storage(str(tmp_path / "spill")), "plan")
+    with pytest.raises(StorageError, match=r"000003\.arrow was removed while it was needed"), spill.create(3) as file:
+        file.write(b"x")
+        shutil.rmtree(tmp_path / "spill")
 
 
 def test_a_folder_that_cannot_be_spilled_to_is_named(parquet: str, tmp_path: Path) -> None:

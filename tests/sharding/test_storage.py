@@ -10,6 +10,7 @@ import time
 import uuid
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,6 +155,25 @@ class TestEveryStore:
         storage.remove_folders(absent)
         assert storage.absent_folders() == absent
         assert Storage(store.url).absent_folders() == ()
+
+    @pytest.mark.parametrize("look", ["find", "ls"])
+    def test_a_folder_that_another_removes_first_is_no_error(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: str
+    ) -> None:
+        storage = Storage(str(tmp_path))
+        (tmp_path / "empty").mkdir()
+        fs, path = storage.folder("empty").filesystem()
+
+        def meanwhile(*args: Any, **options: Any) -> list[str]:
+            os.rmdir(path)
+            return []
+
+        monkeypatch.setattr(type(fs), look, meanwhile)
+        if look == "find":
+            storage.prune("empty")
+        else:
+            storage.remove_folders([path])
+        assert not os.path.exists(path)
 
     def test_a_reachable_folder_passes_the_checks(self, store: Store) -> None:
         Storage(store.url).check_reachable()
