@@ -124,7 +124,8 @@ class LocalDraft:
     def discard(self) -> None:
         with suppress(OSError):  # on a full disk the flush fails again
             self._file.close()
-        self._draft.unlink(missing_ok=True)
+        with suppress(OSError):  # what made the write fail is what to tell
+            self._draft.unlink()
 
     def _link(self) -> None:
         """Give it its name, which fails where a rename would replace."""

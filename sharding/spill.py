@@ -102,7 +102,8 @@ class Spill:
             with self._errors_of_removal(part):
                 os.replace(draft, target)
         except BaseException:
-            draft.unlink(missing_ok=True)
+            with suppress(OSError):  # what made the write fail is what to tell
+                draft.unlink()
             raise
 
     @contextmanager

@@ -171,8 +171,7 @@ def test_a_side_folder_is_let_be_while_its_process_lives(parts: str, store: Stor
 
 def test_a_folder_that_goes_while_it_is_spilled_to_is_told(tmp_path: Path) -> None:
     spill = open_spill(Storage(str(tmp_path / "spill")), "plan")
-    with pytest.raises(StorageError, match=r"000003\.arrow was removed while it was needed"), spill.create(3) as file:
-        file.write(b"x")
+    with pytest.raises(StorageError, match=r"000003\.arrow was removed while it was needed"), spill.create(3):
         shutil.rmtree(tmp_path / "spill")
 
 

@@ -251,6 +251,21 @@ class TestLocal:
             Storage(str(tmp_path)).write("a", b"1")
         assert list(tmp_path.iterdir()) == []
 
+    def test_a_draft_that_cannot_be_removed_does_not_hide_why_the_write_failed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*args: Any, **options: Any) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        monkeypatch.setattr(os, "replace", refuse)
+        monkeypatch.setattr(os, "unlink", refuse)
+        storage = Storage(str(tmp_path))
+        with (
+            pytest.raises(StorageError, match=r"cannot write .*/x: the file system is read-only"),
+            storage.open_output("x") as file,
+        ):
+            file.write(b"1")
+
     def test_a_file_is_written_out_as_it_grows(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         sent: list[tuple[int, int]] = []
         advise = os.posix_fadvise
