@@ -25,6 +25,7 @@ from .picked import Picked, is_pickable, pick
 
 __all__ = [
     "CLASS_ID",
+    "ORIGIN",
     "SOFT_LABEL",
     "WEIGHT",
     "Column",
@@ -44,6 +45,7 @@ __all__ = [
     "views_of",
 ]
 
+ORIGIN = "\0origin"  # shard and row of a record, where they are asked for, int64 [records, 2]
 CLASS_ID = "class_id"  # of the sample's label among `manifest.classes`
 SOFT_LABEL = "soft_label"  # where samples were mixed
 WEIGHT = "sample_weight"

@@ -7,6 +7,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..sharding.errors import ConfigError, RingfeedError
 from ..sharding.schema import Schema
 from .arguments import boolean, mapping
 from .carrying import remake
-from .columns import WEIGHT, Columns
+from .columns import ORIGIN, WEIGHT, Columns
 from .counters import Counters
 from .frames import join_frames
 from .integers import integer
@@ -29,9 +30,19 @@ from .transform import Transform, apply_transform
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["Epochs"]
+__all__ = ["Epochs", "Origin"]
 
 _PREFETCH_BYTES = 16 << 20  # of decoded chunks that wait for a NumPy consumer
+_TRANSFORMED = 2  # batches that are kept ready
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a record is: the URL of its dataset, the path of its shard, and its number in that."""
+
+    dataset: str
+    shard: str
+    record: int
 
 
 class Epochs(ABC):
@@ -126,8 +137,15 @@ class Epochs(ABC):
         """Batches of so many samples that TensorFlow keeps ready."""
 
     @abstractmethod
-    def _gathered(self, epoch: int, start_step: int, *, found: bool) -> Iterator[tuple[int, Columns]]:
-        """Runs of steps of an epoch, without keys; undecoded examples where they lie, or what is `found` in them."""
+    def _gathered(self, epoch: int, start_step: int, *, found: bool, traced: bool) -> Iterator[tuple[int, Columns]]:
+        """Runs of steps of an epoch, without keys; undecoded examples where they lie, or what is `found` in them.
+
+        If `traced`, with the column `ORIGIN`.
+        """
+
+    @abstractmethod
+    def _origins(self, columns: Mapping[str, Any]) -> list[Origin]:
+        """Of samples that were traced."""
 
     def epoch(
         self,
@@ -172,7 +190,8 @@ class Epochs(ABC):
         dataset = self._make_dataset(epoch, start_step, self.steps_per_epoch - start_step)
         dataset._ringfeed_loader = self  # which its iterators need
         if transform is not None:
-            dataset = apply_transform(dataset, transform, num_parallel_calls)
+            dataset, functions = apply_transform(dataset, transform, num_parallel_calls)
+            dataset = self.watched(dataset, functions, epoch, start_step).prefetch(_TRANSFORMED)
         return supervised(dataset, self.schema) if as_supervised else dataset
 
     def _dataset_maker(self) -> Callable[[int, int, int], tf.data.Dataset]:
@@ -183,6 +202,7 @@ class Epochs(ABC):
         def chunks(epoch: int, start_step: int) -> Iterator[tuple[int, Columns]]:
             loader = this()
             assert loader is not None
+            loader._error = None
             try:
                 yield from loader._chunks(epoch, start_step, found=loader.finds)
             except RingfeedError as error:
@@ -200,6 +220,65 @@ class Epochs(ABC):
             single=self.chunk_steps(self.local_batch_size) == 1,
             prefetch=self.ready_batches(self.local_batch_size),
         )
+
+    def watched(
+        self, dataset: tf.data.Dataset, functions: Sequence[Transform], epoch: int, start_step: int
+    ) -> tf.data.Dataset:
+        """What functions made of the batches of an epoch, of which an error says what record a function fails on.
+
+        Without features of bytes, in which images may be, it is left as it is.
+
+        Args:
+            dataset: that was mapped.
+            functions: that were mapped over `epoch`, one after the other.
+            epoch: of the batches.
+            start_step: of the first.
+        """
+        if not any(feature.dtype == "binary" for feature in self.schema.features):
+            return dataset
+        from .blame import watched
+
+        this = weakref.ref(self)
+
+        def explain(step: int) -> RingfeedError:
+            loader = this()
+            assert loader is not None
+            if loader._error is None:
+                loader._error = loader._explained(functions, epoch, step)
+            return loader._error
+
+        return watched(dataset, start_step, self.steps_per_epoch, explain)
+
+    def _explained(self, functions: Sequence[Transform], epoch: int, step: int) -> RingfeedError:
+        """The error of a batch that functions fail on, which is read once more."""
+        from .blame import FailedBatch
+
+        chunks = self._chunks(epoch, step, found=False, traced=True)
+        batches = iterate_numpy(
+            ((steps, join_frames(columns)) for steps, columns in chunks),
+            self._stored,
+            self.schema,
+            self._fill,
+            counters=self._counters,
+            prefetch_bytes=0,
+        )
+        try:
+            batch = next(batches)
+        except RingfeedError as error:
+            return error
+        finally:
+            batches.close()
+            chunks.close()
+        names = [feature.name for feature in self.schema.features if feature.dtype == "binary"]
+        failed = FailedBatch(
+            epoch=epoch,
+            step=step,
+            origins=self._origins(batch),
+            batch={name: values for name, values in batch.items() if name != ORIGIN},
+            bytes_features=names,
+            undeclared={name for name in names if not self._stored[name].is_image},
+        )
+        return failed.explain(functions)
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:
         """Where an epoch stands after so many steps, on all ranks: small, and for `json.dumps`; see `resume`.
@@ -310,11 +389,16 @@ class Epochs(ABC):
         for steps, columns in self._chunks(epoch, start_step, found=False):
             yield steps, join_frames(columns)
 
-    def _chunks(self, epoch: int, start_step: int, *, found: bool) -> Iterator[tuple[int, Columns]]:
-        """`chunks`, with undecoded examples where they lie in their shards, or what is `found` in them."""
+    def _chunks(
+        self, epoch: int, start_step: int, *, found: bool, traced: bool = False
+    ) -> Generator[tuple[int, Columns], None, None]:
+        """`chunks`, with undecoded examples where they lie in their shards, or what is `found` in them.
+
+        If `traced`, with the column `ORIGIN`.
+        """
         epoch, start_step = self._checked(epoch, start_step)
         step = start_step
-        for steps, columns in self._gathered(epoch, start_step, found=found):
+        for steps, columns in self._gathered(epoch, start_step, found=found, traced=traced):
             if self._sample_keys:
                 columns = {**columns, SAMPLE_KEY: sample_keys(self._seed, epoch, self._positions(step, steps))}
             step += steps

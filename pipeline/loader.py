@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ..sharding.class_counts import count_matrix
 from ..sharding.dataset import open_dataset
 from ..sharding.errors import ConfigError, CorruptionError
+from ..sharding.location import public_url
 from ..sharding.manifest import Manifest
 from ..sharding.storage import Place
 from .access import RandomAccess
@@ -24,9 +25,9 @@ from .balance import ClassSchedule
 from .buckets import Buckets
 from .cache import ShardCache, open_cache
 from .chunks import interleave
-from .columns import CLASS_ID, Columns
+from .columns import CLASS_ID, ORIGIN, Columns
 from .counters import StageStats
-from .epochs import Epochs
+from .epochs import Epochs, Origin
 from .features import checked_fill, delivered_schema, record_bytes
 from .integers import integer
 from .labels import Labels
@@ -335,8 +336,8 @@ class Loader(Epochs):
         """What each stage did since the loader was made."""
         return self._counters.snapshot()
 
-    def _gathered(self, epoch: int, start_step: int, *, found: bool) -> Iterator[tuple[int, Columns]]:
-        with self.open_streams(found=found) as opened:
+    def _gathered(self, epoch: int, start_step: int, *, found: bool, traced: bool) -> Iterator[tuple[int, Columns]]:
+        with self.open_streams(found=found, traced=traced) as opened:
             readers = [opened.reader(epoch, part, start_step) for part in self._slices]
             widths = [part.width for part in self._slices]
             per_chunk = self.chunk_steps(self.local_batch_size)
@@ -362,11 +363,14 @@ class Loader(Epochs):
         return other
 
     @contextmanager
-    def open_streams(self, *, found: bool = False, reading: int | None = None) -> Iterator[OpenStreams]:
+    def open_streams(
+        self, *, found: bool = False, traced: bool = False, reading: int | None = None
+    ) -> Iterator[OpenStreams]:
         """The streams of any epoch, for the body: what `chunks` and mixtures read from.
 
         Args:
             found: see `ShardFetcher`.
+            traced: see `ShardFetcher`.
             reading: how many of them will be read; default: this rank's.
         """
         ahead = self._prefetch_bytes
@@ -376,7 +380,7 @@ class Loader(Epochs):
             order=functools.lru_cache(maxsize=2)(self._order),  # each stream asks
             schedule=functools.lru_cache(maxsize=2)(self._schedule),
             class_counts=lambda: self._class_counts,
-            fetcher=self._fetcher(found=found),
+            fetcher=self._fetcher(found=found, traced=traced),
             planner=ThreadPoolExecutor(_PLAN_THREADS, thread_name_prefix="ringfeed-plan"),
             counters=self._counters,
             buckets=self._buckets,
@@ -390,6 +394,13 @@ class Loader(Epochs):
     @functools.cached_property
     def _class_counts(self) -> npt.NDArray[np.unsignedinteger]:
         return count_matrix([shard.class_counts for shard in self._shards])
+
+    def _origins(self, columns: Mapping[str, Any]) -> list[Origin]:
+        return [self.origin(shard, row) for shard, row in columns[ORIGIN].tolist()]
+
+    def origin(self, shard: int, row: int) -> Origin:
+        """Where a record is, by the place of its shard among those that are read."""
+        return Origin(dataset=public_url(self._dataset.storage.locate()), shard=self._shards[shard].path, record=row)
 
     @property
     def undecoded(self) -> bool:
@@ -420,7 +431,7 @@ class Loader(Epochs):
         one_each = int(1.25 * window * streams)  # for windows differ in size
         return one_each if self._dataset.storage.local_path is not None else max(one_each, _AHEAD_BYTES)
 
-    def _fetcher(self, *, found: bool = False) -> ShardFetcher:
+    def _fetcher(self, *, found: bool = False, traced: bool = False) -> ShardFetcher:
         return ShardFetcher(
             self._dataset,
             self._shards,
@@ -433,6 +444,7 @@ class Loader(Epochs):
             self._quarantine,
             hedging=self._hedging,
             found=found,
+            traced=traced,
         )
 
     def chunk_steps(self, local_batch: int) -> int:

@@ -22,9 +22,9 @@ from ..sharding.keyed import derive_key
 from .arguments import mapping, text
 from .balance import ClassSchedule
 from .chunks import interleave
-from .columns import CLASS_ID, WEIGHT, Column, Columns, concat_columns, copied, take_columns
+from .columns import CLASS_ID, ORIGIN, WEIGHT, Column, Columns, concat_columns, copied, take_columns
 from .counters import StageStats
-from .epochs import Epochs
+from .epochs import Epochs, Origin
 from .integers import integer
 from .keys import SOURCE_ID
 from .mixture_sources import common_fill, common_schema, naming, open_loaders
@@ -254,12 +254,14 @@ class Mixture(Epochs):
             _TOGETHER: self._counters.snapshot()
         }
 
-    def _gathered(self, epoch: int, start_step: int, *, found: bool) -> Iterator[tuple[int, Columns]]:
+    def _gathered(self, epoch: int, start_step: int, *, found: bool, traced: bool) -> Iterator[tuple[int, Columns]]:
         assert not found  # for `finds` is not overridden
         schedule = self._schedule(epoch)
         with ExitStack() as stack:
             reading = len(self._slices)
-            opened = [stack.enter_context(loader.open_streams(reading=reading)) for loader in self._loaders]
+            opened = [
+                stack.enter_context(loader.open_streams(traced=traced, reading=reading)) for loader in self._loaders
+            ]
             lanes = []
             for part in self._slices:
                 served = self._served(epoch, start_step, part.stream)
@@ -272,6 +274,10 @@ class Mixture(Epochs):
             for step in range(start_step, self.steps_per_epoch, per_chunk):
                 steps = np.arange(step, min(step + per_chunk, self.steps_per_epoch))
                 yield len(steps), self._gather(lanes, steps)
+
+    def _origins(self, columns: Mapping[str, Any]) -> list[Origin]:
+        own = zip(columns[SOURCE_ID].tolist(), columns[ORIGIN].tolist(), strict=True)
+        return [self._loaders[source].origin(*origin) for source, origin in own]
 
     def _added(self) -> dict[str, npt.DTypeLike]:
         return {SOURCE_ID: np.int32, **super()._added()}

@@ -43,12 +43,14 @@ class OpenShard:
         class_ids: of each record, int32 [records].
         first: number of the first record in the shard.
         index: is held here for others that open parts of the same shard.
+        rows: numbers of the records in the shard, if not all from `first` on.
     """
 
     columns: Columns
     class_ids: npt.NDArray[np.int32]
     first: int = 0
     index: pa.RecordBatch | None = None
+    rows: npt.NDArray[np.int64] | None = None
 
 
 class ShardOpener:
@@ -137,14 +139,14 @@ class ShardOpener:
             records = info.records if self._selection is None else self._selection.written_records(info)
             if index.num_rows != records:
                 raise CorruptionError(f"{info.index_path} has {index.num_rows} rows for {records} records")
-            class_ids = index.column("class_id").to_numpy()
+            class_ids, rows = index.column("class_id").to_numpy(), None
             if self._selection is None:
                 columns = self._decode(data, index)
             else:
                 picked = self._selection.pick(info, data, index)
                 columns = take_columns(self._decode(data, index, picked.groups), picked.rows_read)
-                class_ids = class_ids[picked.rows]
-        return OpenShard(columns=columns, class_ids=class_ids)
+                class_ids, rows = class_ids[picked.rows], picked.rows
+        return OpenShard(columns=columns, class_ids=class_ids, rows=rows)
 
     def _open_frames(self, info: ShardInfo, index: pa.RecordBatch, segment: Segment) -> OpenShard | None:
         own = index.slice(segment.start, segment.rows)

@@ -13,6 +13,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -26,6 +27,7 @@ from ..sharding.errors import CorruptionError
 from ..sharding.manifest import ShardInfo
 from ..sharding.schema import Schema
 from .cache import ShardCache
+from .columns import ORIGIN
 from .concurrency import Climber
 from .counters import Counters
 from .fetch_pool import FetchPool
@@ -75,6 +77,7 @@ class ShardFetcher:
         quarantine: of the shards that are not to be read; None for none.
         hedging: see `Loader`.
         found: whether the features of undecoded records are found when a shard is opened: see `values.py`.
+        traced: whether records say where they are from, by `ORIGIN`.
 
     Attributes:
         quarantine: the same.
@@ -96,11 +99,13 @@ class ShardFetcher:
         *,
         hedging: bool = True,
         found: bool = False,
+        traced: bool = False,
     ) -> None:
         self._dataset = dataset
         self._shards = shards
         self._counters = counters
         self._selection = selection
+        self._traced = traced
         self.quarantine = quarantine
         self.in_parts = cache is None and self._reads_parts()
         self._opener = ShardOpener(dataset, schema, fill, counters, cache, selection, hedging=hedging, found=found)
@@ -195,6 +200,14 @@ class ShardFetcher:
         return class_ids if self._selection is None else self._selection.class_ids(info, class_ids)
 
     def _fetch(self, segment: Segment) -> OpenShard:
+        opened = self._opened(segment)
+        if not self._traced:
+            return opened
+        rows = opened.first + np.arange(len(opened.class_ids)) if opened.rows is None else opened.rows
+        origin = np.stack([np.full(len(rows), segment.shard), rows], axis=1)
+        return replace(opened, columns={**opened.columns, ORIGIN: origin})
+
+    def _opened(self, segment: Segment) -> OpenShard:
         info = self._shards[segment.shard]
         if segment.rows == info.records:
             return self._opener.whole(info)

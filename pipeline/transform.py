@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 __all__ = ["GraphTransform", "Transform", "apply_transform", "with_added"]
 
 Transform: TypeAlias = Callable[[Any], Any]
-_PREFETCH = 2
 _NO_ELEMENT = ("Unsupported return value from function", "Length for attr 'output_")  # as TensorFlow says it
 
 
@@ -47,8 +46,8 @@ class GraphTransform(ABC):
 
 def apply_transform(
     dataset: tf.data.Dataset, transform: Transform | Sequence[Transform], num_parallel_calls: int | None
-) -> tf.data.Dataset:
-    """Map a dataset of batches, in order, several batches at a time.
+) -> tuple[tf.data.Dataset, list[Transform]]:
+    """Map a dataset of batches, in order, several batches at a time; and the functions, one by one.
 
     Args:
         dataset: of a loader.
@@ -78,4 +77,4 @@ def apply_transform(
                 f"transform {getattr(function, '__name__', function)!r} must return the element changed: tensors, in a "
                 "dict or a tuple; what it returned holds none, or something else, such as None"
             ) from error
-    return dataset.prefetch(_PREFETCH)
+    return dataset, functions

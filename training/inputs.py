@@ -52,8 +52,10 @@ def open_loader(config: TrainConfig, ring: Ring, *, split: str, training: bool) 
     )
 
 
-def preprocessed(dataset: Any, preprocess: Preprocess, *, deterministic: bool) -> Any:
-    """Batches of a loader as `(inputs, class_id, weight)`, read ahead.
+def preprocessed(
+    loader: Loader, epoch: int, start_step: int, preprocess: Preprocess, traced: Preprocess, *, deterministic: bool
+) -> Any:
+    """Batches of a loader as `(inputs, class_id, weight)`, read ahead; `traced` is the function as TensorFlow runs it.
 
     Under op determinism tf.data runs any map after a generator on one thread, and prints an error when asked for
     more. A batch's images are still decoded in parallel, by `tf.map_fn`. With nothing left to tune, autotuning is
@@ -62,4 +64,6 @@ def preprocessed(dataset: Any, preprocess: Preprocess, *, deterministic: bool) -
     options = tf.data.Options()
     options.autotune.enabled = not deterministic
     workers = None if deterministic else tf.data.AUTOTUNE
-    return dataset.map(preprocess, num_parallel_calls=workers).prefetch(_PREFETCH_BATCHES).with_options(options)
+    batches = loader.epoch(epoch, start_step).map(traced, num_parallel_calls=workers)
+    watched = loader.watched(batches, [preprocess], epoch, start_step)
+    return watched.prefetch(_PREFETCH_BATCHES).with_options(options)

@@ -196,9 +196,9 @@ class Trainer:
         self._save()
 
     def _batches(self, loader: Any, epoch: int, start_step: int) -> Iterator[Any]:
-        dataset = loader.epoch(epoch, start_step=start_step)
+        functions = self.model.preprocess, self._preprocess
         with loader.own_errors():
-            yield from preprocessed(dataset, self._preprocess, deterministic=self.config.deterministic)
+            yield from preprocessed(loader, epoch, start_step, *functions, deterministic=self.config.deterministic)
 
     def _one_step(self, batches: Iterator[Any]) -> None:
         window = self._window
