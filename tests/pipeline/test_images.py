@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ringfeed.pipeline import CentreCrop, ColourJitter, ImageTransform, Loader, Normalisation, RandomCrop
-from ringfeed.pipeline.image_ops import crop_window, normalise
+from ringfeed.pipeline.image_ops import crop_window, decode, normalise
 from ringfeed.sharding import BuildOptions, ConfigError, Feature, build, open_dataset
 from ringfeed.sharding.prepare import PrepareOptions
 from tests.pipeline.pictures import CLASSES, encode, pixels_of, write_pictures
@@ -102,6 +102,26 @@ def test_one_channel_is_made_of_inks(crop: CentreCrop | None, jpeg: bool) -> Non
     ]
     grey, colours = (each({"image": tf.constant([out.getvalue()])})["image"] for each in both)
     np.testing.assert_allclose(grey, tf.image.rgb_to_grayscale(colours), atol=1)
+    np.testing.assert_array_equal(decode(tf.constant(out.getvalue()), 1), grey[0])
+
+
+@pytest.mark.parametrize("jpeg", [True, False])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("how", [{}, {"progressive": True}, {"subsampling": 0}])
+def test_jpegs_are_decoded_as_pillow_does(jpeg: bool, channels: int, how: dict[str, Any]) -> None:
+    rough = np.random.default_rng(0).integers(0, 256, (8, 10, 3), dtype=np.uint8)
+    image = Image.fromarray(rough).resize((80, 64), Image.Resampling.BICUBIC)
+    out = BytesIO()
+    image.save(out, "JPEG", quality=95, **how)
+    opened = Image.open(out)
+    if channels == 1:
+        opened.draft("L", opened.size)  # the brightness that is stored
+    truth = np.asarray(opened).reshape(64, 80, channels)
+    whole = {"feature": "x", "size": (64, 80), "channels": channels, "scale": "bytes", "dtype": "uint8", "jpeg": jpeg}
+    for crop in (None, CentreCrop(fraction=1.0)):
+        found = ImageTransform(**whole, crop=crop)({"x": tf.constant([out.getvalue()])})["x"][0]
+        np.testing.assert_array_equal(found, truth)
+    np.testing.assert_array_equal(decode(tf.constant(out.getvalue()), channels), truth)
 
 
 @pytest.mark.parametrize("size", [(9, 7), (17, 23), (40, 40)])
