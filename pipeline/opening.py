@@ -184,8 +184,9 @@ class WindowOpener:
         lacking = np.flatnonzero((self._schedule.weights > 0) & (drawer.counts == 0))
         if lacking.size:
             segments.append(self._borrow(window, lacking))
-            drawer = self._drawer(self._schedule, window, segments)
         with self._counters.busy("plan"):
+            if lacking.size:
+                drawer = self._drawer(self._schedule, window, segments)
             first = max(first_position - window.start, 0)
             wanted = partial(self._wanted, self._schedule, window)
             together = max(window.records, _TOGETHER)
@@ -244,22 +245,28 @@ class WindowOpener:
 
     def _borrow(self, window: Window, lacking: Int64) -> Columns:
         """The records of the classes that the window lacks, class after class, from other shards."""
-        held: dict[int, OpenShard] = {}
-        by_class: dict[int, tuple[Int64, ClassNumbers]] = {}  # of each lender, its rows and their classes
         of_class, lent = self._class_counts(), self._fetcher.lent
+        with self._counters.busy("plan"):
+            donors = {class_id: self._next_lender(window, of_class[:, class_id]) for class_id in lacking.tolist()}
+            kept = {class_id: lent.get(donor, class_id) for class_id, donor in donors.items()}
+        held: dict[int, OpenShard] = {}
+        for class_id, piece in kept.items():
+            if piece is None and donors[class_id] not in held:
+                donors[class_id] = self._lent(window, of_class[:, class_id], held)
+        by_class: dict[int, tuple[Int64, ClassNumbers]] = {}  # of each lender, its rows and their classes
         pieces = []
-        for class_id in lacking.tolist():
-            piece = lent.get(self._next_lender(window, of_class[:, class_id]), class_id)
-            if piece is None:
-                donor = self._lent(window, of_class[:, class_id], held)
-                if donor not in by_class:
-                    order = stable_order(held[donor].class_ids)
-                    by_class[donor] = order, held[donor].class_ids[order]
-                rows, classes = by_class[donor]
-                start, stop = (int(np.searchsorted(classes, class_id, side=side)) for side in _SIDES)
-                piece = lent.keep(donor, class_id, take_columns(_with_classes(held[donor]), rows[start:stop]))
-            pieces.append(piece)
-        return concat_columns(pieces)
+        with self._counters.busy("plan"):  # without the waits for lenders, which are those of the store
+            for class_id, piece in kept.items():
+                if piece is None:
+                    donor = donors[class_id]
+                    if donor not in by_class:
+                        order = stable_order(held[donor].class_ids)
+                        by_class[donor] = order, held[donor].class_ids[order]
+                    rows, classes = by_class[donor]
+                    start, stop = (int(np.searchsorted(classes, class_id, side=side)) for side in _SIDES)
+                    piece = lent.keep(donor, class_id, take_columns(_with_classes(held[donor]), rows[start:stop]))
+                pieces.append(piece)
+            return concat_columns(pieces)
 
     def _next_lender(self, window: Window, records: npt.NDArray[np.integer]) -> int:
         """The next shard on the tape, behind the window, that has such records and is not known to be bad."""

@@ -3,7 +3,8 @@
 import shutil
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from ringfeed.pipeline import Loader, opening, streams
 from ringfeed.pipeline import loader as loader_module
 from ringfeed.pipeline.columns import CLASS_ID, Columns, copied
+from ringfeed.pipeline.counters import Counters
 from ringfeed.pipeline.lending import LentRecords
 from ringfeed.pipeline.shards import ShardFetcher
 from ringfeed.sharding import BuildOptions, ConfigError, CorruptionError, DatasetError, build, open_dataset
@@ -295,6 +297,31 @@ def test_classes_that_one_shard_lends_are_borrowed_together(tmp_path: Path, monk
     assert len(asked) <= 6 * (1 + shards)  # a window lacks some 80 classes
     assert all((np.asarray(batch["id"]) % 120 == batch["label"]).all() for batch in batches)
     assert len({missing.class_value for missing in loader.plan().missing}) == 120
+
+
+def test_to_borrow_a_class_is_planning_and_to_wait_for_a_lender_is_not(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = make_dataset(400, shards=16)  # 8 rare records in 16 shards
+    stages: list[str] = []
+    seen = set()
+    busy = Counters.busy
+
+    @contextmanager
+    def noted(self: Counters, stage: str, **given: int) -> Iterator[None]:
+        stages.append(stage)
+        with busy(self, stage, **given):
+            yield
+        stages.remove(stage)
+
+    def seeing(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: seen.add((name, "plan" in stages)) or call(*given)  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(Counters, "busy", noted)
+    monkeypatch.setattr(LentRecords, "keep", seeing("keep", LentRecords.keep))
+    monkeypatch.setattr(ShardFetcher, "wait", seeing("wait", ShardFetcher.wait))
+    list(Loader(url, batch_size=16, streams=8, balance="uniform", seed=5).numpy_epoch(0))
+    assert seen == {("keep", True), ("wait", False)}
 
 
 @pytest.mark.parametrize(("balance", "remainder"), [("natural", "drop"), ("natural", "pad"), ("uniform", "drop")])
