@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from ..pipeline.features import lacking_fill, say_lacking
 from ..pipeline.quiet import quiet_tensorflow
 from ..sharding.dataset import open_dataset
 from ..sharding.errors import ConfigError
+from ..sharding.manifest import Manifest
 from ..sharding.schema import Schema
 from .console import align, human_bytes, stage_progress
 
@@ -31,15 +33,22 @@ _KNOBS = {
     "fill": "writing the cache is the limit: put it on a faster disk, or read past it with no cache",
     "verify": "checksums are the limit: the shards come from memory; more ranks per host share the work",
     "open": "decoding whole shards is the limit: drop columns you do not use, or more ranks per host",
-    "plan": "planning windows is the limit: Loader(window_shards=2) plans less often, fewer classes plan faster",
+    "plan": "planning windows is the limit: larger ones, Loader(window_shards=2) or more, lack fewer classes; fewer "
+    "classes plan faster",
     "gather": "gathering samples is the limit: smaller records or more ranks per host",
     "deliver": "TensorFlow takes batches as fast as it can: a larger batch_size, or a lighter map after the loader",
-    "parse": "tf.io.parse_example is the limit: records of one layout (no nulls, strings, lists) and Parquet need none",
+    "parse": "tf.io.parse_example is the limit: drop columns you do not use; records of one layout (no nulls, strings, "
+    "lists) need none, nor does Parquet, which is faster where most columns are numbers",
 }
 _UNPACKING = (
     "decompressing shards is the limit: write them without compression "
-    "(shard-dataset reshard SRC DST --compression none), or more ranks per host"
+    "(shard-dataset reshard SRC DST --format {shard_format} --compression none), or more ranks per host"
 )
+_READING = (
+    "the disk is the limit, for mapped shards are read while they are checked: put them on a faster one, raise "
+    "Loader(fetch_threads=...), or compress them"
+)
+_BLOCK_BYTES = 512  # of those that the system counts
 _STARVED = 0.5  # waiting for windows, as a share of gathering: from here on, what brings the windows is the limit
 
 
@@ -70,9 +79,12 @@ class Profile:
     """A measurement of the loader.
 
     Attributes:
+        world_size: ranks, of which `rank` was measured; samples and rates are of this one alone.
         first_batch_seconds: from asking for an epoch to its first batch.
         seconds: from the first to the last batch, at full speed, with nothing done to them.
-        bytes_per_second: of decoded tensors.
+        samples_per_second: in these seconds.
+        overall_samples_per_second: the same with the wait for the first batch, which each epoch begins with.
+        bytes_per_second: of decoded tensors; those of strings as in the first batch.
         bottleneck: the stage that holds the loader back.
         knob: what to do about it.
     """
@@ -81,12 +93,14 @@ class Profile:
     split: str
     batch_size: int
     balance: Any
+    rank: int
     world_size: int
     steps: int
     samples: int
     seconds: float
     first_batch_seconds: float
     samples_per_second: float
+    overall_samples_per_second: float
     bytes_per_second: float
     stages: tuple[StageProfile, ...]
     bottleneck: str
@@ -118,10 +132,12 @@ class Profile:
         )
 
     def _headline(self) -> str:
+        of_rank = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""
         return (
             f"{self.url}: {self.samples_per_second:,.0f} samples/s, {human_bytes(self.bytes_per_second)}/s decoded, "
-            f"first batch after {self.first_batch_seconds:.2f} s ({self.steps} batches of {self.batch_size}, "
-            f"split {self.split}, balance {self.balance})"
+            f"first batch after {self.first_batch_seconds:.2f} s, with which {self.overall_samples_per_second:,.0f} "
+            f"samples/s ({self.steps} batches of {self.batch_size}{of_rank}, split {self.split}, "
+            f"balance {self.balance})"
         )
 
 
@@ -163,53 +179,96 @@ def profile(
         url, split=split, batch_size=batch_size, balance=balance, seed=seed, fill=fill, rank=rank, world_size=world_size
     )
     total = max(steps or loader.steps_per_epoch, 2)
-    seconds, first_batch_seconds, decoded_bytes = _drain(loader, total, progress)
-    stages = _stages(loader.stats(), seconds + first_batch_seconds)
+    drained = _drain(loader, total, progress)
+    seconds = drained.first_batch_seconds + drained.seconds
+    stages = _stages(loader.stats(), seconds)
     bottleneck = name_bottleneck(stages, parses=loader.undecoded and not loader.finds)
-    packed = bottleneck == "open" and loader.manifest.compression != "none"
     samples = total * loader.local_batch_size
     return Profile(
         url=url,
         split=split,
         batch_size=batch_size,
         balance=balance,
+        rank=rank,
         world_size=world_size,
         steps=total,
         samples=samples,
-        seconds=seconds,
-        first_batch_seconds=first_batch_seconds,
-        samples_per_second=(samples - loader.local_batch_size) / seconds,
-        bytes_per_second=decoded_bytes / seconds,
+        seconds=drained.seconds,
+        first_batch_seconds=drained.first_batch_seconds,
+        samples_per_second=(samples - loader.local_batch_size) / drained.seconds,
+        overall_samples_per_second=samples / seconds,
+        bytes_per_second=drained.decoded_bytes / drained.seconds,
         stages=stages,
         bottleneck=bottleneck,
-        knob=_UNPACKING if packed else _KNOBS[bottleneck],
+        knob=_knob(bottleneck, stages, loader.manifest, drained.disk_bytes),
     )
 
 
-def _drain(loader: Loader, total: int, progress: bool) -> tuple[float, float, int]:
-    """Seconds after the first batch, seconds until it, and bytes of all batches after it."""
+def _knob(bottleneck: str, stages: tuple[StageProfile, ...], manifest: Manifest, disk_bytes: int) -> str:
+    """What to do about a bottleneck, where so many bytes came from a local disk and not from the system's memory."""
+    if bottleneck == "open" and manifest.compression != "none":
+        return _UNPACKING.format(shard_format=manifest.shard_format)
+    checked_bytes = sum(stage.bytes for stage in stages if stage.name == "verify")
+    if bottleneck == "verify" and disk_bytes > checked_bytes / 2:
+        return _READING
+    return _KNOBS[bottleneck]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drained:
+    """Seconds until the first batch and after it, bytes of all batches after it, and those read from local disks."""
+
+    first_batch_seconds: float
+    seconds: float
+    decoded_bytes: int
+    disk_bytes: int
+
+
+def _drain(loader: Loader, total: int, progress: bool) -> _Drained:
     dataset = loader.epoch(0).take(total)  # TensorFlow is imported here, before the clock starts
-    start = first = time.perf_counter()
     done = epoch = decoded_bytes = 0
+    first_batch: Mapping[str, Any] = {}
+    read = _disk_bytes()
+    start = first = time.perf_counter()
     with loader.own_errors(), stage_progress({"read": "read"}, silent=not progress) as report:
+        report("read", 0, total, 0)  # from here on it counts the seconds
         while done < total:
             for batch in dataset:
                 done += 1
                 if done == 1:
-                    first = time.perf_counter()
+                    first, first_batch = time.perf_counter(), batch
                     continue
-                decoded_bytes += sum(_tensor_bytes(values) for values in batch.values())
+                decoded_bytes += sum(map(_tensor_bytes, batch.values()))
                 if done % 64 == 0 or done == total:
                     report("read", done, total, done * loader.local_batch_size)
             epoch += 1
             dataset = loader.epoch(epoch).take(total - done)
-    return time.perf_counter() - first, first - start, decoded_bytes
+    end = time.perf_counter()
+    return _Drained(
+        first_batch_seconds=first - start,
+        seconds=end - first,
+        decoded_bytes=decoded_bytes + (total - 1) * sum(map(_string_bytes, first_batch.values())),
+        disk_bytes=_disk_bytes() - read,
+    )
 
 
 def _tensor_bytes(values: Any) -> int:
-    """Of fixed-size elements; those of strings are not looked at: it would cost more than reading them."""
+    """Of fixed-size elements."""
     flat = getattr(values, "flat_values", values)
     return int(flat.shape.num_elements() or 0) * int(flat.dtype.size)
+
+
+def _string_bytes(values: Any) -> int:
+    """Of strings: to look at those of each batch would take as long as to read small ones."""
+    import tensorflow as tf
+
+    flat = getattr(values, "flat_values", values)
+    return int(tf.reduce_sum(tf.cast(tf.strings.length(flat), tf.int64))) if flat.dtype == tf.string else 0
+
+
+def _disk_bytes() -> int:
+    """That this process has read from local disks, mapped files included."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_inblock * _BLOCK_BYTES
 
 
 def _stages(stats: Mapping[str, StageStats], seconds: float) -> tuple[StageProfile, ...]:

@@ -1,7 +1,9 @@
 """`ringfeed profile`: what it measures, and the bottleneck it names."""
 
 import json
+import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.pipeline import Loader
+from ringfeed.pipeline.shards import ShardFetcher
 from ringfeed.sharding import BuildOptions, ConfigError, build
 from ringfeed.tools import profile as profile_module
 from ringfeed.tools.cli import main
@@ -84,6 +87,64 @@ def test_long_records_that_are_found_and_not_parsed_are_not_said_to_be(
     monkeypatch.setattr(profile_module, "name_bottleneck", named)
     assert profile(str(tmp_path / "d"), batch_size=8, steps=64).bottleneck != "parse"
     assert told == [False]
+
+
+@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+def test_the_command_against_compression_keeps_the_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_format: str
+) -> None:
+    pq.write_table(pa.table({"x": range(40), "y": [i % 2 for i in range(40)]}), tmp_path / "s.parquet")
+    options = BuildOptions(
+        source=str(tmp_path / "s.parquet"),
+        destination=str(tmp_path / "d"),
+        label="y",
+        shards=2,
+        shard_format=shard_format,
+        compression="gzip",
+    )
+    build(options)
+    monkeypatch.setattr(profile_module, "name_bottleneck", lambda stages, parses: "open")
+    knob = profile(str(tmp_path / "d"), batch_size=8).knob
+    assert f"(shard-dataset reshard SRC DST --format {shard_format} --compression none)" in knob
+
+
+@pytest.mark.parametrize(("read_share", "told"), [(0.0, "the shards come from memory"), (1.0, "the disk is the limit")])
+def test_mapped_shards_that_a_disk_holds_up_are_not_said_to_come_from_memory(
+    dataset: str, monkeypatch: pytest.MonkeyPatch, read_share: float, told: str
+) -> None:
+    read = iter([0, int(read_share * 1_000_000)])
+    monkeypatch.setattr(profile_module, "_disk_bytes", lambda: next(read))
+    monkeypatch.setattr(profile_module, "name_bottleneck", lambda stages, parses: "verify")
+    assert told in profile(dataset, batch_size=20).knob
+
+
+def test_the_wait_for_the_first_batch_is_in_the_overall_rate(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = ShardFetcher.wait
+    monkeypatch.setattr(ShardFetcher, "wait", lambda *given: time.sleep(0.02) or wait(*given))  # type: ignore[func-returns-value]
+    result = profile(dataset, batch_size=20, steps=10, rank=1, world_size=2)
+    assert result.first_batch_seconds > 0.02
+    assert result.samples_per_second == pytest.approx(90 / result.seconds)
+    assert result.overall_samples_per_second == pytest.approx(100 / (result.first_batch_seconds + result.seconds))
+    assert f"with which {result.overall_samples_per_second:,.0f} samples/s" in str(result)
+    assert "rank 1 of 2" in str(result)
+
+
+def test_strings_are_among_the_bytes(tmp_path: Path) -> None:
+    table = pa.table({"words": [["ab", "cde"]] * 64, "blob": [bytes(500)] * 64, "y": [i % 2 for i in range(64)]})
+    pq.write_table(table, tmp_path / "s.parquet")
+    build(BuildOptions(source=str(tmp_path / "s.parquet"), destination=str(tmp_path / "d"), label="y", shards=2))
+    result = profile(str(tmp_path / "d"), batch_size=8)
+    sample_bytes = len("abcde") + 500 + 8 + 4  # y, and class_id
+    assert result.bytes_per_second / result.samples_per_second == pytest.approx(sample_bytes)
+
+
+def test_the_progress_counts_its_seconds_from_the_beginning(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, int, int, int]] = []
+    monkeypatch.setattr(
+        profile_module, "stage_progress", lambda *_, **__: nullcontext(lambda *report: told.append(report))
+    )
+    profile(dataset, batch_size=20, progress=True)
+    assert told == [("read", 0, 10, 0), ("read", 10, 10, 200)]
 
 
 def test_a_profile_of_one_step_is_refused(dataset: str) -> None:
