@@ -84,7 +84,7 @@ class Epochs(ABC):
         self._sample_keys = boolean("sample_keys", sample_keys)
         self._counters = Counters()
         self._make_dataset: Callable[[int, int, int], tf.data.Dataset] | None = None
-        self._error: RingfeedError | None = None  # that ended an epoch in TensorFlow
+        self._error: Exception | None = None  # that ended an epoch in TensorFlow
 
     def __reduce__(self) -> tuple[Any, ...]:
         return remake, (type(self), self.arguments, self.identity)
@@ -205,7 +205,7 @@ class Epochs(ABC):
             loader._error = None
             try:
                 yield from loader._chunks(epoch, start_step, found=loader.finds)
-            except RingfeedError as error:
+            except Exception as error:
                 loader._error = error
                 raise
 
@@ -240,7 +240,7 @@ class Epochs(ABC):
 
         this = weakref.ref(self)
 
-        def explain(step: int) -> RingfeedError:
+        def explain(step: int) -> Exception:
             loader = this()
             assert loader is not None
             if loader._error is None:

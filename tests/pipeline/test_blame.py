@@ -231,3 +231,16 @@ def test_the_first_batch_that_fails_is_explained_and_those_before_come(bad: set[
     else:
         take()
     assert came == list(range(min(bad, default=6)))
+
+
+def test_an_error_of_the_loader_that_is_not_ringfeed_s_own_is_no_transform_s(
+    photos: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = Loader(photos("parquet", None), batch_size=4, streams=1)
+
+    def fail(*args: Any, **options: Any) -> Any:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(loader, "_gathered", fail)
+    with pytest.raises(MemoryError, match="no room"), loader.own_errors():
+        list(loader.epoch(0, transform=lambda batch: batch))
