@@ -183,7 +183,7 @@ class SourceReader:
         if self._remote is not None:
             read = partial(_read_whole, self._storage, path)
             return self._remote.call(read, kind, size, self._storage.locate(path))
-        copied = self._storage.local_path is not None and not self._mapped
+        copied = not self._mapped and self._storage.local_path is not None
         return pa.py_buffer(self._storage.read(path)) if copied else self._storage.map(path)
 
     def _fetch_part(self, path: str, start: int, stop: int) -> bytes:

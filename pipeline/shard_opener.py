@@ -26,12 +26,15 @@ from .columns import Columns, open_parquet, take_columns
 from .counters import Counters
 from .frames import open_features, open_tfrecord
 from .partial import NotWorthwhile
+from .placed import KnownPlaces
 from .reading import SourceReader
 from .selection import Selection
 from .values import open_values
 from .windows import Segment
 
 __all__ = ["OpenShard", "ShardOpener", "decode_index"]
+
+_places = KnownPlaces()  # of all loaders, which have an opener for each epoch
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ class ShardOpener:
                 raise CorruptionError(f"{info.index_path} has {index.num_rows} rows for {records} records")
             class_ids, rows = index.column("class_id").to_numpy(), None
             if self._selection is None:
-                columns = self._decode(data, index)
+                columns = self._decode(data, index, known_as=info.checksum)
             else:
                 picked = self._selection.pick(info, data, index)
                 columns = take_columns(self._decode(data, index, picked.groups), picked.rows_read)
@@ -206,10 +209,14 @@ class ShardOpener:
         key = CacheKey(dataset=self._identity, path=path, size=size, checksum=expected)
         return self._cache.get(key, fetch, self._counters, partial(self._dataset.storage.copy_out, path))
 
-    def _decode(self, data: pa.Buffer, index: pa.RecordBatch, groups: Sequence[int] | None = None) -> Columns:
+    def _decode(
+        self, data: pa.Buffer, index: pa.RecordBatch, groups: Sequence[int] | None = None, known_as: str = ""
+    ) -> Columns:
+        """The columns of a file, or of some of its row groups; of a whole one by its checksum, if that is told."""
         manifest = self._dataset.manifest
         if manifest.shard_format == "parquet":
-            return open_parquet(data, self._schema, self._fill, groups)
+            find = partial(open_parquet, data, self._schema, self._fill, groups)
+            return _places.open(known_as, data, self._schema, find) if known_as else find()
         if manifest.compression != "none":
             data = pa.py_buffer(decompress(data.to_pybytes(), manifest.compression))
         if self._found:

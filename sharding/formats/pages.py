@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from .. import kernels
 from .protobuf import read_varint
 
-__all__ = ["InPlace", "read_vectors"]
+__all__ = ["InPlace", "Run", "read_vectors"]
 
 _PHYSICAL = {"INT32": "<i4", "INT64": "<i8", "FLOAT": "<f4", "DOUBLE": "<f8"}
 _DATA_PAGE, _PLAIN, _RLE = 0, 0, 3
@@ -29,6 +29,7 @@ _SIZE, _STORED_SIZE, _DATA_HEADER = 2, 3, 5  # fields of a PageHeader
 _VALUES, _ENCODING, _DEFINITION_LEVELS, _REPETITION_LEVELS = 1, 2, 3, 4  # and of a DataPageHeader
 
 Page = tuple[pa.Buffer, int, int]  # what its values lie in, one after the other; where they begin; how many there are
+Run = tuple[int, int]  # where vectors begin that lie one after the other, and how many there are
 
 
 class _Otherwise(Exception):
@@ -51,8 +52,21 @@ class InPlace:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
+    @classmethod
+    def of_runs(cls, data: pa.Buffer, runs: Iterable[Run], dtype: np.dtype[Any], shape: tuple[int, ...]) -> InPlace:
+        """The vectors of some runs, one after the other."""
+        width = prod(shape) * dtype.itemsize
+        starts = [np.arange(start, start + count * width, width) for start, count in runs]
+        return cls(data=data, starts=np.concatenate([np.empty(0, np.int64), *starts]), dtype=dtype, shape=shape)
+
     def __len__(self) -> int:
         return len(self.starts)
+
+    def runs(self) -> list[Run]:
+        """What `of_runs` makes these vectors of."""
+        jumps = np.flatnonzero(np.diff(self.starts) != prod(self.shape) * self.dtype.itemsize) + 1
+        firsts = np.concatenate([[0], jumps]) if len(self) else np.empty(0, np.int64)
+        return list(zip(self.starts[firsts].tolist(), np.diff(firsts, append=len(self)).tolist(), strict=True))
 
     def take(
         self, rows: npt.NDArray[np.int64], axis: Literal[0] = 0, mode: Literal["raise", "clip"] = "raise"
@@ -102,10 +116,8 @@ def read_vectors(
 
 
 def _in_place(data: pa.Buffer, pages: Iterable[Page], rows: int, dtype: np.dtype[Any], elements: int) -> InPlace | None:
-    width = elements * dtype.itemsize
-    runs = [np.arange(start, start + count // elements * width, width) for _, start, count in pages]
-    starts = np.concatenate([np.empty(0, np.int64), *runs])
-    return InPlace(data=data, starts=starts, dtype=dtype, shape=(elements,)) if len(starts) == rows else None
+    found = InPlace.of_runs(data, ((start, count // elements) for _, start, count in pages), dtype, (elements,))
+    return found if len(found) == rows else None
 
 
 def _copied(pages: Iterable[Page], rows: int, dtype: np.dtype[Any], elements: int) -> npt.NDArray[Any] | None:

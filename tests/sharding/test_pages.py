@@ -42,6 +42,15 @@ def read(data: pa.Buffer, leaf: int, dtype: str, elements: int, groups: list[int
     return read_vectors(data, metadata, chosen, leaf, dtype, elements)
 
 
+@given(starts=st.lists(st.integers(0, 6), max_size=12), elements=st.integers(2, 3))
+def test_runs_make_the_same_vectors_again(starts: list[int], elements: int) -> None:
+    data = pa.py_buffer(vectors("int16", 20, 9).tobytes())
+    lying = InPlace(data=data, starts=4 * np.array(starts, np.int64), dtype=np.dtype("int16"), shape=(elements,))
+    again = InPlace.of_runs(data, lying.runs(), lying.dtype, lying.shape)
+    np.testing.assert_array_equal(again.starts, lying.starts)
+    assert [count for _, count in lying.runs()] == [1] * len(starts) or len(lying.runs()) < len(starts)
+
+
 @given(
     dtype=st.sampled_from(PLAIN),
     rows=st.integers(1, 400),
