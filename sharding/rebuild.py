@@ -50,12 +50,14 @@ class Original:
         url: URL or path of the source, or of a copy of it.
         kind: see `sources.open_source`; None: as the build opened it.
         workers: processes that read it.
+        memory_bytes: that these may use together, see `BuildOptions`.
         folder: where the modules of functions that prepared the records are looked for first.
     """
 
     url: str
     kind: str | None = None
     workers: int = 1
+    memory_bytes: int | None = None
     folder: str = field(default_factory=os.getcwd)
 
     def __post_init__(self) -> None:
@@ -209,6 +211,7 @@ def plan_generation(
         compression=manifest.compression,
         seed=written.seed,
         workers=original.workers,
+        memory_bytes=original.memory_bytes,
     )
     base = _before(known, number)
     source = open_build_source(options) if base is None else open_like(manifest.schema, options)

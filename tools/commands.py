@@ -303,7 +303,8 @@ def _repair(args: argparse.Namespace) -> int:
             workers=args.workers,
             dry_run=args.dry_run,
             originals=[
-                Original(url=url, kind=args.source_kind, workers=args.workers or cores()) for url in args.source or ()
+                Original(url=url, kind=args.source_kind, workers=args.workers or cores(), memory_bytes=args.memory)
+                for url in args.source or ()
             ],
             spill=args.spill,
             rebuilding=rebuilding,
@@ -398,8 +399,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             parser.error(f"--source stands in place of SRC, so give DST alone; got {' and '.join([args.dst, *more])}")
         if args.source_kind not in ("auto", "python"):
             parser.error(f"--source is of kind python, got --source-kind {args.source_kind}")
-    if args.command == "repair" and not named and (args.source_kind or args.spill):
-        parser.error("--source-kind and --spill say how to read the source; name it with --source")
+    if args.command == "repair" and not named and (args.source_kind or args.memory or args.spill):
+        parser.error("--source-kind, --memory and --spill say how to read the source; name it with --source")
     if more:
         parser.prog = f"{parser.prog} {args.command}"
         parser.error(f"unrecognized arguments: {' '.join(more)}")

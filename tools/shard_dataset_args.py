@@ -8,7 +8,7 @@ from importlib.metadata import version
 from ..sharding.export import EXPORT_FORMATS
 from ..sharding.sources import KINDS
 from .arguments import CommandParser, EventParser, at_least, check_lasting, checked_text, checked_type
-from .subcommands import EXIT_CODES, add_command, add_json, add_workers, cores, parser_with
+from .subcommands import EXIT_CODES, add_command, add_json, add_memory, add_workers, cores, parser_with
 from .writing_args import add_append, add_build, add_reshard
 
 __all__ = ["build_parser"]
@@ -171,6 +171,7 @@ examples:
     repair_.add_argument(
         "--source-kind", choices=("auto", *KINDS), help="what SRC is (default: as it was when the dataset was built)"
     )
+    add_memory(repair_, "; for reading SRC")
     repair_.add_argument("--spill", metavar="URL", help="folder for what is made of SRC, until it is put back")
     repair_.add_argument("--dry-run", action="store_true", help="show what would be done, and write nothing")
     verify_.add_argument("--deep", action="store_true", help="parse every record, check index and class counts, too")

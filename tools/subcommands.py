@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 from ..sharding.sources.selection import split_selection
-from .arguments import at_least, checked_type
+from .arguments import at_least, checked_type, parse_bytes
 
 __all__ = ["EXIT_CODES", "add_command", "add_json", "add_workers", "cores", "parser_with", "workers_for"]
 
@@ -59,6 +59,15 @@ def add_workers(command: argparse.ArgumentParser) -> None:
         "--workers", type=checked_type(at_least(1)), metavar="N",
         help="processes; the result does not depend on it (default: the cores, "
         f"here {cores()}; 1 for a small local file, which would wait for others to start)",
+    )  # fmt: skip
+
+
+def add_memory(command: argparse.ArgumentParser, note: str = "") -> None:
+    """Add `--memory` of a command that reads a source."""
+    command.add_argument(
+        "--memory", type=checked_type(parse_bytes), metavar="SIZE",
+        help="about what all processes may use together, such as 2GiB (default: 1 GiB for each, and 2 GiB at least)"
+        + note,
     )  # fmt: skip
 
 

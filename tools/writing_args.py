@@ -10,7 +10,7 @@ from ..sharding.sources import KINDS
 from ..sharding.tolerance import parse_budget
 from .arguments import at_least, check_lasting, checked_text, checked_type, parse_bytes, parse_splits
 from .prepare_args import PREPARE_EPILOG, add_prepare_flags
-from .subcommands import EXIT_CODES, add_command, add_json, add_workers
+from .subcommands import EXIT_CODES, add_command, add_json, add_memory, add_workers
 
 __all__ = ["add_append", "add_build", "add_reshard"]
 
@@ -209,11 +209,7 @@ def _add_size(command: argparse.ArgumentParser, default: str) -> None:
 def _add_work(command: argparse.ArgumentParser) -> None:
     """The flags that say how the work is done, and which records stop it."""
     add_workers(command)
-    command.add_argument(
-        "--memory", type=checked_type(parse_bytes), metavar="SIZE",
-        help="about what all processes may use together, such as 2GiB (default: 1 GiB for each, and 2 GiB at least); "
-        "on a cluster, what each task may use (default: 1 GiB)",
-    )  # fmt: skip
+    add_memory(command, "; on a cluster, what each task may use (default: 1 GiB)")
     command.add_argument(
         "--spill", metavar="URL",
         help="folder for what lies between the passes, about the size of SRC (default: that of temporary files)",

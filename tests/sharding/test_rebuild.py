@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from PIL import Image
 
 from ringfeed.sharding import (
     BuildOptions,
+    ConfigError,
     CorruptionError,
     Dataset,
     DestinationError,
@@ -84,6 +86,17 @@ def original(pristine: Dataset, tmp_path: Path) -> Original:
 def blank(path: Path) -> None:
     """Leave no record of a shard intact."""
     path.write_bytes(bytes(path.stat().st_size))
+
+
+def test_the_memory_that_a_rebuild_may_take_is_the_caller_s(root: Path, original: Original, files_of: Files) -> None:
+    before = files_of(root)
+    blank(root / min(path.name for path in root.glob("train-*.tfrecord")))
+    hurt = files_of(root)
+    with pytest.raises(ConfigError, match=r"of memory .*, and --memory allows 1 MiB"):
+        repair(str(root), originals=[replace(original, memory_bytes=1 << 20)])
+    assert files_of(root) == hurt
+    repair(str(root), originals=[replace(original, memory_bytes=1 << 30)])
+    assert files_of(root) == before
 
 
 class TestEveryByte:

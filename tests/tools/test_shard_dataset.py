@@ -395,6 +395,7 @@ class TestUsage:
             (["build", "a", "b", "--shards", "1", "--shard-size", "1MB"], "not allowed with argument --shards"),
             (["build", "a", "b", "--format", "csv"], "invalid choice: 'csv'"),
             (["repair", "a", "--source-kind", "csv"], "name it with --source"),
+            (["repair", "a", "--memory", "1GiB"], "name it with --source"),
             (["append", "--source", "csv", "a", "b"], "unrecognized arguments: --source"),
             (["build", "a", "b", "--shard", "3"], "unrecognized arguments: --shard 3"),
         ],
