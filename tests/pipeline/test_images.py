@@ -124,6 +124,39 @@ def test_jpegs_are_decoded_as_pillow_does(jpeg: bool, channels: int, how: dict[s
     np.testing.assert_array_equal(decode(tf.constant(out.getvalue()), channels), truth)
 
 
+@pytest.mark.parametrize("scale", [1, 2, 4, 8])
+@pytest.mark.parametrize("jpeg", [True, False])
+def test_a_large_jpeg_is_decoded_to_a_part_of_its_sides(scale: int, jpeg: bool) -> None:
+    rough = np.random.default_rng(0).integers(0, 256, (8, 10, 3), dtype=np.uint8)
+    data = BytesIO()
+    Image.fromarray(rough).resize((320, 256), Image.Resampling.BICUBIC).save(data, "JPEG", quality=95)
+    size = (256 // scale, 320 // scale)
+    how = {"size": size, "scale": "bytes", "dtype": "uint8", "jpeg": jpeg, "jpeg_scaling": True}
+    opened = Image.open(data)
+    opened.draft("RGB", size[::-1])  # as libjpeg does it
+    for crop in (None, CentreCrop(fraction=1.0)):
+        found = ImageTransform(feature="x", crop=crop, **how)({"x": tf.constant([data.getvalue()])})["x"][0]
+        np.testing.assert_array_equal(found, np.asarray(opened))
+
+
+@given(
+    extent=st.tuples(st.integers(1, 90), st.integers(1, 90)),
+    size=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    crop=st.sampled_from([None, RandomCrop(), CentreCrop(fraction=0.6)]),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None, max_examples=20)
+def test_a_part_of_the_sides_shows_the_same(
+    extent: tuple[int, int], size: tuple[int, int], crop: RandomCrop | CentreCrop | None, seed: int
+) -> None:
+    y, x = np.mgrid[: extent[0], : extent[1]]
+    data = encode(np.stack([y, x, 90 - x], axis=-1).astype(np.uint8), "jpg", quality=100, subsampling=0)
+    element = {"x": tf.constant([data]), "sample_key": tf.constant([[seed, 1]], tf.int64)}
+    both = [ImageTransform(feature="x", size=size, crop=crop, scale="bytes", jpeg_scaling=on) for on in (False, True)]
+    whole, part = (transform(element)["x"] for transform in both)
+    np.testing.assert_allclose(part, whole, atol=9)  # a pixel of an eighth is up to 7 further on
+
+
 @pytest.mark.parametrize("size", [(9, 7), (17, 23), (40, 40)])
 def test_a_bitmap_is_made_grey_whatever_its_header_says_of_its_size(size: tuple[int, int]) -> None:
     out = BytesIO()
