@@ -73,7 +73,8 @@ class LoaderPlan:
         padded: samples of weight 0 in the global batches.
         class_mix: by class value.
         bytes_per_rank: of the files each rank reads in the epoch, each once. Of a TFRecord shard that a cut divides,
-            the part that is read counts, as if all records were of one size; of others the whole.
+            the part that is read counts, as if all records were of one size; of others the whole. Of Parquet less
+            may be read, where few `columns` are wanted above all, but how much their footers alone tell.
         missing: classes that windows lack.
         wrapped: samples that fill up the last batch, of records that the epoch began with.
         filled: samples of weight 0 beside the global batches, on ranks whose share is smaller than that of others.
