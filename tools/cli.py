@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from .arguments import CommandParser
+from .ending import Terminated
 from .probe import version_of
 from .starting import INTERRUPTED, interrupts_told, output_settled, settle_streams
 
@@ -43,7 +44,7 @@ examples:
   horovodrun -np 2 --gloo ringfeed train --config flights.yaml --set epochs=3
 
 Exit status: 0 all is well, 1 an error in what the command was given or met (one line on stderr), 2 a command line that
-cannot be parsed, 130 interrupted.
+cannot be parsed, 130 interrupted (profile by SIGTERM 143, by SIGHUP 129).
 Datasets are built, inspected and verified by `shard-dataset`.
 """
 
@@ -117,9 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"ringfeed: error: this needs {error.name}: pip install 'ringfeed[{extra}]'", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("ringfeed: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return error.status if isinstance(error, Terminated) else INTERRUPTED
 
 
 if __name__ == "__main__":

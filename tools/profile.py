@@ -7,71 +7,35 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..pipeline import Loader, StageStats
+from ..pipeline.cache import Cache, MemoryCache, ShardCache, open_cache
 from ..pipeline.counters import CACHE_STAGES, FAULT_STAGES
 from ..pipeline.features import lacking_fill, say_lacking
 from ..pipeline.quiet import quiet_tensorflow
 from ..sharding.dataset import open_dataset
 from ..sharding.errors import ConfigError
-from ..sharding.manifest import Manifest
+from ..sharding.prepare.items import split_names
 from ..sharding.schema import Schema
+from .arguments import checked_type, parse_bytes
+from .bottleneck import StageProfile, name_bottleneck, name_knob
 from .console import align, human_bytes, stage_progress
+from .ending import tidy_when_told_to_end
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
 
 __all__ = ["Profile", "StageProfile", "add_parser", "profile", "run"]
 
-_KNOBS = {
-    "fetch": "the storage is the limit: raise Loader(fetch_threads=...), bring the data nearer, or compress the shards",
-    "cache": "the cache is the limit: put it on a faster disk; if this waits, other ranks bring the same shards",
-    "fill": "writing the cache is the limit: put it on a faster disk, or read past it with no cache",
-    "verify": "checksums are the limit: the shards come from memory; more ranks per host share the work",
-    "open": "decoding whole shards is the limit: drop columns you do not use, or more ranks per host",
-    "plan": "planning windows is the limit: larger ones, Loader(window_shards=2) or more, lack fewer classes; fewer "
-    "classes plan faster",
-    "gather": "gathering samples is the limit: smaller records or more ranks per host",
-    "deliver": "TensorFlow takes batches as fast as it can: a larger batch_size, or a lighter map after the loader",
-    "parse": "tf.io.parse_example is the limit: drop columns you do not use; records of one layout (no nulls, strings, "
-    "lists) need none, nor does Parquet, which is faster where most columns are numbers",
-}
-_UNPACKING = (
-    "decompressing shards is the limit: write them without compression "
-    "(shard-dataset reshard SRC DST --format {shard_format} --compression none), or more ranks per host"
-)
-_READING = (
-    "the disk is the limit, for mapped shards are read while they are checked: put them on a faster one, raise "
-    "Loader(fetch_threads=...), or compress them"
-)
 _BLOCK_BYTES = 512  # of those that the system counts
-_STARVED = 0.5  # waiting for windows, as a share of gathering: from here on, what brings the windows is the limit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageProfile:
-    """One stage: what passed through it, and for how long it worked and waited.
-
-    Attributes:
-        name: ``fetch``, ``verify``, ``open``, ``plan``, ``gather`` or ``deliver``; with a cache also ``cache``,
-            ``fill`` and ``evict``.
-        items: files, shards or samples; see `StageStats`.
-        bytes: that passed, where the stage counts them.
-        busy_seconds: over all threads.
-        wait_seconds: for other stages; in ``deliver``, until the next chunk was asked for.
-        share: busy seconds / seconds of the whole measurement.
-    """
-
-    name: str
-    items: int
-    bytes: int
-    busy_seconds: float
-    wait_seconds: float
-    share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +51,7 @@ class Profile:
         bytes_per_second: of decoded tensors; those of strings as in the first batch.
         bottleneck: the stage that holds the loader back.
         knob: what to do about it.
+        options: other arguments of `Loader` that were given, and ``cache_bytes``, by name.
     """
 
     url: str
@@ -105,6 +70,7 @@ class Profile:
     stages: tuple[StageProfile, ...]
     bottleneck: str
     knob: str
+    options: dict[str, Any]
 
     def _rows(self) -> list[list[str]]:
         return [
@@ -133,11 +99,12 @@ class Profile:
 
     def _headline(self) -> str:
         of_rank = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""
+        options = "".join(f", {name}={value!r}" for name, value in self.options.items())
         return (
             f"{self.url}: {self.samples_per_second:,.0f} samples/s, {human_bytes(self.bytes_per_second)}/s decoded, "
             f"first batch after {self.first_batch_seconds:.2f} s, with which {self.overall_samples_per_second:,.0f} "
             f"samples/s ({self.steps} batches of {self.batch_size}{of_rank}, split {self.split}, "
-            f"balance {self.balance})"
+            f"balance {self.balance}{options})"
         )
 
 
@@ -155,6 +122,14 @@ def profile(
     fill: Mapping[str, Any] | None = None,
     rank: int = 0,
     world_size: int = 1,
+    columns: Sequence[str] | None = None,
+    where: str | pc.Expression | None = None,
+    streams: int | None = None,
+    window_shards: int = 1,
+    fetch_threads: int | None = None,
+    prefetch_bytes: int | None = None,
+    cache: str | os.PathLike[str] | ShardCache | None = None,
+    cache_bytes: int | None = None,
     progress: bool = False,
 ) -> Profile:
     """Read an epoch, or some steps of it, as fast as the loader gives it.
@@ -162,6 +137,9 @@ def profile(
     Args:
         url: of the dataset.
         split, batch_size, balance, seed, fill, rank, world_size: as for `Loader`.
+        columns, where, streams, window_shards, fetch_threads, prefetch_bytes, cache: as for `Loader`. What `where` lets
+            through is counted before the measurement begins.
+        cache_bytes: limit of the cache that is named.
         steps: how many; default: one epoch, and 2 at least. More than an epoch goes on with the next ones.
         progress: show a bar on standard error.
 
@@ -175,8 +153,24 @@ def profile(
         raise ConfigError(
             f"batch_size={batch_size} is more than the {records} records of {split!r}; use at most {records}"
         )
+    if cache_bytes is not None and not (isinstance(cache, str | os.PathLike) and cache != "none"):
+        raise ConfigError(f"cache_bytes is the limit of a cache that is named, got {cache_bytes} with cache={cache!r}")
     loader = Loader(
-        url, split=split, batch_size=batch_size, balance=balance, seed=seed, fill=fill, rank=rank, world_size=world_size
+        url,
+        split=split,
+        batch_size=batch_size,
+        balance=balance,
+        seed=seed,
+        fill=fill,
+        rank=rank,
+        world_size=world_size,
+        columns=columns,
+        where=where,
+        streams=streams,
+        window_shards=window_shards,
+        fetch_threads=fetch_threads,
+        prefetch_bytes=prefetch_bytes,
+        cache=open_cache(cache, cache_bytes),
     )
     total = max(steps or loader.steps_per_epoch, 2)
     drained = _drain(loader, total, progress)
@@ -200,18 +194,32 @@ def profile(
         bytes_per_second=drained.decoded_bytes / drained.seconds,
         stages=stages,
         bottleneck=bottleneck,
-        knob=_knob(bottleneck, stages, loader.manifest, drained.disk_bytes),
+        knob=name_knob(bottleneck, stages, loader, drained.disk_bytes),
+        options=_options(loader, cache_bytes),
     )
 
 
-def _knob(bottleneck: str, stages: tuple[StageProfile, ...], manifest: Manifest, disk_bytes: int) -> str:
-    """What to do about a bottleneck, where so many bytes came from a local disk and not from the system's memory."""
-    if bottleneck == "open" and manifest.compression != "none":
-        return _UNPACKING.format(shard_format=manifest.shard_format)
-    checked_bytes = sum(stage.bytes for stage in stages if stage.name == "verify")
-    if bottleneck == "verify" and disk_bytes > checked_bytes / 2:
-        return _READING
-    return _KNOBS[bottleneck]
+def _options(loader: Loader, cache_bytes: int | None) -> dict[str, Any]:
+    """What was given beside that which the headline tells anyway, as JSON can hold it."""
+    given = loader.arguments
+    columns, where, cache = given["columns"], given["where"], given["cache"]
+    options = {
+        "columns": None if columns is None else list(columns),
+        "where": None if where is None else str(where),
+        "streams": None if given["streams"] is None else int(given["streams"]),
+        "window_shards": None if given["window_shards"] == 1 else given["window_shards"],
+        "fetch_threads": given["fetch_threads"],
+        "prefetch_bytes": given["prefetch_bytes"],
+        "cache": None if cache is None else _name_cache(cache),
+        "cache_bytes": cache_bytes,
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _name_cache(cache: ShardCache) -> str:
+    if isinstance(cache, MemoryCache):
+        return "memory"
+    return str(cache.path) if isinstance(cache, Cache) else type(cache).__name__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,28 +294,6 @@ def _stages(stats: Mapping[str, StageStats], seconds: float) -> tuple[StageProfi
     )
 
 
-def name_bottleneck(stages: tuple[StageProfile, ...], *, parses: bool) -> str:
-    """The stage that holds the loader back.
-
-    The consumer's thread gathers, waits for windows (``gather`` waits) or waits to be asked (``deliver`` waits).
-    Where it mostly waits for windows, the busiest of the stages that bring them is to blame; where it mostly waits to
-    be asked, what comes after it.
-
-    Args:
-        stages: as measured.
-        parses: whether TensorFlow parses each record after delivery.
-    """
-    by_name = {stage.name: stage for stage in stages}
-    gathering, starved = by_name["gather"].busy_seconds, by_name["gather"].wait_seconds
-    idle = by_name["deliver"].wait_seconds
-    if idle > max(starved, gathering):
-        return "parse" if parses else "deliver"
-    if starved > gathering * _STARVED:
-        bringing = [name for name in by_name if name not in ("gather", "deliver", "evict")]
-        return max(bringing, key=lambda name: by_name[name].busy_seconds)
-    return "gather"
-
-
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `ringfeed profile`."""
     parser = subparsers.add_parser(
@@ -316,7 +302,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Read a dataset as training would, as fast as possible, and say which stage holds it back.",
         epilog="examples:\n  ringfeed profile data/flights\n"
         "  ringfeed profile s3://bucket/flights --split train --batch-size 4096 --balance uniform --json\n"
-        "  ringfeed profile data/flights --fill tail=unknown --rank 0 --world-size 8",
+        "  ringfeed profile data/flights --fill tail=unknown --rank 0 --world-size 8\n"
+        "  ringfeed profile data/flights --columns hour,distance --where \"carrier in ('AA', 'UA')\"\n"
+        "  ringfeed profile s3://bucket/flights --cache /mnt/nvme/cache   # fills it; once more reads from it\n\n"
+        "Options are called as the arguments of Loader are (docs/loader.md); --cache-bytes is the limit of its Cache,\n"
+        "data.cache_bytes of ringfeed train. ringfeed.tools.profile.profile(URL, ...) takes them all in Python.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("url", help="of the dataset: local, s3://, hdfs://, whatever fsspec opens")
@@ -335,15 +325,47 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--rank", type=int, default=0, metavar="R", help="measure the share of this rank (default: 0)")
     parser.add_argument("--world-size", type=int, default=1, metavar="N", help="of so many ranks (default: 1)")
+    parser.add_argument(
+        "--columns", type=checked_type(split_names), metavar="A,B", help="deliver, and decode, these features alone"
+    )
+    parser.add_argument(
+        "--where",
+        metavar="EXPR",
+        help="only records for which this is true, as shard-dataset build --filter takes it; they are counted first",
+    )
+    parser.add_argument("--streams", type=int, metavar="N", help="canonical streams (default: up to 16)")
+    parser.add_argument(
+        "--window-shards", type=int, default=1, metavar="N", help="shards that a stream shuffles together (default: 1)"
+    )
+    parser.add_argument(
+        "--fetch-threads", type=int, metavar="N", help="that fetch and open shards (default: 4; remote: 4 to 24)"
+    )
+    parser.add_argument(
+        "--prefetch-bytes", type=checked_type(_parse_prefetch), metavar="SIZE", help="of shards that are fetched ahead"
+    )
+    parser.add_argument(
+        "--cache",
+        metavar="FOLDER",
+        help="keep copies of shards there, on a local disk, or in memory: none, memory or a path (default: none)",
+    )
+    parser.add_argument(
+        "--cache-bytes", type=checked_type(parse_bytes), metavar="SIZE", help="limit of the cache, such as 200GB"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run `ringfeed profile`."""
+    with tidy_when_told_to_end():
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     manifest = open_dataset(args.url).manifest
     balance = _parse_balance(args.balance, manifest.classes)
     fill = dict(_parse_fill(text, manifest.schema) for text in args.fill)
-    if lacking := lacking_fill(manifest, args.split, manifest.schema, fill):
+    wanted = manifest.schema if args.columns is None else manifest.schema.only(args.columns)
+    if lacking := lacking_fill(manifest, args.split, wanted, fill):
         flags = " ".join(f"--fill {shlex.quote(name)}=VALUE" for name in lacking)
         raise ConfigError(f"{say_lacking(lacking, args.split)}: {flags}")
     with quiet_tensorflow():
@@ -358,6 +380,14 @@ def run(args: argparse.Namespace) -> int:
         fill=fill,
         rank=args.rank,
         world_size=args.world_size,
+        columns=args.columns,
+        where=args.where,
+        streams=args.streams,
+        window_shards=args.window_shards,
+        fetch_threads=args.fetch_threads,
+        prefetch_bytes=args.prefetch_bytes,
+        cache=args.cache,
+        cache_bytes=args.cache_bytes,
         progress=not args.json,
     )
     print(json.dumps(asdict(result), indent=2) if args.json else result)
@@ -376,6 +406,11 @@ def _parse_balance(text: str, classes: Sequence[Any]) -> str | dict[Any, float]:
         ) from error
     named = {str(value).lower() if isinstance(value, bool) else str(value): value for value in classes}
     return {named.get(key, key): share for key, share in shares.items()}
+
+
+def _parse_prefetch(text: str) -> int:
+    """A size, or none at all."""
+    return 0 if text == "0" else parse_bytes(text)
 
 
 def _parse_fill(text: str, schema: Schema) -> tuple[str, Any]:

@@ -1,21 +1,29 @@
 """`ringfeed profile`: what it measures, and the bottleneck it names."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from ringfeed.pipeline import Loader
+from ringfeed.pipeline import Cache, Loader, MemoryCache
+from ringfeed.pipeline.cache_folder import CacheFolder
 from ringfeed.pipeline.shards import ShardFetcher
 from ringfeed.sharding import BuildOptions, ConfigError, build
 from ringfeed.tools import profile as profile_module
+from ringfeed.tools.bottleneck import name_bottleneck
 from ringfeed.tools.cli import main
-from ringfeed.tools.profile import StageProfile, name_bottleneck, profile
+from ringfeed.tools.profile import Profile, StageProfile, profile
 
 STAGES = ("fetch", "verify", "open", "plan", "gather", "deliver")
 
@@ -28,35 +36,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
     )
     build(BuildOptions(source=str(folder / "s.parquet"), destination=str(folder / "d"), label="y", shards=2))
     return str(folder / "d")
-
-
-def stages(**seconds: tuple[float, float]) -> tuple[StageProfile, ...]:
-    made = []
-    for name in STAGES:
-        busy, wait = seconds.get(name, (0.0, 0.0))
-        made.append(StageProfile(name=name, items=1, bytes=0, busy_seconds=busy, wait_seconds=wait, share=busy))
-    return tuple(made)
-
-
-@pytest.mark.parametrize(
-    ("measured", "expected"),
-    [
-        (stages(fetch=(9.0, 0.0), open=(1.0, 0.0), gather=(0.5, 4.0)), "fetch"),
-        (stages(fetch=(0.1, 0.0), open=(3.0, 0.0), gather=(0.5, 4.0)), "open"),
-        (stages(verify=(5.0, 0.0), gather=(0.5, 4.0)), "verify"),
-        (stages(plan=(5.0, 0.0), gather=(0.5, 4.0)), "plan"),
-        (stages(gather=(3.0, 0.1), fetch=(1.0, 0.0)), "gather"),
-        (stages(gather=(1.0, 0.1), deliver=(0.0, 5.0)), "deliver"),
-    ],
-)
-def test_the_bottleneck_is_the_stage_that_the_others_wait_for(
-    measured: tuple[StageProfile, ...], expected: str
-) -> None:
-    assert name_bottleneck(measured, parses=False) == expected
-
-
-def test_where_records_are_parsed_in_tensorflow_that_is_what_delivery_waits_for() -> None:
-    assert name_bottleneck(stages(gather=(1.0, 0.1), deliver=(0.0, 5.0)), parses=True) == "parse"
 
 
 def test_a_profile_counts_what_was_read(dataset: str) -> None:
@@ -145,6 +124,137 @@ def test_the_progress_counts_its_seconds_from_the_beginning(dataset: str, monkey
     )
     profile(dataset, batch_size=20, progress=True)
     assert told == [("read", 0, 10, 0), ("read", 10, 10, 200)]
+
+
+def fetched_bytes(result: Profile) -> int:
+    return next(stage.bytes for stage in result.stages if stage.name == "fetch")
+
+
+def test_what_is_given_reaches_the_loader_and_is_told(dataset: str, tmp_path: Path) -> None:
+    plain = profile(dataset, batch_size=20)
+    assert plain.options == {}
+    assert "balance natural)" in str(plain)
+    given = {
+        "columns": ["x"],
+        "where": "x >= 100",
+        "streams": 4,
+        "window_shards": 2,
+        "fetch_threads": 3,
+        "prefetch_bytes": 0,
+        "cache": str(tmp_path / "cache"),
+        "cache_bytes": 1 << 20,
+    }
+    result = profile(dataset, batch_size=20, **given)  # type: ignore[arg-type]
+    assert result.options == given
+    assert (result.steps, result.samples) == (5, 100)
+    assert result.bytes_per_second / result.samples_per_second == pytest.approx(8 + 4)  # x, and class_id
+    assert CacheFolder(tmp_path / "cache").limit_bytes == 1 << 20
+    assert "balance natural, columns=['x'], where='x >= 100', streams=4, window_shards=2" in str(result)
+    assert profile(dataset, batch_size=20, window_shards=1, cache="none").options == {}
+    assert profile(dataset, batch_size=20, cache=Cache(tmp_path / "cache")).options == {"cache": given["cache"]}
+    assert profile(dataset, batch_size=20, cache="memory", cache_bytes=4096).options["cache"] == "memory"
+    filtered = profile(dataset, batch_size=20, where=pc.field("y") == 1)
+    assert (filtered.samples, filtered.options) == (100, {"where": "(y == 1)"})
+
+
+@pytest.mark.parametrize("cache", [None, "none", MemoryCache()])
+def test_a_limit_of_no_cache_that_is_named_is_refused(dataset: str, cache: MemoryCache | str | None) -> None:
+    with pytest.raises(ConfigError, match="cache_bytes is the limit of a cache that is named, got 4096 with cache="):
+        profile(dataset, batch_size=20, cache=cache, cache_bytes=4096)
+
+
+def test_the_command_takes_what_the_loader_does(
+    dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["profile", dataset, "--batch-size", "20", "--json"]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["options"] == {}
+    flags = ["--columns", "x", "--where", "y==1", "--streams", "2", "--window-shards", "2", "--fetch-threads", "1"]
+    flags += ["--prefetch-bytes", "1MiB", "--cache", str(tmp_path / "cache"), "--cache-bytes", "1MiB"]
+    assert main([*command, *flags]) == 0
+    assert json.loads(capsys.readouterr().out)["options"] == {
+        "columns": ["x"],
+        "where": "y==1",
+        "streams": 2,
+        "window_shards": 2,
+        "fetch_threads": 1,
+        "prefetch_bytes": 1 << 20,
+        "cache": str(tmp_path / "cache"),
+        "cache_bytes": 1 << 20,
+    }
+    assert main([*command, "--prefetch-bytes", "0"]) == 0
+    assert json.loads(capsys.readouterr().out)["options"] == {"prefetch_bytes": 0}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--columns", "nope"], "columns: there is no column 'nope'; the columns here are: x, y"),
+        (["--where", "x >"], "where 'x >': cannot be read"),
+        (["--streams", "3"], "streams must divide the global batch of 20, got 3"),
+        (["--cache", "s3://bucket/cache"], "a cache is a folder on a local disk, got s3://bucket/cache"),
+        (["--cache-bytes", "1GB"], "cache_bytes is the limit of a cache that is named, got 1000000000"),
+    ],
+)
+def test_what_the_loader_refuses_is_one_line(
+    dataset: str, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert main(["profile", dataset, "--batch-size", "20", *options]) == 1
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+
+
+def test_a_cache_is_cold_once_and_columns_of_parquet_are_fetched_alone(
+    s3_env: dict[str, str], s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(0)
+    numbers = {f"x{i}": random.normal(size=40_000) for i in range(8)}
+    pq.write_table(pa.table({**numbers, "y": [i % 2 for i in range(40_000)]}), tmp_path / "s.parquet")
+    url = f"s3://{s3_bucket}/{tmp_path.name}"
+    build(
+        BuildOptions(
+            source=str(tmp_path / "s.parquet"), destination=url, label="y", shards=2, shard_format="parquet", workers=1
+        )
+    )
+    monkeypatch.setattr(profile_module, "name_bottleneck", lambda stages, parses: "fetch")
+    whole = profile(url, streams=2)
+    for option in ("--fetch-threads 32", "--cache FOLDER (Loader(cache='FOLDER'))", "--columns A,B"):
+        assert option in whole.knob
+    few = profile(url, streams=2, columns=["x0"])
+    assert fetched_bytes(few) < fetched_bytes(whole) / 3
+    cold, warm = (profile(url, streams=2, columns=["x0"], cache=str(tmp_path / "cache")) for _ in range(2))
+    assert (fetched_bytes(cold), fetched_bytes(warm)) == (fetched_bytes(whole), 0)
+    assert "as long as the cache is not filled" in cold.knob
+    assert "--cache" not in cold.knob
+    assert cold.samples == warm.samples == few.samples
+
+
+def test_values_that_are_missing_in_other_columns_need_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = pa.table({"x": range(40), "word": [None, "a"] * 20, "y": [i % 2 for i in range(40)]})
+    pq.write_table(table, tmp_path / "s.parquet")
+    build(BuildOptions(source=str(tmp_path / "s.parquet"), destination=str(tmp_path / "d"), label="y", shards=2))
+    command = ["profile", str(tmp_path / "d"), "--batch-size", "10"]
+    assert main([*command, "--columns", "x"]) == 0
+    assert main([*command, "--columns", "x,word"]) == 1
+    assert "--fill word=VALUE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("sig", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_profile_that_is_told_to_end_says_so(dataset: str, tmp_path: Path, sig: int, status: int) -> None:
+    waits = "for _ in range(1000):\n    time.sleep(0.05)"
+    (tmp_path / "tensorflow.py").write_text(f"import time\nprint('reading', flush=True)\n{waits}")
+    program = "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); from ringfeed.tools.cli import main; "
+    with subprocess.Popen(
+        [sys.executable, "-c", program + "sys.exit(main(sys.argv[1:]))", "profile", dataset, "--batch-size", "20"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "reading\n"
+        process.send_signal(sig)
+        _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (status, "ringfeed: interrupted\n")
 
 
 def test_a_profile_of_one_step_is_refused(dataset: str) -> None:

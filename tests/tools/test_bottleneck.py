@@ -1,0 +1,107 @@
+"""The stage that holds the loader back, and the knob that is named for it."""
+
+import argparse
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ringfeed.pipeline import Loader
+from ringfeed.sharding import BuildOptions, build
+from ringfeed.tools.bottleneck import StageProfile, name_bottleneck, name_knob
+from ringfeed.tools.profile import add_parser, profile
+
+STAGES = ("fetch", "verify", "open", "plan", "gather", "deliver")
+OPTION = re.compile(r"(--[a-z-]+) (\S+) \(Loader\((\w+)=(.*?)\)\)")
+
+
+def stages(**seconds: tuple[float, float]) -> tuple[StageProfile, ...]:
+    made = []
+    for name in STAGES:
+        busy, wait = seconds.get(name, (0.0, 0.0))
+        made.append(StageProfile(name=name, items=1, bytes=0, busy_seconds=busy, wait_seconds=wait, share=busy))
+    return tuple(made)
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected"),
+    [
+        (stages(fetch=(9.0, 0.0), open=(1.0, 0.0), gather=(0.5, 4.0)), "fetch"),
+        (stages(fetch=(0.1, 0.0), open=(3.0, 0.0), gather=(0.5, 4.0)), "open"),
+        (stages(verify=(5.0, 0.0), gather=(0.5, 4.0)), "verify"),
+        (stages(plan=(5.0, 0.0), gather=(0.5, 4.0)), "plan"),
+        (stages(gather=(3.0, 0.1), fetch=(1.0, 0.0)), "gather"),
+        (stages(gather=(1.0, 0.1), deliver=(0.0, 5.0)), "deliver"),
+    ],
+)
+def test_the_bottleneck_is_the_stage_that_the_others_wait_for(
+    measured: tuple[StageProfile, ...], expected: str
+) -> None:
+    assert name_bottleneck(measured, parses=False) == expected
+
+
+def test_where_records_are_parsed_in_tensorflow_that_is_what_delivery_waits_for() -> None:
+    assert name_bottleneck(stages(gather=(1.0, 0.1), deliver=(0.0, 5.0)), parses=True) == "parse"
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """By the format of their shards."""
+    folder: Path = tmp_path_factory.mktemp("knobs")
+    pq.write_table(pa.table({"A": range(40), "B": range(40), "y": [i % 2 for i in range(40)]}), folder / "s.parquet")
+    for name in ("tfrecord", "parquet"):
+        options = BuildOptions(
+            source=str(folder / "s.parquet"),
+            destination=str(folder / name),
+            label="y",
+            shards=2,
+            shard_format=name,
+            compression="none",
+        )
+        build(options)
+    return {name: str(folder / name) for name in ("tfrecord", "parquet")}
+
+
+@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+def test_options_that_a_knob_names_are_taken_by_the_command_and_by_the_loader(
+    datasets: dict[str, str], shard_format: str
+) -> None:
+    loader = Loader(datasets[shard_format], batch_size=8, streams=2)
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    named: set[str] = set()
+    for bottleneck in (*STAGES, "cache", "fill", "parse"):
+        for flag, word, name, value in OPTION.findall(name_knob(bottleneck, stages(), loader, 0)):
+            args = vars(parser.parse_args(["profile", "URL", flag, word]))
+            literal = ast.literal_eval(value)
+            assert args[name] == (tuple(literal) if isinstance(literal, list) else literal)
+            assert {name} <= inspect.signature(Loader).parameters.keys() & inspect.signature(profile).parameters.keys()
+            named.add(name)
+    assert named == {"fetch_threads", "cache", "columns", "window_shards", "batch_size"}
+
+
+def test_a_knob_goes_on_from_what_was_given(datasets: dict[str, str]) -> None:
+    loader = Loader(datasets["tfrecord"], batch_size=8, fetch_threads=3, window_shards=2)
+    assert "--fetch-threads 6 (Loader(fetch_threads=6))" in name_knob("fetch", stages(), loader, 0)
+    assert "--window-shards 4 (Loader(window_shards=4))" in name_knob("plan", stages(), loader, 0)
+    assert "--batch-size 16 (Loader(batch_size=16))" in name_knob("deliver", stages(), loader, 0)
+
+
+def test_of_parquet_columns_are_dropped_from_what_is_fetched_unless_a_cache_keeps_whole_files(
+    datasets: dict[str, str],
+) -> None:
+    told = {
+        (shard_format, cache): name_knob("fetch", stages(), Loader(url, batch_size=8, cache=cache), 0)
+        for shard_format, url in datasets.items()
+        for cache in (None, "memory")
+    }
+    assert [key for key, knob in told.items() if "--columns" in knob] == [("parquet", None)]
+    assert all(
+        ("as long as the cache is not filled" in knob) is (cache is not None) for (_, cache), knob in told.items()
+    )
+    assert "--columns" not in name_knob("fetch", stages(), Loader(datasets["parquet"], batch_size=8, columns=["A"]), 0)
+    assert not any("--cache" in knob for knob in told.values())  # a local dataset needs none

@@ -1,0 +1,126 @@
+"""Which stage of the loader holds it back, of what was measured, and the knob that helps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..pipeline import Loader
+
+__all__ = ["StageProfile", "name_bottleneck", "name_knob"]
+
+_KNOBS = {
+    "fetch": "the storage is the limit{unfilled}: try {fetch_threads}, bring the data nearer, {near}{fewer}or "
+    "compress the shards",
+    "cache": "the cache is the limit: put it on a faster disk, {cache}; if this waits, other ranks bring the same "
+    "shards",
+    "fill": "writing the cache is the limit as long as it is not filled: put it on a faster disk, {cache}, or read "
+    "past it with no cache",
+    "verify": "checksums are the limit: the shards come from memory; more ranks per host share the work",
+    "open": "decoding whole shards is the limit: drop columns you do not use, {columns}, or more ranks per host",
+    "plan": "planning windows is the limit: larger ones, {window_shards} or more, lack fewer classes; fewer classes "
+    "plan faster",
+    "gather": "gathering samples is the limit: smaller records or more ranks per host",
+    "deliver": "TensorFlow takes batches as fast as it can: a larger batch, {batch_size}, or a lighter map after the "
+    "loader",
+    "parse": "tf.io.parse_example is the limit: drop columns you do not use, {columns}; records of one layout (no "
+    "nulls, strings, lists) need none, nor does Parquet, which is faster where most columns are numbers",
+}
+_UNPACKING = (
+    "decompressing shards is the limit: {fewer}write them without compression "
+    "(shard-dataset reshard SRC DST --format {shard_format} --compression none), or more ranks per host"
+)
+_READING = (
+    "the disk is the limit, for mapped shards are read while they are checked: put them on a faster one, try "
+    "{fetch_threads}, or compress them"
+)
+_MORE_THREADS = {True: 8, False: 32}  # than the loader takes by itself, of a local disk or a remote store
+_STARVED = 0.5  # waiting for windows, as a share of gathering: from here on, what brings the windows is the limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageProfile:
+    """One stage: what passed through it, and for how long it worked and waited.
+
+    Attributes:
+        name: ``fetch``, ``verify``, ``open``, ``plan``, ``gather`` or ``deliver``; with a cache also ``cache``,
+            ``fill`` and ``evict``.
+        items: files, shards or samples; see `StageStats`.
+        bytes: that passed, where the stage counts them.
+        busy_seconds: over all threads.
+        wait_seconds: for other stages; in ``deliver``, until the next chunk was asked for.
+        share: busy seconds / seconds of the whole measurement.
+    """
+
+    name: str
+    items: int
+    bytes: int
+    busy_seconds: float
+    wait_seconds: float
+    share: float
+
+
+def name_bottleneck(stages: tuple[StageProfile, ...], *, parses: bool) -> str:
+    """The stage that holds the loader back.
+
+    The consumer's thread gathers, waits for windows (``gather`` waits) or waits to be asked (``deliver`` waits).
+    Where it mostly waits for windows, the busiest of the stages that bring them is to blame; where it mostly waits to
+    be asked, what comes after it.
+
+    Args:
+        stages: as measured.
+        parses: whether TensorFlow parses each record after delivery.
+    """
+    by_name = {stage.name: stage for stage in stages}
+    gathering, starved = by_name["gather"].busy_seconds, by_name["gather"].wait_seconds
+    idle = by_name["deliver"].wait_seconds
+    if idle > max(starved, gathering):
+        return "parse" if parses else "deliver"
+    if starved > gathering * _STARVED:
+        bringing = [name for name in by_name if name not in ("gather", "deliver", "evict")]
+        return max(bringing, key=lambda name: by_name[name].busy_seconds)
+    return "gather"
+
+
+def name_knob(bottleneck: str, stages: tuple[StageProfile, ...], loader: Loader, disk_bytes: int) -> str:
+    """What to do about a bottleneck.
+
+    Args:
+        bottleneck: as `name_bottleneck` says.
+        stages: as measured.
+        loader: that was measured.
+        disk_bytes: that came from a local disk and not from the system's memory.
+    """
+    manifest, given = loader.manifest, loader.arguments
+    is_local, cached = given["url"].local_path is not None, given["cache"] is not None
+    columns, cache = _as_option("columns", ["A", "B"]), _as_option("cache", "FOLDER")
+    all_columns = manifest.shard_format == "parquet" and given["columns"] is None
+    fewer = f"drop columns you do not use, {columns}, " if all_columns else ""
+    near = f"keep what comes again on a local disk, {cache}, " if not is_local and not cached else ""
+    checked_bytes = sum(stage.bytes for stage in stages if stage.name == "verify")
+    if bottleneck == "open" and manifest.compression != "none":
+        knob = _UNPACKING
+    elif bottleneck == "verify" and disk_bytes > checked_bytes / 2:
+        knob = _READING
+    else:
+        knob = _KNOBS[bottleneck]
+    return knob.format(
+        shard_format=manifest.shard_format,
+        unfilled=" as long as the cache is not filled" if cached else "",
+        fewer="" if cached and bottleneck == "fetch" else fewer,  # which keeps whole files
+        near=near,
+        cache=cache,
+        columns=columns,
+        fetch_threads=_as_option("fetch_threads", 2 * (given["fetch_threads"] or 0) or _MORE_THREADS[is_local]),
+        window_shards=_as_option("window_shards", 2 * given["window_shards"]),
+        batch_size=_as_option("batch_size", 2 * given["batch_size"]),
+    )
+
+
+def _as_option(name: str, value: int | str | list[str]) -> str:
+    """An option of the command, and what it is to a program of one's own.
+
+    >>> _as_option("columns", ["A", "B"])
+    "--columns A,B (Loader(columns=['A', 'B']))"
+    """
+    word = ",".join(value) if isinstance(value, list) else value
+    return f"--{name.replace('_', '-')} {word} (Loader({name}={value!r}))"
