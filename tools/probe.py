@@ -10,7 +10,6 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +26,7 @@ __all__ = [
 ]
 
 TENSORFLOW_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu")
+_TIMEOUT_SECONDS = 120
 
 # One JSON line a fact, flushed, so that what was learned before an abort is kept. An error is a fact too.
 _SCRIPT = """
@@ -139,22 +139,17 @@ def parse_probe(stdout: str, stderr: str, returncode: int, *, tensorflow: bool, 
     return Runtime(tensorflow=tensorflow_probe, horovod=horovod_probe)
 
 
-def probe_runtime(python: Sequence[str] = (sys.executable,), *, timeout_seconds: float = 120) -> Runtime:
+def probe_runtime() -> Runtime:
     """Load what is installed of TensorFlow and Horovod in a fresh process; takes seconds."""
     tensorflow, horovod = tensorflow_distribution() is not None, version_of("horovod") is not None
     if not tensorflow:
         return parse_probe("", "", 0, tensorflow=False, horovod=horovod)
-    command = [*python, "-c", _SCRIPT, *(["horovod"] if horovod else [])]
+    command = [sys.executable, "-c", _SCRIPT, *(["horovod"] if horovod else [])]
     try:
         done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=timeout_seconds,
-            check=False,
-            stdin=subprocess.DEVNULL,
+            command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired:
-        hung = f"loading it took over {timeout_seconds:g} s"
+        hung = f"loading it took over {_TIMEOUT_SECONDS} s"
         return parse_probe("", hung, -9, tensorflow=True, horovod=horovod)
     return parse_probe(done.stdout, done.stderr, done.returncode, tensorflow=True, horovod=horovod)
