@@ -129,9 +129,9 @@ def render_report(result: DemoResult) -> str:
                 "digits_balance": _digits_balance(digits[0]),
                 "flights_stages": _stage_chart("flights", flights),
                 "digits_stages": _stage_chart("digits", digits),
-                "flights_loss": _loss_chart(result),
+                "flights_loss": _loss_chart("flights", {"natural": result.natural, "uniform": result.uniform}),
                 "flights_rate": _rate_chart("flights", result.uniform),
-                "digits_loss": _digits_loss_chart(result.digits),
+                "digits_loss": _loss_chart("digits", {"loss": result.digits}),
                 "digits_rate": _rate_chart("digits", result.digits),
                 "confusion": _confusion_chart(result.digits),
             }.items()
@@ -227,22 +227,15 @@ def _stage_chart(name: str, datasets: Sequence[BuiltDataset]) -> str:
     )
 
 
-def _loss_chart(result: DemoResult) -> str:
-    runs = {"natural": result.natural, "uniform": result.uniform}
+def _loss_chart(name: str, runs: Mapping[str, Mapping[str, Any]]) -> str:
+    losses = {label: _curve(label, metrics, "loss") for label, metrics in runs.items()}
     return charts.curves(
-        [_curve(name, metrics, "loss") for name, metrics in runs.items()],
-        title="Flights: training loss",
-        description="; ".join(_from_to(name, metrics) for name, metrics in runs.items()),
-        x_label="step",
-        y_label="cross entropy",
-    )
-
-
-def _digits_loss_chart(metrics: Mapping[str, Any]) -> str:
-    return charts.curves(
-        [_curve("loss", metrics, "loss")],
-        title="Digits: training loss",
-        description=_from_to("loss", metrics),
+        list(losses.values()),
+        title=f"{name.capitalize()}: training loss",
+        description="; ".join(
+            f"{label} from {loss.y[0]:.3f} at step {loss.x[0]:,} to {loss.y[-1]:.3f} at step {loss.x[-1]:,}"
+            for label, loss in losses.items()
+        ),
         x_label="step",
         y_label="cross entropy",
     )
@@ -275,8 +268,3 @@ def _confusion_chart(metrics: Mapping[str, Any]) -> str:
 def _curve(label: str, metrics: Mapping[str, Any], key: str) -> charts.Curve:
     steps = [entry for entry in metrics["history"]["steps"] if entry[key] is not None]
     return charts.Curve(label=label, x=[entry["step"] for entry in steps], y=[entry[key] for entry in steps])
-
-
-def _from_to(name: str, metrics: Mapping[str, Any]) -> str:
-    curve = _curve(name, metrics, "loss")
-    return f"{name} from {curve.y[0]:.3f} at step {curve.x[0]:,} to {curve.y[-1]:.3f} at step {curve.x[-1]:,}"
