@@ -151,6 +151,7 @@ def _write(
     show_planned: Callable[[], None] | None = None
     started = perf_counter()
     with _at_work(args) as show:
+        show_progress = _of_stages(show)
 
         def report(progress: Progress) -> None:
             if progress.stage == "write" and progress.resumed and progress.done == progress.resumed:
@@ -159,7 +160,7 @@ def _write(
                 else:
                     finished = some_of(progress.resumed, progress.total, "shard", "is/are")
                     tell(f"going on: {finished} finished")
-            show(progress.stage, progress.done, progress.total, progress.records)
+            show_progress(progress)
 
         if args.dry_run:
             show_planned = plan(report)
@@ -265,11 +266,7 @@ def _inspect(args: argparse.Namespace) -> int:
 def _verify(args: argparse.Namespace) -> int:
     try:
         with stage_progress(_STAGES, events=args.json) as show:
-
-            def report(progress: VerifyProgress) -> None:
-                show("verify", progress.files, progress.total_files, 0)
-
-            found = check_dataset(args.url, report, workers=args.workers, deep=args.deep)
+            found = check_dataset(args.url, _of_files(show), workers=args.workers, deep=args.deep)
     except RingfeedError as error:
         if args.json:
             print(json.dumps({"ok": False, "error": one_line(error), "damages": []}, indent=2))
@@ -290,16 +287,9 @@ def _verify(args: argparse.Namespace) -> int:
 
 def _repair(args: argparse.Namespace) -> int:
     with _at_work(args) as show:
-
-        def report(progress: VerifyProgress) -> None:
-            show("verify", progress.files, progress.total_files, 0)
-
-        def rebuilding(progress: Progress) -> None:
-            show(progress.stage, progress.done, progress.total, progress.records)
-
         done = repair(
             args.url,
-            report,
+            _of_files(show),
             workers=args.workers,
             dry_run=args.dry_run,
             originals=[
@@ -307,7 +297,7 @@ def _repair(args: argparse.Namespace) -> int:
                 for url in args.source or ()
             ],
             spill=args.spill,
-            rebuilding=rebuilding,
+            rebuilding=_of_stages(show),
         )
     print(json.dumps(repair_json(done, args.dry_run), indent=2) if args.json else repair_text(done, args.dry_run))
     return _OK
@@ -344,11 +334,7 @@ def _export(args: argparse.Namespace) -> int:
     )
     started = perf_counter()
     with _at_work(args) as show:
-
-        def report(progress: Progress) -> None:
-            show(progress.stage, progress.done, progress.total, progress.records)
-
-        written = export(options, report=report)
+        written = export(options, report=_of_stages(show))
     seconds = perf_counter() - started
     if args.json:
         print(json.dumps({"destination": args.dst, **asdict(written), "seconds": round(seconds, 3)}, indent=2))
@@ -387,6 +373,14 @@ def _at_work(args: argparse.Namespace) -> Iterator[StageReport]:
     """Show progress, and keep what others print out of the document that is printed behind it."""
     with prints_aside() if args.json else nullcontext(), stage_progress(_STAGES, events=args.json) as show:
         yield show
+
+
+def _of_stages(show: StageReport) -> Callable[[Progress], None]:
+    return lambda progress: show(progress.stage, progress.done, progress.total, progress.records)
+
+
+def _of_files(show: StageReport) -> Callable[[VerifyProgress], None]:
+    return lambda progress: show("verify", progress.files, progress.total_files, 0)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
