@@ -1,4 +1,4 @@
-"""The records of a split that a filter lets through: counted before an epoch is ordered, picked as shards are opened.
+"""The records of a split that a filter lets through: counted before an epoch is ordered, found as shards are opened.
 
 What is counted shapes the order, so all ranks count alike, each by itself, from the same files. Counting reads no more
 than it must: nothing for a filter on the label, which the manifest answers; of Parquet the filter's columns, in the row
@@ -24,7 +24,7 @@ from ..sharding.errors import ConfigError, CorruptionError, RingfeedError
 from ..sharding.manifest import ShardInfo
 from ..sharding.sources.shards import decode_tfrecord, read_index_rows
 from ..sharding.wording import brief
-from .picking import Picked, pick_parquet, pick_records
+from .filtering import Kept, filter_parquet, filter_records
 from .where import open_filter
 
 if TYPE_CHECKING:
@@ -106,10 +106,10 @@ class Selection:
             kept=sum(shard.records for shard in self.shards),
             shards=len(shards),
             shards_kept=len(self.shards),
-            row_groups=sum(picked.row_groups for _, picked in counted),
+            row_groups=sum(kept.row_groups for _, kept in counted),
             row_groups_skipped=sum(p.row_groups - len(p.groups) for _, p in counted if p.groups is not None),
-            bytes_read=sum(picked.bytes_read for _, picked in counted),
-            bytes_skipped=sum(picked.bytes_skipped for _, picked in counted),
+            bytes_read=sum(kept.bytes_read for _, kept in counted),
+            bytes_skipped=sum(kept.bytes_skipped for _, kept in counted),
         )
         if not self.plan.kept:
             raise ConfigError(f"where {self._filter.text!r} lets none of the {self.plan.records} records through")
@@ -137,7 +137,7 @@ class Selection:
             self._look(self._written[shard.path]).rows if self._classes is None else self._by_class(class_ids)
         ]
 
-    def pick(self, shard: ShardInfo, data: pa.Buffer, index: pa.RecordBatch) -> Picked:
+    def kept(self, shard: ShardInfo, data: pa.Buffer, index: pa.RecordBatch) -> Kept:
         """The records of a shard in memory that are let through.
 
         Args:
@@ -150,18 +150,18 @@ class Selection:
         """
         if self._classes is not None:
             rows = self._by_class(index.column("class_id").to_numpy())
-            picked = Picked(rows=rows, rows_read=rows)
+            kept = Kept(rows=rows, rows_read=rows)
         elif self._dataset.manifest.shard_format == "parquet":
-            picked = pick_parquet(pa.BufferReader(data), self._filter, check_pages=False)
+            kept = filter_parquet(pa.BufferReader(data), self._filter, check_pages=False)
         else:
-            picked = self._pick_tfrecord(shard, data, index)
-        if len(picked.rows) != shard.records:
+            kept = self._filter_tfrecord(shard, data, index)
+        if len(kept.rows) != shard.records:
             raise CorruptionError(
                 f"{self._dataset.storage.locate(shard.path)}: {shard.records} of its records passed where "
-                f"{self._filter.text!r} when they were counted, now {len(picked.rows)}: it was replaced since, or was "
+                f"{self._filter.text!r} when they were counted, now {len(kept.rows)}: it was replaced since, or was "
                 "misread then; see: shard-dataset verify"
             )
-        return picked
+        return kept
 
     def _classes_kept(self) -> npt.NDArray[np.bool_] | None:
         """Whether each class is let through, if the label alone decides."""
@@ -178,36 +178,36 @@ class Selection:
         assert self._classes is not None
         return np.flatnonzero(self._classes[class_ids])
 
-    def _count(self, shard: ShardInfo) -> tuple[ShardInfo, Picked]:
+    def _count(self, shard: ShardInfo) -> tuple[ShardInfo, Kept]:
         """A shard with the numbers of the records that are let through."""
         counts = np.asarray(shard.class_counts, np.int64)
         if self._classes is not None:
             nothing = np.empty(0, np.int64)
             counts = counts * self._classes
-            picked = Picked(rows=nothing, rows_read=nothing)
+            kept = Kept(rows=nothing, rows_read=nothing)
         else:
-            picked = self._look(shard)
-            if not len(picked.rows):
+            kept = self._look(shard)
+            if not len(kept.rows):
                 counts = np.zeros_like(counts)
-            elif len(picked.rows) < shard.records:
+            elif len(kept.rows) < shard.records:
                 ids = read_index_rows(self._dataset.storage, shard).column("class_id").to_numpy()
-                counts = np.bincount(ids[picked.rows], minlength=len(counts))
+                counts = np.bincount(ids[kept.rows], minlength=len(counts))
         left = replace(shard, records=int(counts.sum()), class_counts=ClassCounts(counts))
-        return left, picked
+        return left, kept
 
-    def _look(self, shard: ShardInfo) -> Picked:
+    def _look(self, shard: ShardInfo) -> Kept:
         """The records of a shard on storage that are let through."""
         storage, manifest = self._dataset.storage, self._dataset.manifest
         if manifest.shard_format == "parquet":
             with self._opened(shard) as file:
-                return pick_parquet(file, self._filter, check_pages=True)
+                return filter_parquet(file, self._filter, check_pages=True)
         index = None if manifest.layout is not None else read_index_rows(storage, shard)
-        return self._pick_tfrecord(shard, read_checked(storage, shard.path, shard.bytes, shard.checksum), index)
+        return self._filter_tfrecord(shard, read_checked(storage, shard.path, shard.bytes, shard.checksum), index)
 
-    def _pick_tfrecord(self, shard: ShardInfo, data: pa.Buffer, index: pa.RecordBatch | None) -> Picked:
+    def _filter_tfrecord(self, shard: ShardInfo, data: pa.Buffer, index: pa.RecordBatch | None) -> Kept:
         written = self._written[shard.path]
         batches = decode_tfrecord(self._dataset.manifest, written, data, index, sorted(self._filter.columns))
-        return pick_records(batches, self._filter, shard.bytes)
+        return filter_records(batches, self._filter, shard.bytes)
 
     @contextmanager
     def _opened(self, shard: ShardInfo) -> Iterator[IO[bytes] | pa.NativeFile]:

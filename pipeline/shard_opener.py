@@ -146,9 +146,9 @@ class ShardOpener:
             if self._selection is None:
                 columns = self._decode(data, index, known_as=info.checksum)
             else:
-                picked = self._selection.pick(info, data, index)
-                columns = take_columns(self._decode(data, index, picked.groups), picked.rows_read)
-                class_ids, rows = class_ids[picked.rows], picked.rows
+                kept = self._selection.kept(info, data, index)
+                columns = take_columns(self._decode(data, index, kept.groups), kept.rows_read)
+                class_ids, rows = class_ids[kept.rows], kept.rows
         return OpenShard(columns=columns, class_ids=class_ids, rows=rows)
 
     def _open_frames(self, info: ShardInfo, index: pa.RecordBatch, segment: Segment) -> OpenShard | None:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ringfeed.pipeline import Loader
-from ringfeed.pipeline.picking import pick_parquet
+from ringfeed.pipeline.filtering import filter_parquet
 from ringfeed.pipeline.where import open_filter
 from ringfeed.sharding import BuildOptions, ConfigError, CorruptionError, build
 from ringfeed.sharding.formats.parquet import write_parquet
@@ -195,15 +195,15 @@ def test_statistics_rule_out_nothing_that_is_let_through(rows: list[Any], text: 
     batch = pa.RecordBatch.from_arrays(columns, schema=kinds)
     data = write_parquet(batch, "none", group_rows)
     chosen = open_filter(text, Schema.from_arrow(kinds, None))
-    picked = pick_parquet(BytesIO(data.to_pybytes()), chosen, check_pages=True)
+    kept = filter_parquet(BytesIO(data.to_pybytes()), chosen, check_pages=True)
     whole = chosen.rows({name: batch.column(name) for name in kinds.names})
-    np.testing.assert_array_equal(picked.rows, whole)
-    rows_read = [row for row in range(len(rows)) if row // group_rows in (picked.groups or ())]
-    assert [rows_read[row] for row in picked.rows_read] == whole.tolist()
+    np.testing.assert_array_equal(kept.rows, whole)
+    rows_read = [row for row in range(len(rows)) if row // group_rows in (kept.groups or ())]
+    assert [rows_read[row] for row in kept.rows_read] == whole.tolist()
 
 
 def test_a_filter_of_pyarrow_keeps_nan_where_statistics_do_not_tell_of_it() -> None:
     batch = pa.record_batch({"f": pa.array([1.0, math.nan, 10.0, 10.0])})
     chosen = open_filter(~(pc.field("f") < 5), Schema.from_arrow(batch.schema, None))
-    picked = pick_parquet(BytesIO(write_parquet(batch, "none", 2).to_pybytes()), chosen, check_pages=True)
-    assert picked.rows.tolist() == [1, 2, 3]
+    kept = filter_parquet(BytesIO(write_parquet(batch, "none", 2).to_pybytes()), chosen, check_pages=True)
+    assert kept.rows.tolist() == [1, 2, 3]

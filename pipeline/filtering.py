@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 
 from .where import RowFilter
 
-__all__ = ["Picked", "pick_parquet", "pick_records"]
+__all__ = ["Kept", "filter_parquet", "filter_records"]
 
 Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picked:
+class Kept:
     """The records of a shard that are let through, and what it took to know.
 
     Attributes:
@@ -40,17 +40,17 @@ class Picked:
     bytes_skipped: int = 0
 
 
-def pick_records(batches: Iterable[pa.RecordBatch], row_filter: RowFilter, bytes_read: int) -> Picked:
+def filter_records(batches: Iterable[pa.RecordBatch], row_filter: RowFilter, bytes_read: int) -> Kept:
     """Of all records of a shard, with the filter's columns at least."""
     found, first = [np.empty(0, np.int64)], 0
     for batch in batches:
         found.append(first + row_filter.rows({name: batch.column(name) for name in row_filter.columns}))
         first += batch.num_rows
     rows = np.concatenate(found)
-    return Picked(rows=rows, rows_read=rows, bytes_read=bytes_read)
+    return Kept(rows=rows, rows_read=rows, bytes_read=bytes_read)
 
 
-def pick_parquet(file: IO[bytes] | pa.NativeFile, row_filter: RowFilter, *, check_pages: bool) -> Picked:
+def filter_parquet(file: IO[bytes] | pa.NativeFile, row_filter: RowFilter, *, check_pages: bool) -> Kept:
     """Of a Parquet file: the footer, and the filter's columns of row groups that their statistics do not rule out.
 
     Args:
@@ -78,7 +78,7 @@ def pick_parquet(file: IO[bytes] | pa.NativeFile, row_filter: RowFilter, *, chec
         rows_read.append(passed + found)
         passed += table.num_rows
     read = sum(sizes[number] for number in chosen)
-    return Picked(
+    return Kept(
         rows=np.concatenate(rows),
         rows_read=np.concatenate(rows_read),
         groups=chosen,
