@@ -28,6 +28,22 @@ Credentials come from the environment, as for other programs: AWS_ACCESS_KEY_ID,
 AWS_PROFILE, AWS_ENDPOINT_URL; HADOOP_USER_NAME. For a public bucket set FSSPEC_S3_ANON=true.
 
 {EXIT_CODES}"""
+_INSPECT_EPILOG = """\
+examples:
+  shard-dataset inspect shards/
+  shard-dataset inspect s3://bucket/flights --json | jq .splits.train.records
+"""
+_VERIFY_EPILOG = """\
+Reads every file. Names each one that is damaged or missing, how, and where: records and offset in TFRecord shards, row
+group, column and offset in Parquet shards, the first wrong byte elsewhere. Files that the dataset does not know are
+noted; they are no damage. With --deep, every record is parsed as well, and held against index and class counts.
+
+examples:
+  shard-dataset verify shards/ && train
+  shard-dataset verify s3://bucket/flights --workers 16
+  shard-dataset verify shards/ --deep
+  shard-dataset verify s3://bucket/flights --json | jq '.damages[] | {path, kind, record, offset}'
+"""
 _REPAIR_EPILOG = f"""\
 First every file is brought back as it was, bit by bit, that can be: dataset.json from the copy in shards.parquet and
 shards.parquet from the shards; shards that changed places; an index from its shard; a shard to which bytes were added,
@@ -63,6 +79,22 @@ examples:
   shard-dataset repair shards/ --json | jq .lost_by_class
 
 {EXIT_CODES}"""
+_CAT_EPILOG = """\
+One record a line; bytes are shown as their number and their head in base64, null is a missing value.
+
+examples:
+  shard-dataset cat shards/ --split train --limit 5
+  shard-dataset cat s3://bucket/flights --limit 1000 | jq .late
+"""
+_CLEAN_EPILOG = """\
+Removes finished shards without a dataset, journals, drafts, and what the last build spilled for them, on this machine
+or to its --spill; and tables that an append has replaced, which only who opened the dataset before it still needs. A
+dataset that is there stays as it is, and a build that is at work is left alone.
+
+examples:
+  shard-dataset clean s3://bucket/flights --dry-run
+  shard-dataset clean shards/
+"""
 _EXPORT_EPILOG = f"""\
 A file for each shard, in the order of its records; every shard is checked before it is read. The same dataset gives
 the same bytes, whatever --workers is. DST appears at once, when all of it is written (an object store fills in place).
@@ -96,94 +128,69 @@ def build_parser(*, python_source: bool = False, events: bool = False) -> argpar
     add_build(commands, python_source=python_source)
     add_append(commands)
     add_reshard(commands)
-    inspect = add_command(
-        commands,
-        "inspect",
-        "what a dataset holds, how balanced, where it came from",
-        """\
-examples:
-  shard-dataset inspect shards/
-  shard-dataset inspect s3://bucket/flights --json | jq .splits.train.records
-""",
-    )
-    verify_ = add_command(
-        commands,
-        "verify",
-        "hold every byte of a dataset against its checksum",
-        """\
-Reads every file. Names each one that is damaged or missing, how, and where: records and offset in TFRecord shards, row
-group, column and offset in Parquet shards, the first wrong byte elsewhere. Files that the dataset does not know are
-noted; they are no damage. With --deep, every record is parsed as well, and held against index and class counts.
+    _add_inspect(commands)
+    _add_verify(commands)
+    _add_repair(commands)
+    _add_cat(commands)
+    _add_clean(commands)
+    _add_export(commands)
+    return parser
 
-examples:
-  shard-dataset verify shards/ && train
-  shard-dataset verify s3://bucket/flights --workers 16
-  shard-dataset verify shards/ --deep
-  shard-dataset verify s3://bucket/flights --json | jq '.damages[] | {path, kind, record, offset}'
-""",
-    )
-    repair_ = add_command(commands, "repair", "mend a damaged dataset from what is left of it", _REPAIR_EPILOG)
-    cat = add_command(
-        commands,
-        "cat",
-        "print records as lines of JSON",
-        """\
-One record a line; bytes are shown as their number and their head in base64, null is a missing value.
 
-examples:
-  shard-dataset cat shards/ --split train --limit 5
-  shard-dataset cat s3://bucket/flights --limit 1000 | jq .late
-""",
+def _add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = add_command(
+        commands, "inspect", "what a dataset holds, how balanced, where it came from", _INSPECT_EPILOG
     )
-    clean_ = add_command(
-        commands,
-        "clean",
-        "remove what killed builds and exports left",
-        """\
-Removes finished shards without a dataset, journals, drafts, and what the last build spilled for them, on this machine
-or to its --spill; and tables that an append has replaced, which only who opened the dataset before it still needs. A
-dataset that is there stays as it is, and a build that is at work is left alone.
+    _add_url(command)
+    add_json(command)
 
-examples:
-  shard-dataset clean s3://bucket/flights --dry-run
-  shard-dataset clean shards/
-""",
-    )
-    clean_.add_argument(
-        "--spill", metavar="URL", help="folder that the builds were told to spill to (default: that of the last)"
-    )  # fmt: skip
-    clean_.add_argument("--dry-run", action="store_true", help="show what would be removed, and remove nothing")
-    for command in (inspect, verify_, repair_, cat, clean_):
-        command.add_argument("url", metavar="URL", help="folder of the dataset")
-    for command in (inspect, verify_, repair_, clean_):
-        add_json(command)
-    cat.set_defaults(json=False)
-    for command in (verify_, repair_):
-        command.add_argument(
-            "--workers", type=checked_type(at_least(1)), metavar="N",
-            help=f"files to read side by side (default: the cores, here {cores()}; at least 8 of another machine)"
-            + ("; processes that read SRC" if command is repair_ else ""),
-        )  # fmt: skip
-    repair_.add_argument(
+
+def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = add_command(commands, "verify", "hold every byte of a dataset against its checksum", _VERIFY_EPILOG)
+    _add_url(command)
+    add_json(command)
+    _add_readers(command)
+    command.add_argument("--deep", action="store_true", help="parse every record, check index and class counts, too")
+
+
+def _add_repair(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = add_command(commands, "repair", "mend a damaged dataset from what is left of it", _REPAIR_EPILOG)
+    _add_url(command)
+    add_json(command)
+    _add_readers(command, "; processes that read SRC")
+    command.add_argument(
         "--source", metavar="SRC", action="append",
         help="what the dataset was built from, to make lost shards again; once for each generation that lost some",
     )  # fmt: skip
-    repair_.add_argument(
+    command.add_argument(
         "--source-kind", choices=("auto", *KINDS), help="what SRC is (default: as it was when the dataset was built)"
     )
-    add_memory(repair_, "; for reading SRC")
-    repair_.add_argument("--spill", metavar="URL", help="folder for what is made of SRC, until it is put back")
-    repair_.add_argument("--dry-run", action="store_true", help="show what would be done, and write nothing")
-    verify_.add_argument("--deep", action="store_true", help="parse every record, check index and class counts, too")
-    cat.add_argument("--split", help="split to read (default: the first)")
-    _add_export(commands)
-    cat.add_argument("--limit", type=checked_type(at_least(0)), default=5, help="number of records (default: 5)")
-    return parser
+    add_memory(command, "; for reading SRC")
+    command.add_argument("--spill", metavar="URL", help="folder for what is made of SRC, until it is put back")
+    command.add_argument("--dry-run", action="store_true", help="show what would be done, and write nothing")
+
+
+def _add_cat(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = add_command(commands, "cat", "print records as lines of JSON", _CAT_EPILOG)
+    _add_url(command)
+    command.set_defaults(json=False)
+    command.add_argument("--split", help="split to read (default: the first)")
+    command.add_argument("--limit", type=checked_type(at_least(0)), default=5, help="number of records (default: 5)")
+
+
+def _add_clean(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = add_command(commands, "clean", "remove what killed builds and exports left", _CLEAN_EPILOG)
+    command.add_argument(
+        "--spill", metavar="URL", help="folder that the builds were told to spill to (default: that of the last)"
+    )
+    command.add_argument("--dry-run", action="store_true", help="show what would be removed, and remove nothing")
+    _add_url(command)
+    add_json(command)
 
 
 def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = add_command(commands, "export", "write a dataset as the files of another program", _EXPORT_EPILOG)
-    command.add_argument("url", metavar="URL", help="folder of the dataset")
+    _add_url(command)
     command.add_argument("dst", metavar="DST", type=checked_text(check_lasting), help="folder to write; new or empty")
     command.add_argument(
         "--to", choices=tuple(EXPORT_FORMATS), required=True,
@@ -194,3 +201,14 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     add_workers(command)
     add_json(command)
+
+
+def _add_url(command: argparse.ArgumentParser) -> None:
+    command.add_argument("url", metavar="URL", help="folder of the dataset")
+
+
+def _add_readers(command: argparse.ArgumentParser, more: str = "") -> None:
+    command.add_argument(
+        "--workers", type=checked_type(at_least(1)), metavar="N",
+        help=f"files to read side by side (default: the cores, here {cores()}; at least 8 of another machine){more}",
+    )  # fmt: skip
