@@ -269,11 +269,11 @@ def _verify(args: argparse.Namespace) -> int:
             found = check_dataset(args.url, _of_files(show), workers=args.workers, deep=args.deep)
     except RingfeedError as error:
         if args.json:
-            print(json.dumps({"ok": False, "error": one_line(error), "damages": []}, indent=2))
+            print_json({"ok": False, "error": one_line(error), "damages": []})
         raise
     damaged = len({damage.path for damage in found.damages})
     if args.json:
-        print(json.dumps({"ok": not damaged} | asdict(found), indent=2))
+        print_json({"ok": not damaged} | asdict(found))
     else:
         print(*(f"{damage.path}: {one_line(damage.problem)}\n" for damage in found.damages), sep="", end="")
         print(*(f"note: {note.path}: {one_line(note.remark)}\n" for note in found.notes), sep="", end="")
@@ -299,7 +299,10 @@ def _repair(args: argparse.Namespace) -> int:
             spill=args.spill,
             rebuilding=_of_stages(show),
         )
-    print(json.dumps(repair_json(done, args.dry_run), indent=2) if args.json else repair_text(done, args.dry_run))
+    if args.json:
+        print_json(repair_json(done, args.dry_run))
+    else:
+        print(repair_text(done, args.dry_run))
     return _OK
 
 
@@ -337,7 +340,7 @@ def _export(args: argparse.Namespace) -> int:
         written = export(options, report=_of_stages(show))
     seconds = perf_counter() - started
     if args.json:
-        print(json.dumps({"destination": args.dst, **asdict(written), "seconds": round(seconds, 3)}, indent=2))
+        print_json({"destination": args.dst, **asdict(written), "seconds": round(seconds, 3)})
         return _OK
     print(
         f"exported {counted(written.records, 'record')}, {human_bytes(written.bytes)} in "
@@ -350,7 +353,7 @@ def _export(args: argparse.Namespace) -> int:
 def _clean(args: argparse.Namespace) -> int:
     removed = clean(args.url, spill=args.spill, dry_run=args.dry_run)
     if args.json:
-        print(json.dumps({"dry_run": args.dry_run, "files": removed}, indent=2))
+        print_json({"dry_run": args.dry_run, "files": removed})
         return _OK
     for url in removed:
         print(one_line(url))
