@@ -57,7 +57,7 @@ from .console import (
     tell,
 )
 from .ending import Terminated, tidy_when_told_to_end
-from .inspection import inspection_json, inspection_text
+from .inspection import FEATURE_HEADER, feature_cells, inspection_json, inspection_text
 from .prepare_args import prepare_options
 from .repairing import repair_json, repair_text
 from .shard_dataset_args import build_parser
@@ -234,18 +234,10 @@ def _plan_json(options: BuildOptions, plan: BuildPlan) -> dict[str, Any]:
 
 
 def _plan_text(options: BuildOptions, plan: BuildPlan) -> list[str]:
-    rows = [
-        [
-            one_line(feature.name),
-            feature.dtype,
-            "x".join("?" if size is None else str(size) for size in feature.shape) or "-",
-            "label" if feature.name == plan.source.schema.label else feature.encoding or feature.logical,
-        ]
-        for feature in plan.source.schema.features
-    ]
+    schema = plan.source.schema
     codec = "" if options.codec == "none" else f" ({options.codec})"
     return [
-        *align(["feature", "dtype", "shape", "role"], rows, left=4),
+        *align(FEATURE_HEADER, [feature_cells(feature, schema.label) for feature in schema.features], left=4),
         "",
         *balance_text(balance_of_plan(plan), plan.classes, estimated=True),
         *shares_text(balance_of_plan(plan), options.recorded(), plan.groups),

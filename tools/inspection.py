@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,7 +15,11 @@ from .console import align, human_bytes
 from .repairing import lost_json, lost_lines
 from .shares import shares_json, shares_text
 
-__all__ = ["feature_spec", "inspection_json", "inspection_text", "reading_example"]
+__all__ = [
+    "FEATURE_HEADER", "feature_cells", "feature_spec", "inspection_json", "inspection_text", "reading_example",
+]  # fmt: skip
+
+FEATURE_HEADER = ("feature", "dtype", "shape", "role")
 
 _SPEC_DTYPES = {"int64": "tf.int64", "float": "tf.float32", "bytes": "tf.string", "raw": "tf.string"}
 _VOCABULARY_SHOWN = 6
@@ -193,13 +196,19 @@ def _nullable(manifest: Manifest) -> set[str]:
 
 def _feature_table(manifest: Manifest) -> list[str]:
     split = next(iter(manifest.splits))
-    rows = []
-    for feature in manifest.schema.features:
-        statistics = manifest.splits[split].statistics[feature.name]
-        role = "label" if feature.name == manifest.schema.label else feature.encoding or feature.logical
-        shape = "x".join("?" if size is None else str(size) for size in feature.shape) or "-"
-        rows.append([one_line(feature.name), feature.dtype, shape, role, _statistics_words(statistics)])
-    return align(["feature", "dtype", "shape", "role", f"in split {split!r}"], rows, left=5)
+    statistics = manifest.splits[split].statistics
+    rows = [
+        [*feature_cells(feature, manifest.schema.label), _statistics_words(statistics[feature.name])]
+        for feature in manifest.schema.features
+    ]
+    return align([*FEATURE_HEADER, f"in split {split!r}"], rows, left=5)
+
+
+def feature_cells(feature: Feature, label: str | None) -> list[str]:
+    """A row of a table of features, below `FEATURE_HEADER`."""
+    shape = "x".join("?" if size is None else str(size) for size in feature.shape) or "-"
+    role = "label" if feature.name == label else feature.encoding or feature.logical
+    return [one_line(feature.name), feature.dtype, shape, role]
 
 
 def _statistics_words(statistics: FeatureStatistics) -> str:
@@ -234,15 +243,4 @@ def _bounds(low: int | None, high: int | None) -> str:
 
 
 def _statistics_json(statistics: FeatureStatistics) -> dict[str, Any]:
-    vocabulary: Sequence[str] | None = statistics.vocabulary
-    return {
-        "count": statistics.count,
-        "nulls": statistics.nulls,
-        "nonfinite": statistics.nonfinite,
-        "mean": statistics.mean,
-        "std": statistics.std,
-        "min": statistics.min,
-        "max": statistics.max,
-        "vocabulary": None if vocabulary is None else list(vocabulary),
-        "image": None if statistics.image is None else asdict(statistics.image),
-    }
+    return {name: value for name, value in asdict(statistics).items() if name != "mean_rest"}
