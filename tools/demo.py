@@ -33,6 +33,7 @@ from .console import human_seconds
 from .demo_data import FLIGHT_LABEL, write_digits, write_flights
 from .probe import tensorflow_distribution, version_of
 from .report import BuiltDataset, CommandRecord, DemoResult, compare_runs, render_report
+from .subcommands import cores
 
 __all__ = ["DemoFailed", "main"]
 
@@ -253,11 +254,10 @@ def _described(demo: Demo, name: str, shard_format: str, url: str, document: dic
 
 def describe_machine() -> dict[str, str]:
     """What the demo runs on, for the page."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     tensorflow = tensorflow_distribution()
     return {
-        "processor": f"{_processor()}, {cores} cores",
+        "processor": f"{_processor()}, {cores()} cores",
         "memory": f"{memory:.0f} GiB",
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
         "Python": platform.python_version(),
