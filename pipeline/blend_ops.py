@@ -11,6 +11,7 @@ from ..sharding.errors import ConfigError
 from .blend import CutMix, Mixup
 from .columns import CLASS_ID, SOFT_LABEL, WEIGHT
 from .keys import SAMPLE_KEY
+from .transform import check_has
 
 __all__ = ["box_mask", "cut_mix", "mix_up"]
 
@@ -65,8 +66,7 @@ def box_mask(shares: Any, rows: Any, columns: Any, height: Any, width: Any) -> A
 
 def _check(element: Mapping[str, Any], features: Sequence[str], group: int) -> None:
     for name in features:
-        if name not in element:
-            raise ConfigError(f"the element has no feature {name!r}; it has: {', '.join(sorted(element))}")
+        check_has(element, name)
         if isinstance(element[name], tf.RaggedTensor):
             raise ConfigError(f"feature {name!r} is of variable length, and cannot be mixed; pad it first, by Pad")
         if not tf.as_dtype(element[name].dtype).is_floating:

@@ -12,6 +12,7 @@ from ..sharding.errors import ConfigError
 from ..sharding.formats.images import BMP_GREYS
 from .images import CentreCrop, ColourJitter, ImageTransform, Normalisation, RandomCrop
 from .keys import SAMPLE_KEY
+from .transform import check_has
 
 __all__ = ["crop_window", "decode", "fitted", "normalise", "transform_images"]
 
@@ -33,8 +34,7 @@ def transform_images(element: Mapping[str, Any], options: ImageTransform) -> dic
     Raises:
         ConfigError: the element lacks the feature, or the keys to draw by.
     """
-    if options.feature not in element:
-        raise ConfigError(f"the element has no feature {options.feature!r}; it has: {', '.join(sorted(element))}")
+    check_has(element, options.feature)
     if options.random and SAMPLE_KEY not in element:
         raise ConfigError(f"random augmentation draws by {SAMPLE_KEY!r}: make the Loader with sample_keys=True")
     values = element[options.feature]

@@ -18,7 +18,7 @@ from ..sharding.schema import Feature
 from ..sharding.statistics import FeatureStatistics
 from .arguments import mapping, texts
 from .features import checked_fill
-from .transform import GraphTransform, with_added
+from .transform import GraphTransform, check_has, with_added
 
 __all__ = ["CategoryColumn", "NumericColumn", "TabularPlan", "TabularTransform", "missing_codes", "plan_columns"]
 
@@ -97,8 +97,7 @@ class TabularTransform(GraphTransform):
         from .tabular_ops import tabular_inputs
 
         for name in [*(c.name for c in self.plan.numeric), *(c.name for c in self.plan.categories)]:
-            if name not in element:
-                raise ConfigError(f"the element has no feature {name!r}; it has: {', '.join(sorted(element))}")
+            check_has(element, name)
         return with_added(element, tabular_inputs(element, self.plan))
 
 

@@ -13,10 +13,20 @@ from .integers import integer
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["GraphTransform", "Transform", "apply_transform", "with_added"]
+__all__ = ["GraphTransform", "Transform", "apply_transform", "check_has", "with_added"]
 
 Transform: TypeAlias = Callable[[Any], Any]
 _NO_ELEMENT = ("Unsupported return value from function", "Length for attr 'output_")  # as TensorFlow says it
+
+
+def check_has(element: Mapping[str, Any], name: str) -> None:
+    """Hold an element against a feature that a transform needs.
+
+    Raises:
+        ConfigError: it has none of such a name.
+    """
+    if name not in element:
+        raise ConfigError(f"the element has no feature {name!r}; it has: {', '.join(sorted(element))}")
 
 
 def with_added(element: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
