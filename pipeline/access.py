@@ -17,7 +17,7 @@ from ..sharding.formats.example import RecordLayout
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.manifest import ShardInfo
 from ..sharding.schema import Feature, Schema
-from .columns import CLASS_ID, Columns, take_columns
+from .columns import CLASS_ID, Columns, filling, take_columns
 from .frames import EXAMPLES, FRAMES, decode_frames
 from .labels import Labels
 from .shard_opener import OpenShard
@@ -103,8 +103,7 @@ class RandomAccess:
     def _restored(self, value: Any, feature: Feature) -> Any:
         """The value in the feature's dtype and shape; one that is missing is filled in."""
         if value is None:
-            filling = self._fill.get(feature.name, float("nan") if feature.dtype.startswith("float") else None)
-            value = [filling] * (feature.elements or 0)
+            value = [filling(feature, self._fill)] * (feature.elements or 0)
         if not feature.numeric and len(feature.shape) == 0:
             return value if isinstance(value, str | bytes) else value[0]
         values = np.array(value, feature.dtype if feature.numeric else object)

@@ -35,6 +35,7 @@ __all__ = [
     "copied",
     "copy_views",
     "filled_columns",
+    "filling",
     "open_parquet",
     "slice_columns",
     "take_columns",
@@ -105,11 +106,16 @@ def _filled(column: pa.ChunkedArray, feature: Feature, fill: Mapping[str, Any]) 
 
 
 def _fill_nulls(array: pa.Array, feature: Feature, fill: Mapping[str, Any]) -> pa.Array:
-    value = fill.get(feature.name, float("nan") if feature.dtype.startswith("float") else None)
+    value = filling(feature, fill)
     if feature.shape == ():
         return pc.fill_null(array, pa.scalar(value, array.type))
     values = [] if feature.elements is None else [value] * feature.elements
     return pc.if_else(array.is_valid(), array, pa.scalar(values, array.type))
+
+
+def filling(feature: Feature, fill: Mapping[str, Any]) -> Any:
+    """What stands for a missing value of a feature; for floats, if nothing is given, NaN."""
+    return fill.get(feature.name, float("nan") if feature.dtype.startswith("float") else None)
 
 
 def take_columns(columns: Columns, rows: npt.NDArray[np.int64]) -> dict[str, Column]:
