@@ -6,7 +6,6 @@ import tarfile
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -20,6 +19,7 @@ from PIL import Image
 
 from ringfeed.sharding import BuildOptions, RingfeedError, build
 from ringfeed.sharding.sources import open_source
+from tests.sharding.contents import completed
 
 ROWS = 12
 TABLE = pa.table({"x": np.arange(ROWS, dtype=np.float32), "label": np.arange(ROWS) % 3})
@@ -108,10 +108,6 @@ def write_tar(folder: Path) -> None:
                 file.addfile(member, BytesIO(text.encode()))
 
 
-def records(source: Any) -> list[dict[str, Any]]:
-    return [row for part in source.parts for draft in source.drafts(part) for row in source.complete(draft).to_pylist()]
-
-
 @pytest.mark.parametrize(
     ("write", "name", "label", "kind"),
     [
@@ -143,8 +139,8 @@ def test_a_source_in_an_archive(
     expected = open_source(f"{tmp_path}/plain/{name}".removesuffix("/"), label, kind)
     found = open_source(f"zip://{name}::{archive}", label, kind)
     assert found.schema == expected.schema
-    assert records(found) == records(expected)
-    assert len(records(found)) >= ROWS // 2
+    assert completed(found) == completed(expected)
+    assert len(completed(found)) >= ROWS // 2
 
 
 @pytest.mark.parametrize(
@@ -185,4 +181,4 @@ def test_a_file_is_read_as_the_ending_before_its_number_says(
     (tmp_path / "numbered" / into).write_bytes(gzip.compress(data) if ".gz" in into.lower() else data)
     shutil.make_archive(str(tmp_path / "numbered"), "zip", tmp_path / "numbered")
     expected = open_source(str(tmp_path / "plain" / name), label)
-    assert records(open_source(place.format(tmp_path / "numbered", into), label)) == records(expected)
+    assert completed(open_source(place.format(tmp_path / "numbered", into), label)) == completed(expected)

@@ -23,16 +23,9 @@ from ringfeed.sharding.sources import Source, open_source, text
 from ringfeed.sharding.sources import csv as module
 from ringfeed.sharding.sources.base import BadRecord
 from tests.servers.store import Store
+from tests.sharding.contents import labels, records
 
 Write = Callable[..., str]
-
-
-def records(source: Source, **options: Any) -> list[dict[str, Any]]:
-    return [row for part in source.parts for batch in source.drafts(part, **options) for row in batch.to_pylist()]
-
-
-def labels(source: Source, **options: Any) -> list[Any]:
-    return [value for part in source.parts for batch in source.labels(part, **options) for value in batch.to_pylist()]
 
 
 def features(**dtypes: str) -> dict[str, Feature]:

@@ -18,6 +18,7 @@ from ringfeed.sharding.prepare.opening import open_prepared
 from ringfeed.sharding.prepare.steps import Drop, Select, Step
 from ringfeed.sharding.sources import Source, arrays, open_source
 from tests.servers.store import Store
+from tests.sharding.contents import labels
 
 from .conftest import built
 
@@ -54,7 +55,7 @@ def test_datasets_are_columns_on_every_store(store: Store, tmp_path: Path) -> No
     assert found["meta/y"].to_pylist() == Y
     assert np.array_equal(np.array(found["x"].to_pylist()).reshape(X.shape), X)
     assert source.schema["x"].shape == (2, 3)
-    assert [v for part in source.parts for batch in source.labels(part) for v in batch.to_pylist()] == Y
+    assert labels(source) == Y
     assert source.sample(source.parts[0], 4).num_rows == 4
 
 

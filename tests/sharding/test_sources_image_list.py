@@ -15,19 +15,16 @@ from pyarrow import csv
 
 from ringfeed.sharding import SourceError, StorageError
 from ringfeed.sharding.prepare import Filter, PrepareOptions
-from ringfeed.sharding.sources import Source, image_files, lines, open_source
+from ringfeed.sharding.sources import image_files, lines, open_source
 from ringfeed.sharding.sources.base import BadRecord, Checked
 from ringfeed.sharding.sources.image_list import ImageListSource
 from tests.servers.store import Store
+from tests.sharding.contents import completed
 
 from .conftest import built
 from .test_sources_images import image
 
 Write = Callable[..., str]
-
-
-def completed(source: Source) -> list[dict[str, Any]]:
-    return [row for part in source.parts for batch in source.drafts(part) for row in source.complete(batch).to_pylist()]
 
 
 def test_images_come_with_the_other_columns_on_every_store(store: Store) -> None:

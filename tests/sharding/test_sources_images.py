@@ -12,10 +12,11 @@ from hdfs_native import Client, WriteOptions
 from PIL import Image
 
 from ringfeed.sharding import ConfigError, SourceError
-from ringfeed.sharding.sources import Source, image_files, open_source
+from ringfeed.sharding.sources import image_files, open_source
 from ringfeed.sharding.sources.base import BadRecord, Checked, fail_on_bad
 from tests.servers.hdfs import HdfsServer
 from tests.servers.store import Store
+from tests.sharding.contents import completed
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -25,10 +26,6 @@ def image(seed: int, form: str = "PNG", width: int = 9) -> bytes:
     out = BytesIO()
     Image.fromarray(pixels).save(out, form)
     return out.getvalue()
-
-
-def completed(source: Source) -> list[dict[str, Any]]:
-    return [row for part in source.parts for batch in source.drafts(part) for row in source.complete(batch).to_pylist()]
 
 
 def test_images_come_as_they_are_with_their_folder_s_name(store: Store) -> None:

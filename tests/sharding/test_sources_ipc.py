@@ -10,7 +10,8 @@ from ringfeed.sharding.prepare import PrepareOptions, Select
 from ringfeed.sharding.prepare.opening import open_prepared
 from ringfeed.sharding.sources import ipc as module
 from ringfeed.sharding.sources import open_source
-from tests.sharding.test_sources_tables import labels, records, write_file, write_stream
+from tests.sharding.contents import completed, labels
+from tests.sharding.test_sources_tables import write_file, write_stream
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
@@ -24,7 +25,7 @@ def test_a_part_is_a_run_of_record_batches(
     monkeypatch.setattr(module, "PART_BYTES", (tmp_path / "x.feather").stat().st_size // 2 - 4)
     source = open_source(str(tmp_path), "label")
     assert [(part.pieces, part.first_record) for part in source.parts] == [((0, 2, 250), 0), ((2, 4, 350), 250)]
-    assert records(source) == table.to_pylist()
+    assert completed(source) == table.to_pylist()
     assert labels(source) == table.column("label").to_pylist()
     assert [len(label) for part in source.parts for label in open_source(str(tmp_path), None).labels(part)] == [
         250,
@@ -35,14 +36,14 @@ def test_a_part_is_a_run_of_record_batches(
 def test_one_name_may_mean_a_file_or_a_stream(tmp_path: Path, table: pa.Table) -> None:
     write_file(table, tmp_path / "a.arrow")
     write_stream(table, tmp_path / "b.arrow")
-    assert records(open_source(str(tmp_path), None)) == 2 * table.to_pylist()
+    assert completed(open_source(str(tmp_path), None)) == 2 * table.to_pylist()
 
 
 def test_dictionaries_become_their_values(tmp_path: Path) -> None:
     text = pa.array(["b", None, "a", "b"]).dictionary_encode()
     write_file(pa.table({"text": text, "label": text.fill_null("a")}), tmp_path / "x.ipc")
     source = open_source(str(tmp_path), "label")
-    assert [row["text"] for row in records(source)] == ["b", None, "a", "b"]
+    assert [row["text"] for row in completed(source)] == ["b", None, "a", "b"]
     assert labels(source) == ["b", "a", "a", "b"]
 
 

@@ -22,6 +22,7 @@ from ringfeed.sharding.sources import Source, open_source
 from ringfeed.sharding.sources import iterable as module
 from ringfeed.sharding.sources.values import ColumnType, column_of_values
 from tests.sharding.conftest import built
+from tests.sharding.contents import labels, records
 
 Write = Callable[[str], str]
 names = (f"ringfeed_records_{i}" for i in itertools.count())
@@ -43,14 +44,6 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 def opened(name: str, label: str | None = None) -> Source:
     return open_source(f"{name}:records", label, "python")
-
-
-def records(source: Source) -> list[dict[str, Any]]:
-    return [row for part in source.parts for batch in source.drafts(part) for row in batch.to_pylist()]
-
-
-def labels(source: Source) -> list[Any]:
-    return [value for part in source.parts for batch in source.labels(part) for value in batch.to_pylist()]
 
 
 def kinds(source: Source) -> dict[str, tuple[str, tuple[int | None, ...], str]]:

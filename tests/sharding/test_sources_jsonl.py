@@ -25,6 +25,7 @@ from ringfeed.sharding.prepare.steps import Drop, Select
 from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.sources import Source, json_types, jsonl, open_source, text
 from ringfeed.sharding.sources.base import BadRecord
+from tests.sharding.contents import labels, records
 
 from .conftest import built
 
@@ -46,14 +47,6 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """Blocks of any size, down to one line, of which but the first is read by Python's parser if Arrow's can."""
     monkeypatch.setattr(jsonl, "_BLOCK_BYTES", request.param)
     monkeypatch.setattr(json_types, "_FIRST_LINES", 1)
-
-
-def records(source: Source, **options: Any) -> list[dict[str, Any]]:
-    return [row for part in source.parts for batch in source.drafts(part, **options) for row in batch.to_pylist()]
-
-
-def labels(source: Source, **options: Any) -> list[Any]:
-    return [value for part in source.parts for batch in source.labels(part, **options) for value in batch.to_pylist()]
 
 
 def types(source: Source) -> dict[str, Any]:
@@ -315,7 +308,7 @@ def test_what_makes_no_columns_can_be_left_out(
     url = write(*[{"i": i} | row | {"end": "e"} for i, row in enumerate(rows)])
     for step in (Drop(names), Select(("i", "end"))):
         source = open_prepared(url, "end", "auto", PrepareOptions(steps=(step,)))
-        read = [row for part in source.parts for batch in source.drafts(part) for row in batch.to_pylist()]
+        read = records(source)
         assert read == [{"i": i, "end": "e"} for i in range(len(rows))]
 
 

@@ -20,6 +20,7 @@ from ringfeed.sharding.prepare.opening import open_prepared
 from ringfeed.sharding.prepare.steps import Drop, Rename, Select, Step
 from ringfeed.sharding.sources import Source, arrays, open_source
 from tests.servers.store import Store
+from tests.sharding.contents import labels
 
 from .conftest import built
 
@@ -49,7 +50,7 @@ def test_files_of_a_folder_are_columns_on_every_store(store: Store) -> None:
     found = read(pickle.loads(pickle.dumps(source)))
     assert np.array_equal(found["x"], X)
     assert found["y"].tolist() == Y.tolist()
-    assert [v for part in source.parts for batch in source.labels(part) for v in batch.to_pylist()] == Y.tolist()
+    assert labels(source) == Y.tolist()
     assert source.sample(source.parts[0], 4).num_rows == 4
 
 

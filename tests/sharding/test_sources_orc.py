@@ -13,7 +13,7 @@ from ringfeed.sharding.prepare import Filter, PrepareOptions
 from ringfeed.sharding.sources import open_source
 from ringfeed.sharding.sources import orc as module
 from tests.sharding.conftest import built
-from tests.sharding.test_sources_tables import labels, records
+from tests.sharding.contents import completed, labels
 
 
 @pytest.mark.parametrize("compression", ["uncompressed", "zlib", "zstd"])
@@ -31,7 +31,7 @@ def test_a_part_is_a_run_of_stripes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     unlabelled = open_source(str(tmp_path), None)
     counts = [len(batch) for part in unlabelled.parts for batch in unlabelled.labels(part)]
     assert counts == [part.pieces[2] for part in source.parts]
-    assert records(source) == table.to_pylist()
+    assert completed(source) == table.to_pylist()
     assert labels(source) == table.column("label").to_pylist()
 
 
@@ -42,7 +42,7 @@ def test_times_keep_their_values(tmp_path: Path) -> None:
     orc.write_table(table, tmp_path / "x.orc")
     source = open_source(str(tmp_path), None)
     assert (source.schema["when"].logical, source.schema["day"].logical) == ("timestamp[ns]", "date32[day]")
-    assert records(source) == [{"when": 0, "day": 1}, {"when": None, "day": 2}, {"when": 10**18, "day": None}]
+    assert completed(source) == [{"when": 0, "day": 1}, {"when": None, "day": 2}, {"when": 10**18, "day": None}]
 
 
 @pytest.mark.parametrize(

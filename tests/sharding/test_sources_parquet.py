@@ -16,10 +16,7 @@ from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.sources import Source, open_source, tables
 from ringfeed.sharding.sources import parquet as module
 from ringfeed.sharding.sources.base import BATCH_BYTES
-
-
-def records(source: Source) -> list[dict[str, object]]:
-    return [row for part in source.parts for batch in source.drafts(part) for row in source.complete(batch).to_pylist()]
+from tests.sharding.contents import completed
 
 
 def test_all_records_come_in_order_whatever_the_row_groups(
@@ -27,7 +24,7 @@ def test_all_records_come_in_order_whatever_the_row_groups(
 ) -> None:
     monkeypatch.setattr(module, "_PART_ROWS", 250)
     source = open_source(parquet, "label")
-    assert records(source) == table.to_pylist()
+    assert completed(source) == table.to_pylist()
     assert [(part.pieces, part.first_record) for part in source.parts] == [((0, 1, 2), 0), ((3, 4, 5), 300)]
     labels = [value for part in source.parts for batch in source.labels(part) for value in batch.to_pylist()]
     assert labels == table.column("label").to_pylist()
@@ -47,8 +44,8 @@ def test_a_folder_is_read_in_the_order_of_its_names_past_hidden_files(tmp_path: 
     for name, value in [("b.parquet", 2), ("a.pq", 1), ("sub/c.parquet", 3), ("_tmp/x.parquet", 9), (".y.parquet", 9)]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         pq.write_table(pa.table({"x": [value]}), tmp_path / name)
-    assert [row["x"] for row in records(open_source(str(tmp_path), None))] == [1, 2, 3]
-    assert [row["x"] for row in records(open_source(f"{tmp_path}/*.p*q*", None))] == [1, 2]
+    assert [row["x"] for row in completed(open_source(str(tmp_path), None))] == [1, 2, 3]
+    assert [row["x"] for row in completed(open_source(f"{tmp_path}/*.p*q*", None))] == [1, 2]
 
 
 def test_folders_in_an_archive_make_columns(tmp_path: Path) -> None:
@@ -57,7 +54,7 @@ def test_folders_in_an_archive_make_columns(tmp_path: Path) -> None:
         for k in (1, 2):
             archive.write(tmp_path / "a.parquet", f"in/k={k}/a.parquet")
     source = open_source(f"zip://in::{tmp_path}/a.zip", None)
-    assert records(source) == [{"x": 1, "k": 1}, {"x": 1, "k": 2}]
+    assert completed(source) == [{"x": 1, "k": 1}, {"x": 1, "k": 2}]
 
 
 def test_columns_of_nulls_are_read_as_the_type_given(tmp_path: Path) -> None:
@@ -65,7 +62,7 @@ def test_columns_of_nulls_are_read_as_the_type_given(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [3], "z": pa.nulls(1)}), tmp_path / "2.parquet")
     features = {"x": Feature(name="x", dtype="int8"), "z": Feature(name="z", dtype="string", shape=(3,))}
     expected = [{"x": None, "z": None}, {"x": None, "z": None}, {"x": 3, "z": None}]
-    assert records(open_source(str(tmp_path), "x", features=features)) == expected
+    assert completed(open_source(str(tmp_path), "x", features=features)) == expected
 
 
 def test_files_of_different_schemas_are_refused(tmp_path: Path) -> None:
@@ -88,7 +85,7 @@ def test_damaged_pages_are_found_when_they_are_read(parquet: str) -> None:
     data[4:2000] = bytes(1996)
     Path(parquet).write_bytes(data)
     with pytest.raises(SourceError, match="the file is damaged"):
-        records(open_source(parquet, "label"))
+        completed(open_source(parquet, "label"))
 
 
 def test_a_near_miss_of_a_path_is_pointed_out(parquet: str) -> None:
@@ -165,12 +162,12 @@ def test_a_page_that_is_not_what_its_checksum_says_is_damage(tmp_path: Path) -> 
     table = pa.table({"id": range(400), "x": [f"t{i * 7919}" for i in range(400)]})
     options = {"use_dictionary": False, "compression": "none", "write_page_checksum": True}
     pq.write_table(table, path, row_group_size=40, **options)
-    assert records(open_source(str(path), None)) == table.to_pylist()
+    assert completed(open_source(str(path), None)) == table.to_pylist()
     data = bytearray(path.read_bytes())
     data[data.find(b"t1029470") + 1] ^= 1
     path.write_bytes(data)
     with pytest.raises(SourceError, match=r"x\.parquet: could not verify page integrity, CRC checksum"):
-        records(open_source(str(path), None))
+        completed(open_source(str(path), None))
 
 
 def test_a_field_of_a_struct_is_read_without_the_others(tmp_path: Path) -> None:
@@ -178,9 +175,9 @@ def test_a_field_of_a_struct_is_read_without_the_others(tmp_path: Path) -> None:
     texts = pa.array([b"\xff\xfe", b"ok"]).view(pa.string())
     structs = pa.StructArray.from_arrays([texts, pa.array([1, 2])], names=["t", "i"])
     pq.write_table(pa.table({"s": structs}), path)
-    assert records(open_source(str(path), None).narrow(["s.i"])) == [{"s.i": 1}, {"s.i": 2}]
+    assert completed(open_source(str(path), None).narrow(["s.i"])) == [{"s.i": 1}, {"s.i": 2}]
     with pytest.raises(SourceError, match="Invalid UTF8"):
-        records(open_source(str(path), None))
+        completed(open_source(str(path), None))
 
 
 def test_dictionaries_in_structs_are_read_across_row_groups(tmp_path: Path) -> None:
@@ -189,7 +186,7 @@ def test_dictionaries_in_structs_are_read_across_row_groups(tmp_path: Path) -> N
     inner = pa.StructArray.from_arrays([pa.array(values).dictionary_encode()], names=["d"])
     outer = pa.StructArray.from_arrays([inner], names=["e"])
     pq.write_table(pa.table({"s": inner, "t": outer}), path, row_group_size=13)
-    assert records(open_source(str(path), None)) == [{"s.d": value, "t.e.d": value} for value in values]
+    assert completed(open_source(str(path), None)) == [{"s.d": value, "t.e.d": value} for value in values]
 
 
 def test_images_of_hugging_face_that_lie_elsewhere_are_told(tmp_path: Path) -> None:
@@ -198,13 +195,13 @@ def test_images_of_hugging_face_that_lie_elsewhere_are_told(tmp_path: Path) -> N
         images = pa.array([first, None, {"bytes": b"y", "path": None}])
         table = pa.table({"img": images}).replace_schema_metadata({"huggingface": json.dumps(features)})
         pq.write_table(table, tmp_path / f"{name}.parquet")
-        assert records(open_source(str(tmp_path / f"{name}.parquet"), None)) == [
+        assert completed(open_source(str(tmp_path / f"{name}.parquet"), None)) == [
             {"img": image and image["bytes"]} for image in images.to_pylist()
         ]
     elsewhere = pa.array([{"bytes": b"x", "path": None}, {"bytes": None, "path": "/data/1.png"}])
     pq.write_table(table.slice(0, 2).set_column(0, table.schema.field(0), elsewhere), tmp_path / "e.parquet")
     with pytest.raises(SourceError, match=r"e\.parquet: column 'img' holds no image but its path \('/data/1\.png'\)"):
-        records(open_source(str(tmp_path / "e.parquet"), None))
+        completed(open_source(str(tmp_path / "e.parquet"), None))
 
 
 @pytest.mark.parametrize("nest", [lambda times: times, lambda times: pa.StructArray.from_arrays([times], ["t"])])
@@ -218,10 +215,10 @@ def test_times_of_int96_that_nanoseconds_do_not_hold_are_refused(tmp_path: Path,
         return open_source(str(path), None)
 
     held = write("1678-01-01", "2262-01-01")
-    assert [list(row.values())[1] for row in records(held)] == np.array(["1678-01-01", "2262-01-01"], "M8[ns]").view(
+    assert [list(row.values())[1] for row in completed(held)] == np.array(["1678-01-01", "2262-01-01"], "M8[ns]").view(
         int
     ).tolist()
     far = write("2000-01-01", day)
     with pytest.raises(SourceError, match=r"x\.parquet: column 'x' holds a time beyond the years 1677 to 2262"):
-        records(far)
-    assert records(far.narrow(["id"])) == [{"id": 0}, {"id": 1}]
+        completed(far)
+    assert completed(far.narrow(["id"])) == [{"id": 0}, {"id": 1}]

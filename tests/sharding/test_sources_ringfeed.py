@@ -30,10 +30,11 @@ from ringfeed.sharding import (
     verify,
 )
 from ringfeed.sharding.prepare import Filter, PrepareOptions, Rename, Select
-from ringfeed.sharding.sources import Source, open_source
+from ringfeed.sharding.sources import open_source
 from ringfeed.sharding.sources import ringfeed as module
 from tests.servers.store import Store
 from tests.sharding.conftest import built, make_table
+from tests.sharding.contents import completed, labels
 
 HALVES = {"train": Fraction(1, 2), "test": Fraction(1, 2)}
 FORMATS = [("tfrecord", None), ("tfrecord", "gzip"), ("tfrecord", "zlib"), ("parquet", None)]
@@ -56,14 +57,6 @@ COLUMNS: dict[str, Callable[[st.DataObject, int], pa.Array]] = {
 def rows(data: st.DataObject, count: int, values: st.SearchStrategy[Any], kind: pa.DataType) -> pa.Array:
     values = st.none() | values if data.draw(st.booleans()) else values
     return pa.array(data.draw(st.lists(values, min_size=count, max_size=count)), kind)
-
-
-def records(source: Source) -> list[dict[str, Any]]:
-    return [row for part in source.parts for batch in source.drafts(part) for row in source.complete(batch).to_pylist()]
-
-
-def labels(source: Source) -> list[Any]:
-    return [value for part in source.parts for batch in source.labels(part) for value in batch.to_pylist()]
 
 
 def in_order(dataset: Dataset) -> list[dict[str, Any]]:
@@ -111,7 +104,7 @@ def dataset(request: pytest.FixtureRequest, parquet: str, tmp_path: Path) -> Dat
 def test_the_records_and_labels_of_all_splits_come_shard_by_shard(dataset: Dataset) -> None:
     source = open_source(dataset.storage.url, None)
     expected = [row for split in HALVES for row in read_records(dataset, split, 10**9)]
-    assert records(pickle.loads(pickle.dumps(source))) == expected
+    assert completed(pickle.loads(pickle.dumps(source))) == expected
     assert labels(source) == [row["label"] for row in expected]
     assert labels(open_source(dataset.storage.url, "flag")) == [row["flag"] for row in expected]
     assert source.schema == dataset.manifest.schema
@@ -120,7 +113,7 @@ def test_the_records_and_labels_of_all_splits_come_shard_by_shard(dataset: Datas
 
 def test_a_part_of_the_url_names_a_split(dataset: Dataset) -> None:
     source = open_source(f"{dataset.storage.url}#test", None)
-    assert records(source) == list(read_records(dataset, "test", 10**9))
+    assert completed(source) == list(read_records(dataset, "test", 10**9))
     assert source.fingerprint != open_source(dataset.storage.url, None).fingerprint
     with pytest.raises(DatasetError, match="no split 'tset'; the dataset has 'train', 'test'"):
         open_source(f"{dataset.storage.url}#tset", None)
@@ -128,7 +121,7 @@ def test_a_part_of_the_url_names_a_split(dataset: Dataset) -> None:
 
 def test_the_split_becomes_a_column_where_it_is_asked_for(dataset: Dataset) -> None:
     source = open_source(dataset.storage.url, "split")
-    assert labels(source) == [row["split"] for row in records(source)] == ["train"] * 300 + ["test"] * 300
+    assert labels(source) == [row["split"] for row in completed(source)] == ["train"] * 300 + ["test"] * 300
     assert "split" not in open_source(dataset.storage.url, None).schema.names
 
 
@@ -176,7 +169,7 @@ def test_splits_alone_need_no_byte_of_a_shard(dataset: Dataset) -> None:
     for shard in dataset.shards:
         (Path(dataset.storage.url) / shard.path).unlink()
     splits = source.with_splits().narrow(["split"])
-    assert [row["split"] for row in records(splits)] == ["train"] * 300 + ["test"] * 300
+    assert [row["split"] for row in completed(splits)] == ["train"] * 300 + ["test"] * 300
 
 
 def test_a_column_of_that_name_divides_by_its_own_values(parquet: str, tmp_path: Path) -> None:
@@ -188,7 +181,7 @@ def test_a_column_of_that_name_divides_by_its_own_values(parquet: str, tmp_path:
 
 
 def test_batches_keep_within_their_bounds(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = records(open_source(dataset.storage.url, None))
+    expected = completed(open_source(dataset.storage.url, None))
     for name in ("sources.shards._DECODE_BYTES", "sources.shards.BATCH_BYTES", "sources.tables.BATCH_BYTES"):
         monkeypatch.setattr(f"ringfeed.sharding.{name}", 1000)
     source = open_source(dataset.storage.url, None)
@@ -207,14 +200,14 @@ def test_labels_need_no_byte_of_a_shard(dataset: Dataset) -> None:
 def test_a_damaged_shard_or_index_is_never_used(dataset: Dataset) -> None:
     source = open_source(dataset.storage.url, None)
     shard = dataset.shards[1]
-    for path, read in ((shard.path, records), (shard.index_path, labels)):
+    for path, read in ((shard.path, completed), (shard.index_path, labels)):
         file = Path(dataset.storage.url) / path
         good = file.read_bytes()
         file.write_bytes(good[:-7] + bytes([good[-7] ^ 1]) + good[-6:])
         with pytest.raises(CorruptionError, match=rf"{path} is damaged"):
             read(source)
         file.write_bytes(good)
-    assert len(records(source)) == 600
+    assert len(completed(source)) == 600
 
 
 def test_a_label_of_none_is_the_dataset_s_own_even_if_it_has_none(parquet: str, tmp_path: Path) -> None:
@@ -260,4 +253,4 @@ def test_a_folder_without_a_dataset_is_none(tmp_path: Path, split: str) -> None:
 def test_a_folder_s_name_may_hold_the_mark_of_a_split(parquet: str, tmp_path: Path) -> None:
     built(parquet, tmp_path / "a#b", label="label", shards=1)
     assert module.find_dataset(f"{tmp_path}/a#b") == (f"{tmp_path}/a#b", None)
-    assert len(records(open_source(f"{tmp_path}/a#b#train", None))) == 600
+    assert len(completed(open_source(f"{tmp_path}/a#b#train", None))) == 600

@@ -16,8 +16,9 @@ from ringfeed.sharding import SourceError
 from ringfeed.sharding.prepare import Drop, PrepareOptions, Select
 from ringfeed.sharding.prepare.opening import open_prepared
 from ringfeed.sharding.schema import Feature
-from ringfeed.sharding.sources import Source, open_source, tables
+from ringfeed.sharding.sources import open_source, tables
 from tests.servers.store import Store
+from tests.sharding.contents import completed, labels
 
 ROWS = 600
 
@@ -41,14 +42,6 @@ WRITERS: dict[str, Callable[[pa.Table, Any], None]] = {
 pytestmark = pytest.mark.parametrize("name", WRITERS)
 
 
-def records(source: Source) -> list[dict[str, object]]:
-    return [row for part in source.parts for batch in source.drafts(part) for row in source.complete(batch).to_pylist()]
-
-
-def labels(source: Source) -> list[object]:
-    return [value for part in source.parts for batch in source.labels(part) for value in batch.to_pylist()]
-
-
 @pytest.fixture
 def plain(table: pa.Table) -> pa.Table:
     """Of types that all formats hold; ORC has no fixed-size lists."""
@@ -61,7 +54,7 @@ def plain(table: pa.Table) -> pa.Table:
 def test_all_records_come_in_order(name: str, tmp_path: Path, plain: pa.Table) -> None:
     WRITERS[name](plain, tmp_path / name)
     source = open_source(str(tmp_path), "label")
-    assert records(source) == records(pickle.loads(pickle.dumps(source))) == plain.to_pylist()
+    assert completed(source) == completed(pickle.loads(pickle.dumps(source))) == plain.to_pylist()
     assert labels(source) == plain.column("label").to_pylist()
     assert source.sample(source.parts[0], 7).to_pylist() == plain.slice(0, 7).to_pylist()
     assert sum(len(batch) for part in source.parts for batch in open_source(str(tmp_path), None).labels(part)) == ROWS
@@ -71,7 +64,7 @@ def test_the_same_records_come_from_any_store(name: str, store: Store, tmp_path:
     WRITERS[name](plain, tmp_path / "local")
     store.write_bytes(f"kind=a/{name}", (tmp_path / "local").read_bytes())
     source = open_source(store.url, "label")
-    assert records(source) == plain.append_column("kind", pa.array(["a"] * ROWS)).to_pylist()
+    assert completed(source) == plain.append_column("kind", pa.array(["a"] * ROWS)).to_pylist()
     assert labels(source) == plain.column("label").to_pylist()
     assert source.sample(source.parts[0], 7).num_rows == 7
 
@@ -84,7 +77,7 @@ def test_batches_keep_within_their_bounds(
     source = open_source(str(tmp_path), None)
     sizes = [batch.nbytes for part in source.parts for batch in source.drafts(part)]
     assert max(sizes) < 2500
-    assert records(source) == plain.to_pylist()
+    assert completed(source) == plain.to_pylist()
 
 
 def test_the_order_of_columns_and_what_may_be_null_may_differ(name: str, tmp_path: Path) -> None:
@@ -93,7 +86,7 @@ def test_the_order_of_columns_and_what_may_be_null_may_differ(name: str, tmp_pat
     WRITERS[name](first, tmp_path / f"1{name}")
     WRITERS[name](second, tmp_path / f"2{name}")
     source = open_source(str(tmp_path), "b")
-    assert records(source) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}, {"a": 3, "b": "z"}]
+    assert completed(source) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}, {"a": 3, "b": "z"}]
     assert labels(source) == ["x", "y", "z"]
 
 
@@ -121,7 +114,7 @@ def test_columns_that_no_feature_holds_are_read_as_the_types_given(name: str, tm
     features = given(m=("int64", 2, 2), p=("float64",), y=("string",))
     source = open_source(str(tmp_path), "y", features=features)
     assert source.schema.features == tuple(features.values())
-    assert records(source) == [
+    assert completed(source) == [
         {"m": [1, 2, 3, 4], "p": 1.25, "y": "1.25"},
         {"m": None, "p": None, "y": None},
         {"m": [5, 6, 7, 8], "p": 0.1, "y": "0.10"},
@@ -137,7 +130,7 @@ def test_files_of_differing_types_are_read_as_the_type_given(name: str, tmp_path
     ):
         open_source(str(tmp_path), None)
     source = open_source(str(tmp_path), None, features=given(x=("float64",)))
-    assert records(source) == [{"x": 1.0}, {"x": float(1 << 53)}, {"x": 0.5}]
+    assert completed(source) == [{"x": 1.0}, {"x": float(1 << 53)}, {"x": 0.5}]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +150,7 @@ def test_a_value_that_the_type_given_does_not_hold_is_told(
     WRITERS[name](pa.table({"x": column}), tmp_path / name)
     source = open_source(str(tmp_path), None, features=given(x=dtype))
     with pytest.raises(SourceError, match=f"{name}: column 'x' as {dtype[0]}: .*{told}"):
-        records(source)
+        completed(source)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +172,7 @@ def test_a_type_given_is_held_to_in_columns_of_every_layout(
     WRITERS[name](pa.table({"x": column}), tmp_path / f"1{name}")
     source = open_source(str(tmp_path), None, features={"x": Feature(name="x", dtype="float32", shape=shape)})
     with pytest.raises(SourceError, match=rf"1{name}: column 'x' as float32: value .*1e\+?\d+.* has no place in it"):
-        records(source)
+        completed(source)
 
 
 NESTED = [{"a": 1, "b": {"c": "x", "d": [1.5]}}, None, {"a": None, "b": None}, {"a": 4, "b": {"c": None, "d": []}}]
@@ -189,7 +182,7 @@ def test_fields_of_structs_are_columns(name: str, tmp_path: Path) -> None:
     WRITERS[name](pa.table({"y": ["p", "q"] * 2, "s": NESTED}), tmp_path / name)
     source = open_source(str(tmp_path / name), "s.b.c")
     assert source.schema.names == ("y", "s.a", "s.b.c", "s.b.d")
-    assert records(source) == [
+    assert completed(source) == [
         {"y": "p", "s.a": 1, "s.b.c": "x", "s.b.d": [1.5]},
         {"y": "q", "s.a": None, "s.b.c": None, "s.b.d": None},
         {"y": "p", "s.a": None, "s.b.c": None, "s.b.d": None},
@@ -197,8 +190,8 @@ def test_fields_of_structs_are_columns(name: str, tmp_path: Path) -> None:
     ]
     assert labels(source) == ["x", None, None, None]
     assert isinstance(source, tables.TableSource)
-    assert records(source.narrow(["s.a"])) == [{"s.a": value} for value in (1, None, None, 4)]
-    assert source.sample(source.parts[0], 1).to_pylist() == records(source)[:1]
+    assert completed(source.narrow(["s.a"])) == [{"s.a": value} for value in (1, None, None, 4)]
+    assert source.sample(source.parts[0], 1).to_pylist() == completed(source)[:1]
 
 
 def test_a_struct_is_left_out_by_its_name_whatever_it_holds(name: str, tmp_path: Path) -> None:
@@ -212,7 +205,7 @@ def test_a_struct_is_left_out_by_its_name_whatever_it_holds(name: str, tmp_path:
         [Drop(("s", "t"))], [Drop(("t", "s.a", "s.b.c", "s.b.d"))], [Drop(("t", "s.b", "s.a"))], [Select(("y",))],
     ):  # fmt: skip
         source = open_prepared(str(tmp_path / name), "y", "auto", PrepareOptions(steps=tuple(steps)))
-        assert records(source) == [{"y": value} for value in ["p", "q"] * 2]
+        assert completed(source) == [{"y": value} for value in ["p", "q"] * 2]
 
 
 def test_files_whose_structs_differ_are_refused(name: str, tmp_path: Path) -> None:
@@ -239,12 +232,12 @@ class TestPartitions:
     def test_folders_make_columns(self, name: str, tmp_path: Path) -> None:
         url = self.write(name, tmp_path, "year=2023/city=K%C3%B6ln", "year=2024/city=__HIVE_DEFAULT_PARTITION__")
         expected = [{"id": i, "year": 2023 + i // 2, "city": "Köln" if i < 2 else None} for i in range(4)]
-        assert records(open_source(url, None)) == expected
-        assert records(open_source(f"{url}/year=2*/*/x.*", None)) == expected
-        assert records(open_source(f"{url}/year=20*", None)) == expected
-        assert records(open_source(f"{url}/year=*3", None)) == expected[:2]
-        assert records(open_source(f"{url}/year=2023", None)) == [{"id": i, "city": "Köln"} for i in range(2)]
-        assert records(open_source(f"{url}/year=2023/city=K%C3%B6ln/{name}", None)) == [{"id": 0}, {"id": 1}]
+        assert completed(open_source(url, None)) == expected
+        assert completed(open_source(f"{url}/year=2*/*/x.*", None)) == expected
+        assert completed(open_source(f"{url}/year=20*", None)) == expected
+        assert completed(open_source(f"{url}/year=*3", None)) == expected[:2]
+        assert completed(open_source(f"{url}/year=2023", None)) == [{"id": i, "city": "Köln"} for i in range(2)]
+        assert completed(open_source(f"{url}/year=2023/city=K%C3%B6ln/{name}", None)) == [{"id": 0}, {"id": 1}]
 
     def test_a_key_can_be_the_label_with_no_record_read(
         self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -255,17 +248,17 @@ class TestPartitions:
 
     def test_values_are_integers_only_if_all_are(self, name: str, tmp_path: Path) -> None:
         source = open_source(self.write(name, tmp_path, "v=1", "v=1.5", "v=99999999999999999999"), None)
-        assert [row["v"] for row in records(source)] == ["1.5", "1.5", "1", "1", *["99999999999999999999"] * 2]
+        assert [row["v"] for row in completed(source)] == ["1.5", "1.5", "1", "1", *["99999999999999999999"] * 2]
 
     def test_two_spellings_of_a_number_and_what_is_said_to_be_text_are_text(self, name: str, tmp_path: Path) -> None:
         url = self.write(name, tmp_path, "zip=01234", "zip=1234")
-        assert [row["zip"] for row in records(open_source(url, None))] == ["01234"] * 2 + ["1234"] * 2
+        assert [row["zip"] for row in completed(open_source(url, None))] == ["01234"] * 2 + ["1234"] * 2
         features = {"zip": Feature(name="zip", dtype="string")}
-        assert [row["zip"] for row in records(open_source(f"{url}/zip=0*", None, features=features))] == ["01234"] * 2
+        assert [row["zip"] for row in completed(open_source(f"{url}/zip=0*", None, features=features))] == ["01234"] * 2
 
     def test_values_that_are_no_text_stay_apart(self, name: str, tmp_path: Path) -> None:
         source = open_source(self.write(name, tmp_path, "v=%fe", "v=%ff", "v=%zz"), None)
-        assert [row["v"] for row in records(source)] == ["%fe", "%fe", "%ff", "%ff", "%zz", "%zz"]
+        assert [row["v"] for row in completed(source)] == ["%fe", "%fe", "%ff", "%ff", "%zz", "%zz"]
 
     def test_different_keys_are_refused(self, name: str, tmp_path: Path) -> None:
         url = self.write(name, tmp_path, "a=1", "b=1")
@@ -273,7 +266,7 @@ class TestPartitions:
             open_source(url, None)
 
     def test_a_column_of_the_files_goes_before_a_key(self, name: str, tmp_path: Path) -> None:
-        assert records(open_source(self.write(name, tmp_path, "id=7"), "id")) == [{"id": 0}, {"id": 1}]
+        assert completed(open_source(self.write(name, tmp_path, "id=7"), "id")) == [{"id": 0}, {"id": 1}]
 
 
 @pytest.mark.parametrize("damage", ["empty", "text", "cut", "half"])
@@ -297,7 +290,7 @@ def test_damage_within_is_found_or_harmless(name: str, tmp_path: Path, plain: pa
         damaged[place : place + 16] = rng.bytes(16)
         (tmp_path / name).write_bytes(damaged)
         try:
-            records(open_source(str(tmp_path), "label"))
+            completed(open_source(str(tmp_path), "label"))
         except SourceError:
             found += 1
     assert found > 0
@@ -310,4 +303,4 @@ def test_text_that_is_no_utf_8_is_refused(name: str, tmp_path: Path) -> None:
         pytest.skip("compressed: see the damage within")
     (tmp_path / name).write_bytes(data.replace("grün".encode(), b"gr\xff\xffn"))
     with pytest.raises(SourceError, match=rf"{name}: .*Invalid UTF8"):
-        records(open_source(str(tmp_path), "label"))
+        completed(open_source(str(tmp_path), "label"))

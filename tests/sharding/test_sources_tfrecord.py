@@ -6,7 +6,6 @@ import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -22,6 +21,7 @@ from ringfeed.sharding.sources.base import BadRecord
 from ringfeed.sharding.sources.tfrecord import TFRecordSource
 from tests.servers.store import Store
 from tests.sharding.conftest import built
+from tests.sharding.contents import kinds, labels, records
 
 Values = list[bytes] | list[float] | list[int]
 
@@ -67,23 +67,9 @@ def write(tmp_path: Path) -> Callable[..., str]:
     return write_file
 
 
-def records(source: Source, reject: Any = None) -> list[dict[str, Any]]:
-    reject = {} if reject is None else {"reject": reject}
-    return [row for part in source.parts for batch in source.drafts(part, **reject) for row in batch.to_pylist()]
-
-
 def open_lenient(url: str, label: str | None) -> Source:
     """Passes over bad records where types are inferred: who reads them meets them again."""
     return open_source(url, label, reject=lambda _: None)
-
-
-def labels(source: Source, reject: Any = None) -> list[Any]:
-    reject = {} if reject is None else {"reject": reject}
-    return [value for part in source.parts for batch in source.labels(part, **reject) for value in batch.to_pylist()]
-
-
-def kinds(source: Source) -> dict[str, tuple[str, tuple[int | None, ...], str]]:
-    return {f.name: (f.dtype, f.shape, f.encoding) for f in source.schema.features}
 
 
 JPEG = b"\xff\xd8\xff\xe0" + bytes(20)
@@ -166,8 +152,8 @@ def test_a_record_that_does_not_fit_what_is_given_is_passed_over_alike(
     source = TFRecordSource.open(url, "y", {"x": feature})
     first: list[BadRecord] = []
     second: list[BadRecord] = []
-    assert labels(source, first.append) == [1, 3]
-    assert records(source, second.append) == [{"x": None, "y": 1}, {"x": None, "y": 3}]
+    assert labels(source, reject=first.append) == [1, 3]
+    assert records(source, reject=second.append) == [{"x": None, "y": 1}, {"x": None, "y": 3}]
     assert first == second
     assert first[0].reason == f"the feature 'x' {reason}"
     assert [bad.place.partition(" at ")[0] for bad in first] == ["record 0", "record 2"]
@@ -218,7 +204,7 @@ def test_every_truncation_is_told(tmp_path: Path, compress: Callable[[bytes], by
             source = open_lenient(str(tmp_path), "i")
             continue
         bad: list[BadRecord] = []
-        found = labels(source, bad.append)
+        found = labels(source, reject=bad.append)
         assert found == [*range(len(found))]
         if compress is bytes and length in whole:  # whole records: the format cannot tell
             assert (len(bad), len(found)) == (0, whole.index(length))
@@ -244,8 +230,8 @@ def test_every_flipped_byte_is_told_and_the_same_records_pass_in_both_passes(
     in_length = position - starts[hit] < 12
     bad: list[BadRecord] = []
     again: list[BadRecord] = []
-    found = labels(source, bad.append)
-    assert [row["i"] for row in records(source, again.append)] == found
+    found = labels(source, reject=bad.append)
+    assert [row["i"] for row in records(source, reject=again.append)] == found
     assert bad == again
     assert found == [i for i in range(6) if (i < hit if in_length else i != hit)]
     assert bad[0].place == f"record {hit} at offset {starts[hit]}"
@@ -258,7 +244,7 @@ def test_a_length_that_is_a_lie_makes_no_room(tmp_path: Path, length: int, peak:
     source = open_lenient(str(tmp_path), "i")
     before = peak()
     bad: list[BadRecord] = []
-    assert labels(source, bad.append) == [1]
+    assert labels(source, reject=bad.append) == [1]
     assert "the file ends within the record" in bad[0].reason
     assert peak() - before < 100 << 20
 
@@ -278,7 +264,7 @@ def test_a_record_too_large_is_passed_over_and_the_next_is_read(
     url = write(example(i=[0]), example(t=[bytes(5000)]), example(i=[2]))
     bad: list[BadRecord] = []
     source = open_lenient(url, "i")
-    assert labels(source, bad.append) == [0, 2]
+    assert labels(source, reject=bad.append) == [0, 2]
     assert "more than the 1,024 that are taken on" in bad[0].reason
     assert bad[0].place.startswith("record 1 at offset ")
 
@@ -287,7 +273,7 @@ def test_what_is_no_example_is_told_and_passed_over(write: Callable[..., str]) -
     sequence = delimited(1, b"") + delimited(2, b"")
     source = open_lenient(write(example(i=[0]), b"no message", sequence, example(i=[3])), "i")
     bad: list[BadRecord] = []
-    assert labels(source, bad.append) == [0, 3]
+    assert labels(source, reject=bad.append) == [0, 3]
     assert [b.place.partition(" at ")[0] for b in bad] == ["record 1", "record 2"]
     again: list[BadRecord] = []
     TFRecordSource.open(source.url, "i", reject=again.append)
@@ -323,7 +309,7 @@ def test_parts_are_runs_of_records_and_know_their_numbers(tmp_path: Path, monkey
     assert len(source.parts) > 10
     assert [part.first_record for part in source.parts] == [part.pieces[0] // size for part in source.parts]
     bad: list[BadRecord] = []
-    assert labels(source, bad.append) == [i for i in range(90) if i != 70]
+    assert labels(source, reject=bad.append) == [i for i in range(90) if i != 70]
     assert [b.place for b in bad] == [f"record 70 at offset {70 * size}", f"record 90 at offset {90 * size}"]
 
 

@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 
 from ringfeed.sharding import SourceError
 from ringfeed.sharding.prepare import Drop, PrepareOptions, Select, Step, open_prepared
-from ringfeed.sharding.sources import Source, open_source
+from ringfeed.sharding.sources import open_source
 from ringfeed.sharding.sources import webdataset as module
 from ringfeed.sharding.sources.base import BadRecord
 from ringfeed.sharding.sources.tar import TarReader
 from ringfeed.sharding.sources.webdataset import WebDatasetSource, expand_braces
 from tests.servers.store import Store
 from tests.sharding.conftest import built
+from tests.sharding.contents import kinds, labels, records
 
 Members = list[tuple[str, bytes]]
 
@@ -55,20 +56,6 @@ def npy(array: Any, **options: Any) -> bytes:
     out = io.BytesIO()
     np.save(out, array, **options)
     return out.getvalue()
-
-
-def records(source: Source, reject: Any = None) -> list[dict[str, Any]]:
-    reject = {} if reject is None else {"reject": reject}
-    return [row for part in source.parts for batch in source.drafts(part, **reject) for row in batch.to_pylist()]
-
-
-def labels(source: Source, reject: Any = None) -> list[Any]:
-    reject = {} if reject is None else {"reject": reject}
-    return [value for part in source.parts for batch in source.labels(part, **reject) for value in batch.to_pylist()]
-
-
-def kinds(source: Source) -> dict[str, tuple[str, tuple[int | None, ...], str]]:
-    return {f.name: (f.dtype, f.shape, f.encoding) for f in source.schema.features}
 
 
 @pytest.fixture
@@ -192,7 +179,7 @@ def read_cut(path: str) -> tuple[list[int], list[str]]:
         source = open_source(path, "cls")
     except SourceError as error:
         return [], [str(error)]
-    found = labels(source, bad.append)
+    found = labels(source, reject=bad.append)
     assert [record.place.partition(" (")[0] for record in bad] == [f"record {len(found)}"] * len(bad)
     return found, [record.reason for record in bad]
 
@@ -285,8 +272,8 @@ def test_a_bad_record_is_told_and_passed_over_alike(write: Callable[..., str], m
     source = open_source(write(GOOD[0] + middle + GOOD[1] + END), "cls")
     first: list[BadRecord] = []
     second: list[BadRecord] = []
-    assert labels(source, first.append) == [0, 2]
-    assert [row["cls"] for row in records(source, second.append)] == [0, 2]
+    assert labels(source, reject=first.append) == [0, 2]
+    assert [row["cls"] for row in records(source, reject=second.append)] == [0, 2]
     assert first == second
     assert reason in first[0].reason
     assert first[0].place.startswith("record 1 (")
@@ -321,9 +308,9 @@ def test_damage_to_the_archive_is_told_after_the_records_before_it(
     more = entry("5.cls", b"0", b"5") if tail.startswith(entry("x", b"x", b"")[:1]) and len(tail) < 2000 else b""
     source = open_source(write(b"".join(GOOD) + tail + (more + END if more else b"")), "cls")
     bad: list[BadRecord] = []
-    assert labels(source, bad.append) == [0]  # the second is not known to be whole
+    assert labels(source, reject=bad.append) == [0]  # the second is not known to be whole
     assert reason in bad[0].reason
-    assert [row["cls"] for row in records(source, bad.append)] == [0]
+    assert [row["cls"] for row in records(source, reject=bad.append)] == [0]
     assert bad[0] == bad[1]
 
 
@@ -339,7 +326,7 @@ def test_a_size_that_is_a_lie_makes_no_room(write: Callable[..., str], size: int
     lie[124:136] = b"\x80" + size.to_bytes(11, "big")
     source = open_source(write(GOOD[0] + checksummed(lie[:512]) + bytes(512) + END), "cls")
     bad: list[BadRecord] = []
-    assert labels(source, bad.append) == [0]
+    assert labels(source, reject=bad.append) == [0]
     assert "cut short" in bad[0].reason
 
 
@@ -348,7 +335,7 @@ def test_a_record_too_large_is_passed_over_unread(write: Callable[..., str], mon
     large = entry("1.cls", b"0", b"1") + entry("1.bin", b"0", bytes(5000))
     source = open_source(write(GOOD[0] + large + GOOD[1] + END), "cls")
     bad: list[BadRecord] = []
-    assert labels(source, bad.append) == [0, 2]
+    assert labels(source, reject=bad.append) == [0, 2]
     assert "more than the 1,000 bytes that are taken on" in bad[0].reason
     assert kinds(source).keys() == {"__key__", "cls"}
 
