@@ -11,14 +11,15 @@ import pytest
 import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.manifest import Manifest, SplitInfo
-from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.manifest import Manifest
+from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.statistics import FeatureStatistics
 from ringfeed.training.config_file import parse_config
 from ringfeed.training.images import decode_image, image_preprocess, image_shape
 from ringfeed.training.lars import LARS
 from ringfeed.training.models import build_model
 from ringfeed.training.optimizers import build_optimizer, build_schedule
+from tests.training.manifests import manifest_of
 
 FEATURES = (
     Feature(name="x", dtype="float32"),
@@ -32,21 +33,7 @@ STATISTICS = {f.name: KNOWN for f in FEATURES} | {"carrier": FeatureStatistics(c
 
 
 def _manifest(classes: tuple[Any, ...] = (0, 1, 2), label: str | None = "y") -> Manifest:
-    split = SplitInfo(records=9, shards=1, class_counts=(3,) * len(classes), statistics=STATISTICS)
-    return Manifest(
-        shard_format="tfrecord",
-        compression="none",
-        schema=Schema(features=FEATURES, label=label),
-        classes=classes,
-        splits={"train": split},
-        layout=None,
-        seed=0,
-        source={},
-        options={},
-        writer="",
-        shards_checksum="",
-        shards_bytes=0,
-    )
+    return manifest_of(FEATURES, STATISTICS, label=label, classes=dict.fromkeys(classes, 3))
 
 
 def _config(include: list[str], **groups: Any) -> Any:

@@ -10,11 +10,12 @@ import pytest
 import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.manifest import Manifest, SplitInfo
-from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.manifest import Manifest
+from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.statistics import FeatureStatistics
 from ringfeed.training.config import DataConfig
 from ringfeed.training.preprocess import feature_columns, fill_values, plan_tabular, tabular_preprocess
+from tests.training.manifests import manifest_of
 
 FEATURES = (
     Feature(name="delay", dtype="float32"),
@@ -35,21 +36,7 @@ STATISTICS = {
 
 
 def manifest(statistics: Mapping[str, FeatureStatistics] = STATISTICS, features: Any = FEATURES) -> Manifest:
-    split = SplitInfo(records=4, shards=1, class_counts=(3, 1), statistics=statistics)
-    return Manifest(
-        shard_format="tfrecord",
-        compression="none",
-        schema=Schema(features=features, label="late"),
-        classes=(False, True),
-        splits={"train": split},
-        layout=None,
-        seed=0,
-        source={},
-        options={},
-        writer="",
-        shards_checksum="",
-        shards_bytes=0,
-    )
+    return manifest_of(features, statistics, label="late", classes={False: 3, True: 1})
 
 
 ELEMENT = {
