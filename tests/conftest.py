@@ -17,6 +17,7 @@ from hypothesis import settings
 
 from ringfeed.sharding import kernels
 from tests.servers.hdfs import HdfsServer, hdfs
+from tests.servers.proxy import Proxy, proxied
 from tests.servers.seaweedfs import REGION, S3Server, seaweedfs
 from tests.servers.sharing import shared
 from tests.servers.store import Store
@@ -105,6 +106,13 @@ def s3_env(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[dic
     filesystem.clear_instance_cache()  # its key is the options, not the environment
     yield s3_server.env
     filesystem.clear_instance_cache()
+
+
+@pytest.fixture(scope="module")
+def proxy(s3_server: S3Server) -> Iterator[Proxy]:
+    """In front of S3; one for all tests of a module, so that they share the client, which takes longest to make."""
+    with proxied(s3_server.endpoint_url) as running:
+        yield running
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from ringfeed.pipeline.counters import Counters
 from ringfeed.sharding import ConfigError, CorruptionError, StorageError
 from ringfeed.sharding.checksums import checksum
 from ringfeed.sharding.storage import Storage
-from tests.servers.proxy import Fault, Proxy, proxied
+from tests.servers.proxy import Fault, Proxy
 from tests.servers.seaweedfs import S3Server
 
 Make = Callable[..., str]
@@ -92,12 +92,6 @@ def ids(loader: Loader, epoch: int = 0) -> list[int]:
 @pytest.fixture
 def counters() -> Counters:
     return Counters()
-
-
-@pytest.fixture(scope="module")
-def proxy(s3_server: S3Server) -> Iterator[Proxy]:
-    with proxied(s3_server.endpoint_url) as running:
-        yield running
 
 
 @pytest.fixture

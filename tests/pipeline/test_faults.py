@@ -5,7 +5,7 @@ or the loader stops in bounded time, with a line that says where.
 import signal
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from ringfeed.sharding import CorruptionError, DatasetError, StorageError, open_
 from ringfeed.sharding.retry import RetryPolicy
 from ringfeed.sharding.storage import Storage
 from tests.servers.hdfs import hdfs
-from tests.servers.proxy import Fault, Proxy, proxied
+from tests.servers.proxy import Fault, Proxy
 from tests.servers.seaweedfs import S3Server
 from tests.servers.store import Store
 
@@ -41,12 +41,6 @@ def local(make_dataset: Make) -> str:
 @pytest.fixture(scope="module")
 def expected(local: str) -> list[list[int]]:
     return batches(Loader(local, **BATCH))
-
-
-@pytest.fixture(scope="module")
-def proxy(s3_server: S3Server) -> Iterator[Proxy]:
-    with proxied(s3_server.endpoint_url) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

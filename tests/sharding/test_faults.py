@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,19 +30,12 @@ from ringfeed.sharding.retry import RetryPolicy
 from ringfeed.sharding.storage import Storage
 from tests.conftest import Cli
 from tests.servers.hdfs import hdfs
-from tests.servers.proxy import Fault, Proxy, proxied
+from tests.servers.proxy import Fault, Proxy
 from tests.servers.seaweedfs import S3Server
 from tests.servers.store import Store
 
 QUICK = RetryPolicy(attempts=4, base_seconds=0.02, cap_seconds=0.1)
 BIG = bytes(range(256)) * 4096 * 2  # 2 MiB: more than one read of the proxy, and than what is hashed
-
-
-@pytest.fixture(scope="module")
-def proxy(s3_server: S3Server) -> Iterator[Proxy]:
-    """One for all tests, so that they share the client, which takes longest to make."""
-    with proxied(s3_server.endpoint_url) as running:
-        yield running
 
 
 @pytest.fixture
