@@ -1,6 +1,7 @@
 """Sources of many kinds, and what is in them."""
 
 import csv
+import shutil
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from multiprocessing.util import get_temp_dir
@@ -99,6 +100,13 @@ def temporary_folder(spill_folder: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
+def empty_folder(temporary_folder: Path) -> Iterator[None]:
+    """Where repairs of this test make shards; not even a folder may be left there."""
+    yield
+    assert list(temporary_folder.iterdir()) == []
+
+
+@pytest.fixture
 def nothing_left(tmp_path: Path) -> Iterator[Path]:
     """A destination that does not exist, nor the folder it lies in, before the test and after."""
     destination = tmp_path / "new" / "dataset"
@@ -160,3 +168,9 @@ def dataset(parquet: str, tmp_path: Path) -> Path:
     """600 records in eight shards, to append to."""
     built(parquet, tmp_path / "out", label="label", splits=SPLITS, shards=7)
     return tmp_path / "out"
+
+
+@pytest.fixture
+def root(pristine: Dataset, tmp_path: Path) -> Path:
+    """A copy of the dataset that the tests of a module share."""
+    return Path(shutil.copytree(pristine.storage.locate(), tmp_path / "copy"))

@@ -38,7 +38,7 @@ from ringfeed.sharding.interop.tfds import TFDS_NAMES
 from ringfeed.sharding.lease import LEASE_NAME
 from ringfeed.sharding.storage import Storage
 from tests.sharding.appending import Files, appended, rows_of
-from tests.sharding.conftest import NEW, OLD, SPLITS, built, interrupt_after, make_table, newer_table
+from tests.sharding.conftest import NEW, OLD, SPLITS, Killed, built, interrupt_after, make_table, newer_table
 
 pytestmark = pytest.mark.usefixtures("temporary_folder")
 
@@ -96,10 +96,6 @@ def test_an_append_that_fails_leaves_nothing(dataset: Path, newer: str, files_of
         append(AppendOptions(source=newer, destination=str(dataset)), report=interrupt_after(3, SourceError("planted")))
     assert files_of(dataset) == before
     assert not (dataset / "g00001").exists()
-
-
-class Killed(BaseException):
-    """Nothing that the process does after it has an effect on the store."""
 
 
 class Deadly:

@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 from ringfeed.sharding import (
-    AppendOptions,
     ConfigError,
     CorruptionError,
     Dataset,
@@ -21,7 +20,6 @@ from ringfeed.sharding import (
     ExportOptions,
     Original,
     SourceError,
-    append,
     check_dataset,
     clean,
     export,
@@ -34,7 +32,9 @@ from ringfeed.sharding.generations import generation_of
 from ringfeed.sharding.interop.tfds import TFDS_NAMES, obstacle
 from ringfeed.sharding.prepare import Drop, Encoding, ImageOptions, PrepareOptions, Size
 from ringfeed.sharding.storage import Storage
+from tests.sharding.appending import appended
 from tests.sharding.conftest import built, make_table
+from tests.sharding.rebuilding import spoil
 
 OLD, NEW = 600, 300
 
@@ -45,11 +45,6 @@ def newer(tmp_path: Path) -> str:
     path = tmp_path / "newer.parquet"
     pq.write_table(make_table(NEW).set_column(0, "id", pa.array(np.arange(NEW) + OLD)), path, row_group_size=100)
     return str(path)
-
-
-def appended(source: str, destination: Path, **options: Any) -> Dataset:
-    append(AppendOptions(source=source, destination=str(destination), **options))
-    return open_dataset(str(destination))
 
 
 def rows_of(dataset: Dataset, split: str) -> list[dict[str, Any]]:
@@ -305,13 +300,6 @@ def integers(first: int, rows: int, path: Path) -> str:
     ids = np.arange(first, first + rows)
     pq.write_table(pa.table({"id": pa.array(ids), "label": pa.array(ids % (3 if first == 0 else 4))}), path)
     return str(path)
-
-
-def spoil(path: Path) -> None:
-    """Damage records beyond what a checksum can bring back."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 3 : len(data) // 3 + 40] = bytes(40)
-    path.write_bytes(data)
 
 
 @pytest.fixture(params=["layout kept", "layout ended", "parquet"])

@@ -39,12 +39,6 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return built(str(folder / "x.parquet"), folder / "out", **OPTIONS)
 
 
-@pytest.fixture
-def root(pristine: Dataset, tmp_path: Path) -> Path:
-    """A copy of it."""
-    return Path(shutil.copytree(pristine.storage.locate(), tmp_path / "copy"))
-
-
 def index_of(dataset: Dataset, number: int) -> str:
     return dataset.shards[number].path.replace(".tfrecord", ".idx")
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -49,13 +49,7 @@ from tests.sharding.damages import wound
 
 Files = Callable[[Path], dict[str, bytes]]
 SPLITS = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
-
-
-@pytest.fixture(autouse=True)
-def empty_folder(temporary_folder: Path) -> Iterator[None]:
-    """Where repairs of this test make shards; not even a folder may be left there."""
-    yield
-    assert list(temporary_folder.iterdir()) == []
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +63,6 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def write_table(table: pa.Table, path: Path) -> None:
     texts = np.random.default_rng(1).choice(list("abcdefgh"), (len(table), 400))
     pq.write_table(table.append_column("text", pa.array(map("".join, texts))), path, row_group_size=100)
-
-
-@pytest.fixture
-def root(pristine: Dataset, tmp_path: Path) -> Path:
-    """A copy of it."""
-    return Path(shutil.copytree(pristine.storage.locate(), tmp_path / "copy"))
 
 
 @pytest.fixture

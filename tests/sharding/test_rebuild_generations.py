@@ -3,7 +3,7 @@
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,7 @@ import pytest
 from ringfeed.sharding import (
     AppendOptions,
     CorruptionError,
-    Dataset,
-    Original,
     Progress,
-    RepairReport,
     RingfeedError,
     SourceError,
     append,
@@ -31,22 +28,16 @@ from ringfeed.sharding import (
 )
 from ringfeed.sharding.generations import generation_of
 from ringfeed.sharding.lease import LEASE_NAME
-from ringfeed.sharding.manifest import ShardInfo
 from ringfeed.sharding.storage import Storage
 from ringfeed.tools.shard_dataset import main
 from tests.sharding.conftest import built, ends_in_writes
+from tests.sharding.rebuilding import damage, repaired, shards_of, spoil
 
 Files = Callable[[Path], dict[str, bytes]]
 Generations = tuple[Path, list[str]]
 SPLITS = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
 EQUAL, UNEQUAL = (160, 160, 160), (160, 120, 200)
-
-
-@pytest.fixture(autouse=True)
-def empty_folder(temporary_folder: Path) -> Iterator[None]:
-    """Where repairs of this test make shards; not even a folder may be left there."""
-    yield
-    assert list(temporary_folder.iterdir()) == []
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def written(path: Path, first: int, rows: int, step: int = 1) -> str:
@@ -69,33 +60,6 @@ def grown(folder: Path, rows: tuple[int, ...] = UNEQUAL, **options: Any) -> Gene
 @pytest.fixture
 def three(tmp_path: Path) -> Generations:
     return grown(tmp_path)
-
-
-def shards_of(dataset: Dataset, generation: int) -> list[ShardInfo]:
-    return [shard for shard in dataset.shards if generation_of(shard.path) == generation]
-
-
-def damage(out: Path, *generations: int, table: bool = False) -> None:
-    """Shards of some generations cannot be read, or are gone; the table may be gone, too."""
-    dataset = open_dataset(str(out))
-    for number in generations:
-        first, second, *_ = shards_of(dataset, number)
-        (out / first.path).write_bytes(bytes(first.bytes))
-        (out / first.index_path).unlink()
-        (out / second.path).unlink()
-    if table:
-        (out / dataset.manifest.shards_path).unlink()
-
-
-def flip(path: Path) -> None:
-    """Change bytes that no checksum within the file brings back, and leave a file of the same size."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 3 : len(data) // 3 + 40] = bytes(40)
-    path.write_bytes(data)
-
-
-def repaired(out: Path, *sources: str, **options: Any) -> RepairReport:
-    return repair(str(out), originals=[Original(url=source) for source in sources], **options)
 
 
 def moved(sources: list[str], names: Callable[[str], str]) -> list[str]:
@@ -244,9 +208,9 @@ def test_the_table_comes_back_although_no_file_is_missing(tmp_path: Path, files_
     out, sources = grown(tmp_path, EQUAL)
     before = files_of(out)
     dataset = open_dataset(str(out))
-    flip(out / dataset.manifest.shards_path)
+    spoil(out / dataset.manifest.shards_path)
     for number in (1, 2):
-        flip(out / shards_of(dataset, number)[1].path)
+        spoil(out / shards_of(dataset, number)[1].path)
     with pytest.raises(CorruptionError, match=f"repair it with --source {sources[0]}, and that of each other"):
         repair(str(out))
     done = repaired(out, *moved(sources, lambda source: source.replace(".parquet", "-copy.parquet")))

@@ -7,7 +7,7 @@ import itertools
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -21,10 +21,7 @@ import pytest
 from ringfeed.sharding import (
     AppendOptions,
     CorruptionError,
-    Dataset,
-    Original,
     Progress,
-    RepairReport,
     RingfeedError,
     SourceError,
     append,
@@ -34,12 +31,12 @@ from ringfeed.sharding import (
     verify,
 )
 from ringfeed.sharding.generations import generation_of
-from ringfeed.sharding.manifest import ShardInfo
 from ringfeed.sharding.prepare import PrepareOptions
 from ringfeed.sharding.storage import Storage
 from tests.servers.seaweedfs import S3Server
 from tests.servers.store import Store
 from tests.sharding.conftest import built, ends_in_writes
+from tests.sharding.rebuilding import damage, repaired, shards_of
 
 Files = Callable[[Path], dict[str, bytes]]
 SPLITS = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
@@ -52,13 +49,7 @@ KINDS = {
     "both by bytes": GROUPS | {"prepare": PrepareOptions(dedup=("id",)), "balance": "bytes"},
 }
 ROWS = (160, 120, 200)
-
-
-@pytest.fixture(autouse=True)
-def empty_folder(temporary_folder: Path) -> Iterator[None]:
-    """Where repairs of this test make shards; not even a folder may be left there."""
-    yield
-    assert list(temporary_folder.iterdir()) == []
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def written(path: Path, number: int, rows: int, start: int | None = None) -> str:
@@ -106,26 +97,6 @@ def three(request: pytest.FixtureRequest, made: dict[str, tuple[Path, list[str]]
 @pytest.fixture
 def both(made: dict[str, tuple[Path, list[str]]], files_of: Files) -> Grown:
     return Grown(*made["both"], files_of)
-
-
-def shards_of(dataset: Dataset, generation: int) -> list[ShardInfo]:
-    return [shard for shard in dataset.shards if generation_of(shard.path) == generation]
-
-
-def damage(out: Path, *generations: int, table: bool = False) -> None:
-    """Shards of some generations cannot be read, or are gone; the table may be gone, too."""
-    dataset = open_dataset(str(out))
-    for number in generations:
-        first, second, *_ = shards_of(dataset, number)
-        (out / first.path).write_bytes(bytes(first.bytes))
-        (out / first.index_path).unlink()
-        (out / second.path).unlink()
-    if table:
-        (out / dataset.manifest.shards_path).unlink()
-
-
-def repaired(out: Path | str, *sources: str, workers: int = 1, **options: Any) -> RepairReport:
-    return repair(str(out), originals=[Original(url=source, workers=workers) for source in sources], **options)
 
 
 def moved(sources: list[str], folder: Path, name: str) -> list[str]:

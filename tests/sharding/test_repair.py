@@ -42,12 +42,6 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return built(str(folder / "x.parquet"), folder / "out", label="label", shards=3)
 
 
-@pytest.fixture
-def root(pristine: Dataset, tmp_path: Path) -> Path:
-    """A copy of it."""
-    return Path(shutil.copytree(pristine.storage.locate(), tmp_path / "copy"))
-
-
 def flip(path: Path, *bits: tuple[int, int]) -> None:
     """Invert bits, each given by its byte and its number."""
     data = bytearray(path.read_bytes())
