@@ -148,6 +148,12 @@ def interrupt_after(shards: int, error: BaseException) -> Any:
     return report
 
 
+def interrupted(options: BuildOptions, shards: int) -> None:
+    """Build until so many shards are written."""
+    with pytest.raises(KeyboardInterrupt):
+        build(options, report=interrupt_after(shards, KeyboardInterrupt()))
+
+
 def newer_table(rows: int = NEW, first: int = OLD) -> pa.Table:
     """Records with numbers from `first` on, of which those of class c are of a new class."""
     table = make_table(rows)

@@ -12,7 +12,6 @@ import pytest
 from ringfeed.sharding import (
     BuildOptions,
     Dataset,
-    Progress,
     Storage,
     build,
     build_plan,
@@ -24,7 +23,7 @@ from ringfeed.sharding import (
     verify,
 )
 from ringfeed.sharding.interop import tfds
-from tests.sharding.conftest import built, make_table
+from tests.sharding.conftest import built, interrupted, make_table
 
 Files = Callable[[Path], dict[str, bytes]]
 BUILD = import_module("ringfeed.sharding.build")  # the package has a function of this name
@@ -63,13 +62,8 @@ class TestBuild:
     ) -> None:
         built(parquet, tmp_path / "whole", **OPTIONS)
 
-        def interrupt(progress: Progress) -> None:
-            if progress.stage == "write" and progress.done >= 2:
-                raise KeyboardInterrupt
-
         options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), **OPTIONS)
-        with pytest.raises(KeyboardInterrupt):
-            build(options, report=interrupt)
+        interrupted(options, 2)
         first, second = sorted((tmp_path / "out").glob("*.idx"))[:2]
         written = first.stat().st_mtime_ns, second.stat().st_mtime_ns
         if damaged:

@@ -30,7 +30,7 @@ from ringfeed.sharding.execute import local_executor
 from ringfeed.sharding.prepare import Drop, Filter, ImageOptions, PrepareOptions, Rename, Select, Size
 from ringfeed.sharding.sources.parquet import ParquetSource
 from tests.servers.store import Store
-from tests.sharding.conftest import built
+from tests.sharding.conftest import built, interrupted
 
 pytestmark = pytest.mark.usefixtures("temporary_folder")
 
@@ -123,13 +123,8 @@ def test_an_interrupted_build_is_gone_on_with(source: str, tmp_path: Path, files
     how = {"label": "label", "shards": 6, **WAYS[way]}
     seen: list[Progress] = []
 
-    def interrupt(progress: Progress) -> None:
-        if progress.stage == "write" and progress.done >= 3:
-            raise KeyboardInterrupt
-
     options = BuildOptions(source=source, destination=str(tmp_path / "out"), **how)
-    with pytest.raises(KeyboardInterrupt):
-        build(options, report=interrupt)
+    interrupted(options, 3)
     build(options, report=seen.append)
     assert max(progress.resumed for progress in seen) >= 3
     built(source, tmp_path / "whole", **how)
@@ -162,13 +157,8 @@ def test_the_files_of_a_plan_may_lie_on_any_store(source: str, tmp_path: Path, f
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_dry_run_takes_nothing_from_a_build_that_can_be_gone_on_with(source: str, tmp_path: Path, way: str) -> None:
-    def interrupt(progress: Progress) -> None:
-        if progress.stage == "write" and progress.done >= 3:
-            raise KeyboardInterrupt
-
     options = BuildOptions(source=source, destination=str(tmp_path / "out"), label="label", shards=6, **WAYS[way])
-    with pytest.raises(KeyboardInterrupt):
-        build(options, report=interrupt)
+    interrupted(options, 3)
     spilled = set((tmp_path / "tmp").rglob("*.json"))
     assert spilled
     plan = plan_build(options)

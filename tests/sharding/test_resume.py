@@ -42,7 +42,7 @@ from ringfeed.sharding.lease import Lease, hold
 from ringfeed.sharding.prepare import Cast, Filter, PrepareOptions
 from ringfeed.sharding.storage import Storage
 from tests.servers.store import Store
-from tests.sharding.conftest import built, interrupt_after, make_table
+from tests.sharding.conftest import built, interrupt_after, interrupted, make_table
 
 pytestmark = pytest.mark.usefixtures("temporary_folder")
 
@@ -90,8 +90,7 @@ def test_finished_shards_stay_if_who_goes_on_comes_to_write_nothing(
     if overwrite:
         built(parquet, tmp_path / "out", label="label", shards=3)
     options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), overwrite=overwrite, **how)
-    with pytest.raises(KeyboardInterrupt):
-        build(options, report=interrupt_after(5, KeyboardInterrupt()))
+    interrupted(options, 5)
     left = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("train-*.tfrecord")}
 
     for stage in ("count", "partition"):
@@ -115,8 +114,7 @@ def test_finished_shards_stay_if_who_goes_on_comes_to_write_nothing(
 def test_a_kept_shard_that_was_damaged_meanwhile_is_written_again(parquet: str, tmp_path: Path, files_of: Any) -> None:
     built(parquet, tmp_path / "whole", label="label", shards=SHARDS)
     options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), label="label", shards=SHARDS)
-    with pytest.raises(KeyboardInterrupt):
-        build(options, report=interrupt_after(6, KeyboardInterrupt()))
+    interrupted(options, 6)
     first, second, third = sorted((tmp_path / "out").glob("train-*.tfrecord"))[:3]
     first.write_bytes(first.read_bytes()[:-1] + b"x")
     second.write_bytes(second.read_bytes()[:-1])
@@ -131,8 +129,7 @@ def test_the_work_of_another_plan_is_not_gone_on_with(
 ) -> None:
     how: dict[str, Any] = {"label": "label", "shards": SHARDS}
     options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), **how)
-    with pytest.raises(KeyboardInterrupt):
-        build(options, report=interrupt_after(5, KeyboardInterrupt()))
+    interrupted(options, 5)
     built(parquet, tmp_path / "out", **(how | change))
     built(parquet, tmp_path / "whole", **(how | change))
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
@@ -141,8 +138,7 @@ def test_the_work_of_another_plan_is_not_gone_on_with(
 def test_a_source_that_changed_is_read_anew(parquet: str, tmp_path: Path, files_of: Any) -> None:
     how: dict[str, Any] = {"label": "label", "shards": SHARDS}
     options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), **how)
-    with pytest.raises(KeyboardInterrupt):
-        build(options, report=interrupt_after(5, KeyboardInterrupt()))
+    interrupted(options, 5)
     pq.write_table(make_table(500), parquet, row_group_size=100)
     built(parquet, tmp_path / "out", **how)
     built(parquet, tmp_path / "whole", **how)
@@ -175,8 +171,7 @@ def test_clean_removes_what_a_killed_build_left_and_nothing_else(parquet: str, t
     build(BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS))
     whole = files_of(out)
     options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS, seed=1, overwrite=True)
-    with pytest.raises(KeyboardInterrupt):
-        build(options, report=interrupt_after(5, KeyboardInterrupt()))
+    interrupted(options, 5)
     assert len(files_of(out)) > len(whole)
     foreseen = clean(Storage(str(out)), dry_run=True)
     assert len(files_of(out)) == len(whole) + sum(url.startswith(f"{out}/") for url in foreseen)
@@ -301,8 +296,7 @@ def test_a_spill_of_which_a_part_is_gone_is_made_again(parquet: str, tmp_path: P
     """As by a clean that was killed."""
     out, spill = tmp_path / "out", tmp_path / "spill"
     options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS, spill=str(spill))
-    with pytest.raises(KeyboardInterrupt):
-        build(options, report=interrupt_after(5, KeyboardInterrupt()))
+    interrupted(options, 5)
     (left,) = spill.rglob(gone)
     left.unlink()
     seen: list[Progress] = []
@@ -319,11 +313,9 @@ def test_a_spill_without_the_records_of_a_shard_that_was_damaged_is_made_again(
     options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS, spill=str(spill))
     for shards in (3, 7):
         shutil.rmtree(spill, ignore_errors=True)  # so that the second spills no records of what the first finished
-        with pytest.raises(KeyboardInterrupt):
-            build(options, report=interrupt_after(shards, KeyboardInterrupt()))
+        interrupted(options, shards)
     min(out.glob("train-*.tfrecord")).unlink()
-    with pytest.raises(KeyboardInterrupt):  # this one spills them
-        build(options, report=interrupt_after(8, KeyboardInterrupt()))
+    interrupted(options, 8)  # this one spills them
     seen: list[Progress] = []
     build(options, report=seen.append)
     assert next(progress for progress in seen if progress.stage == "partition").resumed
@@ -359,8 +351,7 @@ def test_while_clean_removes_nobody_else_writes(
 ) -> None:
     out = tmp_path / "out"
     options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS)
-    with pytest.raises(KeyboardInterrupt):
-        build(options, report=interrupt_after(5, KeyboardInterrupt()))
+    interrupted(options, 5)
     removed: list[str] = []
 
     def build_first(storage: Storage, names: list[str]) -> None:
@@ -380,8 +371,7 @@ def test_clean_works_where_there_is_no_room_for_a_mark(
 ) -> None:
     out = tmp_path / "out"
     options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS)
-    with pytest.raises(KeyboardInterrupt):
-        build(options, report=interrupt_after(5, KeyboardInterrupt()))
+    interrupted(options, 5)
 
     def full(*_: object, **__: object) -> None:
         raise StorageError("the disk is full")
@@ -443,8 +433,7 @@ def test_a_replacement_is_gone_on_with_too(parquet: str, tmp_path: Path, files_o
     built(parquet, tmp_path / "out", label="label", shards=3)
     how: dict[str, Any] = {"label": "label", "shards": SHARDS, "seed": 1}
     options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), overwrite=True, **how)
-    with pytest.raises(KeyboardInterrupt):
-        build(options, report=interrupt_after(5, KeyboardInterrupt()))
+    interrupted(options, 5)
     assert verify(str(tmp_path / "out")) == []
     seen: list[Progress] = []
     build(options, report=seen.append)
