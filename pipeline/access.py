@@ -18,7 +18,7 @@ from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.manifest import ShardInfo
 from ..sharding.schema import Feature, Schema
 from .columns import CLASS_ID, Columns, filling, take_columns
-from .frames import EXAMPLES, FRAMES, decode_frames
+from .frames import EXAMPLES, FRAMES, open_features
 from .labels import Labels
 from .shard_opener import OpenShard
 from .shards import ShardFetcher
@@ -79,7 +79,7 @@ class RandomAccess:
             record = decode_example(frame[HEADER_BYTES : len(frame) - FOOTER_BYTES], self._schema)
         else:
             if FRAMES in columns and self._layout is not None:
-                columns = decode_frames([columns[FRAMES][None]], self._schema, self._layout)
+                columns = open_features(columns, self._schema, self._layout)
             record = {
                 name: values[0] if isinstance(values, np.ndarray) else values[0].as_py()
                 for name, values in columns.items()

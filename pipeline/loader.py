@@ -162,7 +162,7 @@ class Loader(Epochs):
         self._split = split
         self._shards = self._dataset.split_shards(split)
         info = self.manifest.split(split)
-        self._selection = None
+        self._selection: Selection | None = None
         if where is not None:
             self._selection = Selection(
                 self._dataset,
@@ -171,7 +171,6 @@ class Loader(Epochs):
                 fetch_threads or _COUNT_THREADS,
                 quarantine=on_bad_shard == "quarantine" or bool(quarantined),
             )
-        if self._selection is not None:
             self._shards, info = self._selection.shards, self._selection.split
         self._info = info
         self._balance = parse_balance(balance)

@@ -185,9 +185,7 @@ def _real(value: Any) -> Any:
 def _described(hint: Any) -> str:
     origin = typing.get_origin(hint) or hint
     if origin is tuple:
-        return f"a list of {_described(typing.get_args(hint)[0])}s".replace("a list of a ", "a list of ").replace(
-            "an ", ""
-        )
+        return f"a list of {_described(typing.get_args(hint)[0]).removeprefix('an ').removeprefix('a ')}s"
     if origin is Mapping:
         return "a mapping"
     names = {str: "text", int: "an integer", float: "a number", bool: "true or false", type(None): "null"}
