@@ -1,18 +1,19 @@
-"""Arguments as the user gives them, of Python or NumPy, held against their kind; whole numbers are in `integers.py`.
+"""Arguments as the user gives them, of Python or NumPy, held against their kind.
 
 What is not of its kind must not pass for something else: the text ``"no"`` is true, and a text is a list of letters.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
 from ..sharding.errors import ConfigError
 
-__all__ = ["boolean", "choice", "mapping", "number", "numbers", "text", "texts"]
+__all__ = ["boolean", "choice", "integer", "mapping", "number", "numbers", "text", "texts"]
 
 
 def boolean(name: str, value: object) -> bool:
@@ -42,6 +43,31 @@ def choice(name: str, value: object, choices: Sequence[str]) -> None:
     """
     if not isinstance(value, str) or value not in choices:
         raise ConfigError(f"{name} must be {', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}, got {value!r}")
+
+
+def integer(name: str, value: SupportsIndex, least: int | None = None) -> int:
+    """A value that must be a whole number, as an `int`: equal ones must mean the same, in keys too.
+
+    Args:
+        name: of the argument.
+        value: that it was given.
+        least: that it may be.
+
+    >>> integer("seed", np.int64(3))
+    3
+
+    Raises:
+        ConfigError: it is no whole number, or a smaller one.
+    """
+    try:
+        whole = operator.index(value)
+    except TypeError as error:
+        raise ConfigError(f"{name} must be a whole number, got {value!r}") from error
+    if isinstance(value, bool):
+        raise ConfigError(f"{name} must be a whole number, got {value}")
+    if least is not None and whole < least:
+        raise ConfigError(f"{name} must be at least {least}, got {whole}")
+    return whole
 
 
 def number(name: str, value: Any) -> float:

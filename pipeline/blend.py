@@ -12,8 +12,7 @@ from math import isfinite
 from typing import Any
 
 from ..sharding.errors import ConfigError
-from .arguments import number, texts
-from .integers import integer
+from .arguments import integer, number, texts
 from .transform import GraphTransform
 
 __all__ = ["CutMix", "Mixup"]

@@ -23,10 +23,9 @@ import pyarrow.compute as pc
 from ..sharding.errors import ConfigError
 from ..sharding.keyed import shuffled
 from ..sharding.schema import Schema
-from .arguments import text
+from .arguments import integer, text
 from .columns import Columns, views_of
 from .frames import EXAMPLES
-from .integers import integer
 from .order import EpochOrder
 from .windows import Positions, Window
 

@@ -23,9 +23,9 @@ from ..sharding.checksums import Checksum, checksum
 from ..sharding.errors import ConfigError, StorageError
 from ..sharding.location import Location
 from ..sharding.retry import IncompleteError
+from .arguments import integer
 from .cache_folder import CacheFolder, CacheKey
 from .counters import Counters
-from .integers import integer
 
 __all__ = ["Cache", "MemoryCache", "ShardCache", "open_cache"]
 

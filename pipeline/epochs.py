@@ -15,12 +15,11 @@ import numpy.typing as npt
 
 from ..sharding.errors import ConfigError, RingfeedError
 from ..sharding.schema import Schema
-from .arguments import boolean, mapping
+from .arguments import boolean, integer, mapping
 from .carrying import remake
 from .columns import ORIGIN, WEIGHT, Columns
 from .counters import Counters
 from .frames import join_frames
-from .integers import integer
 from .keys import SAMPLE_KEY, sample_keys
 from .numpy_batches import NumpyBatch, iterate_numpy
 from .order import Geometry

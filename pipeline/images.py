@@ -13,8 +13,7 @@ from typing import Any, Literal
 from ..sharding.errors import ConfigError
 from ..sharding.manifest import Manifest
 from ..sharding.schema import Feature
-from .arguments import boolean, number, numbers
-from .integers import integer
+from .arguments import boolean, integer, number, numbers
 from .transform import GraphTransform
 
 __all__ = ["CentreCrop", "ColourJitter", "ImageTransform", "Normalisation", "RandomCrop"]

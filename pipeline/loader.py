@@ -20,7 +20,7 @@ from ..sharding.location import public_url
 from ..sharding.manifest import Manifest
 from ..sharding.storage import Place
 from .access import RandomAccess
-from .arguments import boolean, text, texts
+from .arguments import boolean, integer, text, texts
 from .balance import ClassSchedule
 from .buckets import Buckets
 from .cache import ShardCache, open_cache
@@ -29,7 +29,6 @@ from .columns import CLASS_ID, ORIGIN, Columns
 from .counters import StageStats
 from .epochs import Epochs, Origin
 from .features import checked_fill, delivered_schema, record_bytes
-from .integers import integer
 from .labels import Labels
 from .lookahead import Lookahead
 from .order import EpochOrder, Geometry, Remainder, default_streams

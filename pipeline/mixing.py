@@ -19,13 +19,12 @@ import numpy.typing as npt
 
 from ..sharding.errors import ConfigError
 from ..sharding.keyed import derive_key
-from .arguments import mapping, text
+from .arguments import integer, mapping, text
 from .balance import ClassSchedule
 from .chunks import interleave
 from .columns import CLASS_ID, ORIGIN, WEIGHT, Column, Columns, concat_columns, copied, take_columns
 from .counters import StageStats
 from .epochs import Epochs, Origin
-from .integers import integer
 from .keys import SOURCE_ID
 from .mixture_sources import common_fill, common_schema, naming, open_loaders
 from .order import Geometry, StreamSlice

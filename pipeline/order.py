@@ -23,8 +23,7 @@ import numpy.typing as npt
 
 from ..sharding.errors import ConfigError
 from ..sharding.keyed import derive_key, shuffled
-from .arguments import boolean, choice
-from .integers import integer
+from .arguments import boolean, choice, integer
 from .windows import StreamWindows, Window
 
 __all__ = ["EpochOrder", "Geometry", "Remainder", "StreamSlice", "coprime_stride", "default_streams"]

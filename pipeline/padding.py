@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..sharding.errors import ConfigError
-from .arguments import boolean, text
-from .integers import integer
+from .arguments import boolean, integer, text
 from .transform import GraphTransform, with_added
 
 __all__ = ["Pad"]

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..sharding.errors import ConfigError
-from .arguments import number
-from .integers import integer
+from .arguments import integer, number
 
 __all__ = [
     "CLASSES",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..sharding.errors import ConfigError
-from .integers import integer
+from .arguments import integer
 
 if TYPE_CHECKING:
     import tensorflow as tf
