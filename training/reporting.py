@@ -1,28 +1,19 @@
-"""What a run tells while it trains: a progress bar or plain lines, and the metrics file.
+"""What a run tells while it trains: a progress bar or plain lines.
 
 Only rank 0 reports; every rank's warnings are logged with its number.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import sys
 from collections.abc import Mapping
-from tempfile import TemporaryFile
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..sharding.drafts import make_folder
-from ..sharding.errors import StorageError
-from ..sharding.storage import Storage
-
-__all__ = ["METRICS_FORMAT", "Reporter", "check_writable", "configure_logging", "encode_metrics", "write_file"]
-
-METRICS_FORMAT = "ringfeed-metrics-1"
+__all__ = ["Reporter", "configure_logging"]
 
 log = logging.getLogger(__name__)
 
@@ -108,52 +99,3 @@ class Reporter:
         if self._is_chief:
             self.steps = list(history["steps"])
             self.evaluations = list(history["evaluations"])
-
-
-def write_file(url: str, data: bytes) -> None:
-    """Write a file at a path or URL, whole or not at all.
-
-    Raises:
-        StorageError: the storage refuses.
-    """
-    storage, name = _place(url)
-    storage.write(name, data)
-
-
-def check_writable(url: str) -> None:
-    """Find out before a run that its output, on a disk of this machine, will not be written. Leaves nothing there.
-
-    Of stores only writing itself tells: one may allow it, and not that a trial is removed.
-
-    Raises:
-        StorageError: it will not.
-    """
-    storage, name = _place(url)
-    if storage.local_path is None:
-        return
-    if not name or (storage.local_path / name).is_dir():
-        raise StorageError(f"cannot write {url}: it is a folder; name a file")
-    absent = storage.absent_folders()
-    with storage.errors("write", name):
-        make_folder(storage.local_path)
-        with TemporaryFile(dir=storage.local_path):
-            pass
-    storage.remove_folders(absent)
-
-
-def _place(url: str) -> tuple[Storage, str]:
-    folder, separator, name = url.rpartition("/")
-    return Storage(folder or (separator or ".")), name
-
-
-def encode_metrics(metrics: Mapping[str, Any]) -> bytes:
-    """The metrics file: JSON, in which a number that is not finite is null."""
-    return (json.dumps(_finite(metrics), indent=1) + "\n").encode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(entry) for key, entry in value.items()}
-    return [_finite(entry) for entry in value] if isinstance(value, (list, tuple)) else value

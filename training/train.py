@@ -16,7 +16,8 @@ from ..pipeline.quiet import quiet_tensorflow
 from ..sharding.errors import RingfeedError
 from .config_file import describe_keys, load_config
 from .launch import world_from_environment
-from .reporting import check_writable, configure_logging, encode_metrics
+from .outputs import check_writable, encode_metrics
+from .reporting import configure_logging
 
 __all__ = ["add_arguments", "main", "run"]
 

@@ -25,8 +25,9 @@ from .evaluate import average_statistics, evaluate
 from .inputs import open_loader, preprocessed
 from .models import BuiltModel, build_model
 from .optimizers import build_optimizer, build_schedule
+from .outputs import METRICS_FORMAT, encode_metrics, write_file
 from .precision import LossScale, ScaleRule, all_finite
-from .reporting import METRICS_FORMAT, Reporter, encode_metrics, write_file
+from .reporting import Reporter
 from .schedules import WarmUpDecay
 from .snapshot import Parts, Position, capture, check_resumable, give_rank_its_seeds, restore
 from .step import StepMetrics, make_predict_step, make_train_step
