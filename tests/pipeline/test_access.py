@@ -12,8 +12,8 @@ import pytest
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, CorruptionError, build
+from tests.pipeline.reading import read
 from tests.pipeline.test_delivery import RECORDS, make_table, make_variable_table
-from tests.pipeline.test_loader import read
 
 Make = Callable[..., str]
 

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ringfeed.pipeline import Loader, RecordRange
-from tests.pipeline.test_loader import RECORDS, read
+from tests.pipeline.reading import read
+from tests.pipeline.test_loader import RECORDS
 
 Make = Callable[..., str]
 few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

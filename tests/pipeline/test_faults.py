@@ -20,6 +20,7 @@ from ringfeed.pipeline.reading import SourceReader
 from ringfeed.sharding import CorruptionError, DatasetError, StorageError, open_dataset
 from ringfeed.sharding.retry import RetryPolicy
 from ringfeed.sharding.storage import Storage
+from tests.pipeline.reading import batches
 from tests.servers.hdfs import hdfs
 from tests.servers.proxy import Fault, Proxy
 from tests.servers.seaweedfs import S3Server
@@ -68,11 +69,6 @@ def fastest(storage: Storage) -> Storage:
 def copy_dataset(local: str, store: Store) -> None:
     for path in Path(local).iterdir():
         store.write_bytes(path.name, path.read_bytes())
-
-
-def batches(loader: Loader, start_step: int = 0) -> list[list[int]]:
-    rows = [np.array(c["id"]).reshape(steps, -1) for steps, c in loader.chunks(0, start_step)]
-    return np.concatenate(rows).tolist()
 
 
 def name(fault: Fault) -> str:
@@ -141,7 +137,7 @@ class TestS3:
         told = Loader(storage, quarantined=loader.quarantined, **BATCH)
         refused = Fault(kind="reply", method="GET", path=VICTIM, status=400, code="InvalidRequest", times=ALWAYS)
         proxy.begin(refused)
-        assert batches(told, 9) == batches(loader)[9:]
+        assert batches(told, start_step=9) == batches(loader)[9:]
         assert proxy.happened[refused] == 0
 
     @pytest.mark.parametrize(
@@ -223,7 +219,7 @@ class TestHdfs:
             processes.signal_datanode(signal.SIGSTOP)
             fails_in_bounded_time(brief, url)
             processes.signal_datanode(signal.SIGCONT)
-            assert batches(brief, 30) == expected[30:]
+            assert batches(brief, start_step=30) == expected[30:]
             patient = RetryPolicy(attempts=1000, base_seconds=0.2, cap_seconds=0.5, budget_seconds=60)
             chunks = Loader(Storage(url, options, patient), prefetch_bytes=0, **BATCH).chunks(0)
             got = [next(chunks)]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -25,22 +24,12 @@ from ringfeed.pipeline.counters import Counters
 from ringfeed.pipeline.lending import LentRecords
 from ringfeed.pipeline.shards import ShardFetcher
 from ringfeed.sharding import BuildOptions, ConfigError, CorruptionError, DatasetError, build, open_dataset
+from tests.pipeline.reading import read
 
 Make = Callable[..., str]
-Samples = dict[str, npt.NDArray[Any]]
 RECORDS = 1000
 GOLDEN_NATURAL = [490, 136, 618, 186, 14, 416, 775, 676, 291, 6, 310, 541]
 GOLDEN_UNIFORM = [400, 741, 855, 250, 786, 675, 200, 117, 670, 500, 7, 545]
-
-
-def read(loader: Loader, epoch: int = 0, start_step: int = 0, stop_step: int | None = None) -> Samples:
-    """Steps of an epoch as arrays [steps, local batch, ...]."""
-    parts: dict[str, list[npt.NDArray[Any]]] = {}
-    for steps, columns in loader.chunks(epoch, start_step):
-        for name, values in columns.items():
-            array = np.asarray(values)
-            parts.setdefault(name, []).append(array.reshape(steps, loader.local_batch_size, *array.shape[1:]))
-    return {name: np.concatenate(arrays)[: stop_step and stop_step - start_step] for name, arrays in parts.items()}
 
 
 configurations = st.fixed_dictionaries(

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,20 +17,10 @@ from ringfeed.pipeline.balance import ClassSchedule
 from ringfeed.pipeline.columns import CLASS_ID, Columns, copied
 from ringfeed.pipeline.lookahead import Lookahead
 from ringfeed.sharding import BuildOptions, ConfigError, DatasetError, build
+from tests.pipeline.reading import read
 
 Make = Callable[..., str]
-Samples = dict[str, npt.NDArray[Any]]
 RECORDS = {"large": 1000, "small": 90}
-
-
-def read(mixture: Mixture, epoch: int = 0, start_step: int = 0) -> Samples:
-    """Steps of an epoch as arrays [steps, local batch, ...]."""
-    parts: dict[str, list[npt.NDArray[Any]]] = {}
-    for steps, columns in mixture.chunks(epoch, start_step):
-        for name, values in columns.items():
-            array = np.asarray(values)
-            parts.setdefault(name, []).append(array.reshape(steps, mixture.local_batch_size, *array.shape[1:]))
-    return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from ringfeed.pipeline import Loader
 from ringfeed.pipeline.order import EpochOrder, Geometry
 from ringfeed.pipeline.quality import shuffle_quality
-from tests.pipeline.test_loader import RECORDS, read
+from tests.pipeline.reading import read
+from tests.pipeline.test_loader import RECORDS
 from tests.pipeline.test_order import orders
 
 

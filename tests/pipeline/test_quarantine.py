@@ -20,6 +20,7 @@ from ringfeed.pipeline.quarantine import stand_ins
 from ringfeed.pipeline.selection import Selection
 from ringfeed.sharding import BuildOptions, ConfigError, CorruptionError, DatasetError, build, open_dataset
 from tests.pipeline.conftest import rewrite
+from tests.pipeline.reading import batches
 
 Make = Callable[..., str]
 
@@ -41,12 +42,6 @@ def ids_of(root: Path, *numbers: int) -> set[int]:
     stops = np.cumsum([shard.records for shard in open_dataset(str(root)).shards])
     shards = np.split(ids, stops[:-1])
     return {int(i) for number in numbers for i in shards[number]}
-
-
-def batches(loader: Loader, epoch: int = 0, start_step: int = 0) -> list[list[int]]:
-    """The records of each of this rank's batches."""
-    rows = [np.array(c["id"]).reshape(steps, -1) for steps, c in loader.chunks(epoch, start_step)]
-    return np.concatenate(rows).tolist()
 
 
 @pytest.fixture

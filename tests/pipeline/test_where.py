@@ -22,7 +22,7 @@ from ringfeed.sharding import BuildOptions, ConfigError, CorruptionError, build
 from ringfeed.sharding.formats.parquet import write_parquet
 from ringfeed.sharding.schema import Schema
 from tests.pipeline.conftest import make_table, rewrite
-from tests.pipeline.test_loader import read
+from tests.pipeline.reading import read
 from tests.servers.store import Store
 
 Make = Callable[..., str]
