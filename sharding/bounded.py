@@ -14,11 +14,21 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
 
-__all__ = ["BoundedClient", "NoAnswerError", "bounded"]
+__all__ = ["BoundedClient", "ListingError", "NoAnswerError", "bounded", "longest_seconds"]
 
 T = TypeVar("T")
 _LISTED = 1000  # entries of a folder that are asked for at a time
+_LEAST_SECONDS, _BYTES_PER_SECOND = 300.0, 1 << 17  # many at a time share a slow link
 _WRITTEN_BYTES = 8 << 20  # at a time: a slow network must not pass for a NameNode that hangs
+
+
+def longest_seconds(size: int) -> float:
+    """How long to wait at most for a request that moves so many bytes.
+
+    >>> longest_seconds(1 << 20)
+    308.0
+    """
+    return _LEAST_SECONDS + size / _BYTES_PER_SECOND
 
 
 class NoAnswerError(RuntimeError):
@@ -54,6 +64,10 @@ def bounded(seconds: float, function: Callable[..., T], *arguments: Any) -> T:
     return result  # type: ignore[return-value]  # the two come together
 
 
+class ListingError(RuntimeError):
+    """A folder could not be listed. No OSError, by which fsspec takes it for an empty one."""
+
+
 class BoundedClient:
     """The raw client of `hdfs_native`, each of whose calls ends within `seconds`, and those of the files it writes."""
 
@@ -66,9 +80,14 @@ class BoundedClient:
 
     def list_status(self, path: str, recursive: bool) -> Iterator[Any]:
         """What lies in a folder."""
-        entries = iter(bounded(self._seconds, self._raw.list_status, path, recursive))
-        while some := bounded(self._seconds, lambda: list(islice(entries, _LISTED))):
-            yield from some
+        try:
+            entries = iter(bounded(self._seconds, self._raw.list_status, path, recursive))
+            while some := bounded(self._seconds, lambda: list(islice(entries, _LISTED))):
+                yield from some
+        except (FileNotFoundError, NotADirectoryError):
+            raise
+        except OSError as error:
+            raise ListingError(str(error)) from error
 
     def create(self, path: str, write_options: Any) -> _BoundedWriter:
         """A new file to write."""

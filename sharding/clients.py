@@ -15,6 +15,7 @@ import fsspec
 
 from .bounded import BoundedClient
 from .errors import StorageError
+from .s3_requests import bound_requests
 
 __all__ = ["OBJECT_STORES", "S3", "WEB", "filesystem"]
 
@@ -102,6 +103,7 @@ def _connect(
         # Its own defaults, which the bounds of docs/faults.md reckon with. Not as options, by which `fast.py` judges.
         fs.connect_timeout, fs.read_timeout = 5, 15
         fs.retries = 1
+        bound_requests(fs)
     if kind == "hdfs":
         _register_at_fork()
         _hdfs_clients.add(fs)

@@ -6,12 +6,24 @@ import errno
 import re
 
 from .clients import S3, WEB
-from .retry import error_code, error_number
+from .retry import (
+    causes,
+    error_code,
+    error_number,
+    is_unknown_host,
+    redirects_for_ever,
+    refuses_tls,
+    s3_reply,
+)
+from .s3_requests import NoS3Error
 
 __all__ = ["NO_MORE_PROCESSES", "explain", "refuses_processes"]
 
 _DENIALS = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessControlException")
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired", "InvalidToken")
+_ELSEWHERE = ("301", "307", "PermanentRedirect", "TemporaryRedirect", "IllegalLocationConstraintException")
+_OTHER_REGION = ("AuthorizationHeaderMalformed", "AuthorizationQueryParametersError")
+_NO_HTTP = ("Bad status line", "Bad HTTP", "Invalid header", "Got more than", "Expected HTTP/")  # aiohttp's parser
 _BUSY = ("SlowDown", "ServiceUnavailable", "503", "429", "TooManyRequests")
 _ARCHIVES = ("zip", "tar", "libarchive", "rar")
 _PROTOCOLS = "name a path of this machine, s3://, hdfs://, gs://, az://, https://, or another that fsspec opens"
@@ -66,12 +78,16 @@ def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
         return f"no archive is named; name one after ::, as in {protocol}://PATH::ARCHIVE"
     if "multiple values for keyword argument 'host'" in text:  # fsspec opens chains to such stores no more
         return "what lies on a store whose URL has a host, such as HDFS, is opened by no chain; copy it to a local disk"
+    if of_the_server := _of_the_server(error, protocol):
+        return of_the_server
     code = error_code(error)
     if code in _EXPIRED:
         goes_on = ": it goes on where it stopped" if writing else ""
         return f"the credentials have expired ({code}); renew them and start the same command again{goes_on}"
     if code == "RequestTimeTooSkewed":
         return "the clock of this machine is wrong; set it"
+    if protocol in S3 and (refused := _refused(error, code)):
+        return refused
     if isinstance(error, FileNotFoundError):
         return _missing(protocol)
     if "NoCredentials" in f"{name} {text}":
@@ -94,6 +110,8 @@ def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
                 return meaning
     if code in _BUSY:
         return f"the store asks for fewer requests ({code}); use fewer --workers, or try later"
+    if not text and any(kind.__name__ == "TimeoutError" for kind in type(error).__mro__):  # asyncio has its own, too
+        return "no answer came in time"
     if code:
         name, text = code, re.sub(r"^\[Errno \d+\] ", "", text)
     line = " ".join(re.split(r"\n|\\n", text)[0].split())  # HDFS clients append a Java stack trace
@@ -109,6 +127,61 @@ def refuses_processes(error: BaseException) -> bool:
     if isinstance(error, BlockingIOError) or any(refusal in str(error) for refusal in _REFUSALS):
         return True
     return error.__context__ is not None and refuses_processes(error.__context__)  # cleaning up fails next
+
+
+def _of_the_server(error: BaseException, protocol: str) -> str:
+    """What is wrong with a server as such, whatever it was asked; empty if nothing is known to be."""
+    where = "the endpoint (AWS_ENDPOINT_URL)" if protocol in S3 else "the URL"
+    if isinstance(error, NoS3Error):
+        return f"what answers there is no S3 store, but sends {error}; check {where}: its host and its port"
+    if is_unknown_host(error):
+        return f"no host of that name is known here; check {where}"
+    if refuses_tls(error):
+        told = re.search(r"certificate verify failed: ([^(\]]*[^(\] ])", " ".join(str(link) for link in causes(error)))
+        if not told:
+            return f"the server speaks no TLS there, or another version; check {where}, its scheme and its port"
+        setting = "AWS_CA_BUNDLE" if protocol in S3 else "SSL_CERT_FILE"
+        return (
+            f"the server's certificate is not trusted ({told[1]}); if it is right, name a file with the certificate of "
+            f"its authority ({setting})"
+        )
+    if protocol in S3 and (isinstance(error, RecursionError) or redirects_for_ever(error)):  # botocore follows, too
+        return f"the store redirects to no place that it names; check the region (AWS_DEFAULT_REGION) and {where}"
+    if redirects_for_ever(error):
+        return f"the server redirects in circles, as some do to ask for a login; check {where}"
+    if any(
+        type(link).__name__ == "ClientResponseError" and mark in str(link)
+        for link in causes(error)
+        for mark in _NO_HTTP
+    ):
+        return f"what answers there speaks no HTTP; check {where}, its scheme and its port"
+    return ""
+
+
+def _refused(error: BaseException, code: str) -> str:
+    """What S3 means by a refusal whose code alone does not tell; empty if there is no more to say."""
+    reply = s3_reply(error)
+    about = reply.get("ResponseMetadata", {})
+    if code in _ELSEWHERE or code in _OTHER_REGION:
+        region = reply["Error"].get("Region") or about.get("HTTPHeaders", {}).get("x-amz-bucket-region", "")
+        told = f", {region}" if region else ""
+        return (
+            f"the bucket is in another region{told}, or at another endpoint ({code}); set AWS_DEFAULT_REGION or "
+            "AWS_ENDPOINT_URL"
+        )
+    status = about.get("HTTPStatusCode")
+    if code == "400":  # a reply without a body, as to HEAD
+        return (
+            "the store refuses the request and does not say why (400 Bad Request); the credentials may have expired: "
+            "renew them; or the region may be wrong (AWS_DEFAULT_REGION)"
+        )
+    if code in ("405", "MethodNotAllowed", "501", "NotImplemented"):
+        return f"the server takes no such requests ({code}); check that the endpoint (AWS_ENDPOINT_URL) is one of S3"
+    if status in (401, 403) and code in ("", "401"):
+        return f"permission denied; {_remedy('s3')}"
+    if status is not None and not code:  # a page of a proxy, or of a web server
+        return f"the server answers {status}, and not as S3 does; check the endpoint (AWS_ENDPOINT_URL)"
+    return ""
 
 
 def _missing(protocol: str) -> str:

@@ -11,12 +11,14 @@ import logging
 import os
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 import fsspec
 import pyarrow as pa
 from fsspec.asyn import sync
 
+from .bounded import bounded, longest_seconds
 from .wording import brief
 
 __all__ = ["copy_object", "credentials", "is_plain", "read_object"]
@@ -50,7 +52,12 @@ def read_object(fs: fsspec.AbstractFileSystem, path: str, span: tuple[int, int] 
         None if s3fs has to read it.
     """
     taken: list[pa.Buffer] = []
-    if _read(fs, path, lambda result: taken.append(pa.py_buffer(result.bytes())), span):
+
+    def take(result: Any) -> None:
+        first, last = result.range
+        taken.append(pa.py_buffer(bounded(longest_seconds(last - first), result.bytes)))
+
+    if _read(fs, path, take, span):
         return taken[0]
     return None
 
@@ -127,7 +134,7 @@ def _read(
     import obstore
 
     try:
-        take(obstore.get(store, key, options={"range": span} if span else {}))
+        take(bounded(longest_seconds(0), partial(obstore.get, store, key, options={"range": span} if span else {})))
     except FileNotFoundError:
         return False
     except Exception as error:

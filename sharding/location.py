@@ -18,6 +18,7 @@ from .clients import OBJECT_STORES, S3, filesystem
 from .errors import ConfigError, DestinationError, RingfeedError, StorageError
 from .explain import explain
 from .retry import Exhausted, RetryPolicy, retry
+from .s3_requests import NoS3Error
 
 __all__ = ["Location", "given_url", "public_url", "take_urls", "url_text"]
 
@@ -124,7 +125,13 @@ class Location:
             fs, root = self.filesystem()
             bucket, _, prefix = root.partition("/")
             prefix = f"{prefix}/" if prefix else ""
-            self.run("reach", "", lambda: fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=1))
+
+            def look() -> None:
+                reply = fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=1)
+                if not reply.keys() & {"Name", "IsTruncated", "KeyCount"}:
+                    raise NoS3Error("nothing that is a listing")
+
+            self.run("reach", "", look)
 
     def filesystem(self) -> tuple[fsspec.AbstractFileSystem, str]:
         """The fsspec file system, the same for all threads, and the folder's path in it; use it in `run`."""

@@ -9,15 +9,17 @@ import errno
 import logging
 import random
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .wording import brief
 
 __all__ = [
-    "Exhausted", "IncompleteError", "RetryPolicy", "causes", "error_code", "error_number", "is_transient", "retry",
+    "Exhausted", "IncompleteError", "RetryPolicy", "causes", "error_code", "error_number", "is_transient",
+    "is_unknown_host", "redirects_for_ever", "refuses_tls", "retry", "s3_reply",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -68,6 +70,10 @@ _NAMES = {
     # asyncio's, before Python 3.11 made it the builtin one
     "TimeoutError",
 }
+_TLS = re.compile(  # of OpenSSL, where both ends would have to be set up otherwise
+    r"\[SSL: (?:CERTIFICATE_VERIFY_FAILED|WRONG_VERSION_NUMBER|UNSUPPORTED_PROTOCOL|UNKNOWN_PROTOCOL|HTTP_REQUEST|"
+    r"\w+_ALERT_(?:PROTOCOL_VERSION|HANDSHAKE_FAILURE|UNKNOWN_CA|CERTIFICATE_REQUIRED))\]"
+)
 _HDFS = re.compile(
     "All DataNodes failed|All nodes failed|Failed to complete file in time|Block writer is closed|could only be "
     "replicated to 0 nodes|SafeModeException|StandbyException|RetriableException|NotReplicatedYetException|no answer "
@@ -192,6 +198,8 @@ def is_transient(error: BaseException) -> bool:
     >>> is_transient(OSError(28, "No space left on device"))
     False
     """
+    if refuses_tls(error) or is_unknown_host(error) or redirects_for_ever(error):
+        return False
     for link in causes(error):
         if isinstance(link, (Exhausted, FileNotFoundError, FileExistsError, PermissionError)):
             return False
@@ -205,11 +213,13 @@ def is_transient(error: BaseException) -> bool:
 
 def error_code(error: BaseException) -> str:
     """The code by which S3 names an error, such as ``ExpiredToken``; empty if it names none."""
-    for link in causes(error):
-        response = getattr(link, "response", None)
-        if isinstance(response, dict):
-            return str(response.get("Error", {}).get("Code", ""))
-    return ""
+    return str(s3_reply(error).get("Error", {}).get("Code", ""))
+
+
+def s3_reply(error: BaseException) -> dict[str, Any]:
+    """What botocore keeps of the reply that an error of S3 is about; empty if it is about none."""
+    responses = (getattr(link, "response", None) for link in causes(error))
+    return next((response for response in responses if isinstance(response, dict)), {})
 
 
 def error_number(error: BaseException) -> int | None:
@@ -225,8 +235,6 @@ def error_number(error: BaseException) -> int | None:
 
 
 def _is_of_the_wire(error: BaseException) -> bool:
-    if "CERTIFICATE_VERIFY_FAILED" in str(error):  # of OpenSSL
-        return False
     if isinstance(error, (IncompleteError, ConnectionError, TimeoutError)) or error_number(error) in _ERRNOS:
         return True
     if any(kind.__name__ in _NAMES for kind in type(error).__mro__):
@@ -234,14 +242,40 @@ def _is_of_the_wire(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _HDFS.search(str(error)) is not None
 
 
+def refuses_tls(error: BaseException) -> bool:
+    """Whether the server speaks no TLS, or another, or has a certificate that is not trusted here."""
+    return any(_TLS.search(str(link)) for link in causes(error))
+
+
+def is_unknown_host(error: BaseException) -> bool:
+    """Whether no host has the name; of a name server that does not answer nobody knows.
+
+    >>> [is_unknown_host(socket.gaierror(number, "?")) for number in (socket.EAI_NONAME, socket.EAI_AGAIN)]
+    [True, False]
+    """
+    unknown = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
+    return any(
+        (isinstance(link, socket.gaierror) and link.errno in unknown)
+        or "failed to lookup address information: Name or service not known" in str(link)  # as hdfs-native puts it
+        for link in causes(error)
+    )
+
+
+def redirects_for_ever(error: BaseException) -> bool:
+    """Whether a server sends on and on, as aiohttp tells it."""
+    return any(type(link).__name__ == "TooManyRedirects" for link in causes(error))
+
+
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and its explicit causes; of a context nobody said that it is to blame."""
+    """An error and its causes, where the client names them; of a context nobody said that it is to blame."""
     link: BaseException | None = error
     seen: set[int] = set()
     while link is not None and id(link) not in seen:  # a client may raise an error from itself
         seen.add(id(link))
         yield link
-        link = link.__cause__
+        arguments = getattr(link, "kwargs", None)  # of botocore's errors
+        inner = arguments.get("error") if isinstance(arguments, dict) else None
+        link = link.__cause__ or (inner if isinstance(inner, BaseException) else None)
 
 
 def _status(error: BaseException) -> int | None:

@@ -6,6 +6,7 @@ a page by a pattern. Not here: what the pages list (`sources/files.py`).
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from fsspec.asyn import sync
 from fsspec.implementations.http import HTTPFileSystem, HTTPStreamFile
 from fsspec.utils import glob_translate
 
+from .bounded import longest_seconds
 from .errors import RangesError, StorageError
 from .location import public_url
 from .retry import IncompleteError, RetryPolicy, retry
@@ -104,6 +106,9 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         return {"name": url, "type": "file", **found}
 
     async def _look(self, method: str, url: str) -> dict[str, Any]:
+        return await asyncio.wait_for(self._head(method, url), longest_seconds(0))
+
+    async def _head(self, method: str, url: str) -> dict[str, Any]:
         """What the server says of a file, by its reply to HEAD or, to GET, of its first byte."""
         session = await self.set_session()
         options = {"allow_redirects": True, **(self._asking_for(0, 1) if method == "GET" else self.kwargs)}
@@ -139,7 +144,7 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         pieces: list[bytes] = []
         position = start
         while position < end:  # a server may send less at a time than it is asked for
-            pieces.append(await self._part(url, position, end))
+            pieces.append(await asyncio.wait_for(self._part(url, position, end), longest_seconds(end - position)))
             position += len(pieces[-1])
         return b"".join(pieces)
 
@@ -164,6 +169,9 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         return {**self.kwargs, "headers": {**self.kwargs.get("headers", {}), "Range": f"bytes={start}-{end - 1}"}}
 
     async def _ls_real(self, url: str, detail: bool = True, **_: Any) -> Any:
+        return await asyncio.wait_for(self._list(url, detail), longest_seconds(0))
+
+    async def _list(self, url: str, detail: bool) -> Any:
         session = await self.set_session()
         async with session.get(self.encode_url(url), **self.kwargs) as reply:
             self._raise_not_found_for_status(reply, url)
@@ -182,7 +190,7 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
             raise FileNotFoundError(url)
         if status in (401, 403):
             raise PermissionError(f"{status} {reason}")
-        if status >= 400:
+        if status >= 300:  # that names no other place: those that do are followed
             raise HTTPError(status, reason)
         encoding = response.headers.get("Content-Encoding", "identity")
         if encoding not in ("", "identity") and not urlsplit(url).path.lower().endswith(_COMPRESSED):

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import http.client
 import random
+import socket
 from collections.abc import Callable
 
 import aiohttp
@@ -48,9 +49,10 @@ def failing(times: int, error: Exception, time: Time, seconds: float = 0) -> Cal
     return operation
 
 
-def refused(status: int, code: str) -> botocore.exceptions.ClientError:
+def refused(status: int, code: str, region: str = "") -> botocore.exceptions.ClientError:
+    about = {"HTTPStatusCode": status, "HTTPHeaders": {"x-amz-bucket-region": region} if region else {}}
     return botocore.exceptions.ClientError(
-        {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}}, "PutObject"
+        {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": about}, "PutObject"
     )
 
 
@@ -128,6 +130,10 @@ class TestRetry:
 
 
 TRANSIENT = [
+    botocore.exceptions.EndpointConnectionError(
+        endpoint_url="http://x", error=socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+    ),
+    botocore.exceptions.SSLError(endpoint_url="https://x", error="[SSL: UNEXPECTED_EOF_WHILE_READING] EOF"),
     ConnectionResetError(errno.ECONNRESET, "reset"),
     BrokenPipeError(errno.EPIPE, "pipe"),
     TimeoutError(errno.ETIMEDOUT, "timed out"),
@@ -156,7 +162,28 @@ TRANSIENT = [
     translate_boto_error(refused(400, "XAmzContentSHA256Mismatch")),
     translate_boto_error(refused(409, "ConditionalRequestConflict")),
 ]
+UNKNOWN_HOST = botocore.exceptions.EndpointConnectionError(
+    endpoint_url="http://x", error=socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+)
+NO_TLS = botocore.exceptions.SSLError(
+    endpoint_url="https://x", error="[SSL: WRONG_VERSION_NUMBER] wrong version number"
+)
+UNTRUSTED = botocore.exceptions.SSLError(
+    endpoint_url="https://x",
+    error="[SSLCertVerificationError: (1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed "
+    "certificate (_ssl.c:1006)')]",
+)
+CIRCLES = botocore.exceptions.HTTPClientError(error=type("TooManyRedirects", (Exception,), {})())
+NO_HTTP = botocore.exceptions.HTTPClientError(
+    error=type("ClientResponseError", (Exception,), {})("400, message='Bad status line:\\n'")
+)
 PERMANENT = [
+    UNKNOWN_HOST,
+    socket.gaierror(socket.EAI_NONAME, "Name or service not known"),
+    NO_TLS,
+    UNTRUSTED,
+    CIRCLES,
+    RecursionError("maximum recursion depth exceeded"),
     FileNotFoundError(errno.ENOENT, "none"),
     PermissionError(errno.EACCES, "denied"),
     OSError(errno.ENOSPC, "full"),
@@ -224,6 +251,34 @@ def test_a_cause_decides_and_a_context_does_not() -> None:
             "the clock of this machine is wrong; set it",
         ),
         (RuntimeError("DSQuotaExceededException"), "hdfs", "the quota of the folder is used up"),
+        (UNKNOWN_HOST, "s3", "no host of that name is known here; check the endpoint (AWS_ENDPOINT_URL)"),
+        (
+            NO_TLS,
+            "s3",
+            "the server speaks no TLS there, or another version; check the endpoint (AWS_ENDPOINT_URL), its",
+        ),
+        (UNTRUSTED, "s3", "the server's certificate is not trusted (self-signed certificate); if it is right, name a"),
+        (CIRCLES, "https", "the server redirects in circles, as some do to ask for a login; check the URL"),
+        (NO_HTTP, "s3", "what answers there speaks no HTTP; check the endpoint (AWS_ENDPOINT_URL), its scheme and its"),
+        (asyncio.TimeoutError(), "s3", "no answer came in time"),
+        (
+            translate_boto_error(refused(400, "400")),
+            "s3",
+            "the store refuses the request and does not say why (400 Bad Request); the credentials may have expired: "
+            "renew them; or the region may be wrong (AWS_DEFAULT_REGION)",
+        ),
+        (translate_boto_error(refused(403, "")), "s3", "permission denied; check AWS_ACCESS_KEY_ID, "),
+        (
+            translate_boto_error(refused(404, "")),
+            "s3",
+            "the server answers 404, and not as S3 does; check the endpoint",
+        ),
+        (translate_boto_error(refused(405, "MethodNotAllowed")), "s3", "the server takes no such requests (MethodNot"),
+        (
+            translate_boto_error(refused(301, "PermanentRedirect", "eu-west-1")),
+            "s3",
+            "the bucket is in another region, eu-west-1, or at another endpoint (PermanentRedirect); set AWS_DEFAULT",
+        ),
     ],
     ids=str,
 )

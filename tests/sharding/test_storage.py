@@ -308,6 +308,11 @@ def test_a_name_node_that_is_down_is_told_at_once() -> None:
         Storage("hdfs://127.0.0.1:1/x").check_reachable()
 
 
+def test_a_name_node_that_is_down_lists_no_empty_folder() -> None:
+    with pytest.raises(StorageError, match=r"cannot list hdfs://127\.0\.0\.1:1/d: the NameNode or a DataNode is down"):
+        Storage("hdfs://127.0.0.1:1/d", retries=RetryPolicy(attempts=1)).list()
+
+
 def test_a_name_node_that_takes_connections_and_answers_none_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:  # the kernel accepts, and nobody ever reads
         url = f"hdfs://127.0.0.1:{server.getsockname()[1]}/x"

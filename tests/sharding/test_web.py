@@ -1,13 +1,18 @@
 """Storage on web servers: what is refused is told apart from what is not there; what comes is what was asked for."""
 
 import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ringfeed.sharding import BuildOptions, StorageError, build, verify
+from ringfeed.sharding import BuildOptions, StorageError, bounded, build, verify, web
 from ringfeed.sharding.errors import RangesError
 from ringfeed.sharding.retry import RetryPolicy
 from ringfeed.sharding.staging import measure
@@ -40,6 +45,7 @@ def test_a_file_that_is_not_there(folder: Path, status: int) -> None:
 @pytest.mark.parametrize(
     ("status", "told"),
     [
+        (301, "HTTPError: 301 Moved Permanently"),  # to no place
         (401, "permission denied; a signed link may have expired"),
         (403, "permission denied; a signed link may have expired"),
         (429, "HTTPError: 429 Too Many Requests"),
@@ -117,3 +123,24 @@ def test_options_of_the_client_are_kept(folder: Path) -> None:
         Storage(url, options).read_range("a", 5, 10)
     (asked,) = behaviour.asked
     assert {"X-From": "client", "X-Also": "request", "Range": "bytes=5-9"}.items() <= asked[2].items()
+
+
+@pytest.mark.parametrize("ask", [Storage.list, lambda storage: storage.exists("a")])
+def test_a_head_or_a_page_without_end_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, ask: Callable[[Storage], object]
+) -> None:
+    monkeypatch.setattr(bounded, "_LEAST_SECONDS", 0.3)
+    monkeypatch.setattr(web, "RetryPolicy", lambda: ONCE)  # of pages
+
+    def serve(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection, suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\n")
+            for _ in range(100):  # 5 s
+                connection.sendall(b"X-A: b\r\n")
+                time.sleep(0.05)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, args=(server,), daemon=True).start()
+        with pytest.raises(StorageError, match=r"no answer came in time$"):
+            ask(Storage(f"http://127.0.0.1:{server.getsockname()[1]}/d", retries=ONCE))
