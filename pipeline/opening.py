@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ..sharding.grouping import stable_order
+from ..sharding.grouping import group, stable_order
 from .balance import ClassSchedule, RecordDrawer
 from .buckets import BucketedPicks, Buckets, Picks
 from .columns import CLASS_ID, Column, Columns, concat_columns, slice_columns, take_columns, take_from_segments
 from .counters import Counters
+from .donors import choose_donors, first_with
 from .order import EpochOrder
 from .picked import is_pickable
 from .planning import open_after
@@ -24,12 +24,11 @@ from .shard_opener import OpenShard
 from .shards import ShardFetcher
 from .windows import Positions, Window
 
-__all__ = ["OpenWindow", "WindowOpener", "choose_donors"]
+__all__ = ["OpenWindow", "WindowOpener"]
 
 Int64 = npt.NDArray[np.int64]
 ClassNumbers = npt.NDArray[np.integer]
 _TOGETHER = 1 << 16  # samples that are drawn at a time, of a window of fewer records
-_SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 
 
 class _WindowPicks:
@@ -183,7 +182,7 @@ class WindowOpener:
             drawer = self._drawer(self._schedule, window, segments)
         lacking = np.flatnonzero((self._schedule.weights > 0) & (drawer.counts == 0))
         if lacking.size:
-            segments.append(self._borrow(window, lacking))
+            segments.append(self._borrow(self._schedule, window, lacking))
         with self._counters.busy("plan"):
             if lacking.size:
                 drawer = self._drawer(self._schedule, window, segments)
@@ -243,33 +242,55 @@ class WindowOpener:
         classes = schedule.classes_at(steps, range(window.stream * piece, (window.stream + 1) * piece)).reshape(-1)
         return classes[begin - first * piece :][: stop - start]
 
-    def _borrow(self, window: Window, lacking: Int64) -> Columns:
+    def _borrow(self, schedule: ClassSchedule, window: Window, lacking: Int64) -> Columns:
         """The records of the classes that the window lacks, class after class, from other shards."""
-        of_class, lent = self._class_counts(), self._fetcher.lent
+        lent = self._fetcher.lent
         with self._counters.busy("plan"):
-            donors = {class_id: self._next_lender(window, of_class[:, class_id]) for class_id in lacking.tolist()}
-            kept = {class_id: lent.get(donor, class_id) for class_id, donor in donors.items()}
-        held: dict[int, OpenShard] = {}
-        for class_id, piece in kept.items():
-            if piece is None and donors[class_id] not in held:
-                donors[class_id] = self._lent(window, of_class[:, class_id], held)
-        by_class: dict[int, tuple[Int64, ClassNumbers]] = {}  # of each lender, its rows and their classes
-        pieces = []
-        with self._counters.busy("plan"):  # without the waits for lenders, which are those of the store
-            for class_id, piece in kept.items():
-                if piece is None:
-                    donor = donors[class_id]
-                    if donor not in by_class:
-                        order = stable_order(held[donor].class_ids)
-                        by_class[donor] = order, held[donor].class_ids[order]
-                    rows, classes = by_class[donor]
-                    start, stop = (int(np.searchsorted(classes, class_id, side=side)) for side in _SIDES)
-                    piece = lent.keep(donor, class_id, take_columns(_with_classes(held[donor]), rows[start:stop]))
-                pieces.append(piece)
-            return concat_columns(pieces)
+            donors = self._donors(window, lacking)
+            kept = lent.get(donors, lacking)
+            pieces = [] if kept is None else [kept]
+            if kept is not None:
+                left = ~np.isin(lacking, kept[CLASS_ID])
+                lacking, donors = lacking[left], donors[left]
+        while lacking.size:
+            asked = [
+                (shard, classes, self._fetcher.request(self._fetcher.whole(shard)))
+                for shard, classes in ((shard, lacking[places]) for shard, places in group(donors))
+            ]
+            bad: list[Int64] = []
+            for shard, classes, future in asked:
+                opened = self._fetcher.wait_unless_bad(shard, future)  # a wait for the store, which is no planning
+                if opened is None:
+                    bad.append(classes)
+                    continue
+                with self._counters.busy("plan"):
+                    rows = _rows_to_lend(opened.class_ids, classes, self._lent_later(schedule, shard))
+                    pieces.append(lent.keep(shard, _with_classes(opened), *rows))
+            lacking = np.sort(np.concatenate(bad)) if bad else lacking[:0]
+            donors = self._donors(window, lacking)
+        with self._counters.busy("plan"):
+            borrowed = concat_columns(pieces)
+            return take_columns(borrowed, stable_order(borrowed[CLASS_ID]))
+
+    def _donors(self, window: Window, classes: Int64) -> Int64:
+        """For each class the next shard on the tape, behind the window, that has it and is not known to be bad."""
+        of_class, quarantine = self._class_counts(), self._fetcher.quarantine
+        following = self._order.following(window.segments[-1].shard)
+        readable = following if quarantine is None else quarantine.readable(following)
+        donors = first_with(of_class, readable, classes)
+        if quarantine is not None:
+            for class_id in classes[donors < 0].tolist():
+                quarantine.left(of_class[:, class_id])  # which says that all are bad
+        return donors
+
+    def _lent_later(self, schedule: ClassSchedule, shard: int) -> npt.NDArray[np.bool_]:
+        """Which classes windows may borrow from a shard: none that the one before it on the tape has; [classes]."""
+        before = self._order.following(shard)[-2:][0]
+        no_nearer: npt.NDArray[np.bool_] = self._class_counts()[before] == 0
+        return no_nearer & (schedule.weights > 0)
 
     def _next_lender(self, window: Window, records: npt.NDArray[np.integer]) -> int:
-        """The next shard on the tape, behind the window, that has such records and is not known to be bad."""
+        """The next shard on the tape, behind the window, that has records and is not known to be bad."""
         left = records if self._fetcher.quarantine is None else self._fetcher.quarantine.left(records)
         return int(choose_donors(self._order, np.array([window.segments[-1].shard]), left)[0])
 
@@ -312,18 +333,16 @@ def _in_order(segment: Columns) -> Columns:
     }
 
 
-def choose_donors(order: EpochOrder, last_shards: Int64, records: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """The shards that lend a class to windows without it: the next on the tape, around its end, that have records.
+def _rows_to_lend(class_ids: npt.NDArray[np.int32], asked: Int64, later: npt.NDArray[np.bool_]) -> tuple[Int64, Int64]:
+    """Rows of a shard that are lent now, and others that may be later; class after class both.
 
     Args:
-        order: of the epoch.
-        last_shards: of each window that lacks the class, the shard of its last segment; [windows].
-        records: of the class in each shard of the split; not all are 0.
-
-    Returns:
-        int64 [windows].
+        class_ids: of its records.
+        asked: classes that are lent now.
+        later: whether each class may be, [classes].
     """
-    tape, _ = order.tape()
-    lenders = np.flatnonzero(records[tape] > 0)
-    following = np.searchsorted(lenders, order.slots()[last_shards] + 1)
-    return tape[lenders[following % len(lenders)]]
+    now = np.zeros(len(later), np.bool_)
+    now[asked] = True
+    chosen = (np.flatnonzero(classes[class_ids]) for classes in (now, later & ~now))
+    first, second = (rows[stable_order(class_ids[rows])] for rows in chosen)
+    return first, second

@@ -212,6 +212,15 @@ class EpochOrder:
 
     def slots(self) -> npt.NDArray[np.int64]:
         """The place of each shard on the tape, int64 [shards]."""
+        return self._slots
+
+    def following(self, shard: int) -> npt.NDArray[np.int64]:
+        """All shards in the order of the tape, from behind one on, around its end, to that one."""
+        order, slot = self._tape[0], int(self._slots[shard]) + 1
+        return np.concatenate([order[slot:], order[:slot]])
+
+    @cached_property
+    def _slots(self) -> npt.NDArray[np.int64]:
         slots = np.empty(len(self.shard_records), np.int64)
         slots[self._tape[0]] = np.arange(len(slots))
         return slots

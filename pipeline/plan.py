@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..sharding.class_counts import count_matrix
+from ..sharding.grouping import group
 from ..sharding.manifest import ShardInfo
 from .balance import ClassSchedule
-from .opening import choose_donors
+from .donors import choose_donors
 from .order import EpochOrder
 from .remainder import RecordRange, dropped_ranges, wrapped_ranges
 from .selection import FilterPlan
@@ -210,21 +211,26 @@ def _find_missing(
     streams = list(map(order.windows, range(order.geometry.streams)))
     class_ids = functools.lru_cache(maxsize=2)(class_ids)
     lacking = [
-        (stream, window.number, class_id, window.segments[-1].shard)
+        (stream, window.number, window.segments[-1].shard, _lacking(window, doubtful, counts, class_ids))
         for stream, windows in enumerate(streams)
         for window, doubtful in _doubtful(windows, schedule.weights > 0, counts, order.shard_records)
-        for class_id in _lacking(window, doubtful, counts, class_ids).tolist()
     ]
-    of_class, last_shards = (np.array([entry[place] for entry in lacking], np.int64) for place in (2, 3))
-    donors = np.empty(len(lacking), np.int64)
-    for class_id in np.unique(of_class):
-        own = of_class == class_id
-        donors[own] = choose_donors(order, last_shards[own], counts[:, class_id])
+    if not lacking:
+        return [], []
+    of_class = np.concatenate([entry[-1] for entry in lacking])
+    places = np.array([entry[:3] for entry in lacking]).repeat([len(entry[-1]) for entry in lacking], axis=0)
+    donors = np.empty(len(of_class), np.int64)
+    for class_id, own in group(of_class):
+        donors[own] = choose_donors(order, places[own, 2], counts[:, class_id])
+    paths = [shard.path for shard in shards]
     missing = [
-        MissingClass(stream=stream, window=number, class_value=classes[class_id], donor=shards[donor].path)
-        for (stream, number, class_id, _), donor in zip(lacking, donors.tolist(), strict=True)
+        MissingClass(stream=stream, window=number, class_value=classes[class_id], donor=paths[donor])
+        for stream, number, class_id, donor in zip(
+            *(numbers.tolist() for numbers in (places[:, 0], places[:, 1], of_class, donors)), strict=True
+        )
     ]
-    return missing, [(entry.stream, donor) for entry, donor in zip(missing, donors.tolist(), strict=True)]
+    pairs = np.unique(np.stack([places[:, 0], donors], axis=1), axis=0)
+    return missing, [(stream, donor) for stream, donor in pairs.tolist()]
 
 
 def _stand_ins(order: EpochOrder, shards: Sequence[ShardInfo]) -> list[tuple[int, int]]:

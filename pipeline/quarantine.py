@@ -107,6 +107,12 @@ class Quarantine:
         """For who wants a shard that is not to be read."""
         return CorruptionError(f"{self._root}/{self._shards[shard].path} is in quarantine; {self._remedy}")
 
+    def readable(self, shards: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Those of some shards that are to be read."""
+        with self._lock:
+            positions = list(self._positions)
+        return shards[~np.isin(shards, positions)] if positions else shards
+
     def left(self, counts: npt.NDArray[Counts]) -> npt.NDArray[Counts]:
         """Numbers for each shard, with 0 for those that are not to be read.
 
