@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from ..sharding.formats.pages import InPlace
 from ..sharding.kernels import VIEW
-from .columns import CLASS_ID, Column, Columns, compacted, concat_columns, take_columns, views_of
+from .columns import CLASS_ID, Columns, compacted, concat_columns, take_columns, views_of
 
 __all__ = ["LentRecords"]
 
@@ -95,23 +95,34 @@ class LentRecords:
             asked: rows of those that it lends, class after class.
             spare: likewise, of others: kept while there is room that nobody else needs, and the first to make room.
         """
-        sizes = _bytes_of_rows(columns)
-        runs = _runs(shard, columns[CLASS_ID][asked], sizes[asked])
-        small = runs[_BYTES] <= self._limit_bytes // _LARGEST_SHARE
+        runs, small = self._runs(shard, columns, asked)
         runs[_USED] = self._times(len(small))
         lent = self._add(columns, asked, runs[:, small])
         if not small.all():
             lent = concat_columns([lent, take_columns(columns, asked[_rows_of(runs[:, ~small])])])
-        runs = _runs(shard, columns[CLASS_ID][spare], sizes[spare])
-        runs = runs[:, runs[_BYTES] <= self._limit_bytes // _LARGEST_SHARE]
-        for block in self._blocks:
-            runs = np.delete(runs, block.find(runs[_KEY])[0], axis=1)
-        self._add(columns, spare, runs[:, np.cumsum(runs[_BYTES]) <= self._limit_bytes - self._held_bytes])
+        if len(spare) and self._held_bytes < self._limit_bytes:
+            runs, small = self._runs(shard, columns, spare)
+            for block in self._blocks:
+                small[block.find(runs[_KEY])[0]] = False
+            runs = runs[:, small]
+            self._add(columns, spare, runs[:, np.cumsum(runs[_BYTES]) <= self._limit_bytes - self._held_bytes])
         return lent
+
+    def _runs(self, shard: int, columns: Columns, rows: Int64) -> tuple[Int64, npt.NDArray[np.bool_]]:
+        """The runs among rows of a shard that are in order of their classes, never asked for; whether each may stay."""
+        class_ids = columns[CLASS_ID][rows]
+        starts = np.flatnonzero(np.diff(class_ids, prepend=-1))
+        runs = np.empty((5, len(starts)), np.int64)
+        runs[_KEY] = _keys(shard, class_ids[starts])
+        runs[_START] = starts
+        runs[_ROWS] = np.diff(starts, append=len(class_ids))
+        runs[_BYTES] = np.add.reduceat(_bytes_of_rows(columns, rows), starts) if len(starts) else 0
+        runs[_USED] = _NEVER
+        return runs, runs[_BYTES] <= self._limit_bytes // _LARGEST_SHARE
 
     def _add(self, columns: Columns, rows: Int64, runs: Int64) -> Columns:
         """The records of runs among these rows of the columns, which are kept from now on."""
-        own = compacted(take_columns(columns, rows[_rows_of(runs)]))
+        own = compacted(take_columns(columns, rows if runs[_ROWS].sum() == len(rows) else rows[_rows_of(runs)]))
         if runs.shape[1]:
             self._blocks.append(_Block(own, _packed(runs)))
             self._held_bytes += int(runs[_BYTES].sum())
@@ -146,18 +157,6 @@ def _keys(shards: Int64 | int, class_ids: npt.NDArray[np.integer]) -> Int64:
     return keys
 
 
-def _runs(shard: int, class_ids: npt.NDArray[np.integer], sizes: Int64) -> Int64:
-    """The runs of records of a shard that are in order of their classes, never asked for."""
-    starts = np.flatnonzero(np.diff(class_ids, prepend=-1))
-    runs = np.empty((5, len(starts)), np.int64)
-    runs[_KEY] = _keys(shard, class_ids[starts])
-    runs[_START] = starts
-    runs[_ROWS] = np.diff(starts, append=len(class_ids))
-    runs[_BYTES] = np.add.reduceat(sizes, starts) if len(starts) else 0
-    runs[_USED] = _NEVER
-    return runs
-
-
 def _rows_of(runs: Int64) -> Int64:
     """The rows of runs, run after run."""
     ends = np.cumsum(runs[_ROWS])
@@ -184,18 +183,21 @@ def _length(block: _Block) -> int:
     return len(block.columns[CLASS_ID])
 
 
-def _bytes_of_rows(columns: Columns) -> Int64:
-    """What each row takes in memory, of all columns."""
-    sizes: Int64 = np.sum([_bytes_of_values(values) for values in columns.values()], axis=0, dtype=np.int64)
+def _bytes_of_rows(columns: Columns, rows: Int64) -> Int64:
+    """What each of the rows takes in memory, of all columns."""
+    sizes = np.zeros(len(rows), np.int64)
+    for values in columns.values():
+        if isinstance(values, np.ndarray | InPlace):
+            shape = values.shape if isinstance(values, InPlace) else values.shape[1:]
+            sizes += prod(shape) * values.dtype.itemsize
+        else:
+            sizes += _bytes_of_values(values)[rows]
     return sizes
 
 
-def _bytes_of_values(values: Column) -> Int64:
+def _bytes_of_values(values: pa.Array) -> Int64:
     sizes: Int64
-    if isinstance(values, np.ndarray | InPlace):
-        shape = values.shape if isinstance(values, InPlace) else values.shape[1:]
-        sizes = np.full(len(values), prod(shape) * values.dtype.itemsize)
-    elif pa.types.is_binary_view(values.type):
+    if pa.types.is_binary_view(values.type):
         sizes = VIEW.itemsize + views_of(values)["length"].astype(np.int64)
     elif pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
         ends = np.cumsum(pc.list_value_length(values).to_numpy(zero_copy_only=False))

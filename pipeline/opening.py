@@ -250,7 +250,9 @@ class WindowOpener:
             kept = lent.get(donors, lacking)
             pieces = [] if kept is None else [kept]
             if kept is not None:
-                left = ~np.isin(lacking, kept[CLASS_ID])
+                there = np.zeros(len(schedule.weights), np.bool_)
+                there[kept[CLASS_ID]] = True
+                left = ~there[lacking]
                 lacking, donors = lacking[left], donors[left]
         while lacking.size:
             asked = [
@@ -267,7 +269,7 @@ class WindowOpener:
                     rows = _rows_to_lend(opened.class_ids, classes, self._lent_later(schedule, shard))
                     pieces.append(lent.keep(shard, _with_classes(opened), *rows))
             lacking = np.sort(np.concatenate(bad)) if bad else lacking[:0]
-            donors = self._donors(window, lacking)
+            donors = self._donors(window, lacking) if bad else donors[:0]
         with self._counters.busy("plan"):
             borrowed = concat_columns(pieces)
             return take_columns(borrowed, stable_order(borrowed[CLASS_ID]))
