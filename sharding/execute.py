@@ -64,12 +64,6 @@ class _Processes(ProcessPoolExecutor):
         thread = getattr(self, "_executor_manager_thread", None)
         return isinstance(thread, threading.Thread) and not thread.is_alive()
 
-    def end(self) -> None:
-        """End the processes of a pool that died: they would wait for tasks, and this process for them, for ever."""
-        processes = getattr(self, "_processes", None) or {}
-        for process in list(processes.values()):
-            process.terminate()
-
 
 @contextmanager
 def local_executor(workers: int) -> Iterator[Executor]:
@@ -79,14 +73,20 @@ def local_executor(workers: int) -> Iterator[Executor]:
             yield threads
         return
     begin_processes()
-    with _Processes(workers) as pool:
-        try:
-            with _interrupts_held():
-                for _ in range(workers):
-                    pool.submit(int)  # all of them begin now, side by side, and not when the first tasks wait for them
-        except (EOFError, BrokenProcessPool) as error:  # of the process that they are forked from, or of the first
-            raise WorkerError(NO_MORE_PROCESSES) from error
-        yield pool
+    pool = _Processes(workers)
+    begun: dict[int, Any] = getattr(pool, "_processes", {})
+    try:
+        with pool:
+            try:
+                with _interrupts_held():
+                    for _ in range(workers):
+                        pool.submit(int)  # all begin now, side by side, and not when the first tasks wait for them
+            except (EOFError, BrokenProcessPool) as error:  # of the process that they are forked from, or of the first
+                raise WorkerError(NO_MORE_PROCESSES) from error
+            yield pool
+    finally:
+        for process in begun.values():  # of a pool that died: they would wait for tasks, and this process for them
+            process.terminate()
 
 
 def begin_processes(*places: str) -> None:
@@ -242,7 +242,6 @@ def _stream(
             for future in wait(running, _SIGN_OF_LIFE_S, FIRST_COMPLETED).done:
                 yield running.pop(future), future.result()
             if isinstance(pool, _Processes) and pool.died:
-                pool.end()
                 raise WorkerError(NO_MORE_PROCESSES)
     except BaseException as error:
         if isinstance(pool, ClusterExecutor):
