@@ -111,7 +111,7 @@ def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
     if code in _BUSY:
         return f"the store asks for fewer requests ({code}); use fewer --workers, or try later"
     if not text and any(kind.__name__ == "TimeoutError" for kind in type(error).__mro__):  # asyncio has its own, too
-        return "no answer came in time"
+        return f"no answer came in time ({name})"
     if code:
         name, text = code, re.sub(r"^\[Errno \d+\] ", "", text)
     line = " ".join(re.split(r"\n|\\n", text)[0].split())  # HDFS clients append a Java stack trace

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from ..sharding.sources.selection import split_selection
 from .arguments import at_least, checked_type, parse_bytes
 
-__all__ = ["EXIT_CODES", "add_command", "add_json", "add_workers", "cores", "parser_with", "workers_for"]
+__all__ = [
+    "EXIT_CODES", "add_command", "add_json", "add_memory", "add_workers", "cores", "parser_with", "workers_for",
+]  # fmt: skip
 
 EXIT_CODES = """\
 exit status:

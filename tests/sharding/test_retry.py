@@ -260,7 +260,7 @@ def test_a_cause_decides_and_a_context_does_not() -> None:
         (UNTRUSTED, "s3", "the server's certificate is not trusted (self-signed certificate); if it is right, name a"),
         (CIRCLES, "https", "the server redirects in circles, as some do to ask for a login; check the URL"),
         (NO_HTTP, "s3", "what answers there speaks no HTTP; check the endpoint (AWS_ENDPOINT_URL), its scheme and its"),
-        (asyncio.TimeoutError(), "s3", "no answer came in time"),
+        (asyncio.TimeoutError(), "s3", "no answer came in time (TimeoutError)"),
         (
             translate_boto_error(refused(400, "400")),
             "s3",
