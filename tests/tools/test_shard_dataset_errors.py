@@ -200,6 +200,8 @@ def test_too_few_processes_name_the_limit(source: str, tmp_path: Path, limit: in
     tmp_path.chmod(0o777)
     capabilities = ["--inh-caps", "+dac_override", "--ambient-caps", "+dac_override"]
     as_user = ["setpriv", "--reuid", "54321", "--clear-groups", *capabilities] if os.getuid() == 0 else []
+    if subprocess.run(["prlimit", "--nproc=9:9", *as_user, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no limit can be set here")
     command = [str(Path(sys.executable).with_name("shard-dataset")), "build", source, f"{tmp_path}/o", "--label"]
     done = subprocess.run(  # by a program of the system, for no limit holds root, nor may Python fork threads
         ["prlimit", f"--nproc={limit}:{limit}", *as_user, *command, "status", "--workers", "2"],
