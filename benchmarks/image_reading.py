@@ -83,7 +83,8 @@ def _alone(held: dict[str, Any], transform: ImageTransform) -> tf.data.Dataset:
     batches = numbers.map(lambda step: {name: values[step] for name, values in held.items()})
     options = tf.data.Options()
     options.autotune.enabled = False
-    return apply_transform(batches, transform, None).with_options(options)
+    transformed, _ = apply_transform(batches, transform, None)
+    return transformed.prefetch(2).with_options(options)
 
 
 def _rate(dataset: tf.data.Dataset) -> float:
