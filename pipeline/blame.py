@@ -31,7 +31,7 @@ def watched(dataset: tf.data.Dataset, first: int, stop: int, explain: Callable[[
     """The same batches; in the place of one that fails comes the error that explains it.
 
     Batches are numbered by zipping, which counts those that fail, too. These are then left out, so the next one has not
-    the number that it should. That takes 0.2 ms a batch.
+    the number that it should.
 
     Args:
         dataset: of the batches of the steps ``[first, stop)``.

@@ -21,8 +21,7 @@ _NO_PALETTES = (
     "a BMP whose colours are in a palette, which TensorFlow does not read; write the images as others, with: "
     "shard-dataset reshard SRC DST --encode png"
 )
-# As Pillow decodes, whose pixels the stored statistics are of. TensorFlow's default is off by up to 17 of 255, darker
-# by 0.6 in the mean, and takes as long (2026-11-24).
+# As Pillow decodes, whose pixels the stored statistics are of. TensorFlow's default is coarser, and a little darker.
 _DCT = "INTEGER_ACCURATE"
 _JPEG_SCALES = (1, 2, 4, 8)  # by which libjpeg divides sides as it decodes
 _PHILOX = "philox"  # named, so that no device draws by another algorithm

@@ -85,7 +85,7 @@ def local_executor(workers: int) -> Iterator[Executor]:
                 raise WorkerError(NO_MORE_PROCESSES) from error
             yield pool
     finally:
-        for process in begun.values():  # of a pool that died: they would wait for tasks, and this process for them
+        for process in [*begun.values()]:  # of a pool that died: they would wait for tasks, and this one for them
             process.terminate()
 
 

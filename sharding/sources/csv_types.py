@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 
@@ -21,6 +22,7 @@ from .text import Block, Mark, Span, cut_parts, read_blocks
 
 __all__ = ["infer_types"]
 
+_HEXADECIMAL = re.compile(rb"0[xX][0-9A-Fa-f]{1,16}(?![0-9A-Fa-f])")  # no more digits: hashes and the like are text
 _NUMBERS = (pa.int64(), pa.uint64(), pa.float64())
 _DATES = (pa.date32(), pa.timestamp("s"), pa.timestamp("ns"))
 _ZONED = (pa.timestamp("s", "UTC"), pa.timestamp("ns", "UTC"))
@@ -111,7 +113,7 @@ def _holds(file: SourceFile, header: Header, block: Block, name: str, kind: pa.D
 def _hexadecimal(file: SourceFile, header: Header, block: Block, schema: pa.Schema) -> list[str]:
     """Columns of a block that were taken for integers, but hold such as 0x1F, which Arrow reads as 31: text, mostly."""
     integers = [field.name for field in schema if field.type in (pa.int64(), pa.uint64())]
-    if not integers or not (b"0x" in block.data or b"0X" in block.data):
+    if not integers or not _HEXADECIMAL.search(block.data):
         return []
     rows = parse_block(file.url, header, block, dict.fromkeys(integers, pa.string()), integers, pass_over)
     columns = zip(rows.table.column_names, rows.table.columns, strict=True)
