@@ -13,7 +13,7 @@ import shlex
 import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from fractions import Fraction
 from time import perf_counter
@@ -257,7 +257,7 @@ def _inspect(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     try:
-        with stage_progress(_STAGES, events=args.json) as show:
+        with _progress(args) as show:
             found = check_dataset(args.url, _of_files(show), workers=args.workers, deep=args.deep)
     except RingfeedError as error:
         if args.json:
@@ -366,8 +366,12 @@ _COMMANDS = {
 @contextmanager
 def _at_work(args: argparse.Namespace) -> Iterator[StageReport]:
     """Show progress, and keep what others print out of the document that is printed behind it."""
-    with prints_aside() if args.json else nullcontext(), stage_progress(_STAGES, events=args.json) as show:
+    with prints_aside() if args.json else nullcontext(), _progress(args) as show:
         yield show
+
+
+def _progress(args: argparse.Namespace) -> AbstractContextManager[StageReport]:
+    return stage_progress(_STAGES, in_bytes=["verify"], events=args.json)
 
 
 def _of_stages(show: StageReport) -> Callable[[Progress], None]:
@@ -375,7 +379,7 @@ def _of_stages(show: StageReport) -> Callable[[Progress], None]:
 
 
 def _of_files(show: StageReport) -> Callable[[VerifyProgress], None]:
-    return lambda progress: show("verify", progress.files, progress.total_files, 0)
+    return lambda progress: show("verify", progress.files, progress.total_files, progress.bytes)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from time import monotonic
 from typing import IO, Any, cast
@@ -21,8 +21,10 @@ __all__ = [
     "stage_progress", "tell",
 ]  # fmt: skip
 
-# stage, tasks done, tasks in all, records done
+# stage, tasks done, tasks in all, records (or bytes) done
 StageReport = Callable[[str, int, int, int], None]
+# the words for so much of a stage, in so many seconds
+_Rate = Callable[[str, int, float], str]
 
 _PLAIN_SECONDS = 10.0  # between two lines where there is no terminal,
 _EVENT_SECONDS = 0.5  # and between two events
@@ -128,26 +130,35 @@ def align(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -
 
 
 @contextmanager
-def stage_progress(labels: Mapping[str, str], *, silent: bool = False, events: bool = False) -> Iterator[StageReport]:
+def stage_progress(
+    labels: Mapping[str, str], *, in_bytes: Collection[str] = (), silent: bool = False, events: bool = False
+) -> Iterator[StageReport]:
     """Show the stages of a job on standard error: bars on a terminal, else a line now and then.
 
     Args:
         labels: what to call each stage.
+        in_bytes: stages that are measured in bytes; others are in records.
         silent: show nothing.
         events: show events ``progress`` for machines.
 
     Yields:
-        What to call with (stage, tasks done, tasks in all, records done).
+        What to call with (stage, tasks done, tasks in all, records or bytes done).
     """
+
+    def rate(stage: str, amount: int, seconds: float) -> str:
+        if not amount or seconds <= 0:
+            return ""
+        return f"{human_bytes(amount / seconds)}/s" if stage in in_bytes else f"{amount / seconds:,.0f} records/s"
+
     if silent:
-        yield lambda stage, done, total, records: None
+        yield lambda stage, done, total, amount: None
     elif events:
-        yield _event_report()
+        yield _event_report(in_bytes)
     elif sys.stderr.isatty():
         with _bars() as progress:
-            yield _bar_report(progress, labels)
+            yield _bar_report(progress, labels, rate)
     else:
-        yield _line_report(labels)
+        yield _line_report(labels, rate)
 
 
 def _bars() -> Progress:
@@ -161,30 +172,32 @@ def _bars() -> Progress:
     )
 
 
-def _bar_report(progress: Progress, labels: Mapping[str, str]) -> StageReport:
+def _bar_report(progress: Progress, labels: Mapping[str, str], rate: _Rate) -> StageReport:
     bars: dict[str, TaskID] = {}
     starts: dict[str, float] = {}
 
-    def report(stage: str, done: int, total: int, records: int) -> None:
+    def report(stage: str, done: int, total: int, amount: int) -> None:
         if stage not in bars:
             bars[stage] = progress.add_task(labels.get(stage, stage), total=total, rate="")
             starts[stage] = monotonic()
-        progress.update(bars[stage], completed=done, total=total, rate=_rate(records, monotonic() - starts[stage]))
+        so_fast = rate(stage, amount, monotonic() - starts[stage])
+        progress.update(bars[stage], completed=done, total=total, rate=so_fast)
 
     return report
 
 
-def _line_report(labels: Mapping[str, str]) -> StageReport:
-    def show(stage: str, done: int, total: int, records: int, seconds: float) -> None:
-        rate = _rate(records, seconds)
-        tell(f"{labels.get(stage, stage)}: {done} of {total}{', ' if rate else ''}{rate}")
+def _line_report(labels: Mapping[str, str], rate: _Rate) -> StageReport:
+    def show(stage: str, done: int, total: int, amount: int, seconds: float) -> None:
+        so_fast = rate(stage, amount, seconds)
+        tell(f"{labels.get(stage, stage)}: {done} of {total}{', ' if so_fast else ''}{so_fast}")
 
     return _now_and_then(show, _PLAIN_SECONDS)
 
 
-def _event_report() -> StageReport:
-    def show(stage: str, done: int, total: int, records: int, seconds: float) -> None:
-        print_event("progress", stage=stage, done=done, total=total, records=records, seconds=round(seconds, 3))
+def _event_report(in_bytes: Collection[str]) -> StageReport:
+    def show(stage: str, done: int, total: int, amount: int, seconds: float) -> None:
+        measured = {"bytes" if stage in in_bytes else "records": amount}
+        print_event("progress", stage=stage, done=done, total=total, **measured, seconds=round(seconds, 3))
 
     return _now_and_then(show, _EVENT_SECONDS)
 
@@ -194,16 +207,12 @@ def _now_and_then(show: Callable[[str, int, int, int, float], None], pause: floa
     starts: dict[str, float] = {}
     last = monotonic()
 
-    def report(stage: str, done: int, total: int, records: int) -> None:
+    def report(stage: str, done: int, total: int, amount: int) -> None:
         nonlocal last
         now = monotonic()
         started = starts.setdefault(stage, now)
         if done == total or now - last >= pause:
             last = now
-            show(stage, done, total, records, now - started)
+            show(stage, done, total, amount, now - started)
 
     return report
-
-
-def _rate(records: int, seconds: float) -> str:
-    return f"{records / seconds:,.0f} records/s" if records and seconds > 0 else ""

@@ -52,9 +52,6 @@ class Ring(Protocol):
     def allreduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The sum over ranks of each tensor."""
 
-    def allreduce_min(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The smallest over ranks of each tensor, element by element."""
-
     def broadcast(self, variables: Sequence[Variable]) -> None:
         """Give each variable, on every rank, the value it has on rank 0."""
 
@@ -86,10 +83,6 @@ class SoloRing:
         return [dense(t) for t in tensors]
 
     def allreduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors themselves, dense."""
-        return [dense(t) for t in tensors]
-
-    def allreduce_min(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors themselves, dense."""
         return [dense(t) for t in tensors]
 
@@ -143,10 +136,6 @@ class HorovodRing:
     def allreduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The sum over ranks of each tensor."""
         return self._grouped(tensors, self._hvd.Sum)
-
-    def allreduce_min(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The smallest over ranks of each tensor, element by element."""
-        return self._grouped(tensors, self._hvd.Min)
 
     def broadcast(self, variables: Sequence[Variable]) -> None:
         """Give each variable, on every rank, the value it has on rank 0."""

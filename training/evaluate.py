@@ -19,7 +19,6 @@ from .step import cross_entropy
 
 __all__ = ["Evaluation", "average_statistics", "evaluate", "roc_auc"]
 
-Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -213,7 +214,13 @@ class TestVerify:
         assert done.returncode == 1
         document = json.loads(done.stdout)
         assert (document["ok"], document["files"], len(document["damages"])) == (False, 10, 2)
-        assert [event["event"] for event in events_of(done)][-2:] == ["progress", "error"]
+        *_, progress, error = events_of(done)
+        assert (progress["event"], error["event"]) == ("progress", "error")
+        assert progress["bytes"] > sum(path.stat().st_size for path in dataset.glob("*.tfrecord"))
+
+    def test_the_rate_is_of_bytes(self, cli: Cli, dataset: Path) -> None:
+        done = cli("shard-dataset", "verify", str(dataset))
+        assert re.fullmatch(r"check files: 10 of 10, [\d.,]+ [KMG]iB/s", done.stderr.splitlines()[0])
 
     def test_the_table_counts_among_the_damaged_files(self, cli: Cli, dataset: Path) -> None:
         for path in [*dataset.glob("*.tfrecord"), *dataset.glob("*.arrow"), dataset / "shards.parquet"]:
