@@ -325,10 +325,13 @@ class Loader(Epochs):
     def shuffle_quality(self, epoch: int = 0) -> ShuffleQuality:
         """How far the natural order of an epoch is from a full shuffle, measured on the plan; no shard is opened.
 
-        With class balance the windows are the same, and within one the classes decide.
+        With class balance the windows are the same, and within one the classes decide. A split that fills no batch is
+        measured in one that it fills in part.
         """
         order = self._order(self._checked(epoch)[0])
-        return shuffle_quality(replace(order, geometry=replace(self._geometry, samples=None, spread=False)))
+        remainder: Remainder = "pad" if self.records < self._geometry.batch_size else self._geometry.remainder
+        natural = replace(self._geometry, samples=None, spread=False, remainder=remainder)
+        return shuffle_quality(replace(order, geometry=natural))
 
     def stats(self) -> dict[str, StageStats]:
         """What each stage did since the loader was made."""

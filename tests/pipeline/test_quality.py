@@ -98,3 +98,11 @@ def test_a_loader_measures_the_order_that_it_delivers_and_opens_no_shard(make_da
     in_order = read(Loader(url, batch_size=20, shuffle=False))["id"].reshape(-1)
     numbers = np.argsort(in_order)[read(loader, 2)["id"].reshape(-1)]
     assert found.displacement == pytest.approx(np.abs(numbers - np.arange(RECORDS)).mean() * 3 / RECORDS)
+
+
+def test_a_split_that_fills_no_batch_is_measured_in_a_part_of_one(make_dataset: Callable[..., str]) -> None:
+    url = make_dataset(60, shards=2)
+    options = {"batch_size": 80, "streams": 4, "seed": 3}
+    found = Loader(url, balance="uniform", epoch_length=160, **options).shuffle_quality(2)
+    assert found == Loader(url, remainder="pad", **options).shuffle_quality(2)
+    assert (found.samples, found.batch_shards, found.full_batch_shards) == (60, 2, 2)
