@@ -295,9 +295,9 @@ class Epochs(ABC):
             ConfigError: it is the state of another dataset, or of options with which the batches would be others.
         """
         mapping("a state", state, "what `state` told")
-        epoch: Any = state.get("epoch")
+        epoch: Any = state.get("epoch", 0)
         step: Any = state.get("step")
-        own = self._state(epoch if isinstance(epoch, int) and epoch >= 0 else 0)
+        own = self._state(self._checked(epoch)[0])
         check_state(state, {"epoch": epoch, "step": step, **own})
         return self._checked(epoch, step)
 

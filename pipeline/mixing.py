@@ -207,6 +207,15 @@ class Mixture(Epochs):
             return range(0)
         return range(min(begun) // length, (max(over) - 1) // length + 1)
 
+    def _checked(self, epoch: int, start_step: int = 0) -> tuple[int, int]:
+        epoch, start_step = super()._checked(epoch, start_step)
+        if (epoch + 1) * self._geometry.records >= 1 << 63:  # which is how samples are counted
+            raise ConfigError(
+                f"all epochs of a mixture together must have fewer than 2**63 samples, got epoch {epoch} of "
+                f"{self._geometry.records} each"
+            )
+        return epoch, start_step
+
     @property
     def quarantined(self) -> dict[str, tuple[str, ...]]:
         """Paths of the shards that are left out, by the datasets' names: part of the state; see `Loader`."""

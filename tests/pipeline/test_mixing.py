@@ -119,6 +119,23 @@ def test_a_late_epoch_goes_on_where_all_before_it_ended(sources: Any) -> None:
     assert time.process_time() - begun < 20
 
 
+def test_epochs_whose_samples_64_bits_do_not_count_are_refused(sources: Any) -> None:
+    mixture = Mixture(sources, batch_size=10, streams=2)
+    last = (2**63 - 1) // mixture.plan().steps // 10 - 1
+    assert len(next(mixture.numpy_epoch(last))["id"]) == 10
+    kept = mixture.state(last, 3)
+    assert mixture.resume(kept) == (last, 3)
+    refused: list[Callable[[], Any]] = [
+        lambda: next(mixture.numpy_epoch(last + 1)),
+        lambda: mixture.plan(2**64),
+        lambda: mixture.state(2**70, 0),
+        lambda: mixture.resume({**kept, "epoch": last + 1}),
+    ]
+    for call in refused:
+        with pytest.raises(ConfigError, match=r"together must have fewer than 2\*\*63 samples, got epoch \d+ of 1090"):
+            call()
+
+
 def test_a_share_of_less_than_a_seat_an_epoch_is_met_over_many(sources: Any) -> None:
     rare = Mixture(sources, batch_size=24, weights={"large": 0.99, "small": 0.01}, steps_per_epoch=1)
     served = [rare.plan(epoch).sources["small"].samples for epoch in range(160)]
