@@ -119,12 +119,13 @@ def plan_columns(
         split: whose statistics count.
         categorical: integers that are codes, to be looked up.
         vocabularies: of texts, by column; by default what the split holds.
-        fill: what the loader puts where a value is missing, for integers one that no record holds.
+        fill: what the loader puts where a value is missing: one that no record holds. Refused where the least or the
+            greatest value of a split is it; where nothing is missing it does not matter.
         leave_out: what errors tell the user to do about a column, with its name to be formatted in.
 
     Raises:
-        ConfigError: a column cannot be an input of a tabular model, or a name is that of no column; the message says
-            what to do.
+        ConfigError: a column cannot be an input of a tabular model, a name is that of no column, or `fill` is a value
+            that records hold; the message says what to do.
     """
     if columns is not None and not all(isinstance(feature, Feature) for feature in columns):
         raise ConfigError(f"columns must be features, such as manifest.schema['name'], got {columns!r}")
@@ -139,10 +140,11 @@ def plan_columns(
         known = statistics[feature.name]
         if feature.dtype == "string" or feature.name in given:
             categories.append(_text_column(feature, given.get(feature.name, known.vocabulary), leave_out))
-        elif feature.name in categorical:
-            categories.append(_code_column(feature, known, codes.get(feature.name)))
+            continue
+        missing_code = _told_code(feature, manifest, codes.get(feature.name), leave_out)
+        if feature.name in categorical:
+            categories.append(_code_column(feature, known, missing_code))
         else:
-            missing_code = codes.get(feature.name)
             numeric.append(_numeric_column(feature, known, missing_code, leave_out))
             if missing_code is None:
                 _check_missing(feature, manifest, leave_out)
@@ -201,6 +203,19 @@ def _numeric_column(feature: Feature, known: FeatureStatistics, missing_code: An
         elements=feature.elements,
         missing_code=missing_code,
     )
+
+
+def _told_code(feature: Feature, manifest: Manifest, code: Any, leave_out: str) -> Any:
+    """What the loader puts where a value is missing; None where none is, for what equals it is a value then."""
+    known = [split.statistics[feature.name] for split in manifest.splits.values()]
+    if code is None or not any(s.nulls for s in known):
+        return None
+    if any(code in (s.min, s.max) for s in known):
+        raise ConfigError(
+            f"fill of column {feature.name!r}: records hold {code!r}, and would count as missing; give a value that "
+            f"none holds, or {leave_out.format(feature.name)}"
+        )
+    return code
 
 
 def _check_missing(feature: Feature, manifest: Manifest, leave_out: str) -> None:

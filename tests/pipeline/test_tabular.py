@@ -106,6 +106,28 @@ def test_integers_that_the_loader_fills_in_count_as_missing(tmp_path: Path) -> N
         plan_columns(loader.manifest)
 
 
+def test_values_that_records_hold_do_not_count_as_missing(tmp_path: Path) -> None:
+    columns = {
+        "count": pa.array([0, 1, None, 3] * 5),
+        "flag": pa.array([True, None, False, True] * 5),
+        "share": pa.array([0.5, None, 0.0, 1.0] * 5),
+        "whole": pa.array([0, 1, 2, 3] * 5),
+    }
+    pq.write_table(pa.table({**columns, "label": [0, 1] * 10}), tmp_path / "source.parquet")
+    source, url = str(tmp_path / "source.parquet"), str(tmp_path / "shards")
+    build(BuildOptions(source=source, destination=url, label="label", shards=1, min_class_records=1))
+    manifest = open_dataset(url).manifest
+    for name, value in {"count": 0, "flag": False, "share": 0.0}.items():
+        with pytest.raises(ConfigError, match=f"fill of column '{name}': records hold {value}, and would count as mis"):
+            plan_columns(manifest, [manifest.schema[name]], categorical=["flag"], fill={name: value})
+    plan = plan_columns(manifest, [manifest.schema["whole"]], fill={"whole": 0, "count": 0})
+    loader = Loader(url, batch_size=4, columns=["whole"])
+    batch = next(iter(loader.epoch(0, transform=TabularTransform(plan=plan))))
+    values = np.array([0, 1, 2, 3])
+    expected = ((values - values.mean()) / values.std()).astype(np.float32)[batch["whole"].numpy()]
+    np.testing.assert_allclose(batch["numeric"].numpy()[:, 0], expected, rtol=1e-6)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.integers(-(10**6), 10**6).map(lambda number: number / 8), min_size=1, max_size=20),
