@@ -75,7 +75,8 @@ class LoaderPlan:
         class_mix: by class value.
         bytes_per_rank: of the files each rank reads in the epoch, each once. Of a TFRecord shard that a cut divides,
             the part that is read counts, as if all records were of one size; of others the whole. Of Parquet less
-            may be read, where few `columns` are wanted above all, but how much their footers alone tell.
+            may be read, where few `columns` are wanted above all, but how much their footers alone tell. Without a
+            cache a file may be fetched again: one that lends a class, for its own window, and one that streams share.
         missing: classes that windows lack.
         wrapped: samples that fill up the last batch, of records that the epoch began with.
         filled: samples of weight 0 beside the global batches, on ranks whose share is smaller than that of others.
