@@ -200,9 +200,7 @@ class Mixture(Epochs):
     def _own_epochs(self, source: int, epoch: int) -> range:
         """The epochs of a dataset that an epoch of the mixture reads."""
         streams, length = range(self._geometry.streams), self._loaders[source].steps_per_epoch
-        begun, over = (
-            [int(self._served(each, 0, stream)[source]) for stream in streams] for each in (epoch, epoch + 1)
-        )
+        begun, over = (self._served(each, 0, streams)[:, source].tolist() for each in (epoch, epoch + 1))
         if begun == over:
             return range(0)
         return range(min(begun) // length, (max(over) - 1) // length + 1)
@@ -271,8 +269,8 @@ class Mixture(Epochs):
                 stack.enter_context(loader.open_streams(traced=traced, reading=reading)) for loader in self._loaders
             ]
             lanes = []
-            for part in self._slices:
-                served = self._served(epoch, start_step, part.stream)
+            had = self._served(epoch, start_step, [part.stream for part in self._slices])
+            for part, served in zip(self._slices, had, strict=True):
                 tapes = [
                     _Tape(source, part.stream, loader.steps_per_epoch)
                     for source, loader in zip(opened, self._loaders, strict=True)
@@ -302,25 +300,29 @@ class Mixture(Epochs):
         """After how many epochs of equal shares their seats are the same again; of long ones all have the same."""
         return max(min(_CYCLE_STEPS // self._geometry.steps, _CYCLE), 1)
 
-    def _served(self, epoch: int, step: int, stream: int) -> Int64:
-        """How many samples of each dataset a stream has had before a step, in all epochs; int64 [datasets]."""
-        piece = self._geometry.piece
-        positions = range(stream * piece, (stream + 1) * piece)
-        served = self._schedule(epoch).seats_before(step, positions)
+    def _served(self, epoch: int, step: int, streams: Sequence[int]) -> Int64:
+        """How many samples of each dataset some streams have had before a step, in all epochs; [streams, datasets]."""
+        schedule = self._schedule(epoch)
+        served = np.stack([schedule.seats_before(step, self._places_of(stream)) for stream in streams])
         changing = min(settled_epoch(self._weights, epoch), epoch)
         for earlier in range(changing):
-            served = served + self._served_in(earlier, stream, positions)
+            served += self._served_in(earlier, streams)
         for first in range(changing, min(changing + self._cycle, epoch)):
-            served = served + -(-(epoch - first) // self._cycle) * self._served_in(first, stream, positions)
+            served += -(-(epoch - first) // self._cycle) * self._served_in(first, streams)
         return served
 
-    def _served_in(self, epoch: int, stream: int, positions: range) -> Int64:
-        """Of each dataset, in all of an epoch."""
+    def _served_in(self, epoch: int, streams: Sequence[int]) -> Int64:
+        """The same of all of an epoch, and no other."""
         schedule = self._schedule(epoch)
-        key = (stream, schedule.weights.tobytes(), schedule.epoch)
-        if key not in self._seats_of:
-            self._seats_of[key] = schedule.seats_before(self._geometry.steps, positions)
-        return self._seats_of[key]
+        keys = [(stream, schedule.weights.tobytes(), schedule.epoch) for stream in streams]
+        for key in keys:
+            if key not in self._seats_of:
+                self._seats_of[key] = schedule.seats_before(self._geometry.steps, self._places_of(key[0]))
+        return np.stack([self._seats_of[key] for key in keys])
+
+    def _places_of(self, stream: int) -> range:
+        """Of a stream's piece in the global batch."""
+        return range(stream * self._geometry.piece, (stream + 1) * self._geometry.piece)
 
     def _gather(self, lanes: Sequence[_Lane], steps: Int64) -> dict[str, Column]:
         """The samples of some steps, step after step."""

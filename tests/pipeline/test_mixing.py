@@ -119,6 +119,20 @@ def test_a_late_epoch_goes_on_where_all_before_it_ended(sources: Any) -> None:
     assert time.process_time() - begun < 20
 
 
+def test_a_function_of_the_epoch_is_asked_once_for_each_epoch_that_was_served(sources: Any) -> None:
+    asked: list[int] = []
+
+    def weights(epoch: int) -> Any:
+        asked.append(epoch)
+        return {"large": 0.5 + 0.01 * epoch, "small": 0.5 - 0.01 * epoch}
+
+    mixture = Mixture(sources, batch_size=12, streams=12, weights=weights)
+    asked.clear()
+    next(mixture.numpy_epoch(20, 3, prefetch_bytes=0))
+    assert sorted(set(asked)) == list(range(21))
+    assert len(asked) <= 21 + 1  # once more for the one that is read
+
+
 def test_epochs_whose_samples_64_bits_do_not_count_are_refused(sources: Any) -> None:
     mixture = Mixture(sources, batch_size=10, streams=2)
     last = (2**63 - 1) // mixture.plan().steps // 10 - 1
