@@ -45,8 +45,8 @@ class Geometry:
         window_shards: shards' worth of records in a window, W; windows are made of whole segments of shards.
         remainder: ``drop`` the records that fill no global batch; or fill up the last one, by samples of weight 0
             (``pad``), or by what the streams began with (``wrap``).
-        samples: in an epoch, in whole batches; None: as many as records. For fewer only the beginning of the tape is
-            read, unless `spread`.
+        samples: in an epoch, in whole batches; None: as many as records. For fewer only a part of the tape is read,
+            unless `spread`; if shuffled, one that begins elsewhere in each epoch.
         spread: over the whole tape: each window serves `samples` in proportion to its records.
         shuffle: whether shards and records come in random order, or in that of the dataset.
 
@@ -236,12 +236,23 @@ class EpochOrder:
         return np.asarray(self.shard_records, np.int64)
 
     def stream_range(self, stream: int) -> tuple[int, int]:
-        """The part of the tape that a stream reads."""
+        """The part of the tape that a stream reads; beyond its end the tape goes on at its beginning."""
         geometry = self.geometry
         if geometry.remainder == "drop" and not geometry.spread and (geometry.samples or not geometry.shuffle):
             length = geometry.steps * geometry.piece
-            return stream * length, (stream + 1) * length
+            start = self._start + stream * length
+            return start, start + length
         return self._cuts[stream], self._cuts[stream + 1]
+
+    @cached_property
+    def _start(self) -> int:
+        """Where on the tape the streams begin, if the epoch has fewer samples: as far on as those before it have read.
+
+        Shards come in another order each epoch, but what lies behind the beginning of each must have its turn, too.
+        """
+        geometry = self.geometry
+        samples = geometry.steps * geometry.batch_size
+        return self.epoch * samples % geometry.records if geometry.samples and geometry.shuffle else 0
 
     @cached_property
     def _cuts(self) -> list[int]:
@@ -280,7 +291,16 @@ class EpochOrder:
         )
 
     def segments(self, start: int, stop: int) -> tuple[npt.NDArray[np.int64], ...]:
-        """The part ``[start, stop)`` of the tape: shards, the first row in each, and rows; int64 [segments] each."""
+        """The part ``[start, stop)`` of the tape: shards, the first row in each, and rows; int64 [segments] each.
+
+        See `stream_range`.
+        """
+        records = self.geometry.records
+        if start >= records:
+            return self.segments(start - records, stop - records)
+        if stop > records:
+            parts = zip(self.segments(start, records), self.segments(0, stop - records), strict=True)
+            return tuple(map(np.concatenate, parts))
         order, ends = self.tape()
         first, last = np.searchsorted(ends, start, side="right"), np.searchsorted(ends, stop)
         slots = slice(int(first), int(last) + 1)

@@ -34,8 +34,8 @@ def dropped_ranges(order: EpochOrder, shards: Sequence[ShardInfo]) -> tuple[Reco
     geometry = order.geometry
     if not geometry.dropped:
         return ()
-    _, end = order.stream_range(geometry.streams - 1)
-    found = [_rows(*(column.tolist() for column in order.segments(end, geometry.records)))]
+    (start, _), (_, end) = order.stream_range(0), order.stream_range(geometry.streams - 1)
+    found = [_rows(*(column.tolist() for column in order.segments(end, start + geometry.records)))]
     for stream in range(geometry.streams):
         windows = order.windows(stream)
         ending = windows[windows.number_at(windows.samples - 1) :]

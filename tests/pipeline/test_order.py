@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfeed.pipeline.order import EpochOrder, Geometry, Remainder, coprime_stride, default_streams
+from ringfeed.pipeline.remainder import dropped_ranges
 from ringfeed.pipeline.windows import StreamWindows
 from ringfeed.sharding import ConfigError
+from ringfeed.sharding.manifest import ShardInfo
 
 
 def served(order: EpochOrder) -> list[tuple[int, int]]:
@@ -98,6 +100,36 @@ def test_each_record_is_dropped_as_often_as_any_other() -> None:
     )
     assert len(times) == 800
     assert all(56 <= count <= 99 for count in times.values())
+
+
+@pytest.mark.parametrize(("shards", "samples"), [(1, 40), (1, 395), (4, 40), (4, 100), (16, 10)])
+def test_short_epochs_serve_each_record_as_often_as_any_other(shards: int, samples: int) -> None:
+    """Of one shard exactly: such epochs follow on one another."""
+    geometry = Geometry(records=400, batch_size=10, streams=2, samples=samples)
+    epochs = [served(EpochOrder(geometry, [400 // shards] * shards, seed=1, epoch=epoch)) for epoch in range(400)]
+    assert all(len(set(records)) == len(records) == samples // 10 * 10 for records in epochs)
+    times = Counter(record for records in epochs for record in records)
+    mean = samples // 10 * 10
+    assert len(times) == 400
+    assert all(abs(count - mean) <= (0 if shards == 1 else 6 * mean**0.5) for count in times.values())
+
+
+@given(st.integers(1, 5), st.integers(1, 90), st.integers(0, 30), st.booleans())
+def test_what_a_short_epoch_drops_is_what_it_does_not_serve(
+    shards: int, samples: int, epoch: int, shuffle: bool
+) -> None:
+    geometry = Geometry(records=90, batch_size=1, streams=1, samples=samples, shuffle=shuffle)
+    infos = [
+        ShardInfo(
+            split="train", path=str(number), bytes=1, records=90 // shards + (number < 90 % shards), checksum="",
+            class_counts=(1,), index_path="index", index_bytes=1, index_checksum="",
+        )
+        for number in range(shards)
+    ]  # fmt: skip
+    order = EpochOrder(geometry, [info.records for info in infos], seed=1, epoch=epoch)
+    dropped = [(int(r.shard), row) for r in dropped_ranges(order, infos) for row in range(r.start, r.stop)]
+    every = [(shard, row) for shard, info in enumerate(infos) for row in range(info.records)]
+    assert sorted([*served(order), *dropped]) == every
 
 
 @given(orders())
