@@ -33,6 +33,9 @@ _READING = (
     "the disk is the limit, for mapped shards are read while they are checked: put them on a faster one, try "
     "{fetch_threads}, or compress them"
 )
+_AHEAD = "too little is fetched ahead of need to keep {threads} threads busy: try {prefetch_bytes}, or leave that out"
+_THREADS = 4  # that fetch at least, unless their number is given
+_AHEAD_BYTES = 64 << 20  # as a loader does by itself, of a remote store
 _MORE_THREADS = {True: 8, False: 32}  # than the loader takes by itself, of a local disk or a remote store
 _STARVED = 0.5  # waiting for windows, as a share of gathering: from here on, what brings the windows is the limit
 
@@ -96,11 +99,15 @@ def name_knob(bottleneck: str, stages: tuple[StageProfile, ...], loader: Loader,
     all_columns = manifest.shard_format == "parquet" and given["columns"] is None
     fewer = f"drop columns you do not use, {columns}, " if all_columns else ""
     near = f"keep what comes again on a local disk, {cache}, " if not is_local and not cached else ""
+    threads = given["fetch_threads"] or _THREADS
+    busy_threads = sum(stage.share for stage in stages if stage.name == "fetch")
     checked_bytes = sum(stage.bytes for stage in stages if stage.name == "verify")
     if bottleneck == "open" and manifest.compression != "none":
         knob = _UNPACKING
     elif bottleneck == "verify" and disk_bytes > checked_bytes / 2:
         knob = _READING
+    elif bottleneck == "fetch" and given["prefetch_bytes"] is not None and busy_threads < threads / 2:
+        knob = _AHEAD
     else:
         knob = _KNOBS[bottleneck]
     return knob.format(
@@ -111,6 +118,8 @@ def name_knob(bottleneck: str, stages: tuple[StageProfile, ...], loader: Loader,
         cache=cache,
         columns=columns,
         fetch_threads=_as_option("fetch_threads", 2 * (given["fetch_threads"] or 0) or _MORE_THREADS[is_local]),
+        threads=threads,
+        prefetch_bytes=_as_option("prefetch_bytes", max(2 * (given["prefetch_bytes"] or 0), _AHEAD_BYTES)),
         window_shards=_as_option("window_shards", 2 * given["window_shards"]),
         batch_size=_as_option("batch_size", 2 * given["batch_size"]),
     )

@@ -91,6 +91,18 @@ def test_a_knob_goes_on_from_what_was_given(datasets: dict[str, str]) -> None:
     assert "--batch-size 16 (Loader(batch_size=16))" in name_knob("deliver", stages(), loader, 0)
 
 
+def test_where_too_little_is_fetched_ahead_more_threads_are_not_said_to_help(datasets: dict[str, str]) -> None:
+    def told(fetching: float, **options: int) -> str:
+        loader = Loader(datasets["tfrecord"], batch_size=8, **options)
+        return name_knob("fetch", stages(fetch=(fetching, 0.0)), loader, 0)
+
+    assert "--prefetch-bytes 67108864 (Loader(prefetch_bytes=67108864))" in told(1.1, prefetch_bytes=0)
+    assert "--prefetch-bytes 134217730 " in told(2.9, prefetch_bytes=67108865, fetch_threads=6)
+    assert "--fetch-threads" not in told(1.1, prefetch_bytes=0)
+    assert "--fetch-threads 12 " in told(3.1, prefetch_bytes=67108865, fetch_threads=6)  # these have enough to do
+    assert "--fetch-threads 8 " in told(1.1)
+
+
 def test_of_parquet_columns_are_dropped_from_what_is_fetched_unless_a_cache_keeps_whole_files(
     datasets: dict[str, str],
 ) -> None:
