@@ -29,6 +29,7 @@ __all__ = ["Checkpoint", "CheckpointStore", "decode", "encode"]
 
 _NAME = re.compile(r"step-(\d{10})-([0-9a-f]{32})\.safetensors")
 _TRIAL = "trial"
+_HISTORY = "history"
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +50,20 @@ class Checkpoint:
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
-    """The checkpoint as the bytes of a safetensors file, which also holds the order of the arrays."""
+    """The checkpoint as the bytes of a safetensors file, which also holds the order of the arrays.
+
+    The history grows with the run, and a header has to stay below 100 MB: it lies behind it, as JSON in bytes.
+    """
+    state = {key: value for key, value in checkpoint.state.items() if key != _HISTORY}
     metadata = {
         "step": str(checkpoint.step),
-        "state": json.dumps(checkpoint.state, sort_keys=True),
+        "state": json.dumps(state, sort_keys=True),
         "order": json.dumps(list(checkpoint.arrays)),
     }
     arrays = {name: np.asarray(array, order="C") for name, array in checkpoint.arrays.items()}
+    if _HISTORY in checkpoint.state:
+        text = json.dumps(checkpoint.state[_HISTORY], sort_keys=True)
+        arrays[_HISTORY] = np.frombuffer(text.encode(), np.uint8)
     return bytes(save(arrays, metadata))
 
 
@@ -72,7 +80,10 @@ def decode(data: bytes) -> Checkpoint:
         for name, tensor in deserialize(data)  # type: ignore[no-untyped-call]
     }
     arrays = {name: found[name] for name in json.loads(metadata["order"])}
-    return Checkpoint(step=int(metadata["step"]), arrays=arrays, state=json.loads(metadata["state"]))
+    state = json.loads(metadata["state"])
+    if _HISTORY not in state and _HISTORY in found:  # older files have it in their header
+        state[_HISTORY] = json.loads(found[_HISTORY].tobytes())
+    return Checkpoint(step=int(metadata["step"]), arrays=arrays, state=state)
 
 
 def _dtype(name: str) -> np.dtype[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from ringfeed.sharding.errors import CorruptionError
 from ringfeed.training.checkpoint import Checkpoint, CheckpointStore, decode, encode
@@ -48,6 +49,21 @@ def test_the_bytes_follow_the_safetensors_layout() -> None:
     assert header["w"] == {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     assert all(isinstance(value, str) for value in header["__metadata__"].values())
     assert data[8 + length :] == bytes.fromhex("0000803f00000040")
+
+
+def test_the_history_of_a_long_run_fits() -> None:
+    """The library takes no header of more than 100 MB, which is a history of some 280,000 entries."""
+    state = {"epoch": 3, "history": {"steps": ["x" * 1_000_000] * 101}}
+    again = decode(encode(Checkpoint(step=1, arrays={"w": np.zeros(2)}, state=state)))
+    assert again.state == state
+    assert list(again.arrays) == ["w"]
+
+
+def test_a_history_in_the_header_is_read_as_well() -> None:
+    """As versions before wrote it."""
+    metadata = {"step": "7", "state": json.dumps({"history": [1]}), "order": '["w"]'}
+    again = decode(save({"w": np.arange(2.0)}, metadata))
+    assert (again.step, again.state, list(again.arrays)) == (7, {"history": [1]}, ["w"])
 
 
 def test_a_trial_leaves_nothing(store: Store) -> None:
