@@ -15,12 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import ConfigError, SourceError
-from ..schema import Feature
+from ..schema import Feature, in_lists
 from ..wording import hinted, listed
 from .base import BATCH_BYTES, BATCH_ROWS
 
 __all__ = [
-    "Chosen", "Leaf", "batch_rows", "choose", "fixed_feature", "leaves_of", "part_bounds", "text_column", "to_arrow",
+    "Chosen", "Leaf", "batch_rows", "choose", "fixed_feature", "leaves_of", "no_feature", "part_bounds", "to_arrow",
 ]  # fmt: skip
 
 _PART_ROWS = 1 << 18
@@ -205,11 +205,8 @@ def fixed_feature(leaf: Leaf, path: str) -> Feature:
     elif dtype.kind in "biu" or (dtype.kind == "f" and dtype.itemsize <= 8):
         name = dtype.name
     else:
-        what = "Python objects (pickle), which are never loaded" if dtype.hasobject else f"{dtype} values"
-        raise SourceError(
-            f"{path}: {f'the array {leaf.name!r}' if leaf.name else 'the array'} holds {what}; "
-            "store it as numbers, strings or bytes, choose others with ::NAME,..."
-            f"{_or_leave_out(leaf.name)}"
+        raise no_feature(
+            leaf, path, "Python objects (pickle), which are never loaded" if dtype.hasobject else f"{dtype} values"
         )
     if 0 in leaf.shape:
         raise SourceError(
@@ -219,63 +216,76 @@ def fixed_feature(leaf: Leaf, path: str) -> Feature:
     return Feature(name=leaf.name, dtype=name, shape=leaf.shape, logical=logical)
 
 
-def to_arrow(values: npt.NDArray[Any], feature: Feature, path: str, first_record: int) -> pa.Array:
+def no_feature(leaf: Leaf, path: str, what: str) -> SourceError:
+    """The error that an array cannot be a column for what it holds."""
+    return SourceError(
+        f"{path}: {f'the array {leaf.name!r}' if leaf.name else 'the array'} holds {what}; "
+        f"store it as numbers, strings or bytes, choose others with ::NAME,...{_or_leave_out(leaf.name)}"
+    )
+
+
+def to_arrow(
+    values: npt.NDArray[Any], feature: Feature, path: str, first_record: int, lengths: Sequence[int] | None = None
+) -> pa.Array:
     """Rows of an array as a column of the feature's Arrow type.
 
     Args:
-        values: [rows, *shape], in any byte order and memory layout.
-        feature: as `fixed_feature` gave it.
+        values: [rows, *shape], in any byte order and memory layout; of lists their elements, one after the other.
+        feature: as `fixed_feature` gave it, or of lists.
         path: of the file, for errors.
         first_record: number of the first row in it, for errors.
+        lengths: of the lists.
 
     Raises:
-        SourceError: text that is not UTF-8.
+        SourceError: text that is not UTF-8, a bool that is neither 0 nor 1, or a day beyond 32 bits.
     """
+
+    def told(element: int) -> str:
+        record = element // (feature.elements or 1)
+        if lengths is not None:
+            record = int(np.searchsorted(np.cumsum(lengths), element, side="right"))
+        return f"{path}: record {first_record + record} (from 0) of {feature.name!r}"
+
     flat = np.ascontiguousarray(values).reshape(-1)
-    if flat.dtype.kind in "SUV":
-        return text_column(flat.tolist(), feature, path, first_record)
-    flat = flat.astype(flat.dtype.newbyteorder("="), copy=False)
-    if feature.logical == str(_TIMES["M", "D"]):
-        _check_days(flat, feature, path, first_record)
-    column = pa.array(flat)
-    column = column.view(feature.primitive) if feature.logical else column.cast(feature.primitive)
-    return _in_rows(column, feature)
-
-
-def _check_days(days: npt.NDArray[np.datetime64], feature: Feature, path: str, first_record: int) -> None:
-    """Refuse those that date32 does not hold, and that Arrow would cut to it."""
-    numbers, bounds = days.view(np.int64), np.iinfo(np.int32)
-    far = np.flatnonzero(~np.isnat(days) & ((numbers < bounds.min) | (numbers > bounds.max)))
-    if far.size:
-        record = first_record + far[0] // (feature.elements or 1)
-        raise SourceError(
-            f"{path}: record {record} (from 0) of {feature.name!r} is the day {numbers[far[0]]} from 1970-01-01 on, "
-            "which takes more than 32 bits; mend it, or store seconds"
-        )
-
-
-def _in_rows(column: pa.Array, feature: Feature) -> pa.Array:
+    if flat.dtype.kind in "SUVO":
+        column = _text_column(flat.tolist(), feature, told)
+    else:
+        flat = flat.astype(flat.dtype.newbyteorder("="), copy=False)
+        _check_held(flat, feature, told)
+        column = pa.array(flat)
+        column = column.view(feature.primitive) if feature.logical else column.cast(feature.primitive)
+    if lengths is not None:
+        return in_lists(column, lengths, None)
     return column if feature.shape == () else pa.FixedSizeListArray.from_arrays(column, type=feature.arrow_type)
 
 
-def text_column(values: Sequence[str | bytes], feature: Feature, path: str, first_record: int) -> pa.Array:
-    """Texts or bytes, all elements of all rows, as `to_arrow` gives them.
+def _check_held(flat: npt.NDArray[Any], feature: Feature, told: Callable[[int], str]) -> None:
+    """Refuse days that date32 does not hold, and that Arrow would cut to it; and bools that are no truth."""
+    if feature.dtype == "bool" and (odd := np.flatnonzero(flat.view(np.uint8) > 1)).size:
+        raise SourceError(
+            f"{told(int(odd[0]))} is {flat.view(np.uint8)[odd[0]]}, which is neither false (0) nor true (1); mend it, "
+            "or store integers"
+        )
+    if feature.logical == str(_TIMES["M", "D"]):
+        numbers, bounds = flat.view(np.int64), np.iinfo(np.int32)
+        far = np.flatnonzero(~np.isnat(flat) & ((numbers < bounds.min) | (numbers > bounds.max)))
+        if far.size:
+            raise SourceError(
+                f"{told(int(far[0]))} is the day {numbers[far[0]]} from 1970-01-01 on, "
+                "which takes more than 32 bits; mend it, or store seconds"
+            )
 
-    Raises:
-        SourceError: text that is not UTF-8.
-    """
+
+def _text_column(values: Sequence[str | bytes], feature: Feature, told: Callable[[int], str]) -> pa.Array:
+    """Texts or bytes."""
     try:
-        return _in_rows(pa.array(values, feature.primitive), feature)
+        return pa.array(values, feature.primitive)
     except (UnicodeError, pa.ArrowException) as error:
         for i, value in enumerate(values):
             try:
                 value.decode() if isinstance(value, bytes) else value.encode()
             except UnicodeError:
-                record = first_record + i // (feature.elements or 1)
-                raise SourceError(
-                    f"{path}: record {record} (from 0) of {feature.name!r} is not UTF-8; "
-                    "convert it first, or store it as opaque bytes"
-                ) from error
+                raise SourceError(f"{told(i)} is not UTF-8; convert it first, or store it as opaque bytes") from error
         raise
 
 

@@ -21,10 +21,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import RingfeedError, SourceError
-from ..schema import Feature, Schema, in_lists
+from ..schema import Feature, Schema
 from ..storage import Storage
 from ..wording import brief
-from .arrays import Leaf, batch_rows, choose, fixed_feature, leaves_of, part_bounds, text_column, to_arrow
+from .arrays import Leaf, batch_rows, choose, fixed_feature, leaves_of, no_feature, part_bounds, to_arrow
 from .base import BATCH_BYTES, PASS_OVER, BadRecord, Complete, Part, Reject, fail_on_bad
 from .contents import open_file, translate_errors
 from .files import fingerprint_files, list_some
@@ -257,12 +257,19 @@ def _feature(leaf: Leaf, path: str) -> Feature:
     if h5py.check_string_dtype(leaf.dtype) is not None and 0 not in leaf.shape:
         return Feature(name=leaf.name, dtype="string", shape=leaf.shape)
     element = h5py.check_vlen_dtype(leaf.dtype)
-    if element is not None and leaf.shape == () and np.dtype(element).kind in "biuf":
-        if not np.dtype(element).isnative:  # h5py 3.14 takes their bytes for native ones
-            raise SourceError(f"{path}: {leaf.name!r} holds lists of big-endian numbers; store them little-endian")
-        scalar = Leaf(name=leaf.name, holder=leaf.holder, keys=(), dtype=np.dtype(element), shape=(), rows=leaf.rows)
-        return Feature(name=leaf.name, dtype=fixed_feature(scalar, path).dtype, shape=(None,))
-    return fixed_feature(leaf, path)
+    if element is None:
+        if leaf.dtype.hasobject:
+            raise no_feature(leaf, path, "references")
+        return fixed_feature(leaf, path)
+    element = np.dtype(element)
+    if leaf.shape == () and h5py.check_string_dtype(element) is not None and element.hasobject:
+        return Feature(name=leaf.name, dtype="string", shape=(None,))
+    if leaf.shape or element.kind not in "biuf":
+        inner = "texts or lists" if element.hasobject else element
+        raise no_feature(leaf, path, f"lists of {inner}{f' in records of shape {leaf.shape}' if leaf.shape else ''}")
+    if not element.isnative:  # h5py 3.14 takes their bytes for native ones
+        raise SourceError(f"{path}: {leaf.name!r} holds lists of big-endian numbers; store them little-endian")
+    return Feature(name=leaf.name, dtype=fixed_feature(replace(leaf, dtype=element), path).dtype, shape=(None,))
 
 
 def _row_bytes(leaf: Leaf) -> int:
@@ -352,16 +359,7 @@ def _dataset(root: Any, name: str) -> Any:
 def _to_arrow(rows: npt.NDArray[Any], column: _Column, path: str, first_record: int) -> pa.Array:
     for key in column.keys:
         rows = rows[key]
-    feature = column.feature
-    if feature.shape == (None,):
-        return _lists(rows, feature)
-    if rows.dtype.kind == "O":
-        return text_column(rows.reshape(-1).tolist(), feature, path, first_record)
-    return to_arrow(rows, feature, path, first_record)
-
-
-def _lists(rows: npt.NDArray[Any], feature: Feature) -> pa.Array:
-    """Arrays of differing lengths, one a row."""
+    if column.feature.shape != (None,):
+        return to_arrow(rows, column.feature, path, first_record)
     values = np.concatenate([*rows, np.empty(0, rows[0].dtype if len(rows) else np.int8)])
-    flat = pa.array(values.astype(values.dtype.newbyteorder("="), copy=False)).cast(feature.primitive)
-    return in_lists(flat, [len(row) for row in rows], None)
+    return to_arrow(values, column.feature, path, first_record, [len(row) for row in rows])

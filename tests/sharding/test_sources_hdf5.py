@@ -94,6 +94,19 @@ def test_strings_bytes_lists_and_enums_come_back(tmp_path: Path) -> None:
     assert (source.schema["lists"].shape, source.schema["lists"].dtype) == ((None,), "int16")
 
 
+def test_lists_of_texts_come_back(tmp_path: Path) -> None:
+    tags: list[list[str]] = [[], ["a"], ["é" * 300, "", "b"], ["c"]]
+
+    def write(file: h5py.File) -> None:
+        lists = file.create_dataset("tags", (4,), dtype=h5py.vlen_dtype(h5py.string_dtype()))
+        for i, texts in enumerate(tags):
+            lists[i] = np.array([text.encode() for text in texts], object)
+
+    source = open_source(written(tmp_path / "a.h5", write), None)
+    assert (source.schema["tags"].shape, source.schema["tags"].dtype) == ((None,), "string")
+    assert table(source)["tags"].to_pylist() == tags
+
+
 def test_fields_of_compound_datasets_are_columns(tmp_path: Path) -> None:
     kind = np.dtype([("id", "<i8"), ("box", "<f4", (4,)), ("name", h5py.string_dtype())])
     rows = np.array([(1, [1, 2, 3, 4], "a"), (2, [5, 6, 7, 8], "b")], kind)
@@ -182,14 +195,35 @@ def old_times(file: h5py.File) -> None:
     h5py.h5d.create(file.id, b"x", h5py.h5t.UNIX_D32LE, h5py.h5s.create_simple((3,)))
 
 
+def odd_bools(file: h5py.File) -> None:
+    file.create_dataset("x", data=np.array([[0, 1], [1, 2]], np.uint8).view(bool))
+
+
+def lists_of_odd_bools(file: h5py.File) -> None:
+    lists = file.create_dataset("x", (2,), h5py.vlen_dtype(bool))
+    lists[0], lists[1] = np.array([True, False]), np.array([1, 2], np.uint8).view(bool)
+
+
+def lists_of_bytes(file: h5py.File) -> None:
+    lists = file.create_dataset("x", (2,), h5py.vlen_dtype(h5py.string_dtype()))
+    lists[0], lists[1] = np.array([b"a", b"b"], object), np.array([b"\xff"], object)
+
+
 @pytest.mark.parametrize(
     ("write", "message"),
     [
         (lambda file: None, "holds no array with a dimension of records"),
         (lambda file: file.create_dataset("x", data=np.zeros(3, complex)), "'x' holds complex128 values"),
         (lambda file: file.create_dataset("x", (3,), h5py.ref_dtype), "'x' holds .*; store it as numbers"),
+        (lambda file: file.create_dataset("x", (3,), h5py.ref_dtype), "'x' holds references"),
         (lambda file: file.create_dataset("x", (3, 0)), r"records of shape \(0,\)"),
         (lambda file: file.create_dataset("x", (3, 2), h5py.vlen_dtype("i4")), "'x' holds .*; store it as numbers"),
+        (lambda file: file.create_dataset("x", (3, 2), h5py.vlen_dtype("i4")), "lists of int32 in records of"),
+        (lambda file: file.create_dataset("x", (3,), h5py.vlen_dtype("S4")), r"'x' holds lists of \|S4"),
+        (lambda file: file.create_dataset("x", (3,), h5py.vlen_dtype(h5py.vlen_dtype("i4"))), "lists of texts or"),
+        (odd_bools, r"record 1 \(from 0\) of 'x' is 2, which is neither false \(0\) nor true \(1\)"),
+        (lists_of_odd_bools, r"record 1 \(from 0\) of 'x' is 2"),
+        (lists_of_bytes, r"record 1 \(from 0\) of 'x' is not UTF-8"),
         (lambda file: file.create_dataset("x", (3,), h5py.vlen_dtype(">i4")), "'x' holds lists of big-endian numbers"),
         (lambda file: file.create_dataset("x", data=[b"a", b"\xff"]), r"record 1 \(from 0\) of 'x' is not UTF-8"),
         (odd_integers, "'x' holds values of a type that NumPy lacks"),
