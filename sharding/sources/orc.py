@@ -10,7 +10,9 @@ from typing import ClassVar
 import pyarrow as pa
 from pyarrow import orc
 
+from ..errors import SourceError
 from ..formats.protobuf import read_fields
+from ..wording import brief
 from .base import Part
 from .files import SourceFile
 from .tables import PART_BYTES, TableSource, checked, open_table, plain_schema, runs
@@ -61,13 +63,33 @@ class OrcSource(TableSource):
         with _open(part.path) as reader:
             names = list(columns) or reader.schema.names[:1]  # of no columns Arrow reads no rows
             for stripe in range(first, end):
-                yield checked(reader.read_stripe(stripe, columns=names))
+                yield checked(_read_stripe(reader, stripe, names, part.path))
 
 
 @contextmanager
 def _open(path: str) -> Iterator[orc.ORCFile]:
     with open_table(path, "ORC") as source:
         yield orc.ORCFile(source)
+
+
+def _read_stripe(reader: orc.ORCFile, stripe: int, names: Sequence[str], path: str) -> pa.RecordBatch:
+    """A stripe's columns.
+
+    Raises:
+        SourceError: nanoseconds, which Arrow reads times in, do not hold one.
+    """
+    try:
+        return reader.read_stripe(stripe, columns=list(names))
+    except pa.ArrowInvalid as error:
+        if "nanosecond" not in str(error):
+            raise
+        if len(names) > 1:
+            for name in names:
+                _read_stripe(reader, stripe, [name], path)
+        raise SourceError(
+            f"{path}: column {names[0]!r} holds a time beyond the years 1677 to 2262, which the nanoseconds that ORC "
+            f"is read in do not hold ({brief(error)}); leave it out by --drop-columns, or write the times as integers"
+        ) from error
 
 
 def _stripes(tail: bytes) -> tuple[list[int], list[int]]:

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import orc
 
-from ringfeed.sharding import read_records
-from ringfeed.sharding.prepare import Filter, PrepareOptions
+from ringfeed.sharding import SourceError, read_records
+from ringfeed.sharding.prepare import Drop, Filter, PrepareOptions, open_prepared
 from ringfeed.sharding.sources import open_source
 from ringfeed.sharding.sources import orc as module
 from tests.sharding.conftest import built
@@ -43,6 +43,18 @@ def test_times_keep_their_values(tmp_path: Path) -> None:
     source = open_source(str(tmp_path), None)
     assert (source.schema["when"].logical, source.schema["day"].logical) == ("timestamp[ns]", "date32[day]")
     assert completed(source) == [{"when": 0, "day": 1}, {"when": None, "day": 2}, {"when": 10**18, "day": None}]
+
+
+def test_a_time_that_nanoseconds_do_not_hold_is_no_damage(tmp_path: Path) -> None:
+    far = pa.array([None, 32_503_680_000_000], pa.timestamp("ms"))
+    orc.write_table(
+        pa.table({"x": [1, 2], "near": pa.array([0, 1], pa.timestamp("ms")), "far": far}), tmp_path / "x.orc"
+    )
+    with pytest.raises(SourceError, match=r"x\.orc: column 'far' holds a time beyond the years 1677 to 2262") as caught:
+        completed(open_source(str(tmp_path), None))
+    assert "damaged" not in str(caught.value)
+    left = open_prepared(str(tmp_path), None, "auto", PrepareOptions(steps=(Drop(("far",)),)))
+    assert completed(left) == [{"x": 1, "near": 0}, {"x": 2, "near": 10**6}]
 
 
 @pytest.mark.parametrize(
