@@ -180,6 +180,10 @@ def decode_lines(
             text = data.decode().strip(" \t\r\n")
             if not text:
                 continue
+            if text.startswith("["):
+                raise ValueError("it is no object in braces but begins a list; jq -c '.[]' FILE makes lines of it")
+            if text == "{":
+                raise ValueError("the object goes on in other lines; jq -c . FILE writes each as a line")
             value = decode_document(decoder, text)
             if not isinstance(value, dict):
                 raise ValueError("it is no object in braces")

@@ -209,6 +209,8 @@ BAD = [
     ('{"i": 1', "line 2: no JSON object: Expecting ',' delimiter at character 8"),
     ("null", "no JSON object: it is no object in braces"),
     ("[1]", "it is no object in braces"),
+    ('[{"i": 1},', "begins a list; jq -c '.[]' FILE makes lines of it"),
+    ("{", "the object goes on in other lines; jq -c . FILE writes each as a line"),
     ('{"i": 1} {"i": 2}', "Extra data at character 10"),
     ('{"i":\n1}', "line 2: no JSON object"),
     ('{"i": 1, "i": 2}', "the key 'i' is there twice"),
