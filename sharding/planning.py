@@ -19,6 +19,7 @@ from .dedup import drop_duplicates, records_there
 from .destination import check_apart, check_spill
 from .division import Division, divide, open_census
 from .dropping import DroppingSource
+from .errors import SourceError
 from .execute import Job, stream_tasks
 from .formats import encode_shard
 from .groups_there import read_groups
@@ -148,6 +149,9 @@ def make_plan(
         )
     census = None if scratch is None else open_census(source, options, scratch)
     counted = _count_parts(source, census, options, pool, report)
+    if rejected and not counted.totals.records:
+        name = options.prepare.described(options.source)
+        raise SourceError(f"{name} holds no records but bad ones, of which there are {len(rejected):,}: {rejected[0]}")
     values = _classes(counted.totals, source.schema, options, base)
     classes = (None,) if source.schema.label is None else tuple(values.to_pylist())
     record = _sample_record_bytes(source, options)

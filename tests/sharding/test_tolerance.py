@@ -63,6 +63,13 @@ def test_damaged_images_are_left_out_and_balance_holds(tmp_path: Path, workers: 
     assert verify(str(out)) == []
 
 
+def test_where_all_records_are_bad_the_error_says_so(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1, 2], "y": pa.nulls(2, pa.string())}), tmp_path / "a.parquet")
+    with pytest.raises(SourceError, match=r"no records but bad ones, .* 2: .*no value for the label"):
+        built(str(tmp_path / "a.parquet"), tmp_path / "out", label="y", on_bad_record="skip:2")
+    assert not (tmp_path / "out").exists()
+
+
 def unpreparable(folder: Path) -> str:
     """A folder of images of which two are whole as far as their formats tell: of fractions, and of broken codes."""
     write_images(folder, {3})
