@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from .checksums import checksum
+from .consistency import check_manifest, check_shards
 from .damage import content_problem
 from .errors import CorruptionError, DatasetError
 from .formats.decode import decode_example
@@ -60,6 +61,7 @@ def open_dataset(location: Place) -> Dataset:
         data = now
         try:
             manifest = _decoded(storage, data)
+            check_manifest(manifest, storage.locate(MANIFEST_NAME))
         except CorruptionError as error:
             raise CorruptionError(f"{error}; {remedy(storage)}") from error
         try:
@@ -69,7 +71,10 @@ def open_dataset(location: Place) -> Dataset:
             if now == data:
                 raise
         else:
-            return Dataset(storage=storage, manifest=manifest, shards=decode_shards(table))
+            where = storage.locate(manifest.shards_path)
+            shards = decode_shards(table, manifest, where)
+            check_shards(manifest, shards, where)
+            return Dataset(storage=storage, manifest=manifest, shards=shards)
 
 
 def _read_manifest(storage: Storage) -> bytes:

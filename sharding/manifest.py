@@ -15,7 +15,7 @@ import numpy as np
 
 from .checksums import checksum
 from .class_counts import ClassCounts
-from .errors import CorruptionError, DatasetError, RingfeedError
+from .errors import CorruptionError, DatasetError
 from .formats.example import RecordLayout
 from .generations import table_name
 from .json_pieces import json_pieces
@@ -342,7 +342,7 @@ class Manifest:
                 raise TypeError(problem)
             if any(generation.classes > len(manifest.classes) for generation in manifest.generations):
                 raise ValueError("a generation has more classes than the dataset")
-        except RingfeedError:
+        except DatasetError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise DatasetError(

@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 
 from .checksums import checksum
+from .consistency import check_manifest, check_table
 from .damage import Damage, first_difference, kind_of_size
 from .dataset import no_dataset
 from .errors import CorruptionError, DatasetError, RingfeedError, StorageError
@@ -106,10 +107,11 @@ def _with_manifest(
     storage: Storage, names: frozenset[str] | None, data: bytes, manifest: Manifest, workers: int
 ) -> Identity:
     """The dataset by its manifest, which `data` is, or begins with."""
+    check_manifest(manifest, storage.locate(MANIFEST_NAME))
     known = Identity(storage=storage, manifest=manifest, shards=(), names=names)
     table = read_if_there(storage, manifest.shards_path)
     if table is not None and len(table) == manifest.shards_bytes and checksum(table) == manifest.shards_checksum:
-        return replace(known, shards=decode_shards(table))
+        return replace(known, shards=decode_shards(table, manifest, storage.locate(manifest.shards_path)))
     if read_if_there(storage, MANIFEST_NAME) != data:  # written anew meanwhile, with another table
         return identify(storage, workers)
     return _without_table(known, table, workers)
@@ -177,6 +179,8 @@ def _from_table(
         if found is None:
             continue
         manifest, shards = found
+        check_manifest(manifest, storage.locate(path))
+        check_table(manifest, shards, storage.locate(path))
         original = manifest.encode()
         if newer and broken and _changed_bits(broken[0], original) > 8:
             return None  # not this dataset's file with a damaged version, but that of another version
@@ -213,7 +217,7 @@ def _without_table(known: Identity, table: bytes | None, workers: int) -> Identi
     path = manifest.shards_path
     mended = None if table is None else _mend_table(table, manifest)
     if mended is not None:
-        return _with_table(known, table, mended, decode_shards(mended))
+        return _with_table(known, table, mended, decode_shards(mended, manifest, known.storage.locate(path)))
     shards: tuple[ShardInfo, ...] = ()
     measures: dict[str, Measure | None] = {}
     for newest in (True, False):

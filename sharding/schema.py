@@ -66,6 +66,8 @@ class Feature:
             raise ValueError(f"feature {self.name!r}: dtype must be one of {sorted(_PRIMITIVES)}, got {self.dtype!r}")
         if None in self.shape and len(self.shape) != 1:
             raise ValueError(f"feature {self.name!r}: a variable-length shape has one dimension, got {self.shape}")
+        if min((size for size in self.shape if size is not None), default=1) < 1:
+            raise ValueError(f"feature {self.name!r}: a shape has no sizes below 1, got {self.shape}")
 
     @property
     def fixed_shape(self) -> tuple[int, ...] | None:

@@ -18,12 +18,15 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from .checksums import PREFIX, Checksum, checksum
 from .class_counts import count_rows
+from .consistency import check_table, contradiction
 from .formats.parquet import read_parquet, read_row_group, row_group_sizes
-from .manifest import FORMAT_VERSION, Manifest, ShardInfo
+from .manifest import FORMAT_VERSION, SHARDS_NAME, Manifest, ShardInfo
+from .wording import brief
 
 __all__ = ["decode_shards", "encode_shards", "recover", "seal"]
 
@@ -94,8 +97,12 @@ def recover(data: bytes, path: str) -> tuple[Manifest, tuple[ShardInfo, ...]] | 
     start, stop = places[0].span(1)
     if checksum(data[:start] + _NO_CHECKSUM.encode() + data[stop:]) != data[start:stop].decode():
         return None
-    value = json.loads(pq.read_metadata(pa.BufferReader(data)).metadata[_COPY_KEY.encode()])
-    if value["format_version"].split(".")[0] != str(FORMAT_VERSION[0]):
+    try:
+        value = json.loads(pq.read_metadata(pa.BufferReader(data)).metadata[_COPY_KEY.encode()])
+        major = value["format_version"].split(".")[0]
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError):  # of none that was written
+        return None
+    if major != str(FORMAT_VERSION[0]):
         return None
     shards = decode_shards(data)
     table = {"path": path, "bytes": len(data), "checksum": checksum(data), "rows": _rows_checksum(shards)}
@@ -141,29 +148,79 @@ def _rows_checksum(shards: Sequence[ShardInfo]) -> str:
     return digest.text
 
 
-def decode_shards(data: bytes | pa.Buffer) -> tuple[ShardInfo, ...]:
+def decode_shards(
+    data: bytes | pa.Buffer, manifest: Manifest | None = None, where: str = SHARDS_NAME
+) -> tuple[ShardInfo, ...]:
     """The inverse of `encode_shards`, for bytes whose checksum was right.
 
     The class counts, which are nearly all of it, are decoded when they are first looked at, a row group at a time.
 
+    Args:
+        data: of the table.
+        manifest: to hold the rows against, those counts when they are decoded.
+        where: the table is, for errors.
+
     Raises:
-        DatasetError: a path leaves the dataset's root.
+        DatasetError: a path leaves the dataset's root, or the rows contradict each other or the manifest.
     """
     data = data if isinstance(data, bytes) else data.to_pybytes()  # of the file, whatever happens to that meanwhile
     names = [name for name in _SHARDS_SCHEMA.names if name != "class_counts"]
-    rows = read_parquet(data, names).to_pydict()
+    try:
+        table = read_parquet(data, names)
+        sizes = row_group_sizes(data)
+        found = pq.read_schema(pa.BufferReader(data))
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise contradiction(where, f"it is no table of shards ({brief(error)})") from error
+    for column in _SHARDS_SCHEMA:
+        if found.get_field_index(column.name) < 0 or not _alike(found.field(column.name).type, column.type):
+            raise contradiction(where, f"it is no table of shards: it has no {column.name!r} of type {column.type}")
+        if column.name in names and table.column(column.name).null_count:
+            raise contradiction(where, f"a shard has no {column.name!r}")
+    if min(pc.min(table.column(name)).as_py() or 0 for name in ("bytes", "records", "index_bytes")) < 0:
+        raise contradiction(where, "a shard has a negative number of bytes or records")
+    rows = table.to_pydict()
+    del table
+    starts = [0, *itertools.accumulate(sizes)]
     counts = itertools.chain.from_iterable(
-        count_rows(partial(_read_counts, data, group), size) for group, size in enumerate(row_group_sizes(data))
+        count_rows(partial(_read_counts, data, group, rows["records"][first:], manifest, where), size)
+        for group, (first, size) in enumerate(zip(starts, sizes, strict=False))
     )
-    return tuple(
+    shards = tuple(
         ShardInfo(class_counts=own, **dict(zip(names, row, strict=True)))
         for own, *row in zip(counts, *(rows[name] for name in names), strict=True)
     )
+    if manifest is not None:
+        check_table(manifest, shards, where)
+    return shards
 
 
-def _read_counts(data: bytes, group: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]]:
+def _alike(found: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether types are equal but for the names of lists' elements."""
+    if pa.types.is_list(kind) and pa.types.is_list(found):
+        found, kind = found.value_type, kind.value_type
+    return bool(found == kind)
+
+
+def _read_counts(
+    data: bytes, group: int, records: Sequence[int], manifest: Manifest | None, where: str
+) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]]:
     """The class counts of a row group, some rows at a time: end to end, and where those of each row begin."""
+    first = 0
     for batch in read_row_group(data, group, ["class_counts"], _DECODED_ROWS):
         lists = batch.column(0)
-        offsets = lists.offsets.to_numpy()
-        yield lists.flatten().to_numpy(), offsets - offsets[0]
+        offsets, counts = lists.offsets.to_numpy(), lists.flatten()
+        if manifest is not None:
+            of_rows = np.array(records[first : first + len(lists)], np.int64)
+            if lists.null_count or counts.null_count or not _add_up(counts.to_numpy(), of_rows, len(manifest.classes)):
+                classes = len(manifest.classes)
+                raise contradiction(where, f"a shard's records of {classes} classes are not all its records")
+        first += len(lists)
+        yield counts.to_numpy(), offsets - offsets[0]
+
+
+def _add_up(counts: npt.NDArray[np.int64], records: npt.NDArray[np.int64], classes: int) -> bool:
+    """Whether there are counts of all classes for each row, and they add up to its records."""
+    if len(counts) != classes * len(records):
+        return False
+    rows = counts.reshape(len(records), classes)
+    return bool((rows >= 0).all() and (rows <= records[:, None]).all() and (rows.sum(axis=1) == records).all())

@@ -26,8 +26,8 @@ from .wire import write_varint
 
 __all__ = [
     "DELIMITED_1", "LIST_TAGS", "ColumnLayout", "RecordLayout", "delimited", "encode_examples", "encode_matrix",
-    "encode_pieces", "flat_arrow", "flat_numpy", "join_binary", "list_offsets", "plan_layout", "varint_width",
-    "varint_widths",
+    "encode_pieces", "flat_arrow", "flat_numpy", "is_layout_of", "join_binary", "list_offsets", "plan_layout",
+    "varint_width", "varint_widths",
 ]  # fmt: skip
 
 Bytes2D = npt.NDArray[np.uint8]
@@ -101,8 +101,11 @@ def plan_layout(schema: Schema, int_ranges: Mapping[str, tuple[int, int]]) -> Re
         schema: of the dataset.
         int_ranges: the least and greatest value of each feature of kind int64, as int64.
     """
-    fixed = all(f.elements is not None and f.example_kind != "bytes" for f in schema.features)
-    return _assemble_template(schema, int_ranges)[1] if fixed else None
+    return _planned(schema, int_ranges)[1] if _is_fixed(schema) else None
+
+
+def _is_fixed(schema: Schema) -> bool:
+    return all(f.elements is not None and f.example_kind != "bytes" for f in schema.features)
 
 
 def encode_examples(batch: pa.RecordBatch, schema: Schema, layout: RecordLayout | None) -> pa.LargeBinaryArray:
@@ -130,20 +133,40 @@ def _item_bytes(feature: Feature, int_ranges: Mapping[str, tuple[int, int]]) -> 
     return 4 if feature.example_kind == "float" else feature.primitive.bit_width // 8
 
 
-def _assemble_template(schema: Schema, int_ranges: Mapping[str, tuple[int, int]]) -> tuple[bytes, RecordLayout]:
-    entries, columns = b"", []
+def _planned(schema: Schema, int_ranges: Mapping[str, tuple[int, int]]) -> tuple[list[bytes], RecordLayout]:
+    """What stands before the values of each feature, and where these lie."""
+    heads, places, stop = [], [], 0
     for feature in schema.features:
         item_bytes = _item_bytes(feature, int_ranges)
-        values = bytes(item_bytes * (feature.elements or 0))
-        body = delimited(DELIMITED_1, values)  # packed floats and integers, and the one value of raw bytes
-        entries += _entry_head(feature, len(body)) + body
-        columns.append((feature.name, len(entries) - len(values), item_bytes))
-    head = bytes([DELIMITED_1]) + write_varint(len(entries))
+        size = item_bytes * (feature.elements or 0)
+        mark = bytes([DELIMITED_1]) + write_varint(size)  # packed floats and integers, and the one value of raw bytes
+        heads.append(_entry_head(feature, len(mark) + size) + mark)
+        places.append((feature.name, stop + len(heads[-1]), item_bytes))
+        stop = places[-1][1] + size
+    head = bytes([DELIMITED_1]) + write_varint(stop)
     layout = RecordLayout(
-        example_bytes=len(head) + len(entries),
-        columns=tuple(ColumnLayout(name=n, offset=len(head) + o, item_bytes=w) for n, o, w in columns),
+        example_bytes=len(head) + stop,
+        columns=tuple(ColumnLayout(name=n, offset=len(head) + o, item_bytes=w) for n, o, w in places),
     )
-    return head + entries, layout
+    return [head + first for first in heads[:1]] + heads[1:], layout
+
+
+def _planned_as(layout: RecordLayout, schema: Schema) -> tuple[list[bytes], RecordLayout]:
+    """The same for integers as wide as in a layout."""
+    widths = {c.name: (0, (1 << (7 * c.item_bytes)) - 1) if 0 < c.item_bytes < 10 else (-1, 0) for c in layout.columns}
+    return _planned(schema, widths)
+
+
+def is_layout_of(layout: RecordLayout, schema: Schema) -> bool:
+    """Whether records of a schema can have a layout.
+
+    >>> schema = Schema(features=(Feature(name="x", dtype="int8", shape=(3,)),))
+    >>> layout = plan_layout(schema, {"x": (0, 5)})
+    >>> is_layout_of(layout, schema), is_layout_of(replace(layout, example_bytes=1), schema)
+    (True, False)
+    """
+    fixed = _is_fixed(schema) and [column.name for column in layout.columns] == list(schema.names)
+    return fixed and _planned_as(layout, schema)[1] == layout
 
 
 def encode_matrix(
@@ -163,11 +186,12 @@ def encode_matrix(
     Raises:
         ValueError: the layout is of another schema.
     """
-    widths = {c.name: (0, (1 << (7 * c.item_bytes)) - 1) if c.item_bytes < 10 else (-1, 0) for c in layout.columns}
-    template, planned = _assemble_template(schema, widths)
+    heads, planned = _planned_as(layout, schema)
     if planned != layout:
         raise ValueError(f"the layout is not one of this schema: expected {planned}, got {layout}")
     before, after = margins
+    sizes = [column.item_bytes * (f.elements or 0) for f, column in zip(schema.features, layout.columns, strict=True)]
+    template = b"".join(head + bytes(size) for head, size in zip(heads, sizes, strict=True))
     row = np.frombuffer(bytes(before) + template + bytes(after), np.uint8)
     matrix = np.tile(row, (batch.num_rows, 1))
     for feature, column in zip(schema.features, layout.columns, strict=True):
