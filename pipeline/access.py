@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from ..sharding.consistency import as_described
 from ..sharding.formats.decode import decode_example
 from ..sharding.formats.example import RecordLayout
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
@@ -71,6 +73,10 @@ class RandomAccess:
         shard = self._shard(number, make_fetcher)
         row = index - int(self._stops[number - 1] if number else 0)
         class_id = shard.class_ids[[row]]
+        with as_described(f"record {index} of the split"):
+            return self._decoded(shard, row, class_id), int(class_id[0])
+
+    def _decoded(self, shard: OpenShard, row: int, class_id: npt.NDArray[np.int32]) -> dict[str, Any]:
         columns: Columns = take_columns(shard.columns, np.array([row]))
         if self._labels is not None:
             columns = self._labels.added_to({**columns, CLASS_ID: class_id})
@@ -84,7 +90,7 @@ class RandomAccess:
                 name: values[0] if isinstance(values, np.ndarray) else values[0].as_py()
                 for name, values in columns.items()
             }
-        return {f.name: self._restored(record[f.name], f) for f in self._schema.features}, int(class_id[0])
+        return {f.name: self._restored(record[f.name], f) for f in self._schema.features}
 
     def _shard(self, number: int, make_fetcher: Callable[[], ShardFetcher]) -> OpenShard:
         with self._lock:

@@ -71,7 +71,7 @@ def open_parquet(
     lengths = {feature.name: feature.elements or 0 for feature in schema.features if feature.numeric}
     vectors = {name: (schema[name].dtype, length) for name, length in lengths.items() if length > 1}
     others = [name for name in schema.names if name not in vectors]
-    found, table = read_columns(data, vectors, others, groups)
+    found, table = read_columns(data, vectors, others, groups, schema.arrow)
     rest = Schema(features=tuple(feature for feature in schema.features if feature.name not in found))
     columns: dict[str, Column] = {}
     for name, values in found.items():
@@ -107,6 +107,8 @@ def _filled(column: pa.ChunkedArray, feature: Feature, fill: Mapping[str, Any]) 
 
 def _fill_nulls(array: pa.Array, feature: Feature, fill: Mapping[str, Any]) -> pa.Array:
     value = filling(feature, fill)
+    if value is None and feature.elements is not None:
+        raise ValueError(f"feature {feature.name!r} has missing values, and the statistics know of none")
     if feature.shape == ():
         return pc.fill_null(array, pa.scalar(value, array.type))
     values = [] if feature.elements is None else [value] * feature.elements

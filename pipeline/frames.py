@@ -39,10 +39,16 @@ def open_tfrecord(data: pa.Buffer, index: pa.RecordBatch, layout: RecordLayout |
 
     Returns:
         The column `FRAMES`, or without a layout `EXAMPLES`.
+
+    Raises:
+        ValueError: the index is of other frames.
     """
     if layout is not None:
         return {FRAMES: np.frombuffer(data, np.uint8).reshape(-1, HEADER_BYTES + layout.example_bytes + FOOTER_BYTES)}
-    return {EXAMPLES: _view_frames(data, index.column("offset").to_numpy(), index.column("length").to_numpy())}
+    offsets, lengths = index.column("offset").to_numpy(), index.column("length").to_numpy()
+    if lengths.sum() != data.size:
+        raise ValueError(f"its records take {lengths.sum()} bytes, not {data.size}")
+    return {EXAMPLES: _view_frames(data, offsets, lengths)}
 
 
 def _view_frames(data: pa.Buffer, offsets: Int64, lengths: Int64) -> pa.Array:

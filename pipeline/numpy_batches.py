@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..sharding.consistency import as_described
 from ..sharding.errors import RingfeedError
 from ..sharding.formats.binary import data_of, offsets_of
 from ..sharding.formats.decode import decode_examples
@@ -108,9 +109,10 @@ def _decode_messages(columns: Columns, stored: Schema, schema: Schema, fill: Map
     frames: Any = columns[EXAMPLES]
     offsets, data = offsets_of(frames), np.frombuffer(data_of(frames), np.uint8)
     starts, ends = offsets[:-1] + HEADER_BYTES, offsets[1:] - FOOTER_BYTES
-    table = pa.Table.from_batches([decode_examples(data, starts, ends, stored, schema.names)])
-    others = {name: values for name, values in columns.items() if name != EXAMPLES}
-    return {**filled_columns(table, schema, fill), **others}
+    with as_described("a record"):
+        table = pa.Table.from_batches([decode_examples(data, starts, ends, stored, schema.names)])
+        decoded = filled_columns(table, schema, fill)
+    return {**decoded, **{name: values for name, values in columns.items() if name != EXAMPLES}}
 
 
 def _batches(columns: Columns, steps: int, schema: Schema) -> Iterator[NumpyBatch]:

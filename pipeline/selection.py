@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..sharding.class_counts import ClassCounts, count_matrix
+from ..sharding.consistency import as_described
 from ..sharding.dataset import Dataset, read_checked, remedy
 from ..sharding.errors import ConfigError, CorruptionError, RingfeedError
 from ..sharding.manifest import ShardInfo
@@ -127,9 +128,9 @@ class Selection:
         """Names of the columns that are looked at in a shard that is opened."""
         return frozenset() if self.by_label else frozenset(self._filter.columns)
 
-    def written_records(self, shard: ShardInfo) -> int:
-        """All records of a shard."""
-        return self._written[shard.path].records
+    def written(self, shard: ShardInfo) -> ShardInfo:
+        """The shard with all of its records."""
+        return self._written[shard.path]
 
     def class_ids(self, shard: ShardInfo, class_ids: ClassIds) -> ClassIds:
         """Of the classes of all records of a shard, those of the records that are let through."""
@@ -190,7 +191,8 @@ class Selection:
             if not len(kept.rows):
                 counts = np.zeros_like(counts)
             elif len(kept.rows) < shard.records:
-                ids = read_index_rows(self._dataset.storage, shard).column("class_id").to_numpy()
+                index = read_index_rows(self._dataset.storage, self._dataset.manifest, shard)
+                ids = index.column("class_id").to_numpy()
                 counts = np.bincount(ids[kept.rows], minlength=len(counts))
         left = replace(shard, records=int(counts.sum()), class_counts=ClassCounts(counts))
         return left, kept
@@ -199,15 +201,16 @@ class Selection:
         """The records of a shard on storage that are let through."""
         storage, manifest = self._dataset.storage, self._dataset.manifest
         if manifest.shard_format == "parquet":
-            with self._opened(shard) as file:
+            with as_described(storage.locate(shard.path)), self._opened(shard) as file:
                 return filter_parquet(file, self._filter, check_pages=True)
-        index = None if manifest.layout is not None else read_index_rows(storage, shard)
+        index = None if manifest.layout is not None else read_index_rows(storage, manifest, shard)
         return self._filter_tfrecord(shard, read_checked(storage, shard.path, shard.bytes, shard.checksum), index)
 
     def _filter_tfrecord(self, shard: ShardInfo, data: pa.Buffer, index: pa.RecordBatch | None) -> Kept:
         written = self._written[shard.path]
         batches = decode_tfrecord(self._dataset.manifest, written, data, index, sorted(self._filter.columns))
-        return filter_records(batches, self._filter, shard.bytes)
+        with as_described(self._dataset.storage.locate(shard.path)):
+            return filter_records(batches, self._filter, shard.bytes)
 
     @contextmanager
     def _opened(self, shard: ShardInfo) -> Iterator[IO[bytes] | pa.NativeFile]:

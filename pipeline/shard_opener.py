@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,11 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..sharding.consistency import as_described
 from ..sharding.dataset import Dataset
-from ..sharding.errors import CorruptionError
 from ..sharding.formats.encode import sums_in_index
 from ..sharding.formats.parquet import groups_of_rows
 from ..sharding.formats.tfrecord import decompress
+from ..sharding.indexes import index_rows
 from ..sharding.manifest import ShardInfo
 from ..sharding.schema import Schema
 from ..sharding.storage import public_url
@@ -32,7 +34,7 @@ from .selection import Selection
 from .values import open_values
 from .windows import Segment
 
-__all__ = ["OpenShard", "ShardOpener", "decode_index"]
+__all__ = ["OpenShard", "ShardOpener"]
 
 _places = KnownPlaces()  # of all loaders, which have an opener for each epoch
 
@@ -109,7 +111,9 @@ class ShardOpener:
             StorageError: the store refused.
         """
         read = partial(self._reader.index, info)
-        return decode_index(self._read(info.index_path, info.index_bytes, info.index_checksum, read))
+        data = self._read(info.index_path, info.index_bytes, info.index_checksum, read)
+        written = info if self._selection is None else self._selection.written(info)
+        return index_rows(data, self._dataset.manifest, written, self._dataset.storage.locate(info.index_path))
 
     def part(self, info: ShardInfo, index: pa.RecordBatch, segment: Segment) -> OpenShard | None:
         """Records of a shard, and perhaps some beside them; None if they are not to be had alone.
@@ -119,8 +123,6 @@ class ShardOpener:
             index: of it.
             segment: of the records.
         """
-        if index.num_rows != info.records:
-            return None
         read = self._open_rows if self._dataset.manifest.shard_format == "parquet" else self._open_frames
         return read(info, index, segment)
 
@@ -138,13 +140,11 @@ class ShardOpener:
         else:
             index = self.index(info)
             data, size = self._read_columns(info, index, few)
-        with self._counters.busy("open", items=1, size=size):
-            records = info.records if self._selection is None else self._selection.written_records(info)
-            if index.num_rows != records:
-                raise CorruptionError(f"{info.index_path} has {index.num_rows} rows for {records} records")
+        with self._counters.busy("open", items=1, size=size), self._described(info):
             class_ids, rows = index.column("class_id").to_numpy(), None
             if self._selection is None:
                 columns = self._decode(data, index, known_as=info.checksum)
+                _check_rows(columns, index.num_rows)
             else:
                 kept = self._selection.kept(info, data, index)
                 columns = take_columns(self._decode(data, index, kept.groups), kept.rows_read)
@@ -157,26 +157,35 @@ class ShardOpener:
         data = self._reader.frames(info, start, own.column("length").to_numpy())
         if data is None:
             return None
-        with self._counters.busy("open", items=1, size=data.size):
+        with self._counters.busy("open", items=1, size=data.size), self._described(info):
             own = own.set_column(0, "offset", pc.subtract(own.column("offset"), start))  # as if the file had no others
             ids = own.column("class_id").to_numpy()
             return OpenShard(columns=self._decode(data, own), class_ids=ids, first=segment.start, index=index)
 
     def _open_rows(self, info: ShardInfo, index: pa.RecordBatch, segment: Segment) -> OpenShard | None:
-        rows, sums = (segment.start, segment.stop), sums_in_index(index)
+        rows, sums = (segment.start, segment.stop), self._sums(info, index)
         names = self._columns or frozenset(self._dataset.manifest.schema.names)
         try:
-            part = None if sums is None else self._reader.columns(info, sums, names, rows)
+            with self._described(info):
+                part = None if sums is None else self._reader.columns(info, sums, names, rows)
         except NotWorthwhile:
             part = None
         if part is None:
             return None
         data, size = part
-        with self._counters.busy("open", items=1, size=size):
+        with self._counters.busy("open", items=1, size=size), self._described(info):
             groups, there = groups_of_rows(data, rows)
             ids = index.column("class_id").to_numpy()[there.start : there.stop]
             columns = self._decode(data, index, groups)
+            _check_rows(columns, len(ids))
             return OpenShard(columns=columns, class_ids=ids, first=there.start, index=index)
+
+    def _described(self, info: ShardInfo) -> AbstractContextManager[None]:
+        return as_described(self._dataset.storage.locate(info.path))
+
+    def _sums(self, info: ShardInfo, index: pa.RecordBatch) -> bytes | None:
+        with as_described(self._dataset.storage.locate(info.index_path)):
+            return sums_in_index(index)
 
     def _few_columns(self) -> frozenset[str] | None:
         """Names of the columns that are read of Parquet, if there are others than the label, which is small."""
@@ -190,11 +199,12 @@ class ShardOpener:
 
     def _read_columns(self, info: ShardInfo, index: pa.RecordBatch, columns: frozenset[str]) -> tuple[pa.Buffer, int]:
         """The file of a shard, with these columns at least, and how many bytes of it were read."""
-        sums = sums_in_index(index)
+        sums = self._sums(info, index)
         part = None
         if sums is not None:
             try:
-                part = self._reader.columns(info, sums, columns, None)
+                with self._described(info):
+                    part = self._reader.columns(info, sums, columns, None)
             except NotWorthwhile:
                 self._columns = None  # nor will it be of the next
         if part is not None:
@@ -227,6 +237,7 @@ class ShardOpener:
         return open_features(columns, self._schema, manifest.layout.select(self._schema.names))
 
 
-def decode_index(data: pa.Buffer) -> pa.RecordBatch:
-    """The rows of an index's file."""
-    return pa.ipc.open_file(pa.BufferReader(data)).read_all().combine_chunks().to_batches()[0]
+def _check_rows(columns: Columns, records: int) -> None:
+    for name, values in columns.items():
+        if len(values) != records:
+            raise ValueError(f"it has {len(values)} records ({name!r}), not {records}")

@@ -31,7 +31,10 @@ class ClassCounts(Sequence[int]):
     _hash: int | None
 
     def __init__(self, counts: Sequence[int] | npt.NDArray[np.integer]) -> None:
-        self._counts = narrow_counts(np.asarray(counts, np.int64))
+        array = np.asarray(counts, np.int64)
+        if array.ndim != 1:
+            raise ValueError(f"counts must be a list, got {counts!r}")
+        self._counts = narrow_counts(array)
         self._deferred = None
         self._hash = None
 

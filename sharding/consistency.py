@@ -1,28 +1,33 @@
 """Whether what a dataset says of itself agrees: a sealed file may be another program's, or forged with right checksums.
 
-So what opens needs no second look wherever it is used. Of shards and their indexes, that is said as they are read.
+So what opens needs no second look wherever it is used. Shards and their indexes are held against it as they are read.
 """
 
 from __future__ import annotations
 
 import re
+import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
+from typing import Any
 
 import pyarrow as pa
 
 from .counting import class_array
-from .errors import DatasetError
+from .errors import CorruptionError, DatasetError, RingfeedError
 from .formats.encode import COMPRESSIONS
 from .formats.example import RecordLayout, is_layout_of
 from .generations import TABLE_NAMES
 from .manifest import MANIFEST_NAME, Manifest, ShardInfo
 from .wording import brief
 
-__all__ = ["check_manifest", "check_shards", "check_table", "contradiction"]
+__all__ = ["as_described", "check_manifest", "check_shards", "check_table", "contradiction"]
 
 _MOST = 1 << 62  # records: sums of a few such numbers fit in 64 bits
+
+_SHARE = re.compile(r"[0-9]+(/[1-9][0-9]*)?")
 
 
 def check_manifest(manifest: Manifest, where: str) -> None:
@@ -84,6 +89,29 @@ def contradiction(where: str, problem: str) -> DatasetError:
     )
 
 
+@contextmanager
+def as_described(where: str) -> Iterator[None]:
+    """Read a file whose checksum was right: what goes wrong is that it holds other than the manifest says.
+
+    Args:
+        where: the file is.
+
+    Raises:
+        CorruptionError: in the place of what the reading of strange bytes raises.
+    """
+    try:
+        yield
+    except RingfeedError:
+        raise
+    except (ArithmeticError, LookupError, OSError, TypeError, ValueError, zlib.error, pa.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the system; those of Arrow's decoders have none
+            raise
+        raise CorruptionError(
+            f"{where} is as it was written, but not what {MANIFEST_NAME} says of it: {brief(error)}; see more with: "
+            "shard-dataset verify --deep, or build the dataset again"
+        ) from error
+
+
 def _of_schema(manifest: Manifest) -> Iterator[str]:
     schema = manifest.schema
     if manifest.compression not in COMPRESSIONS.get(manifest.shard_format, ()):
@@ -142,6 +170,14 @@ def _of_counts(manifest: Manifest, what: str, records: int, counts: Sequence[int
         yield f"{what} has {records} records, and of its classes {sum(counts)}"
 
 
+def _has_shares(options: Mapping[str, Any]) -> bool:
+    """Whether an append can follow them; other options are looked at where they are taken up."""
+    shares = options.get("splits")
+    if not isinstance(shares, Mapping) or not {"label", "shards", "shard_bytes"} <= options.keys():
+        return False
+    return all(isinstance(share, str) and _SHARE.fullmatch(share) for share in shares.values())
+
+
 def _of_generations(manifest: Manifest) -> Iterator[str]:
     left = Counter({name: split.records for name, split in manifest.splits.items()})
     shards_left = Counter({name: split.shards for name, split in manifest.splits.items()})
@@ -151,6 +187,9 @@ def _of_generations(manifest: Manifest) -> Iterator[str]:
         most_shards[entry.split] += 1
     records: Counter[str] = Counter()
     shards: Counter[str] = Counter()
+    for options in (manifest.options, *(generation.options for generation in manifest.generations)):
+        if not _has_shares(options):
+            yield "its options have no shares of the splits"
     for number, generation in enumerate(manifest.generations):
         if not 0 < generation.classes <= len(manifest.classes):
             yield f"generation {number} has {generation.classes} classes, of {len(manifest.classes)}"

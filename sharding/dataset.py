@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from .checksums import checksum
-from .consistency import check_manifest, check_shards
+from .consistency import as_described, check_manifest, check_shards
 from .damage import content_problem
 from .errors import CorruptionError, DatasetError
 from .formats.decode import decode_example
@@ -141,11 +141,12 @@ def read_records(dataset: Dataset, split: str, limit: int) -> Iterator[dict[str,
         if limit <= 0:
             return
         data = read_checked(dataset.storage, shard.path, shard.bytes, shard.checksum)
-        for record in _shard_records(dataset.manifest, data, shard.path):
-            yield record
-            limit -= 1
-            if limit <= 0:
-                return
+        with as_described(dataset.storage.locate(shard.path)):
+            for record in _shard_records(dataset.manifest, data, shard.path):
+                yield record
+                limit -= 1
+                if limit <= 0:
+                    return
 
 
 def _shaped(record: dict[str, Any], schema: Schema) -> dict[str, Any]:

@@ -1,8 +1,4 @@
-"""A shard's index read with suspicion, made again from the shard, and held against it.
-
-The loader needs none of this: it has the checksum. Here the question is what an index is worth whose checksum, or whose
-shard's, is wrong.
-"""
+"""A shard's index: its rows where its checksum was right; else read with suspicion, made again, and held against it."""
 
 from __future__ import annotations
 
@@ -14,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .consistency import as_described
 from .formats.blocks import block_sums
 from .formats.decode import decode_example
 from .formats.encode import encode_index
@@ -23,7 +20,11 @@ from .formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from .manifest import Manifest, ShardInfo
 from .wording import brief
 
-__all__ = ["Index", "classes_of_messages", "classes_of_table", "frame_bounds", "read_index", "rebuild_index"]
+__all__ = [
+    "Index", "classes_of_messages", "classes_of_table", "frame_bounds", "index_rows", "read_index", "rebuild_index",
+]  # fmt: skip
+
+_TYPES = {"offset": pa.int64(), "length": pa.int32(), "class_id": pa.int32()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,49 @@ class Index:
         if self.offsets is not None and other.offsets is not None:
             differ |= (self.offsets[:-1] != other.offsets[:-1]) | (np.diff(self.offsets) != np.diff(other.offsets))
         return np.flatnonzero(differ)
+
+
+def index_rows(data: pa.Buffer, manifest: Manifest, shard: ShardInfo, where: str) -> pa.RecordBatch:
+    """The rows of an index whose checksum was right.
+
+    Args:
+        data: of the index.
+        manifest: of the dataset.
+        shard: as it was written.
+        where: the index is, for the error.
+
+    Raises:
+        CorruptionError: it is of another shard: a place that it names may lie outside of this one.
+    """
+    with as_described(where):
+        index = pa.ipc.open_file(pa.BufferReader(data)).read_all().combine_chunks()
+        index.validate()
+        if index.num_rows != shard.records:
+            raise ValueError(f"it has {index.num_rows} rows for {shard.records} records")
+        names = ["class_id"] if manifest.shard_format == "parquet" else ["offset", "length", "class_id"]
+        for name in names:
+            column = index.column(name)
+            if column.type != _TYPES[name] or column.null_count:
+                raise ValueError(f"its column {name!r} is of type {column.type}, with {column.null_count} nulls")
+        numbers = {name: index.column(name).to_numpy() for name in names}
+        class_ids = numbers["class_id"]
+        if class_ids.min(initial=0) < 0 or class_ids.max(initial=0) >= len(manifest.classes):
+            raise ValueError(f"it has classes {class_ids.min()} to {class_ids.max()}, of {len(manifest.classes)}")
+        if len(names) > 1:
+            _check_places(numbers["offset"], numbers["length"], manifest, shard)
+        return index.to_batches()[0] if shard.records else pa.RecordBatch.from_pylist([], index.schema)
+
+
+def _check_places(
+    offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32], manifest: Manifest, shard: ShardInfo
+) -> None:
+    ends = offsets + lengths
+    if lengths.min(initial=HEADER_BYTES + FOOTER_BYTES) < HEADER_BYTES + FOOTER_BYTES:
+        raise ValueError(f"it has a record of {lengths.min()} bytes")
+    if (offsets[1:] != ends[:-1]).any() or offsets[:1].any():
+        raise ValueError("a record does not begin where the one before it ends")
+    if len(ends) and manifest.compression == "none" and ends[-1] != shard.bytes:
+        raise ValueError(f"its records end at byte {ends[-1]}, their shard at {shard.bytes}")
 
 
 def read_index(data: pa.Buffer, manifest: Manifest) -> Index:

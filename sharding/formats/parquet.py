@@ -19,9 +19,9 @@ from ..wording import brief
 from .pages import InPlace, read_vectors
 
 __all__ = [
-    "LENGTH_BYTES", "RowGroup", "column_spans", "footer_bytes", "groups_of_rows", "iterate_parquet", "open_writer",
-    "read_columns", "read_parquet", "read_row_group", "read_row_groups", "row_group_rows", "row_group_sizes",
-    "rows_within", "scan_row_groups", "write_parquet",
+    "LENGTH_BYTES", "RowGroup", "check_columns", "column_spans", "footer_bytes", "groups_of_rows", "iterate_parquet",
+    "open_writer", "read_columns", "read_parquet", "read_row_group", "read_row_groups", "row_group_rows",
+    "row_group_sizes", "rows_within", "scan_row_groups", "write_parquet",
 ]  # fmt: skip
 
 LENGTH_BYTES = 8  # at the end of a file: the length of its footer, and PAR1
@@ -126,6 +126,7 @@ def read_columns(
     vectors: Mapping[str, tuple[npt.DTypeLike, int]],
     others: Sequence[str],
     groups: Sequence[int] | None,
+    expected: pa.Schema | None = None,
 ) -> tuple[dict[str, InPlace | npt.NDArray[Any]], pa.Table]:
     """Columns of a whole file that is known to be as it was written, the vectors past Arrow where that is quicker.
 
@@ -134,12 +135,18 @@ def read_columns(
         vectors: names of columns of lists, and the dtype and number of the values of each.
         others: names of other columns.
         groups: to read, by number; None for all row groups.
+        expected: types of the columns, if they are to be looked at.
 
     Returns:
         Those of `vectors` that lie plainly, [rows, elements]; and a table of the rest.
+
+    Raises:
+        ValueError: a column is missing, or of another type than expected.
     """
     file = _open(data)
     metadata, schema = file.metadata, file.schema_arrow
+    if expected is not None:
+        check_columns(schema, expected)
     chosen = range(metadata.num_row_groups) if groups is None else groups
     found: dict[str, InPlace | npt.NDArray[Any]] = {}
     for leaf, name in enumerate(schema.names):  # one leaf a feature: none is nested deeper
@@ -152,6 +159,18 @@ def read_columns(
     if not rest:
         return found, pa.table({})
     return found, file.read_row_groups(list(chosen), columns=rest, use_threads=False)
+
+
+def check_columns(found: pa.Schema, expected: pa.Schema) -> None:
+    """Look whether there are all columns that are expected, of their types.
+
+    Raises:
+        ValueError: there are not.
+    """
+    for field in expected:
+        place = found.get_field_index(field.name)
+        if place < 0 or found.field(place).type != field.type:
+            raise ValueError(f"it has no column {field.name!r} of type {field.type}")
 
 
 def footer_bytes(tail: pa.Buffer) -> int:

@@ -121,7 +121,7 @@ class RingfeedSource(Complete):
             yield pa.nulls(shard.records)
         elif label == self.stored.schema.label:
             classes = pa.array(self.stored.classes, self.schema[label].primitive)
-            ids = read_index_rows(self._folder(part), shard).column("class_id")
+            ids = read_index_rows(self._folder(part), self.stored, shard).column("class_id")
             for start in range(0, shard.records, BATCH_ROWS):
                 yield classes.take(ids.slice(start, BATCH_ROWS))
         elif label not in self.stored.schema.names:

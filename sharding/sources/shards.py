@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
+from ..consistency import as_described
 from ..dataset import read_checked
 from ..formats.decode import decode_examples
 from ..formats.matrix import decode_matrix
-from ..formats.parquet import iterate_parquet
+from ..formats.parquet import check_columns, iterate_parquet
 from ..formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
+from ..indexes import index_rows
 from ..manifest import Manifest, ShardInfo
 from ..storage import Storage
 from .base import BATCH_BYTES, BATCH_ROWS
@@ -38,23 +40,29 @@ def read_shard(
     """
     names = manifest.schema.names if columns is None else columns
     data = read_checked(storage, shard.path, shard.bytes, shard.checksum)
-    if manifest.shard_format == "parquet":
-        batches = iterate_parquet(data, BATCH_ROWS, names, BATCH_BYTES)
-    else:
-        index = None if manifest.layout is not None else read_index_rows(storage, shard)
-        batches = decode_tfrecord(manifest, shard, data, index, names)
-    for batch in batches:
-        yield from bounded(batch)
+    expected, records = manifest.schema.select(names).arrow, 0
+    with as_described(storage.locate(shard.path)):
+        if manifest.shard_format == "parquet":
+            batches = iterate_parquet(data, BATCH_ROWS, names, BATCH_BYTES)
+        else:
+            index = None if manifest.layout is not None else read_index_rows(storage, manifest, shard)
+            batches = decode_tfrecord(manifest, shard, data, index, names)
+        for batch in batches:
+            check_columns(batch.schema, expected)
+            records += batch.num_rows
+            yield from bounded(batch)
+        if records != shard.records:
+            raise ValueError(f"it has {records} records, not {shard.records}")
 
 
-def read_index_rows(storage: Storage, shard: ShardInfo) -> pa.RecordBatch:
+def read_index_rows(storage: Storage, manifest: Manifest, shard: ShardInfo) -> pa.RecordBatch:
     """The index of a shard.
 
     Raises:
-        CorruptionError: it is damaged or missing.
+        CorruptionError: it is damaged or missing, or of another shard.
     """
     data = read_checked(storage, shard.index_path, shard.index_bytes, shard.index_checksum)
-    return pa.ipc.open_file(data).get_batch(0)
+    return index_rows(data, manifest, shard, storage.locate(shard.index_path))
 
 
 def decode_tfrecord(
@@ -79,6 +87,8 @@ def decode_tfrecord(
         assert index is not None
         lengths = index.column("length").to_numpy().astype(np.int64)
     ends = np.cumsum(lengths)
+    if manifest.compression == "none" and ends[-1:].sum() != data.size:
+        raise ValueError(f"its records take {ends[-1:].sum()} bytes, not {data.size}")
     start = 0
     while start < shard.records:
         before = int(ends[start] - lengths[start])

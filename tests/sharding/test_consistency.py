@@ -63,6 +63,8 @@ MANIFESTS: list[tuple[Change, str]] = [
     (lambda v: v["layout"].update(example_bytes=1 << 40), "its layout is not one of its features"),
     (lambda v: v["layout"]["columns"][0].update(name="x"), "its layout is not one of its features"),
     (lambda v: v["layout"]["columns"][0].update(item_bytes=-1), "its layout is not one of its features"),
+    (lambda v: v["options"]["splits"].update(train="most"), "its options have no shares of the splits"),
+    (lambda v: v["options"].pop("splits"), "its options have no shares of the splits"),
     (lambda v: v["shards"].update(path="x.parquet"), "'x.parquet' is no name of a table of shards"),
 ]
 
@@ -79,6 +81,12 @@ def test_what_contradicts_itself_is_refused(dataset: Path, change: Change, probl
 def test_so_is_what_its_features_alone_contradict(dataset: Path) -> None:
     forge(dataset, lambda value: value["features"].append(value["features"][0]))
     with pytest.raises(DatasetError, match=r"dataset\.json is as it was written, .*column names must differ"):
+        open_dataset(str(dataset))
+
+
+def test_so_are_counts_that_are_no_list(dataset: Path) -> None:
+    forge(dataset, lambda value: value["splits"]["test"].update(class_counts=6))
+    with pytest.raises(DatasetError, match=r"dataset\.json is as it was written, .*counts must be a list, got 6"):
         open_dataset(str(dataset))
 
 
