@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from .errors import DestinationError, RingfeedError
-from .footprint import remove_empty, remove_files
+from .footprint import remove_empty, remove_files, remove_uploads
 from .lease import LEASE_NAME, Holder, held_by, hold, is_held, is_lease_draft, is_mark, read_holder
 from .storage import Storage
 
@@ -49,6 +49,7 @@ def appearing_folder(target: Storage) -> Iterator[Storage]:
         try:
             _check_empty(target, lease.previous)  # anew: it may have been filled before it was held
             remove_files(room, _left_in(room))
+            remove_uploads(room, _is_written)
             storage = room if room == target else room.folder(_FILES)
             try:
                 yield storage
@@ -88,14 +89,16 @@ def clear_killed(target: Storage, *, dry_run: bool = False) -> list[str]:
     left = [name for name in room.list() if is_mark(name) or is_lease_draft(name)] + _left_in(room)
     if dry_run and holder is not None and is_held(room, holder):
         raise DestinationError(held_by(room, holder))
+    uploads = remove_uploads(room, _is_written, dry_run=True) if left else []
     if left and not dry_run:
         with hold(room, _ABOUT) as lease:
             if room != target or _is_export(lease.previous):  # else it was finished meanwhile
                 remove_files(room, [name for name in left if name != LEASE_NAME])
+                remove_uploads(room, _is_written)
             lease.release(keep=False)
     if room != target and not dry_run:
         remove_empty(room, [""])
-    return [room.locate(name) for name in left]
+    return [room.locate(name) for name in left] + uploads
 
 
 def _resolved(target: Storage) -> Storage:
@@ -122,13 +125,17 @@ def _room(target: Storage) -> Storage:
 
 def _left_in(room: Storage) -> list[str]:
     in_place = room.is_object_store
-    return [name for name in room.list() if (_WRITTEN.fullmatch(name) if in_place else name.startswith(f"{_FILES}/"))]
+    return [name for name in room.list() if (_is_written(name) if in_place else name.startswith(f"{_FILES}/"))]
+
+
+def _is_written(name: str) -> bool:
+    return _WRITTEN.fullmatch(name) is not None
 
 
 def _check_empty(target: Storage, holder: Holder | None) -> None:
     """Refuse a folder that holds anything but what a killed one, the holder, left in it."""
     killed = _is_export(holder)
-    others = [name for name in target.list() if not (killed and _WRITTEN.fullmatch(name))]
+    others = [name for name in target.list() if not (killed and _is_written(name))]
     if foreign := next((name for name in others if not (target.is_object_store and is_mark(name))), None):
         raise DestinationError(f"{target.locate()} is not empty (there is {foreign!r}); choose an empty folder")
 

@@ -11,13 +11,13 @@ from .dataset import open_dataset
 from .destination import check_no_damaged
 from .errors import DestinationError, StorageError
 from .fence import fenced
-from .footprint import STAGING, files_of, folders_of, is_ours, remove_empty, remove_files
+from .footprint import STAGING, files_of, folders_of, is_ours, remove_empty, remove_files, remove_uploads
 from .generations import GENERATION_FILES, TABLE_NAMES, folder_of, generation_of, table_order
 from .journal import JOURNAL_FOLDER
 from .lease import LEASE_NAME, TAKEOVER_PREFIX, Holder, held_by, hold, is_held, is_lease_draft, read_holder
 from .location import given_url
 from .manifest import MANIFEST_NAME, Manifest
-from .spill import about_spill, remove_spill, scratch_root, spill_root, spilled_files
+from .spill import about_spill, remove_spill, scratch_root, spill_root, spilled_files, spilled_uploads
 from .storage import Place, Storage, storage_of
 
 __all__ = ["clean"]
@@ -50,26 +50,29 @@ def clean(destination: Place, *, spill: str | os.PathLike[str] | None = None, dr
     debris, _ = _debris(destination, files)
     if dry_run or not (debris or _spilled(roots, dry_run=True)):
         spilled = _spilled(roots, dry_run=True)
-        return _named(exported, destination, debris, spilled)
+        uploads = remove_uploads(destination, dry_run=True) if _was_built_in(files) else []
+        return _named(exported, destination, debris, uploads + spilled)
     with _held(destination, {**about_spill(spill), **_after(holder)}) as (marked, own):
         files = destination.list()  # anew: what was debris may be part of a dataset by now
-        debris, begun = _debris(destination, [name for name in files if marked or name != LEASE_NAME])
+        names = [name for name in files if marked or name != LEASE_NAME]
+        debris, begun = _debris(destination, names)
+        uploads = remove_uploads(own) if _was_built_in(names) else []
         spilled = _spilled(roots, dry_run=False)  # before the mark, which leads to it
         remove_files(own, [name for name in debris if name != LEASE_NAME])
     folders = [JOURNAL_FOLDER, STAGING, *folders_of(debris), *begun]
     remove_empty(destination, [*folders, *([] if set(files) - {*debris, LEASE_NAME} else [""])])
-    return _named(exported, destination, debris, spilled)
+    return _named(exported, destination, debris, uploads + spilled)
 
 
-def _named(exported: Iterable[str], destination: Storage, debris: Iterable[str], spilled: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys([*exported, *map(destination.locate, debris), *spilled]))  # each once
+def _named(exported: Iterable[str], destination: Storage, debris: Iterable[str], others: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys([*exported, *map(destination.locate, debris), *others]))  # each once
 
 
 def _spilled(roots: Iterable[Storage], *, dry_run: bool) -> list[str]:
     """The URLs of what was spilled; removes it."""
     spilled = []
     for root in roots:
-        spilled += [root.locate(name) for name in spilled_files(root)]
+        spilled += [root.locate(name) for name in spilled_files(root)] + spilled_uploads(root)
         if not dry_run:
             remove_spill(root)
     return spilled

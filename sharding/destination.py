@@ -11,7 +11,7 @@ from typing import Literal
 from .dataset import Dataset, open_dataset
 from .errors import CorruptionError, DatasetError, DestinationError, RingfeedError, StorageError
 from .fence import fenced
-from .footprint import STAGING, files_of, folders_of, is_our_draft, is_ours, remove_empty, remove_files
+from .footprint import STAGING, files_of, folders_of, is_our_draft, is_ours, remove_empty, remove_files, remove_uploads
 from .generations import GENERATION_FILES, TABLE_NAMES, folder_of, table_name
 from .interop.tfds import all_tfds_names
 from .journal import JOURNAL_FOLDER, ShardResult, count_recorded, read_journal
@@ -240,6 +240,7 @@ class DatasetDraft:
         names = self.destination.list()
         remove_files(self._there, [name for name in names if name.startswith(debris) or is_our_draft(name)])
         remove_empty(self._there, [JOURNAL_FOLDER, STAGING])
+        remove_uploads(self._there)
 
     def _untrue(self, base: Manifest) -> Iterator[str]:
         """The files that told other programs of the dataset as it was before the append."""
@@ -250,6 +251,7 @@ class DatasetDraft:
     def discard(self) -> None:
         """Remove what was written; a dataset that was to be replaced stays, if it is still whole."""
         self.lease.check()
+        remove_uploads(self._there)
         names = self.destination.list()
         if self.base is not None:
             if self._committing and self._manifest_there() != self.base.manifest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -17,7 +17,9 @@ from .lease import LEASE_NAME, TAKEOVER_PREFIX
 from .storage import Storage
 from .tolerance import REJECTED_NAME
 
-__all__ = ["STAGING", "files_of", "folders_of", "is_our_draft", "is_ours", "remove_empty", "remove_files"]
+__all__ = [
+    "STAGING", "files_of", "folders_of", "is_our_draft", "is_ours", "remove_empty", "remove_files", "remove_uploads",
+]  # fmt: skip
 
 STAGING = "_replacing"
 _OURS = re.compile(
@@ -65,3 +67,20 @@ def remove_empty(storage: Storage, folders: Iterable[str]) -> None:
     with suppress(RingfeedError):
         for folder in folders:
             storage.prune(folder)
+
+
+def remove_uploads(storage: Storage, mine: Callable[[str], bool] = is_ours, *, dry_run: bool = False) -> list[str]:
+    """Abort what processes that were killed had begun to upload to S3, for a folder that nobody else writes to.
+
+    Args:
+        storage: the folder.
+        mine: whether a path is that of a file of theirs.
+        dry_run: only say what would be removed.
+
+    Returns:
+        The URLs of the uploads: the files themselves may be there, by others.
+    """
+    found = [(path, upload) for path, upload in storage.uploads() if mine(path)]
+    for path, upload in () if dry_run else found:
+        storage.abort_upload(path, upload)
+    return [storage.locate(f"{path}?uploadId={upload}") for path, upload in found]

@@ -21,6 +21,7 @@ from .companions import remake
 from .damage import Damage
 from .errors import CorruptionError, DestinationError
 from .fence import fenced
+from .footprint import remove_uploads
 from .generations import generation_of
 from .interop import dali
 from .lease import LEASE_NAME, Lease, hold, is_mark, read_holder
@@ -172,6 +173,7 @@ def _held(plan: RepairPlan) -> Iterator[Lease]:
                     f"{storage.locate()} was changed while it was looked through; run the repair again"
                 )
             yield lease
+            remove_uploads(fenced(storage, lease))  # of a repair before this one
         finally:
             lease.release(keep=False)
 

@@ -16,7 +16,7 @@ from .drafts import Bytes
 from .fast_upload import send_part
 from .retry import IncompleteError, RetryPolicy, is_transient, retry
 
-__all__ = ["SINGLE_BYTES", "S3Draft", "create_object", "put_object"]
+__all__ = ["SINGLE_BYTES", "S3Draft", "abort_upload", "create_object", "list_uploads", "put_object"]
 
 T = TypeVar("T")
 
@@ -64,6 +64,25 @@ def create_object(fs: fsspec.AbstractFileSystem, target: str, data: bytes, polic
         _check_size(fs, bucket, key, len(data))
 
     retry(attempt, policy)
+
+
+def list_uploads(fs: fsspec.AbstractFileSystem, root: str) -> list[tuple[str, str]]:
+    """The paths below a folder of multipart uploads that nobody completed or aborted, and their ids: the first 1,000.
+
+    Their parts are kept, and paid for, and no listing of files shows them.
+    """
+    bucket, _, prefix = root.partition("/")
+    start = f"{prefix}/" if prefix else ""
+    reply = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=start)
+    found = ((upload["Key"], upload["UploadId"]) for upload in reply.get("Uploads", ()))
+    return [(key.removeprefix(start), upload) for key, upload in found if key.startswith(start)]
+
+
+def abort_upload(fs: fsspec.AbstractFileSystem, target: str, upload: str) -> None:
+    """Have the store forget a multipart upload and its parts, if it still knows it."""
+    bucket, key, _ = fs.split_path(target)
+    with suppress(FileNotFoundError):  # NoSuchUpload
+        fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=upload)
 
 
 class S3Draft:

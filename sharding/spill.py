@@ -26,13 +26,14 @@ import pyarrow as pa
 
 from .drafts import draft_name, drafted, make_folder
 from .errors import DestinationError, RingfeedError, StorageError
+from .footprint import remove_uploads
 from .keyed import derive_key
 from .lease import Holder, boot_id, start_of
 from .storage import Storage, public_url
 
 __all__ = [
     "PartSpill", "Spill", "about_spill", "open_scratch", "open_spill", "planning_folder", "remove_other_spill",
-    "remove_spill", "scratch_root", "side_folder", "spill_root", "spilled_files",
+    "remove_spill", "scratch_root", "side_folder", "spill_root", "spilled_files", "spilled_uploads",
 ]  # fmt: skip
 
 _SCRATCH = "_repair"  # no folder is there of this name: it makes another key of the destination's URL
@@ -244,7 +245,16 @@ def side_folder(root: Storage) -> Iterator[Storage]:
 
 def spilled_files(root: Storage) -> list[str]:
     """What lies in a folder of `spill_root`, but for side folders in use."""
-    return [path for path in root.list() if not _is_in_use(path.partition("/")[0])]
+    return [path for path in root.list() if _is_removable(path)]
+
+
+def spilled_uploads(root: Storage) -> list[str]:
+    """The URLs of what was begun to be uploaded there."""
+    return remove_uploads(root, _is_removable, dry_run=True)
+
+
+def _is_removable(path: str) -> bool:
+    return not _is_in_use(path.partition("/")[0])
 
 
 def _is_in_use(name: str) -> bool:
@@ -283,6 +293,7 @@ def remove_spill(root: Storage, absent: Sequence[str] = ()) -> None:
     else:
         with ThreadPoolExecutor(_REMOVERS) as pool:
             list(pool.map(root.remove, spilled_files(root)))
+        remove_uploads(root, _is_removable)
         root.prune("")
     if absent:
         root.remove_folders(absent)

@@ -20,11 +20,11 @@ import pyarrow as pa
 
 from .clients import S3, WEB
 from .drafts import Bytes, Draft, LocalDraft, RemoteDraft, SpooledDraft
-from .errors import RangesError
+from .errors import RangesError, StorageError
 from .fast import copy_object, read_object
 from .location import Location, given_url, public_url
 from .retry import IncompleteError
-from .s3 import SINGLE_BYTES, S3Draft, create_object, put_object
+from .s3 import SINGLE_BYTES, S3Draft, abort_upload, create_object, list_uploads, put_object
 from .streams import ForwardReader, RangeReader, Sink
 
 __all__ = ["Place", "Storage", "public_url", "storage_of"]
@@ -277,6 +277,23 @@ class Storage(Location):
 
         repeated: list[bool] = []
         self.run("move", path, move)
+
+    def uploads(self) -> Sequence[tuple[str, str]]:
+        """The paths of uploads to S3 that were begun in the folder and below and have not ended, and their ids.
+
+        None where that may not be asked: it takes a right of its own, and some stores do not tell.
+        """
+        if self.protocol not in S3:
+            return []
+        fs, root = self.filesystem()
+        with suppress(StorageError):
+            return self.run("list", "", lambda: list_uploads(fs, root))
+        return []
+
+    def abort_upload(self, path: str, upload: str) -> None:
+        """Remove what was sent of an upload; whoever goes on with it gets an error."""
+        fs, root = self.filesystem()
+        self.run("remove", path, lambda: abort_upload(fs, f"{root}/{path}", upload))
 
     def absent_folders(self) -> tuple[str, ...]:
         """The folder and those above it that are not there yet, the innermost first; object stores have none."""
