@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from typing import Any
 
-from .errors import ConfigError, StorageError, WorkerError
+from .errors import ConfigError, RingfeedError, StorageError, WorkerError
 from .execute import ClusterExecutor
 from .memory import AHEAD
 from .remote import (
@@ -63,8 +63,9 @@ def dask_executor(address: str, *, spills_here: bool, holds: str | None) -> Iter
             ) from error
         try:
             executor = _DaskExecutor(client, address, Terms.of_this_process(spills_here=spills_here, holds=holds))
-            executor.check_workers()
-            executor.await_others()
+            with executor.telling_loss():
+                executor.check_workers()
+                executor.await_others()
             yield executor
         finally:
             with suppress(Exception):  # Dask may fail to close a lost client, and hide why it was lost
@@ -105,15 +106,36 @@ class _DaskExecutor(RemoteExecutor):
         self._address = address
 
     def _start(self, call: tuple[Any, ...]) -> tuple[Any, Any]:
-        task = self._client.submit(run_remotely, *call, pure=False)
+        with self.telling_loss():
+            task = self._client.submit(run_remotely, *call, pure=False)
         return task, task
+
+    @contextmanager
+    def telling_loss(self) -> Iterator[None]:
+        """Of requests that fail for the scheduler is away, say so.
+
+        Raises:
+            WorkerError: it is.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not self._is_lost(error):
+                raise
+            raise self._explained(error) from error
+
+    def _is_lost(self, error: Exception) -> bool:
+        """Whether the scheduler is away; if it does not come back in time, the client closes itself."""
+        if isinstance(error, RingfeedError):  # some are OSErrors, too
+            return False
+        return isinstance(error, _LOST) or self._client.status == "closed"
 
     def _outcome(self, ended: Any) -> Outcome:
         outcome: Outcome = ended.result(_RESULT_SECONDS)
         return outcome
 
     def _explained(self, error: Exception) -> Exception:
-        if isinstance(error, (asyncio.CancelledError, CancelledError, *_LOST)):
+        if isinstance(error, (asyncio.CancelledError, CancelledError)) or self._is_lost(error):
             return WorkerError(f"the Dask scheduler at {self._address} went away, or gave the task up, or its result")
         if type(error).__name__ == "KilledWorker":
             return WorkerError(
@@ -123,7 +145,7 @@ class _DaskExecutor(RemoteExecutor):
         return error
 
     def _count(self) -> int | None:
-        with suppress(*_LOST):
+        with suppress(WorkerError), self.telling_loss():
             threads: dict[str, int] = self._client.nthreads()
             return sum(threads.values())
         return None
@@ -175,7 +197,7 @@ class _DaskExecutor(RemoteExecutor):
 
         A thread of a worker cannot be stopped, and Dask forgets a task that is cancelled while it runs.
         """
-        with suppress(*_LOST):  # then there is no knowing: workers without a scheduler end themselves
+        with suppress(WorkerError), self.telling_loss():  # no knowing then: workers without a scheduler end themselves
             self._client.cancel([self._tasks[future] for future in futures if future in self._tasks])
             while any(self._on_each(stop_and_count)):
                 time.sleep(0.1)

@@ -566,6 +566,20 @@ def test_a_result_that_does_not_come_is_given_up(dask: DaskCluster, monkeypatch:
             executor.submit(bytes, 8 << 20).result(60)
 
 
+def test_a_scheduler_that_stays_away_is_said_whatever_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask closes its client then, which refuses all that it is asked for from there on."""
+    monkeypatch.setattr(dask_module, "_LOST_SECONDS", 1)
+    with dask_cluster(tmp_path, 1) as cluster, open_engine(cluster.engine, 1) as executor:
+        assert isinstance(executor, dask_module._DaskExecutor)
+        cluster.scheduler.kill()
+        running = executor.submit(time.sleep, 60)
+        wait_for(lambda: executor._client.status == "closed")
+        executor.cancel([running])
+        assert executor.at_once() >= 1
+        with pytest.raises(WorkerError, match=r"the Dask scheduler at .* went away"):
+            executor.submit(int)
+
+
 def test_a_scheduler_that_dies_is_said_and_the_build_can_go_on(doubled: str, tmp_path: Path, files_of: FilesOf) -> None:
     options = BuildOptions(source=doubled, destination=str(tmp_path / "there"), label="label", shards=16)
     with dask_cluster(tmp_path, 2) as cluster:
