@@ -169,7 +169,8 @@ def retry(
         try:
             return operation()
         except Exception as error:
-            if policy.attempts == 1 or not (transient or is_transient)(error):
+            told = isinstance(error.__context__, Exhausted)  # of an operation within, which was repeated already
+            if policy.attempts == 1 or told or not (transient or is_transient)(error):
                 raise
             seconds = clock() - start
             pause = policy.pause_seconds(attempt, draw())

@@ -21,11 +21,13 @@ from ringfeed.sharding import (
     Progress,
     StorageError,
     build,
+    fence,
     open_dataset,
     read_records,
     verify,
 )
 from ringfeed.sharding import s3 as s3_module
+from ringfeed.sharding.lease import LEASE_NAME, hold
 from ringfeed.sharding.retry import RetryPolicy
 from ringfeed.sharding.storage import Storage
 from tests.conftest import Cli
@@ -159,6 +161,22 @@ class TestStorage:
         bucket, _, folder = s3.url.removeprefix("s3://").partition("/")
         fs = fsspec.filesystem("s3", **s3_server.storage_options)
         assert all(folder not in upload["Key"] for upload in fs.list_multipart_uploads(bucket))
+
+    def test_a_mark_that_cannot_be_read_ends_a_write_at_once(
+        self, proxy: Proxy, storage: Storage, s3: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each attempt at a write asks for the mark first, which is tried again itself."""
+        monkeypatch.setattr(fence, "_SURE_SECONDS", -1.0)
+        with hold(storage, {}) as lease:
+            refused = Fault(kind="reply", method="GET", path=LEASE_NAME, times=99)
+            proxy.begin(refused)
+            with pytest.raises(StorageError) as told:
+                fence.fenced_for_workers(storage, storage, lease).write("a", b"x")
+            assert proxy.happened[refused] == QUICK.attempts
+            assert str(told.value).count("attempts in") == 1
+            proxy.begin()
+            lease.release(keep=False)
+        assert s3.list() == []
 
     def test_a_move_whose_replies_are_lost_ends_right(self, proxy: Proxy, storage: Storage, s3: Store) -> None:
         s3.write_bytes("a", b"1")
