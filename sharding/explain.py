@@ -47,6 +47,7 @@ _REFUSALS = ("can't start new thread", "Failed to launch worker thread")  # Pyth
 _HDFS = {
     "QuotaExceeded": "the quota of the folder is used up; free space or choose another folder",
     "could only be replicated to 0 nodes": "no DataNode takes data: they are down or full",
+    "InvalidPathException": "HDFS takes no such path: none with ':' or '//' in it, and none through '.' or '..'",
     "SafeModeException": "the NameNode is in safe mode; wait until it has left it",
     "All DataNodes failed": "the DataNodes that hold the file do not answer",
     "All nodes failed": "the DataNodes do not answer",
@@ -80,6 +81,8 @@ def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
         return "what lies on a store whose URL has a host, such as HDFS, is opened by no chain; copy it to a local disk"
     if of_the_server := _of_the_server(error, protocol):
         return of_the_server
+    if protocol in S3 and (told := re.search(r"Invalid bucket name \"(.*?)\":", text)):  # botocore asks nobody
+        return f"no bucket can be called {told[1]!r}; check the URL"
     code = error_code(error)
     if code in _EXPIRED:
         goes_on = ": it goes on where it stopped" if writing else ""

@@ -52,6 +52,11 @@ def given_url(url: object, what: str) -> str:
     text = url_text(url, what)
     if not text:
         raise ConfigError(f"{what} must be a URL or a path, got an empty one")
+    if lost := re.match(r"(s3a?|hdfs|gs|gcs|az|abfss?|https?):/(?!/)", text):
+        raise ConfigError(
+            f"{what} must be a URL or a path, got {text!r}, which lacks a slash, as URLs do that were a pathlib.Path; "
+            f"name {lost[1]}://{text[lost.end() :]}, or ./{text} if it is a folder of this machine"
+        )
     return text
 
 

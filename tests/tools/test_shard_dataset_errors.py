@@ -103,6 +103,15 @@ class TestDestinations:
         done = cli("shard-dataset", "inspect", "s3://no-such-bucket/x", env=s3_server.env)
         assert_one_line(done, "s3://no-such-bucket/x")
 
+    def test_a_name_of_no_bucket(self, cli: Cli, source: str, s3_server: S3Server) -> None:
+        done = attempt(cli, source, "s3://My Bucket/x", s3_server.env)
+        assert_one_line(done, "s3://My Bucket/x", "no bucket can be called 'My Bucket'")
+
+    @pytest.mark.parametrize("path", ["a//b", "10:30", "../b"])
+    def test_a_name_of_no_folder_of_hdfs(self, cli: Cli, source: str, hdfs_server: HdfsServer, path: str) -> None:
+        done = attempt(cli, source, f"{hdfs_server.url}/{path}", {})
+        assert_one_line(done, f"/{path}: HDFS takes no such path")
+
     def test_a_read_only_bucket(self, cli: Cli, source: str, s3_server: S3Server, s3_bucket: str) -> None:
         url = f"s3://{s3_bucket}/reader"
         done = attempt(cli, source, url, s3_server.as_reader().env)
@@ -281,3 +290,18 @@ def test_an_empty_url_is_not_the_current_folder(
     capsys.readouterr()
     assert main([command, ""]) == 1
     assert capsys.readouterr().err == "shard-dataset: error: a folder must be a URL or a path, got an empty one\n"
+
+
+@pytest.mark.parametrize("url", ["s3:/bucket/x", "hdfs:/namenode:8020/x", "https:/example.org/x.csv"])
+def test_a_url_that_was_a_path_is_no_folder_of_this_machine(
+    capsys: pytest.CaptureFixture[str], source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    """As ``pathlib.Path`` makes of ``s3://bucket/x``."""
+    monkeypatch.chdir(tmp_path)
+    there = set(tmp_path.iterdir())
+    for args in (["build", source, url], ["build", url, "out"], ["verify", url]):
+        assert main(args) == 1
+        told = capsys.readouterr().err
+        assert f"got {url!r}, which lacks a slash" in told
+        assert f"name {url.replace(':/', '://', 1)}, or ./{url} if" in told
+    assert set(tmp_path.iterdir()) == there
