@@ -24,6 +24,7 @@ _NO_PALETTES = (
 # As Pillow decodes, whose pixels the stored statistics are of. TensorFlow's default is coarser, and a little darker.
 _DCT = "INTEGER_ACCURATE"
 _JPEG_SCALES = (1, 2, 4, 8)  # by which libjpeg divides sides as it decodes
+_BOXES = 100  # drawn for a random crop; of the default ones, of an image of 1:10 none fits in 9 % of cases
 _PHILOX = "philox"  # named, so that no device draws by another algorithm
 
 
@@ -200,22 +201,25 @@ def crop_window(shape: Any, key: Any, options: ImageTransform) -> Any:
         options: with a crop.
     """
     if isinstance(options.crop, RandomCrop):
-        begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
-            tf.concat([shape[:2], [options.channels]], axis=0),
-            bounding_boxes=tf.zeros([1, 0, 4]),
-            seed=key,
-            min_object_covered=0.0,
-            aspect_ratio_range=options.crop.ratio,
-            area_range=options.crop.area,
-            max_attempts=100,
-            use_image_if_no_bounding_boxes=True,
-        )
-        return tf.concat([begin[:2], size[:2]], axis=0)
+        return _random_window(tf.cast(shape[:2], tf.float64), key, options.crop)
     fraction = options.crop.fraction if isinstance(options.crop, CentreCrop) else 1.0
     extent, wanted = tf.cast(shape[:2], tf.float64), tf.constant(options.size, tf.float64)
     size = tf.cast(tf.round(wanted * tf.reduce_min(extent / wanted) * fraction), tf.int32)
     size = tf.clip_by_value(size, 1, shape[:2])
     return tf.concat([(shape[:2] - size) // 2, size], axis=0)
+
+
+def _random_window(extent: Any, key: Any, crop: RandomCrop) -> Any:
+    """The first of some random boxes that fits into an image of this height and width; or the whole image."""
+    draws = tf.random.stateless_uniform([4, _BOXES], key, dtype=tf.float64, alg=_PHILOX)
+    areas = tf.reduce_prod(extent) * (crop.area[0] + draws[0] * (crop.area[1] - crop.area[0]))
+    ratios = crop.ratio[0] * (crop.ratio[1] / crop.ratio[0]) ** draws[1]
+    sizes = tf.maximum(tf.round(tf.sqrt(tf.stack([areas / ratios, areas * ratios], axis=1))), 1)
+    fits = tf.reduce_all(sizes <= extent, axis=1)
+    first = tf.argmax(tf.cast(fits, tf.int32))
+    size = tf.where(fits[first], sizes[first], extent)
+    begin = tf.floor(draws[2:, first] * (extent - size + 1))
+    return tf.cast(tf.concat([begin, size], axis=0), tf.int32)
 
 
 def jitter_colours(image: Any, draws: Any, jitter: ColourJitter) -> Any:

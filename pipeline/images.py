@@ -25,11 +25,13 @@ _DTYPES = ("uint8", "float16", "bfloat16", "float32")
 class RandomCrop:
     """A random-resized crop: a box of random area and shape, somewhere in the image, brought to the wanted size.
 
-    As in "Going deeper with convolutions" (Szegedy et al., 2015), section 6. Where no such box fits, as no square of
-    80 % of its area does into a picture of 3:4, the whole image is taken; of the default ones, nearly always one does.
+    As in "Going deeper with convolutions" (Szegedy et al., 2015), section 6: areas are even between their bounds, as
+    are the logarithms of ratios, and of a hundred boxes the first that fits is taken, anywhere in the image.
+    Where none fits, as no square of 80 % of its area does into a picture of 3:4, the whole image is taken; of the
+    default ones, nearly always one does.
 
     Attributes:
-        area: the least and the greatest part of the image's area, in (0, 1].
+        area: the least and the greatest part of the image's area, in (0, 1]; sides are then rounded to pixels.
         ratio: the least and the greatest width / height of the box.
     """
 

@@ -256,6 +256,42 @@ def test_random_crops_have_the_areas_and_shapes_that_are_asked_for() -> None:
     assert np.unique(windows[:, :2], axis=0).shape[0] > 250
 
 
+def random_windows(height: int, width: int, crop: RandomCrop, count: int) -> npt.NDArray[np.int32]:
+    """Top, left, height and width of many crops of an image."""
+    options, keys = ImageTransform(feature="image", size=(8, 8), crop=crop), np.arange(2 * count).reshape(-1, 2)
+
+    @tf.function
+    def all_of(keys: tf.Tensor) -> tf.Tensor:
+        return tf.map_fn(
+            lambda key: crop_window(tf.constant([height, width, 3]), key, options), keys, fn_output_signature=tf.int32
+        )
+
+    found: npt.NDArray[np.int32] = all_of(tf.constant(keys)).numpy()
+    return found
+
+
+def test_areas_and_shapes_of_random_crops_are_even_between_their_bounds() -> None:
+    windows = random_windows(400, 400, RandomCrop(area=(0.1, 0.6), ratio=(0.5, 2.0)), 1000)
+    shapes = np.log2(windows[:, 3] / windows[:, 2])
+    square = np.abs(shapes) < 0.6  # all of these fit
+    areas = (windows[:, 2] * windows[:, 3] / 160_000)[square]
+    np.testing.assert_allclose(np.quantile(areas, [0.25, 0.5, 0.75]), [0.225, 0.35, 0.475], atol=0.03)
+    np.testing.assert_allclose(np.quantile(shapes[square], [0.25, 0.5, 0.75]), [-0.3, 0, 0.3], atol=0.08)
+
+
+def test_random_crops_reach_every_edge_of_a_small_image_as_often() -> None:
+    top, left, height, width = random_windows(5, 5, RandomCrop(area=(0.6, 0.7), ratio=(1.0, 1.0)), 400).T
+    assert set(height) == set(width) == {4}
+    counts = np.bincount(2 * top + left, minlength=4)  # of four places
+    assert counts.min() > 70
+    assert counts.sum() == 400
+
+
+def test_a_crop_of_one_area_and_shape_is_found_where_sides_have_to_be_rounded() -> None:
+    windows = random_windows(200, 300, RandomCrop(area=(0.2, 0.2), ratio=(1.0, 1.0)), 50)
+    np.testing.assert_array_equal(windows[:, 2:], np.full((50, 2), 110))  # 109.5 squared
+
+
 eighths = st.integers(0, 2040).map(lambda number: number / 8)
 
 
