@@ -80,6 +80,7 @@ class DataConfig:
         _require(bool(self.cache), "data.cache", "none, memory or a path", self.cache)
         if self.cache_bytes is not None:
             _require(self.cache_bytes >= 1, "data.cache_bytes", "at least 1", self.cache_bytes)
+            _require(self.cache != "none", "data.cache_bytes", "null without data.cache", self.cache_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

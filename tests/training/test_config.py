@@ -57,6 +57,10 @@ def test_reads_a_file_with_overrides_on_top(tmp_path: Path) -> None:
         ({**MINIMAL, "model": {"hidden": [3, "x"]}}, "a.yaml: model.hidden must be a list of integers, got [3, 'x']"),
         ({"data": {"url": "x", "eval_split": 3}}, "a.yaml: data.eval_split must be text or null, got 3"),
         ({"data": {"url": "x", "batch_size": 0}}, "a.yaml: data.batch_size must be at least 1, got 0"),
+        (
+            {**MINIMAL, "data": {**MINIMAL["data"], "cache_bytes": 1}},
+            "a.yaml: data.cache_bytes must be null without data.cache, got 1",
+        ),
         ({**MINIMAL, "precision": "fp16"}, "a.yaml: precision must be one of float32, float16, bfloat16, got 'fp16'"),
         (
             {**MINIMAL, "schedule": {"warmup_epochs": 1}},
