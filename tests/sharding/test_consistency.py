@@ -48,6 +48,14 @@ def in_row(number: int, **changes: Any) -> Callable[[pa.Table], pa.Table]:
     return change
 
 
+def assert_refused(dataset: Path, name: str, problem: str) -> None:
+    for read in (open_dataset, verify):
+        with pytest.raises(DatasetError) as no:
+            read(str(dataset))
+        assert f"{dataset}/{name} is as it was written, but contradicts" in str(no.value)
+        assert problem in str(no.value)
+
+
 MANIFESTS: list[tuple[Change, str]] = [
     (lambda v: v.update(compression="zstd"), "no shards are of format 'tfrecord' and compression 'zstd'"),
     (lambda v: v.update(features=[]), "it has no features"),
@@ -72,10 +80,7 @@ MANIFESTS: list[tuple[Change, str]] = [
 @pytest.mark.parametrize(("change", "problem"), MANIFESTS, ids=[problem for _, problem in MANIFESTS])
 def test_what_contradicts_itself_is_refused(dataset: Path, change: Change, problem: str) -> None:
     forge(dataset, change)
-    for read in (open_dataset, verify):
-        with pytest.raises(DatasetError, match=rf"{dataset}/dataset\.json is as it was written, but contradicts") as no:
-            read(str(dataset))
-        assert problem in str(no.value)
+    assert_refused(dataset, "dataset.json", problem)
 
 
 def test_so_is_what_its_features_alone_contradict(dataset: Path) -> None:
@@ -105,10 +110,7 @@ def test_a_table_of_other_shards_is_refused(
     dataset: Path, change: Callable[[pa.Table], pa.Table], problem: str
 ) -> None:
     forge_table(dataset, change)
-    for read in (open_dataset, verify):
-        with pytest.raises(DatasetError, match=rf"{dataset}/shards\.parquet is as it was written, but contrad") as no:
-            read(str(dataset))
-        assert problem in str(no.value)
+    assert_refused(dataset, "shards.parquet", problem)
 
 
 def test_totals_that_are_not_those_of_the_table_are_refused(dataset: Path) -> None:
