@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -27,24 +28,33 @@ def write_file(url: str, data: bytes) -> None:
     storage.write(name, data)
 
 
-def check_writable(url: str) -> None:
-    """Find out before a run that its output, on a disk of this machine, will not be written. Leaves nothing there.
+def check_writable(url: str, *, in_stores: bool = True) -> None:
+    """Find out before a run that its output will not be written. Leaves nothing there.
 
-    Of stores only writing itself tells: one may allow it, and not that a trial is removed.
+    But for an empty file `NAME.trial` in a store that lets files be written, and not removed.
+
+    Args:
+        url: of the file.
+        in_stores: whether to try it in stores, too, which takes time, or on a disk of this machine alone.
 
     Raises:
         StorageError: it will not.
     """
     storage, name = _place(url)
-    if storage.local_path is None:
+    if storage.local_path is None and not in_stores:
         return
-    if not name or (storage.local_path / name).is_dir():
+    if not name or (storage.local_path is not None and (storage.local_path / name).is_dir()):
         raise StorageError(f"cannot write {url}: it is a folder; name a file")
     absent = storage.absent_folders()
-    with storage.errors("write", name):
-        make_folder(storage.local_path)
-        with TemporaryFile(dir=storage.local_path):
-            pass
+    if storage.local_path is None:
+        storage.write(f"{name}.trial", b"")
+        with suppress(StorageError):
+            storage.remove(f"{name}.trial")
+    else:
+        with storage.errors("write", name):
+            make_folder(storage.local_path)
+            with TemporaryFile(dir=storage.local_path):
+                pass
     storage.remove_folders(absent)
 
 

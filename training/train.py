@@ -91,9 +91,10 @@ def _train(args: argparse.Namespace) -> None:
     config = load_config(args.config, args.overrides)
     world = world_from_environment(os.environ)
     if world is None or world.rank == 0:  # which writes them
-        checkpoint = config.checkpoint.url and f"{config.checkpoint.url.rstrip('/')}/checkpoint"
-        for output in filter(None, (config.output.model, config.output.metrics, checkpoint)):
+        for output in filter(None, (config.output.model, config.output.metrics)):
             check_writable(output)
+        if config.checkpoint.url:  # whose trainer tries stores itself, unless the run has ended
+            check_writable(f"{config.checkpoint.url.rstrip('/')}/checkpoint", in_stores=False)
     with quiet_tensorflow():
         from .distributed import connect
         from .trainer import train

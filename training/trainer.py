@@ -324,13 +324,15 @@ class Trainer:
 
     def _write_outputs(self, metrics: dict[str, Any]) -> None:
         output = self.config.output
-        if output.model is not None:
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder) / "model.keras"
-                self.parts.network.save(path)
-                write_file(output.model, path.read_bytes())
-        if output.metrics is not None:
-            write_file(output.metrics, encode_metrics(metrics))
+        try:
+            if output.model is not None:
+                with tempfile.TemporaryDirectory() as folder:
+                    path = Path(folder) / "model.keras"
+                    self.parts.network.save(path)
+                    write_file(output.model, path.read_bytes())
+        finally:  # a store that refuses the model may take them
+            if output.metrics is not None:
+                write_file(output.metrics, encode_metrics(metrics))
 
 
 def train(config: TrainConfig, ring: Ring) -> dict[str, Any]:

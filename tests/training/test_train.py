@@ -174,6 +174,43 @@ def test_a_store_that_keeps_no_checkpoints_is_told_before_training(
     assert_refused(capfd, "cannot write readonly://run/trial", write_config(checkpoint={"url": "readonly://run"}))
 
 
+@pytest.mark.parametrize("output", ["metrics", "model"])
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [("run/x.keras", "cannot write readonly://run/x.keras.trial: "), ("run/.keras/", "it is a folder; name a file")],
+)
+def test_a_store_that_takes_no_output_is_told_before_training(
+    output: str, place: str, reason: str, write_config: WriteConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fsspec.register_implementation("readonly", ReadOnly, clobber=True)
+    if output == "model" and place.endswith("/"):
+        reason = "output.model must be a path that ends in .keras"
+    config = write_config(output={output: f"readonly://{place}"}, data={"url": "/not looked at yet"})
+    assert_refused(capfd, reason, config)
+
+
+class NoModels(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
+    """A store that took a trial, and then takes no model."""
+
+    protocol = "nomodels"
+
+    def mv(self, path1: str, path2: str, **kwargs: Any) -> None:
+        if path2.endswith(".keras"):
+            raise PermissionError(errno.EACCES, "Permission denied", path2)
+        super().mv(path1, path2, **kwargs)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras, when it saves a model
+def test_metrics_are_kept_where_the_model_is_refused(
+    write_config: WriteConfig, metrics: Metrics, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fsspec.register_implementation("nomodels", NoModels, clobber=True)
+    config = write_config(output={"model": "nomodels://run/x.keras"}, data={"eval_split": None}, max_steps=2)
+    assert main(["--config", str(config), "--set", "deterministic=false"]) == 1
+    assert "ringfeed train: error: cannot write nomodels://run/x.keras: permission denied" in capfd.readouterr().err
+    assert metrics()["total_steps"] == 2
+
+
 def test_a_trial_of_the_outputs_leaves_nothing(
     tmp_path: Path, write_config: WriteConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
