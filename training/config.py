@@ -31,6 +31,7 @@ PRECISIONS = ("float32", "float16", "bfloat16")
 NORMS = ("batch", "layer", "none")
 _FUNCTION = re.compile(r"\w+(\.\w+)*:\w+")
 DAMAGE_POLICIES = ("error", "previous")
+_SIZES = 2**31  # TensorFlow's limit for many of them; and a float holds their products
 
 
 def _key(default: Any, text: str) -> Any:
@@ -45,6 +46,16 @@ def _require(holds: bool, key: str, rule: str, value: object) -> None:
 
 def _require_finite(key: str, value: float) -> None:
     _require(0 <= value < math.inf, key, "finite and at least 0", value)
+
+
+def _require_size(key: str, value: int) -> None:
+    """Of something that TensorFlow, or a product of floats, is to hold."""
+    _require(value >= 1, key, "at least 1", value)
+    _require(value < _SIZES, key, "below 2**31", value)
+
+
+def _are_sizes(values: Sequence[int]) -> bool:
+    return all(1 <= value < _SIZES for value in values)
 
 
 def _is_pattern(text: str) -> bool:
@@ -76,7 +87,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         _require(bool(self.url), "data.url", "a path or URL", self.url)
-        _require(self.batch_size >= 1, "data.batch_size", "at least 1", self.batch_size)
+        _require_size("data.batch_size", self.batch_size)
         _require(bool(self.cache), "data.cache", "none, memory or a path", self.cache)
         if self.cache_bytes is not None:
             _require(self.cache_bytes >= 1, "data.cache_bytes", "at least 1", self.cache_bytes)
@@ -101,14 +112,15 @@ class ModelConfig:
         _require(known, "model.name", "tabular, convnet, or module:function", self.name)
         _one_of("model.norm", self.norm, NORMS)
         _require(0 <= self.dropout < 1, "model.dropout", "in [0, 1)", self.dropout)
-        _require(all(units >= 1 for units in self.hidden), "model.hidden", "a list of integers from 1", self.hidden)
-        filters_hold = bool(self.filters) and all(n >= 1 for n in self.filters)
-        _require(filters_hold, "model.filters", "a non-empty list of integers from 1", self.filters)
+        _require(_are_sizes(self.hidden), "model.hidden", "a list of integers in [1, 2**31)", self.hidden)
+        filters_hold = bool(self.filters) and _are_sizes(self.filters)
+        _require(filters_hold, "model.filters", "a non-empty list of integers in [1, 2**31)", self.filters)
         if self.embedding_dim is not None:
-            _require(self.embedding_dim >= 1, "model.embedding_dim", "at least 1", self.embedding_dim)
+            _require_size("model.embedding_dim", self.embedding_dim)
         if self.image_shape is not None:
-            shape_holds = len(self.image_shape) == 3 and min(self.image_shape) >= 1 and self.image_shape[2] in (1, 3)
-            _require(shape_holds, "model.image_shape", "[height, width, 1 or 3]", list(self.image_shape))
+            shape_holds = len(self.image_shape) == 3 and _are_sizes(self.image_shape) and self.image_shape[2] in (1, 3)
+            rule = "[height, width, 1 or 3], below 2**31"
+            _require(shape_holds, "model.image_shape", rule, list(self.image_shape))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +156,7 @@ class OptimizerConfig:
         if self.eps is not None:
             _require_finite("optimizer.eps", self.eps)
         if self.base_batch_size is not None:
-            _require(self.base_batch_size >= 1, "optimizer.base_batch_size", "at least 1", self.base_batch_size)
+            _require_size("optimizer.base_batch_size", self.base_batch_size)
         for pattern in self.exclude or ():
             _require(_is_pattern(pattern), "optimizer.exclude", "regular expressions", pattern)
         if self.clip_norm is not None:
@@ -186,7 +198,7 @@ class LossScaleConfig:
 
     def __post_init__(self) -> None:
         _require(1 <= self.initial <= 2.0**126, "loss_scale.initial", "at least 1, and at most 2**126", self.initial)
-        _require(self.growth_interval >= 1, "loss_scale.growth_interval", "at least 1", self.growth_interval)
+        _require_size("loss_scale.growth_interval", self.growth_interval)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +260,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _one_of("precision", self.precision, PRECISIONS)
-        _require(self.epochs >= 1, "epochs", "at least 1", self.epochs)
+        _require_size("epochs", self.epochs)
         _require(self.eval_every_epochs >= 1, "eval_every_epochs", "at least 1", self.eval_every_epochs)
         _require(0 <= self.seed < 2**31, "seed", "in [0, 2**31)", self.seed)
         if self.max_steps is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 import traceback
@@ -82,9 +83,15 @@ def run(args: argparse.Namespace) -> int:
     except Exception as error:
         if _OTHER_RANK_FAILED in str(error):
             return _leave("stopped, because another rank failed", 1)
+        if type(error).__name__ == "ResourceExhaustedError":  # TensorFlow's, which may not be imported yet
+            return _leave(f"out of memory: lower data.batch_size, or the sizes in model: {_brief(error)}", 1)
         traceback.print_exc()
-        return _leave(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", 1)
+        return _leave(f"{type(error).__name__}: {_brief(error)}", 1)
     return 0
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(re.sub(r"\{\{.*?\}\}", "", str(error)).split())[:300]  # TensorFlow names places in its graphs so
 
 
 def _train(args: argparse.Namespace) -> None:

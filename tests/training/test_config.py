@@ -61,6 +61,19 @@ def test_reads_a_file_with_overrides_on_top(tmp_path: Path) -> None:
             {**MINIMAL, "data": {**MINIMAL["data"], "cache_bytes": 1}},
             "a.yaml: data.cache_bytes must be null without data.cache, got 1",
         ),
+        (
+            {**MINIMAL, "model": {"embedding_dim": 2**63}},
+            f"a.yaml: model.embedding_dim must be below 2**31, got {2**63}",
+        ),
+        (
+            {**MINIMAL, "model": {"hidden": [8, 2**31]}},
+            "a.yaml: model.hidden must be a list of integers in [1, 2**31), got (8, 2147483648)",
+        ),
+        (
+            {**MINIMAL, "optimizer": {"base_batch_size": 10**30}},
+            f"a.yaml: optimizer.base_batch_size must be below 2**31, got {10**30}",
+        ),
+        ({**MINIMAL, "epochs": 2**31}, "a.yaml: epochs must be below 2**31, got 2147483648"),
         ({**MINIMAL, "precision": "fp16"}, "a.yaml: precision must be one of float32, float16, bfloat16, got 'fp16'"),
         (
             {**MINIMAL, "schedule": {"warmup_epochs": 1}},
