@@ -12,7 +12,7 @@ from .config import OptimizerConfig, TrainConfig
 from .lars import LARS, is_adapted
 from .schedules import WarmUpDecay, scaled_learning_rate
 
-__all__ = ["build_optimizer", "build_schedule"]
+__all__ = ["build_optimizer", "build_schedule", "schedule_remarks"]
 
 
 def build_schedule(config: TrainConfig, steps_per_epoch: int) -> WarmUpDecay:
@@ -37,6 +37,22 @@ def build_schedule(config: TrainConfig, steps_per_epoch: int) -> WarmUpDecay:
         )
     except ValueError as error:
         raise ConfigError(f"schedule: {error} ({steps_per_epoch} steps per epoch)") from error
+
+
+def schedule_remarks(config: TrainConfig) -> list[str]:
+    """What is allowed in a schedule, and hardly meant: boundaries that fall where the decay is not."""
+    schedule = config.schedule
+    if schedule.decay != "step":
+        return []
+    remarks = []
+    if early := [boundary for boundary in schedule.boundaries if boundary < schedule.warmup_epochs]:
+        remarks.append(
+            f"schedule.boundaries: {early} lie within the warm-up of {schedule.warmup_epochs} epochs; the rate falls "
+            "for them when that ends"
+        )
+    if late := [boundary for boundary in schedule.boundaries if boundary >= config.epochs]:
+        remarks.append(f"schedule.boundaries: {late} are not reached in a run of {config.epochs} epochs")
+    return remarks
 
 
 def build_optimizer(config: OptimizerConfig, schedule: WarmUpDecay, variables: Sequence[Any]) -> Any:

@@ -24,7 +24,7 @@ from .distributed import Ring, assert_same_weights
 from .evaluate import average_statistics, evaluate
 from .inputs import open_loader, preprocessed
 from .models import BuiltModel, build_model
-from .optimizers import build_optimizer, build_schedule
+from .optimizers import build_optimizer, build_schedule, schedule_remarks
 from .outputs import METRICS_FORMAT, encode_metrics, write_file
 from .precision import LossScale, ScaleRule, all_finite
 from .reporting import Reporter
@@ -80,6 +80,9 @@ class Trainer:
         self.model: BuiltModel = build_model(self.loader.manifest, config)
         self._preprocess = tf.function(self.model.preprocess)  # traced once, not at each epoch
         self.schedule: WarmUpDecay = build_schedule(config, self.steps_per_epoch)
+        if ring.rank == 0:
+            for remark in schedule_remarks(config):
+                log.warning(remark)
         self.parts = self._parts()
         self.train_step = make_train_step(
             self.parts.network, self.parts.optimizer, ring, self.parts.scale, config.optimizer.clip_norm
@@ -300,6 +303,13 @@ class Trainer:
     def _finish(self, seconds: float, steps: int) -> dict[str, Any]:
         digest = assert_same_weights(self.ring, self.parts.network.weights)
         self._check_weights()
+        if self.ring.rank == 0 and self.skipped_steps == self.position.step:
+            log.warning(
+                "the gradients of all %d steps overflowed in %s, so the weights are those it began with: lower "
+                "loss_scale.initial, or train for longer",
+                self.skipped_steps,
+                self.config.precision,
+            )
         is_evaluated = self.ring.rank == 0 and self._evaluated_step == self.position.step
         metrics = {
             "format": METRICS_FORMAT,

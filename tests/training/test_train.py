@@ -289,6 +289,30 @@ def test_gradients_that_are_not_finite_are_an_error(write_config: WriteConfig, t
     assert "not finite in float32" in last
 
 
+def test_a_model_that_fits_no_memory_is_told_without_a_trace(
+    write_config: WriteConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(model={"hidden": [40000, 2**31 - 1]})
+    assert main(["--config", str(config), "--set", "deterministic=false"]) == 1
+    output = capfd.readouterr().err
+    start = "ringfeed train: error: out of memory: lower data.batch_size, or the sizes in model: OOM when allocating"
+    assert output.splitlines()[-1].startswith(start)
+    assert "Traceback" not in output
+
+
+def test_what_is_hardly_meant_is_said_in_a_line(write_config: WriteConfig, capfd: pytest.CaptureFixture[str]) -> None:
+    schedule = {"decay": "step", "warmup_epochs": 0.5, "boundaries": [0.25, 0.5, 2, 3]}
+    config = write_config(data={"eval_split": None}, schedule=schedule, epochs=2, max_steps=2)
+    overflow = "precision=float16", f"loss_scale.initial={2.0**126}", "deterministic=false"
+    assert main(["--config", str(config), *(part for item in overflow for part in ("--set", item))]) == 0
+    said = capfd.readouterr().err.splitlines()
+    assert said[:2] == [
+        "schedule.boundaries: [0.25] lie within the warm-up of 0.5 epochs; the rate falls for them when that ends",
+        "schedule.boundaries: [2.0, 3.0] are not reached in a run of 2 epochs",
+    ]
+    assert said[-1].startswith("the gradients of all 2 steps overflowed in float16, so the weights are those")
+
+
 def test_a_checkpoint_of_another_run_is_not_gone_on_from(
     tmp_path: Path, write_config: WriteConfig, train: Train, capfd: pytest.CaptureFixture[str]
 ) -> None:
