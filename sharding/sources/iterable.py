@@ -232,7 +232,8 @@ def _check_sound(url: str, batch: pa.RecordBatch | pa.Table, count: int) -> None
 
 
 def _check_schema(url: str, schema: pa.Schema, types: pa.Schema, count: int) -> None:
-    if not schema.remove_metadata().equals(types):
+    ours, theirs = (sorted(fields.remove_metadata(), key=lambda field: field.name) for fields in (schema, types))
+    if ours != theirs:
         raise SourceError(
             f"{url}: from record {count} on the schema differs from that of the first batch; cast one to the other"
         )

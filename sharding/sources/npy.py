@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import SourceError
-from ..schema import Schema
+from ..schema import Feature, Schema
 from ..storage import Storage
 from .arrays import Leaf, batch_rows, choose, fixed_feature, leaves_of, part_bounds, to_arrow
 from .base import Complete, Part, Reject, fail_on_bad
@@ -97,14 +97,13 @@ class NpySource(Complete):
         for where, arrays in _tables(files_url, files):
             leaves = [leaf for a in arrays if a.shape for leaf in leaves_of(a.name, a.name, a.dtype, a.shape)]
             chosen = choose(leaves, picks, where, wanted, fixed_feature)
-            columns = chosen.leaves
             left_out |= dict.fromkeys(chosen.left_out)
-            found = Schema(features=chosen.features, label=label)
-            schema = schema or found
-            if found != schema:
+            if schema is None:
+                columns, schema = chosen.leaves, Schema(features=chosen.features, label=label)
+            if _places(chosen.leaves, chosen.features) != _places(columns, schema.features):
                 raise SourceError(f"{where}: its columns differ from those of {files[0].url}; all files need the same")
             holders = {leaf.holder for leaf in columns}
-            parts += _parts(columns[0].rows, tuple(array for array in arrays if array.name in holders))
+            parts += _parts(chosen.leaves[0].rows, tuple(array for array in arrays if array.name in holders))
         assert schema is not None
         return cls(
             url=url,
@@ -253,6 +252,11 @@ def _check_size(array: _Array) -> None:
 
 def _name(array: _Array) -> str:
     return f"{array.path}: {array.member}" if array.member else array.path
+
+
+def _places(leaves: Sequence[Leaf], features: Sequence[Feature]) -> set[tuple[Feature, str, tuple[str, ...]]]:
+    """The columns of a file, in no order, and where in it each is."""
+    return {(feature, leaf.holder, leaf.keys) for leaf, feature in zip(leaves, features, strict=True)}
 
 
 def _parts(rows: int, arrays: tuple[_Array, ...]) -> Iterator[Part]:

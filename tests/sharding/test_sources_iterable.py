@@ -99,6 +99,13 @@ def test_arrow_comes_as_it_is(write: Write, wrap: str) -> None:
     assert source.sample(source.parts[0], 2).num_rows == 2
 
 
+def test_arrow_s_columns_may_be_in_any_order(write: Write) -> None:
+    tables = "[pa.table({'x': [1, 2], 'y': ['a', 'b']}), pa.table({'y': ['c'], 'x': [3]})]"
+    source = opened(write(f"import pyarrow as pa\ndef records():\n    return {tables}"), "y")
+    assert [row["x"] for row in records(source)] == [1, 2, 3]
+    assert labels(source) == ["a", "b", "c"]
+
+
 def test_none_in_place_of_a_dict_makes_no_column(write: Write) -> None:
     given = "{'x': None}, {'x': {'y': None, 'z': 1}}, {'x': {'y': {'a': 2}}}, {'w': None}"
     source = opened(write(f"def records():\n    return [{given}]"))

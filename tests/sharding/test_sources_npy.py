@@ -125,6 +125,29 @@ def test_files_of_a_glob_follow_one_another(tmp_path: Path) -> None:
         open_source(str(tmp_path / "part-*.npy"), None)
 
 
+def test_columns_of_several_files_may_be_in_any_order(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=X, y=Y)
+    np.savez(tmp_path / "b.npz", y=Y[::-1], x=X + 1)
+    source = open_source(str(tmp_path / "*.npz"), "y")
+    found = read(source)
+    assert list(found) == ["x", "y"]
+    assert np.array_equal(found["x"], np.concatenate([X, X + 1]))
+    assert [name for part in source.parts for batch in source.labels(part) for name in batch.to_pylist()] == [
+        *Y.tolist(),
+        *Y[::-1].tolist(),
+    ]
+    np.savez(tmp_path / "c.npz", y=Y, z=X)
+    with pytest.raises(SourceError, match=r"c\.npz: its columns differ"):
+        open_source(str(tmp_path / "*.npz"), None)
+
+
+def test_fields_of_several_files_may_be_in_any_order(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([(1, 2.5)], [("id", "<i4"), ("v", "<f8")]))
+    np.save(tmp_path / "b.npy", np.array([(4.5, 3)], [("v", ">f8"), ("id", "<i4")]))
+    found = read(open_source(str(tmp_path / "*.npy"), None))
+    assert {name: values.tolist() for name, values in found.items()} == {"id": [1, 3], "v": [2.5, 4.5]}
+
+
 @given(
     array=hnp.arrays(
         st.sampled_from(["?", ">i2", "<i8", ">u4", "u1", "<f2", ">f4", "<f8", "<U3", ">U2", "S3", "<M8[s]", "<M8[D]"]),
