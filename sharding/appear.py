@@ -80,6 +80,7 @@ def clear_killed(target: Storage, *, dry_run: bool = False) -> list[str]:
 
     Raises:
         DestinationError: another process writes there.
+        StorageError: the store refuses.
     """
     target = _resolved(target)
     room = _room(target)
@@ -95,7 +96,8 @@ def clear_killed(target: Storage, *, dry_run: bool = False) -> list[str]:
             if room != target or _is_export(lease.previous):  # else it was finished meanwhile
                 remove_files(room, [name for name in left if name != LEASE_NAME])
                 remove_uploads(room, _is_written)
-            lease.release(keep=False)
+            if refused := lease.release(keep=False):
+                raise refused
     if room != target and not dry_run:
         remove_empty(room, [""])
     return [room.locate(name) for name in left] + uploads

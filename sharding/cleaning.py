@@ -93,6 +93,7 @@ def _held(destination: Storage, about: Mapping[str, str]) -> Iterator[tuple[bool
 
     Raises:
         DestinationError: another writes there.
+        StorageError: the store does not let the mark be removed.
     """
     with ExitStack() as stack:
         try:
@@ -104,8 +105,11 @@ def _held(destination: Storage, about: Mapping[str, str]) -> Iterator[tuple[bool
             return
         try:
             yield lease.previous is not None, fenced(destination, lease)
-        finally:
+        except BaseException:
             lease.release(keep=False)
+            raise
+        if refused := lease.release(keep=False):
+            raise refused
 
 
 def _check_nobody_writes(destination: Storage) -> None:

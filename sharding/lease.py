@@ -248,17 +248,21 @@ class Lease:
         if self._lost:
             raise DestinationError(self._lost)
 
-    def release(self, *, keep: bool) -> None:
-        """Give it back: with no trace, or as one whose work is to be gone on with."""
+    def release(self, *, keep: bool) -> RingfeedError | None:
+        """Give it back: with no trace, or as one whose work is to be gone on with; or return what was in the way."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
-        with suppress(RingfeedError):
+        try:
             if keep:
                 self._storage.run("write", LEASE_NAME, lambda: self._write(released=True))
             else:
                 self._storage.run("remove", LEASE_NAME, self._remove)
-        _held_here.discard(self._me.token)
+        except RingfeedError as error:
+            return error
+        finally:
+            _held_here.discard(self._me.token)
+        return None
 
     def _keep_fresh(self) -> None:
         while not self._stop.wait(_BEAT_SECONDS):

@@ -14,10 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from ringfeed.sharding import DestinationError, StorageError
 from ringfeed.sharding import lease as module
+from ringfeed.sharding.cleaning import clean
 from ringfeed.sharding.lease import LEASE_NAME, TAKEOVER_PREFIX, Holder, hold, read_holder
 from ringfeed.sharding.storage import Storage
 from tests.servers.proxy import Fault, Proxy, proxied
@@ -206,6 +209,29 @@ def test_what_a_failing_store_kept_from_being_given_back_is_no_longer_held(
             take(storage)
         edit(tmp_path, at=time.monotonic() - module._LEFT_SECONDS - 1)
     assert take(storage) is not None
+
+
+class KeepsMarks(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
+    """A store that lets everything be removed but a mark."""
+
+    protocol = "keepsmarks"
+
+    def rm_file(self, path: str) -> None:
+        if path.endswith(LEASE_NAME):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        super().rm_file(path)
+
+
+@pytest.mark.parametrize("task", ["build", "export"])
+def test_clean_tells_of_a_mark_that_it_may_not_remove(task: str) -> None:
+    fsspec.register_implementation("keepsmarks", KeepsMarks, clobber=True)
+    target = Storage(f"keepsmarks://{task}")
+    room = target if task == "build" else Storage("keepsmarks://.export.exporting")
+    with hold(room, {"task": task}) as lease:
+        lease.release(keep=True)
+    for _ in range(2):
+        with pytest.raises(StorageError, match=rf"cannot remove {room.url}/{LEASE_NAME}: permission denied"):
+            clean(target)
 
 
 def refuse() -> bytes:
