@@ -9,7 +9,7 @@ import pyarrow as pa
 from ..errors import ConfigError
 from ..wording import hinted, listed
 
-__all__ = ["HIDDEN", "check_columns", "check_distinct", "in_order", "is_hidden", "visible"]
+__all__ = ["HIDDEN", "check_columns", "check_distinct", "in_order", "is_hidden", "is_within", "visible", "with_groups"]
 
 HIDDEN = "\0draft:"  # before the names of columns that travel with drafts, past all steps; no source has such names
 
@@ -41,6 +41,24 @@ def check_distinct(flag: str, names: Iterable[str]) -> None:
         if name in seen:
             raise ConfigError(f"{flag}: each column is named once, got {name!r} twice")
         seen.add(name)
+
+
+def is_within(name: str, group: str) -> bool:
+    """Whether a column is one of a struct, or of a group of arrays."""
+    return name.startswith((f"{group}.", f"{group}/"))
+
+
+def with_groups(wanted: Iterable[str], names: Collection[str]) -> list[str]:
+    """The columns of some names, each once; the name of a group, where it is no column, stands for all in it.
+
+    >>> with_groups(["y", "s", "t", "s.b"], ["s.a", "s.b", "t", "t.c", "y"])
+    ['y', 's.a', 's.b', 't']
+    """
+    found: list[str] = []
+    for name in wanted:
+        within = [] if name in names else [inner for inner in names if is_within(inner, name)]
+        found += within or [name]
+    return list(dict.fromkeys(found))
 
 
 def is_hidden(name: str) -> bool:

@@ -12,6 +12,7 @@ from ..schema import Feature
 from ..sources import Source, open_source
 from ..sources.base import NO_FEATURES, Choosing, Reject, draft_columns, fail_on_bad
 from .casts import Cast, SetTypes
+from .columns import is_within
 from .image_source import ImageSource
 from .mapping import MapBatches
 from .options import PrepareOptions
@@ -65,7 +66,7 @@ def _is_wanted(steps: Sequence[Step], name: str) -> bool:
                 return False
         elif not isinstance(step, Select):
             return True
-        elif not any(column == name or column.startswith((f"{name}.", f"{name}/")) for column in step.columns):
+        elif not any(column == name or is_within(column, name) or is_within(name, column) for column in step.columns):
             return False
     return True
 

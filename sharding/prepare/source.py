@@ -25,9 +25,9 @@ from ..sources.base import (
     late_bytes,
     narrowed,
 )
-from .columns import HIDDEN, in_order, is_hidden, visible
+from .columns import HIDDEN, in_order, is_hidden, visible, with_groups
 from .mapping import MapBatches
-from .steps import Step
+from .steps import Drop, Select, Step
 
 __all__ = ["PreparedSource"]
 
@@ -82,6 +82,8 @@ class PreparedSource:
                 source = replace(source, eager=True)
             if isinstance(step, MapBatches):
                 step = step.bind(source.schema, source._first_records())
+            elif isinstance(step, (Drop, Select)):
+                step = replace(step, columns=tuple(with_groups(step.columns, source.schema.names)))
             source = replace(
                 source,
                 steps=(*source.steps, step),

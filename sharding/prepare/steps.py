@@ -19,7 +19,7 @@ from ..casting import cast_column, is_list
 from ..errors import ConfigError, SourceError
 from ..schema import Feature, Schema
 from ..wording import brief
-from .columns import check_columns, check_distinct, in_order, visible
+from .columns import check_columns, check_distinct, in_order, visible, with_groups
 from .expression import columns_of, evaluate
 from .items import ALL, join_items
 
@@ -58,7 +58,7 @@ class OnColumns:
 
 @dataclass(frozen=True, slots=True)
 class Select(OnColumns):
-    """Keep the columns, in this order."""
+    """Keep the columns, in this order; `schema` alone knows those of groups."""
 
     columns: tuple[str, ...]
 
@@ -70,8 +70,9 @@ class Select(OnColumns):
     def schema(self, schema: Schema) -> Schema:
         """The features named."""
         check_distinct("--select", self.columns)
-        check_columns("--select", self.columns, schema.names)
-        return Schema(features=tuple(schema[name] for name in self.columns))
+        names = with_groups(self.columns, schema.names)
+        check_columns("--select", names, schema.names)
+        return Schema(features=tuple(schema[name] for name in names))
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Those of the columns that are there."""
@@ -80,7 +81,7 @@ class Select(OnColumns):
 
 @dataclass(frozen=True, slots=True)
 class Drop(OnColumns):
-    """Leave the columns out."""
+    """Leave the columns out; `schema` alone knows those of groups."""
 
     columns: tuple[str, ...]
 
@@ -91,8 +92,9 @@ class Drop(OnColumns):
 
     def schema(self, schema: Schema) -> Schema:
         """The features that are left."""
-        check_columns("--drop-columns", self.columns, schema.names)
-        left = tuple(feature for feature in schema.features if feature.name not in self.columns)
+        names = with_groups(self.columns, schema.names)
+        check_columns("--drop-columns", names, schema.names)
+        left = tuple(feature for feature in schema.features if feature.name not in names)
         if not left:
             raise ConfigError("--drop-columns: no column is left; keep at least one")
         return Schema(features=left)

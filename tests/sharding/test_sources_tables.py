@@ -13,7 +13,7 @@ import pytest
 from pyarrow import orc
 
 from ringfeed.sharding import SourceError
-from ringfeed.sharding.prepare import Drop, PrepareOptions, Select
+from ringfeed.sharding.prepare import Drop, PrepareOptions, Rename, Select, Step
 from ringfeed.sharding.prepare.opening import open_prepared
 from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.sources import open_source, tables
@@ -206,6 +206,22 @@ def test_a_struct_is_left_out_by_its_name_whatever_it_holds(name: str, tmp_path:
     ):  # fmt: skip
         source = open_prepared(str(tmp_path / name), "y", "auto", PrepareOptions(steps=tuple(steps)))
         assert completed(source) == [{"y": value} for value in ["p", "q"] * 2]
+
+
+def test_a_struct_is_selected_by_its_name(name: str, tmp_path: Path) -> None:
+    WRITERS[name](pa.table({"y": ["p", "q"] * 2, "s": NESTED, "sa": [7] * 4}), tmp_path / name)
+    for columns, names in (
+        (("s", "y"), ["s.a", "s.b.c", "s.b.d", "y"]),
+        (("y", "s.b"), ["y", "s.b.c", "s.b.d"]),
+        (("s.b.d", "s"), ["s.b.d", "s.a", "s.b.c"]),
+    ):
+        source = open_prepared(str(tmp_path / name), None, "auto", PrepareOptions(steps=(Select(columns),)))
+        assert list(source.schema.names) == names
+        assert [list(row) for row in completed(source)] == [names] * 4
+        assert [row["s.b.d"] for row in completed(source)] == [[1.5], None, None, []]
+    steps: tuple[Step, ...] = (Rename((("y", "z"),)), Drop(("s", "sa")))
+    source = open_prepared(str(tmp_path / name), None, "auto", PrepareOptions(steps=steps))
+    assert completed(source) == [{"z": value} for value in ["p", "q"] * 2]
 
 
 def test_files_whose_structs_differ_are_refused(name: str, tmp_path: Path) -> None:
