@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..pipeline.images import ColourJitter, RandomCrop
 from ..sharding.errors import ConfigError
 
 __all__ = [
     "DECAYS",
+    "AugmentConfig",
     "CheckpointConfig",
     "DataConfig",
     "LossScaleConfig",
@@ -121,6 +123,46 @@ class ModelConfig:
             shape_holds = len(self.image_shape) == 3 and _are_sizes(self.image_shape) and self.image_shape[2] in (1, 3)
             rule = "[height, width, 1 or 3], below 2**31"
             _require(shape_holds, "model.image_shape", rule, list(self.image_shape))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AugmentConfig:
+    """What is drawn for each image in training: see `ImageTransform`."""
+
+    flip_left_right: bool = _key(False, "convnet: mirror half of the images that are trained on")
+    flip_up_down: bool = _key(False, "turn half of them upside down")
+    crop_area: tuple[float, ...] | None = _key(None, "least and greatest part of an image to crop; null: no crop")
+    crop_ratio: tuple[float, ...] = _key((3 / 4, 4 / 3), "least and greatest width / height of the crop")
+    brightness: float = _key(0.0, "factor in [1 - x, 1 + x]")
+    contrast: float = _key(0.0, "the same of contrast")
+    saturation: float = _key(0.0, "the same of saturation")
+    hue: float = _key(0.0, "turned by a part of a full turn in [-x, x]")
+
+    def __post_init__(self) -> None:
+        try:
+            _ = self.crop, self.jitter  # which check what they are made of
+        except ConfigError as error:
+            raise ConfigError(f"augment: {error}") from error
+
+    @property
+    def crop(self) -> RandomCrop | None:
+        """Of images, at random."""
+        area: Any = self.crop_area
+        ratio: Any = self.crop_ratio
+        return None if area is None else RandomCrop(area=area, ratio=ratio)
+
+    @property
+    def jitter(self) -> ColourJitter | None:
+        """Of colours."""
+        jitter = ColourJitter(
+            brightness=self.brightness, contrast=self.contrast, saturation=self.saturation, hue=self.hue
+        )
+        return None if jitter == ColourJitter() else jitter
+
+    @property
+    def random(self) -> bool:
+        """Whether anything is drawn."""
+        return self.flip_left_right or self.flip_up_down or self.crop is not None or self.jitter is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +288,7 @@ class TrainConfig:
 
     data: DataConfig
     model: ModelConfig = field(default_factory=ModelConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
@@ -265,5 +308,7 @@ class TrainConfig:
         _require(0 <= self.seed < 2**31, "seed", "in [0, 2**31)", self.seed)
         if self.max_steps is not None:
             _require(self.max_steps >= 1, "max_steps", "at least 1", self.max_steps)
+        augmentable = self.model.name == "convnet" or not self.augment.random
+        _require(augmentable, "model.name", "convnet for augment", self.model.name)
         too_long = self.schedule.warmup_epochs >= self.epochs
         _require(not too_long, "schedule.warmup_epochs", f"below epochs ({self.epochs})", self.schedule.warmup_epochs)

@@ -240,11 +240,11 @@ def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
     neutral |= {"data.cache", "data.cache_bytes"}
     current = json.loads(json.dumps(to_tree(now)))  # as the other came through a file
     differing = []
-    for name, _ in all_keys():
+    for name, spec in all_keys():
         group, _, leaf = name.rpartition(".")
         if group in ("checkpoint", "output") or name in neutral:
             continue
         mine, theirs = (tree.get(group, {}) if group else tree for tree in (current, before))
-        if mine.get(leaf) != theirs.get(leaf):
+        if mine.get(leaf) != theirs.get(leaf, _plain(spec.default)):  # a run before there was the key had its default
             differing.append(name)
     return differing

@@ -1,6 +1,6 @@
 """Image columns as model inputs: encoded PNG or JPEG bytes, or uint8 tensors, to float32 in [0, 1].
 
-Decoding is part of the tf.data pipeline; augmentation is not here.
+Decoding and augmentation are part of the tf.data pipeline.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from typing import Any
 import tensorflow as tf
 
 from ..pipeline.image_ops import decode, fitted
+from ..pipeline.images import ImageTransform
 from ..sharding.errors import ConfigError
 from ..sharding.manifest import Manifest
 from ..sharding.schema import Feature
-from .config import DataConfig
+from .config import AugmentConfig, DataConfig
 from .preprocess import Element, Inputs, Preprocess, feature_columns, label_and_weight
 
-__all__ = ["decode_image", "image_column", "image_preprocess", "image_shape"]
+__all__ = ["augmented_preprocess", "decode_image", "image_column", "image_preprocess", "image_shape"]
 
 Shape = tuple[int, int, int]
 
@@ -96,5 +97,25 @@ def image_preprocess(feature: Feature, shape: Shape) -> Preprocess:
         else:
             images = tf.cast(tf.reshape(values, [-1, *shape]), tf.float32)
         return images / 255.0, *label_and_weight(element)
+
+    return preprocess
+
+
+def augmented_preprocess(feature: Feature, shape: Shape, augment: AugmentConfig) -> Preprocess:
+    """As `image_preprocess`, with what is drawn for each image by the element's ``sample_key``."""
+    transform = ImageTransform(
+        feature=feature.name,
+        size=shape[:2],
+        channels=shape[2],
+        crop=augment.crop,
+        flip_left_right=augment.flip_left_right,
+        flip_up_down=augment.flip_up_down,
+        jitter=augment.jitter,
+        shape=feature.fixed_shape or None,
+    )
+    transformed = tf.autograph.experimental.do_not_convert(transform)
+
+    def preprocess(element: Element) -> tuple[Inputs, Any, Any]:
+        return transformed(element)[feature.name], *label_and_weight(element)
 
     return preprocess

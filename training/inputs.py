@@ -49,6 +49,7 @@ def open_loader(config: TrainConfig, ring: Ring, *, split: str, training: bool) 
         remainder="drop" if training else "pad",
         fill=fill_values(manifest, config.data),
         cache=open_cache(config.data.cache, config.data.cache_bytes),
+        sample_keys=training and config.augment.random,
     )
 
 

@@ -18,7 +18,7 @@ from ..pipeline.tabular import TabularPlan
 from ..sharding.errors import ConfigError
 from ..sharding.manifest import Manifest
 from .config import ModelConfig, TrainConfig
-from .images import image_column, image_preprocess, image_shape
+from .images import augmented_preprocess, image_column, image_preprocess, image_shape
 from .precision import compute_dtype
 from .preprocess import (
     Element,
@@ -40,10 +40,11 @@ BATCH_NORM_MOMENTUM = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltModel:
-    """A network and what brings a loader's element into its inputs."""
+    """A network and what brings a loader's element into its inputs; in training, if it is another, `augmented`."""
 
     network: Any
     preprocess: Preprocess
+    augmented: Preprocess | None = None
 
 
 def build_model(manifest: Manifest, config: TrainConfig) -> BuiltModel:
@@ -101,7 +102,11 @@ def _convnet(manifest: Manifest, config: TrainConfig) -> BuiltModel:
         if min(features.shape[1:3]) > 1:
             features = keras.layers.MaxPooling2D()(features)
     logits = _head(keras.layers.Flatten()(features), config.model, len(manifest.classes))
-    return BuiltModel(network=keras.Model(inputs, logits, name="convnet"), preprocess=image_preprocess(feature, shape))
+    return BuiltModel(
+        network=keras.Model(inputs, logits, name="convnet"),
+        preprocess=image_preprocess(feature, shape),
+        augmented=augmented_preprocess(feature, shape, config.augment) if config.augment.random else None,
+    )
 
 
 def _normalised(features: Tensor, norm: str) -> Tensor:

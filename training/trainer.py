@@ -78,7 +78,9 @@ class Trainer:
             self.eval_loader = open_loader(config, ring, split=config.data.eval_split, training=False)
         self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or 2**62)
         self.model: BuiltModel = build_model(self.loader.manifest, config)
-        self._preprocess = tf.function(self.model.preprocess)  # traced once, not at each epoch
+        plain, augmented = self.model.preprocess, self.model.augmented
+        self._preprocess = plain, tf.function(plain)  # traced once, not at each epoch
+        self._augment = self._preprocess if augmented is None else (augmented, tf.function(augmented))
         self.schedule: WarmUpDecay = build_schedule(config, self.steps_per_epoch)
         if ring.rank == 0:
             for remark in schedule_remarks(config):
@@ -200,7 +202,7 @@ class Trainer:
         self._save()
 
     def _batches(self, loader: Any, epoch: int, start_step: int) -> Iterator[Any]:
-        functions = self.model.preprocess, self._preprocess
+        functions = self._augment if loader is self.loader else self._preprocess
         with loader.own_errors():
             yield from preprocessed(loader, epoch, start_step, *functions, deterministic=self.config.deterministic)
 

@@ -74,6 +74,14 @@ def test_reads_a_file_with_overrides_on_top(tmp_path: Path) -> None:
             f"a.yaml: optimizer.base_batch_size must be below 2**31, got {10**30}",
         ),
         ({**MINIMAL, "epochs": 2**31}, "a.yaml: epochs must be below 2**31, got 2147483648"),
+        (
+            {**MINIMAL, "augment": {"hue": 0.1}},
+            "a.yaml: model.name must be convnet for augment, got 'tabular'",
+        ),
+        (
+            {**MINIMAL, "augment": {"crop_area": [0.5, 2]}},
+            "a.yaml: augment: area must be two ascending numbers in (0, 1], got (0.5, 2.0)",
+        ),
         ({**MINIMAL, "precision": "fp16"}, "a.yaml: precision must be one of float32, float16, bfloat16, got 'fp16'"),
         (
             {**MINIMAL, "schedule": {"warmup_epochs": 1}},
@@ -184,6 +192,10 @@ def test_changed_keys_names_what_steers_the_weights_and_nothing_else() -> None:
         "a",
     )
     assert changed_keys(moved, before) == []
+    del before["augment"]  # as in a checkpoint of a version that had none
+    assert changed_keys(moved, before) == []
+    flipped = parse_config({**MINIMAL, "model": {"name": "convnet"}, "augment": {"flip_up_down": True}}, "a")
+    assert changed_keys(flipped, before) == ["data.balance", "model.name", "augment.flip_up_down"]
     odd = {"data": {"url": "x", "balance": {True: 0.5, False: 0.5}}, "model": {"options": {"blocks": [{1: 2}]}}}
     assert changed_keys(parse_config(odd, "a"), json.loads(json.dumps(to_tree(parse_config(odd, "a"))))) == []
     other = parse_config({"data": {"url": "x"}, "model": {"hidden": [1]}, "seed": 3}, "a")

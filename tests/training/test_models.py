@@ -81,6 +81,29 @@ def test_a_jpeg_is_resized_and_a_truncated_png_is_an_error() -> None:
         decode(tf.constant(_png(9, 9)[:-20]))
 
 
+@pytest.mark.parametrize("column", ["picture", "digit"])
+def test_what_is_drawn_for_an_image_follows_from_its_key(column: str) -> None:
+    config = _config(
+        [column],
+        model={"name": "convnet", "image_shape": [4, 6, 1]},
+        augment={"flip_left_right": True, "flip_up_down": True},
+    )
+    built = build_model(_manifest(), config)
+    assert built.augmented is not None
+    pixels = tf.constant(np.arange(24, dtype=np.uint8).reshape(1, 4, 6))
+    images = tf.constant([_png(4, 6)] * 64) if column == "picture" else tf.repeat(pixels, 64, axis=0)
+    keys = tf.reshape(tf.range(128, dtype=tf.int64), [64, 2])
+    element = {column: images, "class_id": tf.zeros(64, tf.int32), "sample_key": keys}
+    plain = np.rint(built.preprocess(element)[0].numpy()[0] * 255)
+    augmented = tf.function(built.augmented)
+    drawn, class_id, weight = augmented(element)
+    assert (class_id.shape, weight.shape) == ((64,), (64,))
+    ways = {np.rint(image * 255).tobytes() for image in drawn.numpy()}
+    assert ways == {plain[::up, ::left].tobytes() for up in (1, -1) for left in (1, -1)}
+    half = {name: values[32:] for name, values in element.items()}
+    assert np.array_equal(augmented(half)[0], drawn[32:])
+
+
 def test_image_columns_that_do_not_fit_are_named() -> None:
     with pytest.raises(ConfigError, match=r"give model\.image_shape"):
         build_model(_manifest(), _config(["picture"], model={"name": "convnet"}))

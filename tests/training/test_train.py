@@ -120,6 +120,27 @@ def test_a_small_convnet_learns_pictures(
     assert metrics()["final"]["auc"] is None
 
 
+def test_images_are_augmented_in_training_and_not_in_evaluation(
+    pictures: str, write_config: WriteConfig, metrics: Metrics
+) -> None:
+    """Which quadrant is bright is not to be learned from pictures that are mirrored both ways."""
+    config = write_config(
+        data={"url": pictures, "batch_size": 40, "categorical": []},
+        model={"name": "convnet", "filters": [8], "hidden": [16], "image_shape": [8, 8, 1], "dropout": 0.0},
+        optimizer={"name": "sgd", "learning_rate": 0.05},
+        epochs=6,
+    )
+
+    def accuracy(augment: str) -> float:
+        settings = [part for item in ("deterministic=false", f"augment={augment}") for part in ("--set", item)]
+        assert main(["--config", str(config), *settings]) == 0
+        final: float = metrics()["final"]["accuracy"]
+        return final
+
+    assert accuracy("{flip_left_right: true, flip_up_down: true}") < 0.6
+    assert accuracy("{crop_area: [0.9, 1], brightness: 0.1}") > 0.9
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
