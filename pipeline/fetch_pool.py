@@ -6,12 +6,14 @@ import heapq
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Generic, TypeVar
 
+from ..sharding.errors import RingfeedError
 from .concurrency import Climber
+from .threads import Threads
 
 __all__ = ["FetchPool"]
 
@@ -44,7 +46,7 @@ class FetchPool(Generic[T]):
 
     def __init__(self, climber: Climber, most: int) -> None:
         self._climber = climber
-        self._threads = ThreadPoolExecutor(most, thread_name_prefix="ringfeed-fetch")
+        self._threads = Threads(most, "fetch")
         self._entries: list[_Entry[T]] = []
         self._waiting: dict[Future[T], _Task[T]] = {}
         self._numbers = count()
@@ -62,6 +64,9 @@ class FetchPool(Generic[T]):
 
         Returns:
             The result to come; cancelled, if the pool was closed.
+
+        Raises:
+            RingfeedError: the system starts no thread.
         """
         task: _Task[T] = _Task(future=Future(), function=function, size=size)
         with self._lock:
@@ -89,18 +94,22 @@ class FetchPool(Generic[T]):
             self._entries.clear()
         for future in waiting:
             future.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     def _begin(self) -> None:
         """Put threads to work, as far as there is some."""
         with self._lock:
-            new = min(self._climber.limit - self._running, len(self._waiting))
-            self._running += max(new, 0)
-        for _ in range(new):
+            new = max(min(self._climber.limit - self._running, len(self._waiting)), 0)
+            self._running += new
+        for begun in range(new):
             try:
                 self._threads.submit(self._work)
             except RuntimeError:  # closed meanwhile
                 return
+            except RingfeedError:
+                with self._lock:
+                    self._running -= new - begun
+                raise
 
     def _work(self) -> None:
         while (task := self._take()) is not None:

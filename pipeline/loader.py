@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -41,6 +40,7 @@ from .shards import ShardFetcher
 from .state import shares_digest
 from .streams import OpenStreams
 from .targets import Balance, EpochLength, epoch_samples, parse_balance, settled_epoch, target_weights
+from .threads import Threads
 from .values import has_plain_values
 
 if TYPE_CHECKING:
@@ -382,7 +382,7 @@ class Loader(Epochs):
             schedule=functools.lru_cache(maxsize=2)(self._schedule),
             class_counts=lambda: self._class_counts,
             fetcher=self._fetcher(found=found, traced=traced),
-            planner=ThreadPoolExecutor(_PLAN_THREADS, thread_name_prefix="ringfeed-plan"),
+            planner=Threads(_PLAN_THREADS, "plan"),
             counters=self._counters,
             buckets=self._buckets,
             ahead=Lookahead(ahead),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,6 +22,7 @@ from .planning import open_after
 from .quarantine import stand_ins
 from .shard_opener import OpenShard
 from .shards import ShardFetcher
+from .threads import Threads
 from .windows import Positions, Window
 
 __all__ = ["OpenWindow", "WindowOpener"]
@@ -138,7 +139,7 @@ class WindowOpener:
         schedule: ClassSchedule | None,
         class_counts: Callable[[], npt.NDArray[np.unsignedinteger]],
         fetcher: ShardFetcher,
-        planner: Executor,
+        planner: Threads,
         counters: Counters,
         buckets: Buckets | None,
     ) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
-from typing import Generic, TypeVar
+from concurrent.futures import Future
+from typing import Generic, Protocol, TypeVar
+
+from ..sharding.errors import RingfeedError
 
 __all__ = ["open_after"]
 
@@ -13,7 +15,14 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-def open_after(parts: Sequence[Future[S]], work: Callable[[Sequence[Future[S]]], T], executor: Executor) -> Future[T]:
+class Runs(Protocol):
+    """`Threads`, or an executor of `concurrent.futures`."""
+
+    def submit(self, function: Callable[[], None], /) -> object:
+        """Run a function soon; RuntimeError if it was told to end."""
+
+
+def open_after(parts: Sequence[Future[S]], work: Callable[[Sequence[Future[S]]], T], executor: Runs) -> Future[T]:
     """The result of `work` on parts, begun when all of them are done, whether they failed or not.
 
     So an executor of few threads is not held up by what comes last, where something else is ready sooner. The parts are
@@ -31,7 +40,7 @@ class _Opening(Generic[S, T]):
         self,
         parts: list[Future[S]],
         work: Callable[[Sequence[Future[S]]], T],
-        executor: Executor,
+        executor: Runs,
         result: Future[T],
     ) -> None:
         self._result: Future[T] | None = result
@@ -46,11 +55,14 @@ class _Opening(Generic[S, T]):
             self._missing -= 1
             if self._missing:
                 return
+        assert self._result is not None
         try:
             self._executor.submit(self._run)
-        except RuntimeError:  # it was shut down: nobody waits any more
-            assert self._result is not None
+        except RuntimeError:  # it was told to end: nobody waits any more
             self._result.cancel()
+            self._let_go()
+        except RingfeedError as error:
+            self._result.set_exception(error)
             self._let_go()
 
     def _run(self) -> None:

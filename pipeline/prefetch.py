@@ -6,12 +6,15 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
+
+from .threads import in_own_thread, start_thread
 
 __all__ = ["prefetch"]
 
 T = TypeVar("T")
+_IDLE_SECONDS = 0.05  # that the thread waits for room: to start another takes 0.2 ms
+_PATIENCE_SECONDS = 5.0  # for the item at hand, where the iterator is closed
 
 
 def prefetch(
@@ -19,10 +22,11 @@ def prefetch(
 ) -> Generator[T, None, None]:
     """The same items, made in a background thread while the consumer works on those before.
 
-    The thread makes items until they hold `limit_bytes` together, at least one, and then ends its turn: it never
-    waits for the consumer, so that it holds up no program that ends. Once the iterator has ended, raised, been closed
-    or been let go of, its thread has ended and `items` is closed; in a process that was forked meanwhile, where there
-    is no such thread, nothing is.
+    The thread makes items until they hold `limit_bytes` together, at least one, and ends its turn soon after: it waits
+    for the consumer for a moment alone, so that it holds up no program that ends. Once the main thread has ended, it
+    makes no more than is asked for. Once the iterator has ended, raised, been closed or been let go of, its thread has
+    ended and `items` is closed, or will be when the item at hand is made, if that takes long; in a process that was
+    forked meanwhile, where there is no such thread, nothing is.
 
     Args:
         items: run in the thread, from the first item asked for on.
@@ -32,25 +36,21 @@ def prefetch(
 
     Raises:
         Exception: whatever `items` raises, after the items before.
+        RingfeedError: the system starts no thread.
     """
     if limit_bytes <= 0:
         yield from items
         return
     process = os.getpid()
-    pool = ThreadPoolExecutor(1, thread_name_prefix="ringfeed-prefetch")
     ahead = _Ahead(items, size, limit_bytes, queued)
     try:
-        pool.submit(ahead.fill)
+        ahead.begin_turn()
         while (item := ahead.take()) is not None:
-            if ahead.next_turn():
-                pool.submit(ahead.fill)
+            ahead.begin_turn()
             yield item[0]
     finally:
         if os.getpid() == process:  # in a fork, `items` may run and locks be held, for ever
             ahead.stop()
-            pool.shutdown(wait=True, cancel_futures=True)
-            items.close()
-            ahead.clear()
 
 
 class _Ahead(Generic[T]):
@@ -70,7 +70,8 @@ class _Ahead(Generic[T]):
         self._ready: deque[tuple[T, int]] = deque()
         self._held_bytes = 0
         self._changed = threading.Condition()
-        self._filling = True
+        self._thread: threading.Thread | None = None
+        self._filling = False
         self._ended = False
         self._error: BaseException | None = None
 
@@ -92,8 +93,14 @@ class _Ahead(Generic[T]):
 
     def _goes_on(self) -> bool:
         with self._changed:
-            self._filling = not self._ended and self._held_bytes < self._limit_bytes
+            self._changed.wait_for(lambda: self._ended or self._has_room(), _IDLE_SECONDS)
+            self._filling = not self._ended and self._has_room()
             return self._filling
+
+    def _has_room(self) -> bool:
+        if threading.main_thread().is_alive():
+            return self._held_bytes < self._limit_bytes
+        return not self._ready
 
     def _end(self, error: BaseException | None) -> None:
         with self._changed:
@@ -110,22 +117,35 @@ class _Ahead(Generic[T]):
                 return None
             item, amount = self._ready.popleft()
             self._held_bytes -= amount
+            self._changed.notify()
         self._queued(-1)
         return (item,)
 
-    def next_turn(self) -> bool:
-        """Whether the caller has to begin another turn: the last has ended, and there is room again."""
+    def begin_turn(self) -> None:
+        """Have the thread work, if there is room again and it does not."""
         with self._changed:
-            begins = not (self._filling or self._ended) and self._held_bytes < self._limit_bytes
+            begins = not (self._filling or self._ended) and self._has_room()
             self._filling = self._filling or begins
-            return begins
+        if begins:
+            if self._thread is not None:
+                self._thread.join()  # at the end of its turn
+            self._thread = start_thread(self.fill, "prefetch")
 
     def stop(self) -> None:
-        """Make no other item."""
+        """Make no other item, and let go of all."""
         with self._changed:
             self._ended = True
-
-    def clear(self) -> None:
-        """Let go of what was not taken."""
+            self._changed.notify()
+        if self._has_joined():
+            self._items.close()
         self._queued(-len(self._ready))
         self._ready.clear()
+
+    def _has_joined(self) -> bool:
+        """Whether the thread has ended; else it does so, and lets go of the items, once it has made the one at hand.
+
+        The garbage collector may close the iterator in any thread: in this one, or in one that it waits for.
+        """
+        if self._thread is not None and not in_own_thread():
+            self._thread.join(_PATIENCE_SECONDS)
+        return self._thread is None or not self._thread.is_alive()

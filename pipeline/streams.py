@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,7 @@ from .lookahead import Lookahead, Upcoming
 from .opening import OpenWindow, WindowOpener
 from .order import EpochOrder, StreamSlice
 from .shards import ShardFetcher
+from .threads import Threads
 from .windows import Positions, Window
 
 __all__ = ["OpenStreams", "StreamReader"]
@@ -52,7 +53,7 @@ class OpenStreams:
     schedule: Callable[[int], ClassSchedule | None]
     class_counts: Callable[[], npt.NDArray[np.unsignedinteger]]
     fetcher: ShardFetcher
-    planner: Executor
+    planner: Threads
     counters: Counters
     ahead: Lookahead
     buckets: Buckets | None = None
@@ -80,7 +81,7 @@ class OpenStreams:
         """Begin nothing more, and let the threads end; in a process that was forked meanwhile there are none."""
         if os.getpid() != self._process:  # and locks may be held, for ever
             return
-        self.planner.shutdown(wait=False, cancel_futures=True)
+        self.planner.close()
         self.fetcher.close()
 
 

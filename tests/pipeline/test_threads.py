@@ -1,0 +1,143 @@
+"""Threads end with what they are for, whoever asks, closes or ends at whatever moment."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+
+import pytest
+
+from ringfeed.pipeline.prefetch import prefetch
+from ringfeed.pipeline.threads import Threads
+
+SHARDS = 100
+
+
+@pytest.fixture(scope="module")
+def url(make_dataset: Callable[..., str]) -> str:
+    """Of many shards: a reader that has come to any of them has others to ask for."""
+    return make_dataset(2000, shards=SHARDS, shard_format="parquet")
+
+
+def run(script: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@pytest.mark.parametrize("prefetch_bytes", [0, 1 << 24])
+def test_a_program_ends_that_holds_an_iterator(url: str, prefetch_bytes: int) -> None:
+    script = """if True:
+        import sys
+        from ringfeed.pipeline import Loader
+
+        loader = Loader(sys.argv[1], batch_size=16, prefetch_bytes=0)
+        batches = loader.numpy_epoch(0, prefetch_bytes=int(sys.argv[2]))
+        print(len(next(batches)["id"]))
+    """
+    assert run(script, url, str(prefetch_bytes)) == "16\n"
+
+
+def test_another_thread_reads_on_once_the_main_thread_has_ended(url: str) -> None:
+    script = """if True:
+        import sys, threading
+        from ringfeed.pipeline import Loader
+
+        def read():
+            threading.main_thread().join()
+            print(*(sum(1 for _ in loader.numpy_epoch(epoch)) for epoch in range(2)))
+
+        loader = Loader(sys.argv[1], batch_size=16)
+        threading.Thread(target=read).start()
+    """
+    assert run(script, url) == "125 125\n"
+
+
+def test_a_system_that_starts_no_thread_is_told_of(url: str) -> None:
+    script = """if True:
+        import resource, sys, threading
+        from ringfeed.pipeline import Loader
+        from ringfeed.sharding import RingfeedError
+
+        def error_of(prefetch_bytes):
+            try:
+                list(loader.numpy_epoch(0, prefetch_bytes=prefetch_bytes))
+            except RingfeedError as error:
+                return error
+
+        loader = Loader(sys.argv[1], batch_size=16)
+        list(loader.numpy_epoch(0))
+        threading.stack_size(64 << 30)
+        resource.setrlimit(resource.RLIMIT_AS, (32 << 30, resource.RLIM_INFINITY))
+        print(error_of(0), error_of(1 << 24), sep="\\n")
+        threading.stack_size(0)
+        print(sum(1 for _ in loader.numpy_epoch(0)))
+    """
+    first, second, steps = run(script, url).splitlines()
+    assert first == second
+    assert first.startswith("the loader cannot start a thread: can't start new thread; raise the limit (`ulimit -u`")
+    assert steps == "125"
+
+
+def test_threads_that_there_are_do_the_work_of_those_that_cannot_be_started() -> None:
+    threads, begun, release = Threads(3, "test"), threading.Event(), threading.Event()
+    done: list[int] = []
+
+    def wait() -> None:
+        begun.set()
+        release.wait(10)
+
+    threads.submit(wait)
+    assert begun.wait(10)
+    size = threading.stack_size(1 << 46)  # more than there are addresses
+    try:
+        for number in range(3):
+            threads.submit(lambda number=number: done.append(number))  # type: ignore[misc]
+        assert done == []
+        release.set()
+        until(lambda: len(done) == 3)
+    finally:
+        threading.stack_size(size)
+    assert done == [0, 1, 2]
+    threads.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        threads.submit(wait)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_the_garbage_collector_may_close_an_iterator_in_a_thread_of_the_loader(elsewhere: bool) -> None:
+    held: list[Generator[int, None, None]] = []
+    closed, threads = threading.Event(), Threads(1, "test")
+
+    def let_go(done: Future[None]) -> None:
+        held.clear()
+        done.set_result(None)
+
+    def numbers() -> Generator[int, None, None]:
+        try:
+            yield 0
+            until(lambda: bool(held))
+            done: Future[None] = Future()
+            if elsewhere:
+                threads.submit(lambda: let_go(done))  # which this one waits for
+            else:
+                let_go(done)
+            done.result()
+            yield 1
+        finally:
+            closed.set()
+
+    items = prefetch(numbers(), lambda _: 10, 1000, lambda _: None)
+    assert next(items) == 0
+    held.append(items)
+    del items
+    assert closed.wait(10)
+    until(lambda: not any(thread.name.startswith("ringfeed-") for thread in threading.enumerate()))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
