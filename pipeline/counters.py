@@ -46,7 +46,7 @@ class Counters:
     """Counters of all stages; any thread may add to them."""
 
     _stages: dict[str, list[float]] = field(default_factory=lambda: {name: [0, 0, 0.0, 0.0, 0] for name in STAGES})
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.RLock = field(default_factory=threading.RLock)  # a handler of a signal may ask amid an `add`
 
     def add(
         self, stage: str, *, items: int = 0, size: int = 0, busy: float = 0.0, wait: float = 0.0, queue: int = 0

@@ -73,7 +73,7 @@ class Quarantine:
             {number for number, shard in enumerate(shards) if shard.path in self._paths} if paths else set()
         )
         self._counters = counters
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handler of a signal may ask for the state at any moment
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -1,14 +1,19 @@
 """Threads end with what they are for, whoever asks, closes or ends at whatever moment."""
 
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from types import FrameType
+from typing import Any
 
 import pytest
 
+from ringfeed.pipeline import Loader
+from ringfeed.pipeline.counters import Counters
 from ringfeed.pipeline.prefetch import prefetch
 from ringfeed.pipeline.threads import Threads
 
@@ -103,6 +108,36 @@ def test_threads_that_there_are_do_the_work_of_those_that_cannot_be_started() ->
     threads.close()
     with pytest.raises(RuntimeError, match="closed"):
         threads.submit(wait)
+
+
+class Interrupted(int):
+    """A number; while it is added a signal comes."""
+
+    def __radd__(self, other: int) -> int:
+        signal.raise_signal(signal.SIGUSR1)
+        return other + int(self)
+
+
+def test_a_handler_of_a_signal_may_ask_for_counters_at_any_moment() -> None:
+    counters = Counters()
+    seen: list[Any] = []
+
+    def handle(_: int, __: FrameType | None) -> None:
+        seen.append(counters.snapshot()["open"])
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        counters.add("open", items=Interrupted(3))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(seen) == 1
+    assert counters.snapshot()["open"].items == 3
+
+
+def test_a_handler_of_a_signal_may_ask_for_the_state_while_it_is_told(url: str) -> None:
+    loader = Loader(url, batch_size=16)
+    with loader._quarantine._lock:  # as where the signal comes
+        assert loader.state(0, 5)["step"] == 5
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
