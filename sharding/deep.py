@@ -32,12 +32,12 @@ def check_meaning(storage: Storage, manifest: Manifest, shard: ShardInfo) -> lis
     Returns:
         The first thing that is wrong with the shard, and with its index.
     """
-    with staged(storage, shard.index_path) as stored:
+    with staged(storage, shard.index_path, size=shard.index_bytes) as stored:
         try:
             index = read_index(stored, manifest)
         except ValueError as error:
             return [Damage(path=shard.index_path, split=shard.split, kind="unparsable", problem=str(error))]
-    with staged(storage, shard.path, manifest.file_compression) as data:
+    with staged(storage, shard.path, manifest.file_compression, size=shard.bytes) as data:
         found = _read_parquet(data, manifest) if manifest.shard_format == "parquet" else _read_tfrecord(data, manifest)
         if isinstance(found, Damage):
             return [replace(found, path=shard.path, split=shard.split)]

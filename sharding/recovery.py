@@ -52,6 +52,7 @@ class Identity:
         damages: of `dataset.json` and the table.
         restored: the bytes of those two files as they were, by path, where they were damaged.
         names: of the files in the folder; None if it cannot be listed.
+        sizes: of those files, by name, as they were listed.
         measures: of the files that had to be read for it, by path.
         read: the bytes of `dataset.json` as they are; None if it is missing.
     """
@@ -63,6 +64,7 @@ class Identity:
     damages: tuple[Damage, ...] = ()
     restored: Mapping[str, bytes] = field(default_factory=dict)
     names: frozenset[str] | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
     measures: Mapping[str, Measure | None] = field(default_factory=dict)
     read: bytes | None = None
 
@@ -81,11 +83,12 @@ def identify(storage: Storage, workers: int) -> Identity:
     """
     storage.check_reachable()
     try:
-        names = frozenset(storage.list())
+        sizes = storage.sizes()
+        names: frozenset[str] | None = frozenset(sizes)
     except StorageError:  # not every store, nor every account, can list
-        names = None
+        sizes, names = {}, None
     data = read_if_there(storage, MANIFEST_NAME)
-    known = _identified(storage, names, data, workers)
+    known = replace(_identified(storage, names, data, workers), sizes=sizes)
     return known if known.read is not None else replace(known, read=data)  # else it was written anew meanwhile
 
 

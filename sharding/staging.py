@@ -31,8 +31,13 @@ class Measure:
     checksum: str
 
 
-def iterate_blocks(storage: Storage, path: str) -> Iterator[memoryview]:
+def iterate_blocks(storage: Storage, path: str, size: int | None = None) -> Iterator[memoryview]:
     """The bytes of a file, some MiB at a time.
+
+    Args:
+        storage: that holds it.
+        path: of the file.
+        size: of the file, if it is known: one of a block or less is had by one request.
 
     Raises:
         FileNotFoundError: there is none.
@@ -42,35 +47,44 @@ def iterate_blocks(storage: Storage, path: str) -> Iterator[memoryview]:
         whole = memoryview(storage.map(path))
         yield from (whole[start : start + _BLOCK_BYTES] for start in range(0, len(whole), _BLOCK_BYTES))
         return
+    if size is not None and size <= _BLOCK_BYTES:
+        yield memoryview(storage.map(path))
+        return
     with storage.open_input(path, read_ahead=False) as file:
         while block := file.read(_BLOCK_BYTES):
             yield memoryview(block)
 
 
-def measure(storage: Storage, path: str) -> Measure | None:
+def measure(storage: Storage, path: str, size: int | None = None) -> Measure | None:
     """Size and checksum of a file, or None if there is none.
+
+    Args:
+        storage: that holds it.
+        path: of the file.
+        size: of the file, if it was listed.
 
     Raises:
         StorageError: the store refuses.
     """
-    digest, size = Checksum(), 0
+    digest, read = Checksum(), 0
     try:
-        for block in iterate_blocks(storage, path):
+        for block in iterate_blocks(storage, path, size):
             digest.update(block)
-            size += len(block)
+            read += len(block)
     except FileNotFoundError:
         return None
-    return Measure(bytes=size, checksum=digest.text)
+    return Measure(bytes=read, checksum=digest.text)
 
 
 @contextmanager
-def staged(storage: Storage, path: str, compression: str = "none") -> Iterator[pa.Buffer]:
+def staged(storage: Storage, path: str, compression: str = "none", *, size: int | None = None) -> Iterator[pa.Buffer]:
     """The whole of a file, decompressed as far as it can be: a mapped file of this machine, a temporary one if need be.
 
     Args:
         storage: that holds it.
         path: of the file.
         compression: of the whole file, as `formats.tfrecord.compress` did it.
+        size: of the file as it is stored, if it is known.
 
     Raises:
         FileNotFoundError: there is none.
@@ -79,7 +93,7 @@ def staged(storage: Storage, path: str, compression: str = "none") -> Iterator[p
     if storage.local_path is not None and compression == "none":
         yield storage.map(path)
         return
-    blocks: Iterator[bytes | memoryview] = iterate_blocks(storage, path)
+    blocks: Iterator[bytes | memoryview] = iterate_blocks(storage, path, size)
     with tempfile.TemporaryFile() as copy:  # it has no name to be left behind by one who is killed
         for block in blocks if compression == "none" else _inflate(blocks):
             copy.write(block)

@@ -165,7 +165,7 @@ def _reporter(report: VerifyReport, sizes: Mapping[str, int], total: int) -> Cal
 def _measure(known: Identity, file: File) -> tuple[str, Measure | None]:
     if file.path in known.measures:
         return file.path, known.measures[file.path]
-    found = measure(known.storage, file.path)
+    found = measure(known.storage, file.path, known.sizes.get(file.path))
     if known.storage.local_path is None and found is not None and not _matches(found, file.info):
         found = measure(known.storage, file.path)  # it may have been damaged on its way, and not where it lies
     return file.path, found

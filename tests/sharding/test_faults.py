@@ -325,6 +325,20 @@ class TestS3Build:
         assert verify(through.url) == []
         assert proxy.happened[on_its_way] == 1
 
+    def test_whose_credentials_expire_while_it_is_checked_says_so(
+        self, proxy: Proxy, through: Store, undisturbed: dict[str, bytes]
+    ) -> None:
+        """S3 names no reason in its answer to a request for a size (HEAD), and none is needed: files were listed."""
+        for path, data in undisturbed.items():
+            through.write_bytes(path, data)
+        asked = Fault(kind="stall", method="HEAD", path="train-", times=99)
+        proxy.begin(asked)
+        assert verify(through.url, deep=True) == []
+        assert proxy.happened[asked] == 0
+        proxy.begin(Fault(kind="reply", path="train-", status=403, code="ExpiredToken", times=99))
+        with pytest.raises(StorageError, match=r"have expired \(ExpiredToken\)"):
+            verify(through.url)
+
 
 SOURCE_FAULTS = [
     Fault(kind="reply", method="GET", path="source", first=2, times=3),
