@@ -6,9 +6,11 @@ A process that stood still, or whose store did, may have been taken over: what i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
+
+import pyarrow as pa
 
 from .drafts import Bytes, Draft
 from .errors import DestinationError
@@ -51,6 +53,11 @@ class FencedStorage(Storage):
         """See `Storage`."""
         self.fence.guard()
         Storage.create(self, path, data)
+
+    def write_all(self, files: Mapping[str, bytes | pa.Buffer]) -> None:
+        """See `Storage`."""
+        self.fence.guard()  # here, so that not each of the threads has to ask
+        Storage.write_all(self, files)
 
     def _draft(self, path: str, *, durable: bool = True) -> Draft:
         return _FencedDraft(Storage._draft(self, path, durable=durable), self.fence)

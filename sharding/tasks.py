@@ -32,7 +32,7 @@ from .schema import Schema
 from .sources import Part, Source
 from .spill import PartSpill, Spill
 from .storage import Storage
-from .write import write_shard
+from .write import SmallFiles, write_shard
 
 __all__ = ["Bucketing", "ShardTarget", "assemble_bucket", "count_classes", "partition_part", "shard_names"]
 
@@ -285,6 +285,7 @@ def assemble_bucket(
     places_of_shards = bucketing.first_places()[shards.start : shards.stop].tolist()
     table = pa.Table.from_batches(_gather(spill, batches)).combine_chunks()
     row_of_place = _rows_of_places(table, sum(assignment.shard_records(shard) for shard in shards))
+    small = SmallFiles(target.storage)
     results = []
     for number in wanted:
         first = places_of_shards[number - shards.start]
@@ -297,6 +298,7 @@ def assemble_bucket(
             _blocks(source, table, rows, target.block_rows),
             source.schema,
             target.storage,
+            small,
             split=split.name,
             classes=len(split.class_counts),
             path=path,
@@ -307,6 +309,7 @@ def assemble_bucket(
             dali_index=target.dali_index,
         )
         results.append(ShardResult(number=number, info=info, statistics=statistics, dali=dali))
+    small.flush()
     record_shards(target.storage, target.plan, results)
     return results
 

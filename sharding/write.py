@@ -1,4 +1,7 @@
-"""Write one shard and its indexes, block by block: what is held in memory is a block, whatever the shard's size."""
+"""Write one shard and its indexes, block by block: what is held in memory is a block, whatever the shard's size.
+
+Small shards of a remote store are written side by side, for each file waits for its server.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,43 @@ from .statistics import FeatureStatistics, merge_statistics, summarise
 from .storage import Storage
 from .streams import Sink
 
-__all__ = ["write_shard"]
+__all__ = ["SmallFiles", "write_shard"]
 
 Block = tuple[pa.RecordBatch, npt.NDArray[np.int32]]
+
+_FILES_AT_ONCE = 32  # connections to S3 that a process may have
+_HELD_BYTES = 8 << 20
+
+
+class SmallFiles:
+    """Files of a remote store that are held until there are enough of them, and then written side by side.
+
+    Args:
+        storage: to write to.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._files: dict[str, bytes | pa.Buffer] = {}
+
+    def add(self, files: Mapping[str, bytes | pa.Buffer]) -> None:
+        """Write them, now or with those that follow."""
+        self._files |= files
+        held_bytes = sum(len(memoryview(data)) for data in self._files.values())
+        if len(self._files) >= _FILES_AT_ONCE or held_bytes >= _HELD_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Have all of them written."""
+        self._storage.write_all(self._files)
+        self._files = {}
 
 
 def write_shard(
     blocks: Iterator[Block],
     schema: Schema,
     storage: Storage,
+    small: SmallFiles,
     *,
     split: str,
     classes: int,
@@ -48,6 +79,7 @@ def write_shard(
         blocks: of rows in their order, and their class ids; at least one.
         schema: of the dataset.
         storage: to write to.
+        small: takes a shard of one block and its indexes, if `storage` is remote; the caller has them flushed.
         split: that the shard belongs to.
         classes: of the dataset.
         path: of the shard.
@@ -77,11 +109,11 @@ def write_shard(
     each = counted()
     is_local = storage.local_path is not None
     ready = deque(islice(each, 1 if is_local else 2))
-    if len(ready) == 1 and not is_local:  # a shard of usual size: one write, beside that of the index
+    if len(ready) == 1 and not is_local:  # a shard of usual size: one write, beside those of the index and of others
         batch, class_ids = ready.pop()
         data, index = encode_shard(batch, schema, class_ids, **how)
         extra = _dali_file(path, index) if dali_index else {}
-        storage.write_all({path: data, index_path: index, **extra})
+        small.add({path: data, index_path: index, **extra})
         data_bytes, data_checksum = data.size, checksum(data)
     else:
         with storage.open_output(path) as file:

@@ -178,6 +178,16 @@ class TestStorage:
             lease.release(keep=False)
         assert s3.list() == []
 
+    def test_many_writes_side_by_side_ask_for_the_mark_once(self, proxy: Proxy, storage: Storage, s3: Store) -> None:
+        with hold(storage, {}) as lease:
+            asked = Fault(kind="stall", method="GET", path=LEASE_NAME, times=99)
+            proxy.begin(asked)
+            fence.fenced_for_workers(storage, storage, lease).write_all({f"{n:02d}": b"x" for n in range(16)})
+            assert proxy.happened[asked] == 1
+            proxy.begin()
+            lease.release(keep=False)
+        assert len(s3.list()) == 16
+
     def test_a_move_whose_replies_are_lost_ends_right(self, proxy: Proxy, storage: Storage, s3: Store) -> None:
         s3.write_bytes("a", b"1")
         lost = (Fault(kind="lose reply", method="PUT"), Fault(kind="lose reply", method="DELETE"))
