@@ -125,7 +125,7 @@ class DatasetDraft:
 
     @contextmanager
     def telling_removal(self) -> Iterator[None]:
-        """Of writes that fail for the destination is gone, say so.
+        """Of what fails for the destination is gone, or another has it and has removed what was spilled, say so.
 
         Raises:
             DestinationError: it is, or it was taken over.
@@ -133,8 +133,8 @@ class DatasetDraft:
         try:
             yield
         except StorageError:
-            if self.storage.local_path is not None:  # a store keeps no folders
-                self.lease.check()
+            with suppress(StorageError):  # the store is away, as the error says
+                self.lease.check_once()
             raise
 
     def recount(self) -> None:

@@ -228,6 +228,10 @@ class Lease:
         """
         self._look(self._storage)
 
+    def check_once(self) -> None:
+        """`check`, at one attempt."""
+        self._look(self._once)
+
     def guard(self) -> None:
         """`check`, where the mark was not renewed for some seconds: nobody takes over before.
 

@@ -268,6 +268,17 @@ def test_a_write_that_fails_tells_of_the_removal_only_if_there_was_one(tmp_path:
             raise StorageError("there is no such file or folder")
 
 
+def test_who_was_taken_over_and_finds_the_spill_removed_is_told_the_former(store: Store) -> None:
+    def build_and_fail() -> None:
+        with draft_dataset(Storage(store.url), "new", {"task": "build"}) as draft, draft.telling_removal():
+            store.write_bytes("_building.json", json.dumps(HOLDER).encode())
+            raise StorageError("/tmp/spill/000000.arrow was removed while it was needed; leave the folder alone")
+
+    with pytest.raises(DestinationError, match="was taken over by another process"):
+        build_and_fail()
+    assert store.list() == ["_building.json"]
+
+
 def test_who_lost_the_lease_does_not_write_over_the_table_of_who_has_it(parquet: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
 
