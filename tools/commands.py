@@ -268,7 +268,8 @@ def _verify(args: argparse.Namespace) -> int:
         print_json({"ok": not damaged} | asdict(found))
     else:
         print(*(f"{damage.path}: {one_line(damage.problem)}\n" for damage in found.damages), sep="", end="")
-        print(*(f"note: {note.path}: {one_line(note.remark)}\n" for note in found.notes), sep="", end="")
+        notes = (": ".join(["note", *filter(None, [note.path]), one_line(note.remark)]) for note in found.notes)
+        print(*(f"{note}\n" for note in notes), sep="", end="")
     if damaged:
         hint = f"; see what can be saved with: shard-dataset repair {shlex.quote(args.url)} --dry-run"
         return _failed(args, f"{counted(damaged, 'file', 'is/are')} damaged or missing{hint}")

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ringfeed.tools import cli as cli_of_ringfeed
 from ringfeed.tools.shard_dataset import main
 from tests.conftest import Cli
 from tests.servers.hdfs import HdfsServer
+from tests.servers.proxy import Fault, Proxy
 from tests.servers.seaweedfs import S3Server
 from tests.tools.conftest import assert_one_line
 
@@ -117,6 +119,18 @@ class TestDestinations:
         done = attempt(cli, source, url, s3_server.as_reader().env)
         assert_one_line(done, "cannot write", "permission denied")
         assert nothing_at(url, s3_server)
+
+    def test_a_bucket_that_may_not_be_listed(
+        self, cli: Cli, source: str, s3_server: S3Server, s3_bucket: str, proxy: Proxy
+    ) -> None:
+        url = f"s3://{s3_bucket}/unlisted"
+        assert attempt(cli, source, url, s3_server.env).returncode == 0
+        proxy.begin(Fault(kind="reply", path="list-type", status=403, code="AccessDenied", times=99))
+        done = cli("shard-dataset", "verify", url, env=replace(s3_server, endpoint_url=proxy.url).env)
+        assert (done.returncode, done.stdout.splitlines()[0]) == (
+            0,
+            "note: the folder cannot be listed: whether it holds other files is not known",
+        )
 
     def test_a_read_only_hdfs_folder(self, cli: Cli, source: str, hdfs_server: HdfsServer) -> None:
         url = f"{hdfs_server.url}/of-another/new"
