@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 from ringfeed.sharding import kernels
+from tests.lean import lean_environment
 from tests.servers.hdfs import HdfsServer, hdfs
 from tests.servers.proxy import Proxy, proxied
 from tests.servers.seaweedfs import REGION, S3Server, seaweedfs
@@ -163,7 +164,7 @@ def cli() -> Cli:
     ) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             [str(Path(sys.executable).with_name(program)), *args],
-            env={**os.environ, **(env or {})},
+            env={**lean_environment(), **(env or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -28,6 +28,7 @@ from ringfeed.tools.shard_dataset_args import build_parser
 from ringfeed.training import load_config
 from ringfeed.training.models import build_model
 from tests.conftest import Cli
+from tests.lean import lean_environment
 from tests.pipeline.pictures import write_pictures
 from tests.servers.seaweedfs import S3Server
 
@@ -188,7 +189,8 @@ def test_training(here: Path) -> None:
 assert metrics["final"]["samples"] == loader.records and set(metrics["history"]) == {"steps", "evaluations"}
 assert logits.shape == (256, 2)
 """
-    done = subprocess.run([sys.executable, "-c", train + after + check], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", train + after + check]
+    done = subprocess.run(command, env=lean_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -16,6 +16,7 @@ from ringfeed.pipeline import Loader
 from ringfeed.pipeline import loader as loader_module
 from ringfeed.pipeline.delivery import feature_spec, parse_batch
 from ringfeed.sharding import BuildOptions, ConfigError, build, open_dataset
+from tests.lean import lean_environment
 
 RECORDS = 60
 
@@ -199,6 +200,7 @@ from ringfeed.pipeline import Loader
 tf.config.experimental.enable_op_determinism()
 print(len(list(Loader({make_dataset()!r}, batch_size=10).epoch(0))))
 """  # in a process of its own: it cannot be switched off again
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=lean_environment(), capture_output=True, text=True, check=True)
     assert done.stdout == "100\n"
     assert "will not be optimized" not in done.stderr

@@ -1,7 +1,6 @@
 """The loader where `tf.distribute` and Keras train: every replica gets its part of the global batch, and no other."""
 
 import json
-import os
 import subprocess
 import sys
 import warnings
@@ -16,6 +15,7 @@ import tensorflow as tf
 
 from ringfeed.pipeline import Loader, Mixup, TabularTransform, plan_columns
 from ringfeed.sharding import BuildOptions, ConfigError, build
+from tests.lean import lean_environment
 from tests.pipeline import distributed_worker
 from tests.servers.process import free_ports
 
@@ -26,7 +26,7 @@ OPTIONS = {"batch_size": 120, "seed": 3}
 def start(kind: str, url: str, options: dict[str, Any], env: dict[str, str] | None = None) -> "subprocess.Popen[str]":
     command = [sys.executable, "-W", "error::UserWarning", distributed_worker.__file__, kind, url, json.dumps(options)]
     return subprocess.Popen(
-        command, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, env={**lean_environment(), **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 

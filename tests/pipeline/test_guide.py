@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.lean import lean_environment
+
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "loader.md"
 
 
@@ -17,9 +19,8 @@ def test_every_snippet_runs(make_dataset: Callable[..., str], tmp_path: Path) ->
     runnable = [text for text in snippets() if "import torch" not in text]
     assert len(runnable) == len(snippets()) - 1
     program = "\n".join([f"DST = {make_dataset(1000, shard_format='parquet')!r}", *runnable])
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280
-    )
+    command, env = [sys.executable, "-c", program], lean_environment()
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
     assert 'ringfeed_loader_items_total{stage="deliver",rank="0"}' in done.stdout
 

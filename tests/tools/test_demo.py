@@ -14,6 +14,7 @@ from PIL import Image
 
 from ringfeed.tools import demo, demo_data
 from ringfeed.tools.demo_data import FLIGHT_FEATURES, FLIGHT_LABEL, flights_table, write_digits
+from tests.lean import lean_environment
 
 pytest.importorskip("sklearn", reason="the extra `demo` is not installed")
 
@@ -79,7 +80,8 @@ def test_the_last_words_of_a_command_are_its_first_error() -> None:
 
 def run_demo(*arguments: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "ringfeed.tools.demo", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=600)
+    env = lean_environment()
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=600)
 
 
 def test_away_from_the_repository_the_demo_ends_with_one_line(tmp_path: Path) -> None:
@@ -90,7 +92,10 @@ def test_away_from_the_repository_the_demo_ends_with_one_line(tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
-def test_a_step_that_fails_ends_the_demo_with_the_line_that_says_why(tmp_path: Path) -> None:
+def test_a_step_that_fails_ends_the_demo_with_the_line_that_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", lean_environment()["PYTHONPATH"])
     examples = tmp_path / "examples"
     examples.mkdir()
     (examples / "flights.yaml").write_text("data: {url: x, batch_size: 64, balanec: uniform}\n")

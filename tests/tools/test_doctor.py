@@ -11,6 +11,7 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.tools import cli
 from ringfeed.tools.doctor import Facts, Finding, diagnose
 from ringfeed.tools.probe import HorovodProbe, Runtime, TensorflowProbe, parse_probe
+from tests.lean import lean_environment
 
 HEALTHY = Facts(
     versions={
@@ -117,7 +118,7 @@ def test_a_broken_tensorflow_is_named_and_not_blamed_on_horovod() -> None:
 
 def ringfeed(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ringfeed.tools.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
+    return subprocess.run(command, env=lean_environment(), capture_output=True, text=True, check=False, timeout=180)
 
 
 def test_doctor_reports_this_environment_as_json() -> None:

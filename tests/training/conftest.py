@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from ringfeed.sharding import BuildOptions, build
+from tests.lean import lean_environment
 
 TIMEOUT_SECONDS = 240
 SPLITS = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
@@ -117,7 +118,7 @@ def start(tmp_path: Path) -> Start:
         return subprocess.Popen(
             command,
             cwd=tmp_path,
-            env={**inherited, **(environ or {})},
+            env=lean_environment({**inherited, **(environ or {})}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
