@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -494,33 +494,45 @@ def kill_until_done(argv: list[str], store: Store, kills: int, seconds: float, r
     return killed
 
 
-@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
-def test_killed_at_random_it_ends_byte_identical(store: Store, tmp_path: Path, shard_format: str) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undisturbed:
+    """A build that nobody killed: what it read, wrote, and how long it took."""
+
+    source: Path
+    shard_format: str
+    files: dict[str, bytes]
+    seconds: float
+
+
+@pytest.fixture(scope="module", params=["tfrecord", "parquet"])
+def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    folder: Path = tmp_path_factory.mktemp("undisturbed")
+    source, whole = folder / "source.parquet", folder / "whole"
+    write_source(source, 200_000)
+    start = time.monotonic()
+    subprocess.run(command(source, str(whole), request.param), check=True, stdout=subprocess.DEVNULL)
+    seconds = time.monotonic() - start
+    files = {str(p.relative_to(whole)): p.read_bytes() for p in whole.rglob("*") if p.is_file()}
+    return Undisturbed(source=source, shard_format=request.param, files=files, seconds=seconds)
+
+
+def test_killed_at_random_it_ends_byte_identical(store: Store, undisturbed: Undisturbed) -> None:
     """The short version of the campaign below."""
-    _campaign(store, tmp_path, shard_format, kills=3, rows=200_000, seed=1)
+    _campaign(store, undisturbed, kills=3, seed=1)
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
-def test_campaign_of_kills(store: Store, tmp_path: Path, shard_format: str) -> None:
+def test_campaign_of_kills(store: Store, undisturbed: Undisturbed) -> None:
     """On each store and in each format until 34 builds were killed: 204 in all."""
     seeds, total = itertools.count(), 0
     while total < 34:
-        seed = next(seeds)
-        total += _campaign(store, tmp_path / str(seed), shard_format, kills=6, rows=200_000, seed=seed)
+        total += _campaign(store, undisturbed, kills=6, seed=next(seeds))
 
 
-def _campaign(store: Store, folder: Path, shard_format: str, *, kills: int, rows: int, seed: int) -> int:
-    folder.mkdir(parents=True, exist_ok=True)
-    source = folder / "source.parquet"
-    write_source(source, rows)
-    whole = folder / "whole"
-    start = time.monotonic()
-    subprocess.run(command(source, str(whole), shard_format), check=True, stdout=subprocess.DEVNULL)
-    seconds = time.monotonic() - start
+def _campaign(store: Store, undisturbed: Undisturbed, kills: int, seed: int) -> int:
     child = Store(name=store.name, url=f"{store.url}/{seed}", env=store.env, storage_options=store.storage_options)
-    killed = kill_until_done(command(source, child.url, shard_format), child, kills, seconds, random.Random(seed))
-    expected = {str(p.relative_to(whole)): p.read_bytes() for p in whole.rglob("*") if p.is_file()}
-    assert contents(child) == expected
+    argv = command(undisturbed.source, child.url, undisturbed.shard_format)
+    killed = kill_until_done(argv, child, kills, undisturbed.seconds, random.Random(seed))
+    assert contents(child) == undisturbed.files
     return killed
