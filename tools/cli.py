@@ -21,7 +21,7 @@ __all__ = ["main"]
 
 COMMANDS = {
     "train": ("train", "train a model, alone or as one rank of horovodrun"),
-    "profile": ("profile", "measure the loader stage by stage and say what holds it back"),
+    "profile": ("profile_command", "measure the loader stage by stage and say what holds it back"),
     "cache": ("cache", "show what a loader's cache holds, or clear it"),
     "doctor": ("doctor", "report versions, collectives, GPUs and clients, and how to get what is missing"),
     "install-horovod": (

@@ -13,7 +13,8 @@ import pytest
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, build
 from ringfeed.tools.bottleneck import StageProfile, name_bottleneck, name_knob
-from ringfeed.tools.profile import add_parser, profile
+from ringfeed.tools.profile import profile
+from ringfeed.tools.profile_command import add_parser
 
 STAGES = ("fetch", "verify", "open", "plan", "gather", "deliver")
 OPTION = re.compile(r"(--[a-z-]+) (\S+) \(Loader\((\w+)=(.*?)\)\)")
