@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from traceback import clear_frames
 from typing import Any, TypeVar
 
 from .wording import brief
@@ -169,6 +170,7 @@ def retry(
         try:
             return operation()
         except Exception as error:
+            _release_frames(error)
             told = isinstance(error.__context__, Exhausted)  # of an operation within, which was repeated already
             if policy.attempts == 1 or told or not (transient or is_transient)(error):
                 raise
@@ -187,6 +189,16 @@ def retry(
             )
         sleep(pause)
         attempt += 1
+
+
+def _release_frames(error: Exception) -> None:
+    """Let go of what the calls that failed held.
+
+    fsspec's frames refer to what they raise, and so keep all objects of their callers for the garbage collector. If its
+    own thread ran that, it would wait for ever to free h5py's, which is locked while it reads: through that thread.
+    """
+    for link in causes(error):
+        clear_frames(link.__traceback__)
 
 
 def is_transient(error: BaseException) -> bool:

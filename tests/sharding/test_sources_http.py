@@ -1,5 +1,6 @@
 """Sources on web servers: what is built from them is what is built from the same files on a local disk."""
 
+import gc
 import gzip
 import hashlib
 import html
@@ -232,6 +233,20 @@ def test_a_server_that_fails_now_and_then(folder: Path, tmp_path: Path, name: st
     )
     with served(folder, behaviour=behaviour) as url:
         assert built(f"{url}/{name}", tmp_path / "there") == built(str(folder / name), tmp_path / "here")
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_request_that_failed_leaves_nothing_of_hdf5_to_the_garbage_collector(folder: Path) -> None:
+    """If the thread that makes the requests ran it, it would wait for h5py's lock, and h5py for that thread."""
+    gc.collect()
+    gc.disable()
+    try:
+        with misbehaving(folder, cut={"rows.h5": 3}) as url:
+            source = open_source(f"{url}/rows.h5", "label")
+            assert sum(batch.num_rows for part in source.parts for batch in source.drafts(part)) == ROWS
+        assert not [found for found in gc.get_objects() if isinstance(found, h5py.File)]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.usefixtures("at_once")
