@@ -12,9 +12,10 @@ import pyarrow as pa
 from ..errors import SourceError
 from ..schema import Feature, Schema
 from .base import Part, Reject, fail_on_bad
+from .contents import stat_files
 from .files import SourceFile, fingerprint_files, list_some, root_of, split_chain
 from .image_files import IMAGE_FEATURES, FaultOf, bad_images, fault_of, read_images
-from .web import name_at, written_at
+from .web import is_web, name_at, written_at
 
 __all__ = ["SUFFIXES", "ImageFolderSource"]
 
@@ -54,6 +55,7 @@ class ImageFolderSource:
 
         Raises:
             SourceError: there is no image, or one lies in no class folder.
+            RangesError: a web server does not tell the size of one.
         """
         files = files or list_some(url, SUFFIXES, "image")
         root = root_of(url, [file.url for file in files])
@@ -63,6 +65,7 @@ class ImageFolderSource:
                 raise SourceError(
                     f"{root}{name} lies in no class folder; expected {root}CLASS/{name}, or the folder above be named"
                 )
+        stat_files([file.url for file in files if is_web(file.url) and not file.bytes])  # refuses unknown sizes
         sizes = tuple(file.bytes for file in files)
         runs = [slice(start, start + _PART_FILES) for start in range(0, len(names), _PART_FILES)]
         return cls(

@@ -213,6 +213,12 @@ def test_sizes_that_a_server_does_not_tell(folder: Path) -> None:
         stat_files([f"{url}/rows.csv", f"{url}/rows.npy"])
 
 
+def test_a_folder_of_images_whose_sizes_a_server_does_not_tell(folder: Path, tmp_path: Path) -> None:
+    told = r"/0.png: the server sends all of a file .*; copy the file to"
+    with misbehaving(folder, sized=False, ranges=False) as url, pytest.raises(StorageError, match=told):
+        built(f"{url}/images", tmp_path / "there")
+
+
 def test_large_text_from_a_server_without_ranges_is_one_part(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv, "_BLOCK_BYTES", 1 << 20)
     monkeypatch.setattr(text, "PART_BYTES", 1 << 20)
