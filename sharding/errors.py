@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .wording import without_secrets
+
 __all__ = [
     "ConfigError",
     "CorruptionError",
@@ -17,13 +19,16 @@ __all__ = [
 
 
 class RingfeedError(Exception):
-    """Base of every error a user can cause or meet; its text is one line that says what to do next.
+    """Base of every error a user can cause or meet; its text is one line that says what to do next, without secrets.
 
     Attributes:
         may_pass: whether the same command, started again, may succeed with no change to what it was given.
     """
 
     may_pass = False
+
+    def __init__(self, text: str) -> None:
+        super().__init__(without_secrets(text))
 
 
 class ConfigError(RingfeedError, ValueError):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
-__all__ = ["brief", "counted", "hinted", "listed", "one_line", "some_of"]
+__all__ = ["brief", "counted", "hinted", "listed", "one_line", "some_of", "without_secrets"]
 
 
 def counted(number: int, noun: str, verb: str = "") -> str:
@@ -65,3 +66,13 @@ def brief(error: BaseException, limit: int = 200) -> str:
     'no g'
     """
     return " ".join(str(error).split())[:limit]
+
+
+def without_secrets(text: str) -> str:
+    """A text without the passwords of the URLs in it, or the queries of web links, which may sign them.
+
+    >>> without_secrets("nothing at https://me:secret@example.org/x.csv?Signature=secret; check the path")
+    'nothing at https://me@example.org/x.csv; check the path'
+    """
+    plain = re.sub(r"(?<=://)([^/@:\s]*):[^/@\s]*@", r"\1@", text)
+    return re.sub(r"(https?://[^?\s]*)\?\S*?(?=[:;,.)'\"]*(?:\s|$)|::)", r"\1", plain)

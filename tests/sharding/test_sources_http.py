@@ -286,6 +286,26 @@ def test_secrets_are_left_out_of_errors(folder: Path, tmp_path: Path) -> None:
     assert "s3cret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("path", "kind", "told"),
+    [
+        ("none.csv?k=s3cret", "auto", "there is nothing at zip://a.csv::http://me@.*/none.csv; check"),
+        ("none*.csv", "auto", "no file matches http://me@.*/none.*; check"),
+        ("rows.csv?k=s3cret", "hdf5", "^http://me@.*/rows.csv: Unable to"),
+        ("rows.csv?k=s3cret", "idx", "there is no IDX file of images .* at http://me@.*/rows.csv$"),
+    ],
+)
+def test_secrets_are_left_out_of_what_is_said_of_a_source(
+    serve: Serve, tmp_path: Path, path: str, kind: str, told: str
+) -> None:
+    with serve() as url:
+        source = f"{'zip://a.csv::' * path.startswith('none.')}{url.replace('//', '//me:s3cret@')}/{path}"
+        options = BuildOptions(source=source, destination=str(tmp_path / "a"), source_kind=kind)
+        with pytest.raises(SourceError, match=told) as caught:
+            build(options)
+    assert "s3cret" not in str(caught.value)
+
+
 NAMES = [
     "2024-01-01T10:00.parquet", "https-2024.parquet", "it's.parquet", "a&b.parquet", "a b.parquet", "a!.parquet",
     "b.parquet", "é.parquet", "50%25.parquet", "x;y.parquet", "q?z.parquet", "c+d.parquet", "[b].parquet", "=k.parquet",
