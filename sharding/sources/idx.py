@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,8 +40,8 @@ class IdxSource(Complete):
         """Read the headers.
 
         Args:
-            url: a file of images whose labels lie beside it (``images`` -> ``labels``, ``idx3`` -> ``idx1``), or a
-                folder or glob of such pairs, which are taken one after the other by name.
+            url: a file of images whose labels lie beside it (``images`` -> ``labels``, ``idx3``, or other
+                dimensions, -> ``idx1``), or a folder or glob of such pairs, which are taken one after the other by name.
             label: what to name the label; by default ``label``.
 
         Raises:
@@ -89,7 +90,7 @@ class IdxSource(Complete):
 
 
 def _labels_of(path: str) -> str:
-    return beside(path, base_name(path).replace("images", "labels").replace("idx3", "idx1"))
+    return beside(path, re.sub(r"idx\d", "idx1", base_name(path).replace("images", "labels")))
 
 
 def _check_pair(part: Part) -> tuple[str, tuple[int, ...], str]:

@@ -43,6 +43,15 @@ def test_images_and_labels_come_in_step(tmp_path: Path, dtype: str, ending: str)
     assert open_source(str(tmp_path), None).fingerprint == source.fingerprint
 
 
+def test_names_tell_the_dimensions(tmp_path: Path) -> None:
+    images = np.arange(8 * 12, dtype=np.uint8).reshape(8, 2, 2, 3)
+    (tmp_path / "train-images.idx4-ubyte").write_bytes(idx(images))
+    (tmp_path / "train-labels.idx1-ubyte").write_bytes(idx(np.arange(8, dtype=np.uint8)))
+    source = open_source(str(tmp_path), None)
+    assert source.schema["image"].shape == (2, 2, 3)
+    assert np.array_equal(next(source.drafts(source.parts[0])).column("image").flatten(), images.ravel())
+
+
 def test_a_pair_may_hold_no_records(tmp_path: Path) -> None:
     folder = tmp_path / "pairs"
     folder.mkdir()
