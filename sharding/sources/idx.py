@@ -15,14 +15,14 @@ import pyarrow as pa
 
 from ..errors import SourceError
 from ..schema import Feature, Schema
-from .base import Complete, Part, Reject, fail_on_bad
+from .arrays import batch_rows
+from .base import BATCH_ROWS, Complete, Part, Reject, fail_on_bad
 from .contents import MissingFileError, open_file
 from .files import base_name, beside, fingerprint_files, list_files
 
 __all__ = ["SUFFIXES", "IdxSource"]
 
 SUFFIXES = ("-ubyte", "-ubyte.gz", ".idx", ".idx.gz")
-_BATCH_ROWS = 4096
 _DTYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32", 0x0E: "float64"}
 
 
@@ -40,8 +40,8 @@ class IdxSource(Complete):
         """Read the headers.
 
         Args:
-            url: a file of images whose labels lie beside it (``images`` -> ``labels``, ``idx3``, or other
-                dimensions, -> ``idx1``), or a folder or glob of such pairs, which are taken one after the other by name.
+            url: a file of images whose labels lie beside it (``images`` -> ``labels``, ``idx3`` or other
+                dimensions -> ``idx1``), or a folder or glob of such pairs, which are taken one after the other by name.
             label: what to name the label; by default ``label``.
 
         Raises:
@@ -75,12 +75,14 @@ class IdxSource(Complete):
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
         """The file of labels alone."""
-        for values in _read(part.pieces[0]):
+        for values in _read(part.pieces[0], BATCH_ROWS):
             yield pa.array(values)
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """The records; they are complete."""
-        for images, labels in zip(_read(part.path), _read(part.pieces[0]), strict=True):
+        image, _ = self.schema.features
+        rows = batch_rows(prod(image.fixed_shape or ()) * np.dtype(image.dtype).itemsize)
+        for images, labels in zip(_read(part.path, rows), _read(part.pieces[0], rows), strict=True):
             flat = pa.FixedSizeListArray.from_arrays(pa.array(images.reshape(-1)), prod(images.shape[1:]))
             yield pa.RecordBatch.from_arrays([flat, pa.array(labels)], schema=self.schema.arrow)
 
@@ -122,13 +124,13 @@ def _header(file: IO[bytes], path: str) -> tuple[str, tuple[int, ...]]:
     return _DTYPES[head[2]], struct.unpack(f">{head[3]}I", sizes)
 
 
-def _read(path: str) -> Iterator[npt.NDArray[np.generic]]:
-    """Blocks of rows, [up to _BATCH_ROWS, ...], of the machine's byte order."""
+def _read(path: str, block_rows: int) -> Iterator[npt.NDArray[np.generic]]:
+    """Blocks of rows, [up to `block_rows`, ...], of the machine's byte order."""
     with open_file(path) as file:
         dtype, (records, *shape) = _header(file, path)
         row_bytes = prod(shape) * np.dtype(dtype).itemsize
-        for start in range(0, records, _BATCH_ROWS):
-            rows = min(_BATCH_ROWS, records - start)
+        for start in range(0, records, block_rows):
+            rows = min(block_rows, records - start)
             data = file.read(rows * row_bytes)
             if len(data) < rows * row_bytes:
                 raise SourceError(f"{path}: the file ends at record {start + len(data) // row_bytes} of {records}")

@@ -52,6 +52,14 @@ def test_names_tell_the_dimensions(tmp_path: Path) -> None:
     assert np.array_equal(next(source.drafts(source.parts[0])).column("image").flatten(), images.ravel())
 
 
+def test_large_images_come_few_at_a_time(tmp_path: Path) -> None:
+    images = np.zeros((40, 1024, 1024), np.uint8)
+    source = open_source(write(tmp_path, idx(images), idx(np.arange(40, dtype=np.uint8))), None)
+    batches = [batch for part in source.parts for batch in source.drafts(part)]
+    assert [batch.num_rows for batch in batches] == [16, 16, 8]
+    assert [v for batch in batches for v in batch.column("label").to_pylist()] == list(range(40))
+
+
 def test_a_pair_may_hold_no_records(tmp_path: Path) -> None:
     folder = tmp_path / "pairs"
     folder.mkdir()
