@@ -104,6 +104,7 @@ class _DaskExecutor(RemoteExecutor):
         super().__init__(terms)
         self._client = client
         self._address = address
+        self._without_workers_since: float | None = None
 
     def _start(self, call: tuple[Any, ...]) -> tuple[Any, Any]:
         with self.telling_loss():
@@ -151,8 +152,19 @@ class _DaskExecutor(RemoteExecutor):
         return None
 
     def at_once(self) -> int:
-        """Some for each thread of all workers."""
-        return AHEAD * max(1, self._processors())
+        """Some for each thread of all workers.
+
+        Raises:
+            WorkerError: there are none any more, and none come.
+        """
+        processors, now = self._processors(), time.monotonic()
+        since = self._without_workers_since = None if processors else self._without_workers_since or now
+        if since is not None and now - since > _WORKERS_SECONDS:
+            raise WorkerError(
+                f"the Dask cluster at {self._address} has no workers any more, most likely for want of memory; start "
+                "some, with more of it, and the same command again"
+            )
+        return AHEAD * max(1, processors)
 
     def check_workers(self) -> None:
         """Refuse a cluster that has no workers, or such as cannot do the work.

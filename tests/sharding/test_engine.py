@@ -36,7 +36,7 @@ from ringfeed.sharding import (
 )
 from ringfeed.sharding import dask_engine as dask_module
 from ringfeed.sharding.engine import check_engine, open_engine
-from ringfeed.sharding.execute import ClusterExecutor, portable_error, stream_tasks
+from ringfeed.sharding.execute import ClusterExecutor, portable_error, run_tasks, stream_tasks
 from ringfeed.sharding.prepare import ImageOptions, PrepareOptions, Size
 from tests.conftest import Cli
 from tests.servers.dask import DaskCluster, dask_cluster
@@ -557,6 +557,13 @@ def test_a_task_that_ends_its_workers_is_given_up(tmp_path: Path) -> None:
         open_engine(cluster.engine, 1) as executor,
     ):
         executor.submit(os._exit, 1).result(60)
+
+
+def test_a_cluster_whose_workers_all_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with dask_cluster(tmp_path, 1) as cluster, open_engine(cluster.engine, 1) as executor:
+        monkeypatch.setattr(dask_module, "_WORKERS_SECONDS", 0.5)
+        with pytest.raises(WorkerError, match="has no workers any more"):
+            run_tasks(executor, [(os._exit, (1,))])
 
 
 def test_a_result_that_does_not_come_is_given_up(dask: DaskCluster, monkeypatch: pytest.MonkeyPatch) -> None:
