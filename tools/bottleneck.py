@@ -9,8 +9,8 @@ from ..pipeline import Loader
 __all__ = ["StageProfile", "name_bottleneck", "name_knob"]
 
 _KNOBS = {
-    "fetch": "the storage is the limit{unfilled}: try {fetch_threads}, bring the data nearer, {near}{fewer}or "
-    "compress the shards",
+    "fetch": "the storage is the limit{unfilled}: try {fetch_threads}; where that is no faster the link is full: {fewer}"
+    "{near}{smaller}bring the data nearer",
     "cache": "the cache is the limit: put it on a faster disk, {cache}; if this waits, other ranks bring the same "
     "shards",
     "fill": "writing the cache is the limit as long as it is not filled: put it on a faster disk, {cache}, or read "
@@ -20,14 +20,14 @@ _KNOBS = {
     "plan": "planning windows is the limit: larger ones, {window_shards} or more, lack fewer classes; fewer classes "
     "plan faster",
     "gather": "gathering samples is the limit: smaller records or more ranks per host",
-    "deliver": "TensorFlow takes batches as fast as it can: a larger batch, {batch_size}, or a lighter map after the "
-    "loader",
-    "parse": "tf.io.parse_example is the limit: drop columns you do not use, {columns}; records of one layout (no "
-    "nulls, strings, lists) need none, nor does Parquet, which is faster where most columns are numbers",
+    "deliver": "handing batches to TensorFlow is the limit: larger ones, {batch_size}, cross less often",
+    "parse": "tf.io.parse_example is the limit: Parquet needs none, and is faster where most columns are numbers "
+    "({reshard} --format parquet); nor do TFRecords of one layout (no nulls, strings, lists); or drop columns you do "
+    "not use, {columns}",
 }
 _UNPACKING = (
-    "decompressing shards is the limit: {fewer}write them without compression "
-    "(shard-dataset reshard SRC DST --format {shard_format} --compression none), or more ranks per host"
+    "decompressing and decoding shards is the limit: {fewer}write them without compression "
+    "({reshard} --format {shard_format} --compression none), or more ranks per host"
 )
 _READING = (
     "the disk is the limit, for mapped shards are read while they are checked: put them on a faster one, try "
@@ -99,6 +99,8 @@ def name_knob(bottleneck: str, stages: tuple[StageProfile, ...], loader: Loader,
     all_columns = manifest.shard_format == "parquet" and given["columns"] is None
     fewer = f"drop columns you do not use, {columns}, " if all_columns else ""
     near = f"keep what comes again on a local disk, {cache}, " if not is_local and not cached else ""
+    reshard = "shard-dataset reshard SRC DST" + " --split-column split" * (len(manifest.splits) > 1)
+    smaller = f"compress the shards ({reshard} --format {manifest.shard_format} --compression gzip), or "
     threads = given["fetch_threads"] or _THREADS
     busy_threads = sum(stage.share for stage in stages if stage.name == "fetch")
     checked_bytes = sum(stage.bytes for stage in stages if stage.name == "verify")
@@ -115,6 +117,8 @@ def name_knob(bottleneck: str, stages: tuple[StageProfile, ...], loader: Loader,
         unfilled=" as long as the cache is not filled" if cached else "",
         fewer="" if cached and bottleneck == "fetch" else fewer,  # which keeps whole files
         near=near,
+        smaller=smaller if manifest.compression == "none" else "",
+        reshard=reshard,
         cache=cache,
         columns=columns,
         fetch_threads=_as_option("fetch_threads", 2 * (given["fetch_threads"] or 0) or _MORE_THREADS[is_local]),

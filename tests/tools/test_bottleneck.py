@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.pipeline import Loader
-from ringfeed.sharding import BuildOptions, build
+from ringfeed.sharding import BuildOptions, build, open_dataset
+from ringfeed.tools import shard_dataset
 from ringfeed.tools.bottleneck import StageProfile, name_bottleneck, name_knob
 from ringfeed.tools.profile import profile
 from ringfeed.tools.profile_command import add_parser
@@ -54,17 +55,17 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """By the format of their shards."""
     folder: Path = tmp_path_factory.mktemp("knobs")
     pq.write_table(pa.table({"A": range(40), "B": range(40), "y": [i % 2 for i in range(40)]}), folder / "s.parquet")
-    for name in ("tfrecord", "parquet"):
+    for name in ("tfrecord", "parquet", "gzip"):
         options = BuildOptions(
             source=str(folder / "s.parquet"),
             destination=str(folder / name),
             label="y",
             shards=2,
-            shard_format=name,
-            compression="none",
+            shard_format="tfrecord" if name == "gzip" else name,
+            compression="gzip" if name == "gzip" else "none",
         )
         build(options)
-    return {name: str(folder / name) for name in ("tfrecord", "parquet")}
+    return {name: str(folder / name) for name in ("tfrecord", "parquet", "gzip")}
 
 
 @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
@@ -118,3 +119,22 @@ def test_of_parquet_columns_are_dropped_from_what_is_fetched_unless_a_cache_keep
     )
     assert "--columns" not in name_knob("fetch", stages(), Loader(datasets["parquet"], batch_size=8, columns=["A"]), 0)
     assert not any("--cache" in knob for knob in told.values())  # a local dataset needs none
+
+
+def test_commands_that_a_knob_names_do_what_they_say(datasets: dict[str, str], tmp_path: Path) -> None:
+    build(BuildOptions(source=datasets["tfrecord"], destination=str(tmp_path / "d"), splits={"a": "0.5", "b": "0.5"}))
+    for url, options in ((str(tmp_path / "d"), {"split": "a"}), (datasets["parquet"], {})):
+        loader = Loader(url, batch_size=8, **options)
+        for bottleneck in ("fetch", "parse"):
+            (command,) = re.findall(r"\(shard-dataset (.*?)\)", name_knob(bottleneck, stages(), loader, 0))
+            destination = str(tmp_path / f"{loader.manifest.shard_format}-{bottleneck}")
+            assert shard_dataset.main(command.replace("SRC", url).replace("DST", destination).split()) == 0
+            written = open_dataset(destination).manifest
+            assert written.splits.keys() == loader.manifest.splits.keys()
+            assert written.compression == "gzip" if bottleneck == "fetch" else written.shard_format == "parquet"
+
+
+def test_shards_that_are_compressed_are_not_said_to_be_better_compressed(datasets: dict[str, str]) -> None:
+    told = name_knob("fetch", stages(), Loader(datasets["gzip"], batch_size=8), 0)
+    assert "compress" not in told
+    assert "where that is no faster the link is full: bring the data nearer" in told

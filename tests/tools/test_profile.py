@@ -104,7 +104,7 @@ def test_the_wait_for_the_first_batch_is_in_the_overall_rate(dataset: str, monke
     assert result.first_batch_seconds > 0.02
     assert result.samples_per_second == pytest.approx(90 / result.seconds)
     assert result.overall_samples_per_second == pytest.approx(100 / (result.first_batch_seconds + result.seconds))
-    assert f"with which {result.overall_samples_per_second:,.0f} samples/s" in str(result)
+    assert f"{result.overall_samples_per_second:,.0f} samples/s with that wait" in str(result)
     assert "rank 1 of 2" in str(result)
 
 
