@@ -21,6 +21,10 @@ def load_yaml(text: str | bytes) -> Any:
     """
     try:
         return yaml.load(text, _StrictLoader)
+    except yaml.MarkedYAMLError as error:
+        place = error.problem_mark or error.context_mark
+        where = f" in line {place.line + 1}, column {place.column + 1}" if place else ""
+        raise ValueError(f"{error.problem or error.context}{where}") from error
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
 
