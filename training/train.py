@@ -44,6 +44,7 @@ A run that was killed goes on from its last checkpoint when it is started again.
 keys of the configuration (also of --set) [default]:
 """
 
+_INTERRUPTED = 130  # exit status
 _OTHER_RANK_FAILED = "Horovod has been shut down"
 _YIELD_SECONDS = 1.5  # horovodrun ended the other ranks within 0.1 s of the first exit; ranks share most errors
 
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         _train(args)
     except KeyboardInterrupt:
-        return _leave("interrupted", 130)
+        return _leave("interrupted", _INTERRUPTED)
     except RingfeedError as error:
         return _leave(str(error), 1)
     except Exception as error:
@@ -124,7 +125,8 @@ def _leave(message: str, status: int) -> int:
     if world and world.rank:
         time.sleep(_YIELD_SECONDS)
     where = f"rank {world.rank}: " if world and world.rank else ""
-    sys.stderr.write(f"ringfeed train: error: {where}{message}\n")
+    kind = "" if status == _INTERRUPTED else "error: "
+    sys.stderr.write(f"ringfeed train: {kind}{where}{message}\n")
     sys.stderr.flush()
     if world and world.size > 1:
         sys.stdout.flush()

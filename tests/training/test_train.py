@@ -53,6 +53,15 @@ def test_learns_and_writes_metrics_and_a_model(
     assert all(line.startswith("epoch ") for line in lines), output
 
 
+def test_ctrl_c_is_told_as_no_error(tmp_path: Path, write_config: WriteConfig, start: Any) -> None:
+    config = write_config(checkpoint={"url": str(tmp_path / "checkpoints"), "every_steps": 2}, epochs=1000)
+    process = start(config)
+    _wait_for(tmp_path / "checkpoints", "step-*", process)
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output.splitlines()[-1]) == (130, "ringfeed train: interrupted")
+
+
 def test_killed_anywhere_and_started_again_ends_bit_identical(
     tmp_path: Path, write_config: WriteConfig, start: Any, train: Train, metrics: Metrics
 ) -> None:
