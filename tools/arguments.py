@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import textwrap
 from collections.abc import Callable
 from fractions import Fraction
 from typing import NoReturn, TypeVar
@@ -12,6 +13,7 @@ from typing import NoReturn, TypeVar
 __all__ = [
     "CommandParser",
     "EventParser",
+    "HelpFormatter",
     "at_least",
     "check_lasting",
     "checked_text",
@@ -27,6 +29,16 @@ for _power, _letter in enumerate("KMGT", start=1):
 
 
 T = TypeVar("T")
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Prose as wide as the terminal; examples and lists, which are indented, as they were written."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        def fill(paragraph: str) -> str:
+            return paragraph if "\n  " in f"\n{paragraph}" else textwrap.fill(paragraph, width, break_long_words=False)
+
+        return textwrap.indent("\n\n".join(fill(part) for part in text.split("\n\n")), indent)
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -9,8 +9,8 @@ from ..pipeline import Loader
 __all__ = ["StageProfile", "name_bottleneck", "name_knob"]
 
 _KNOBS = {
-    "fetch": "the storage is the limit{unfilled}: try {fetch_threads}; where that is no faster the link is full: {fewer}"
-    "{near}{smaller}bring the data nearer",
+    "fetch": "the storage is the limit{unfilled}: try {fetch_threads}; where that is no faster the link is full: "
+    "{fewer}{near}{smaller}bring the data nearer",
     "cache": "the cache is the limit: put it on a faster disk, {cache}; if this waits, other ranks bring the same "
     "shards",
     "fill": "writing the cache is the limit as long as it is not filled: put it on a faster disk, {cache}, or read "

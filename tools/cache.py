@@ -16,6 +16,7 @@ from ..sharding.errors import ConfigError
 from ..sharding.location import Location
 from ..sharding.storage import Storage, public_url
 from ..sharding.wording import one_line
+from .arguments import HelpFormatter
 from .console import align, human_bytes, human_seconds
 
 __all__ = ["add_parser", "parse_age", "run"]
@@ -34,10 +35,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog="examples:\n  ringfeed cache /mnt/nvme/cache\n"
         "  ringfeed cache /mnt/nvme/cache --clear --older-than 7d\n"
         "  ringfeed cache /mnt/nvme/cache --clear --dataset s3://bucket/flights --json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("path", metavar="PATH", help="folder of the cache")
-    parser.add_argument("--clear", action="store_true", help="remove its entries, but for those in use")
+    parser.add_argument("--clear", action="store_true", help="remove its entries, except those in use")
     parser.add_argument(
         "--older-than", metavar="AGE", help="only entries that were not used for so long: 45s, 30m, 12h, 7d"
     )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol, cast
 
-from .arguments import CommandParser
+from .arguments import CommandParser, HelpFormatter
 from .ending import Terminated
 from .probe import version_of
 from .starting import INTERRUPTED, interrupts_told, output_settled, settle_streams
@@ -43,8 +43,9 @@ examples:
   ringfeed profile s3://bucket/flights --split train --batch-size 1024
   horovodrun -np 2 --gloo ringfeed train --config flights.yaml --set epochs=3
 
-Exit status: 0 all is well, 1 an error in what the command was given or met (one line on stderr), 2 a command line that
-cannot be parsed, 130 interrupted (profile by SIGTERM 143, by SIGHUP 129).
+Exit status: 0 all is well, 1 an error (told in one line on standard error), 2 a command line that cannot be parsed, 130
+interrupted (profile: 143 by SIGTERM, 129 by SIGHUP).
+
 Datasets are built, inspected and verified by `shard-dataset`.
 """
 
@@ -70,7 +71,7 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
         prog="ringfeed",
         description="Balanced shards in, batches out, models trained on a ring.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument(
         "--version", action="version", version=f"ringfeed {version_of('ringfeed') or '(not installed)'}"

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from rich.console import Console
 from rich.table import Table
 
+from .arguments import HelpFormatter
 from .horovod_recipe import HOROVOD_VERSION
 from .probe import Runtime, horovod_target, probe_runtime, tensorflow_distribution, version_of
 
@@ -192,7 +193,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Report versions, Horovod's collectives, GPUs and storage clients, and how to get what "
         "is missing. Exit status 0 if sharding works and nothing that is installed is broken, else 1.",
         epilog="examples:\n  ringfeed doctor\n  ringfeed doctor --json | jq .findings\n",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 

@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ..sharding.errors import RingfeedError
+from .arguments import HelpFormatter
 from .horovod_recipe import (
     HOROVOD_VERSION,
     PYTHON_PACKAGES,
@@ -229,7 +230,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "always, NCCL where a CUDA toolkit and NCCL are found) and install it. The wheel is cached, so this "
         "takes minutes only once.",
         epilog="examples:\n  ringfeed install-horovod\n  ringfeed install-horovod --nccl yes --cache /shared/cache\n",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--nccl", choices=("auto", "yes", "no"), default="auto", help="GPU collectives (default: auto)")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="where wheels are kept (default: ~/.cache/ringfeed)")

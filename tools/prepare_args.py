@@ -20,12 +20,11 @@ from .arguments import checked_type
 __all__ = ["PREPARE_EPILOG", "add_prepare_flags", "prepare_options"]
 
 PREPARE_EPILOG = """\
-Records can be prepared on their way. Steps on columns and rows are done in the order in which they stand on the
-command line, each as often as it is given; --schema comes before them, --dedup after them, --resize and --encode
-last. --label names a column as it is called in the end. A NAME or NAME=VALUE that holds a comma is put in double
-quotes, as in CSV. An expression of --filter is made of comparisons, and, or, not, in (...), is null,
-+ - * /, numbers, 'text', true, false, and the names of columns (col('a name') for any name); a record for which it is
-unknown, since a value is missing, goes.
+Records can be prepared on their way. Steps on columns and rows are applied in the order of the command line, and each
+can be given several times; --schema comes before them, --dedup after them, --resize and --encode last. --label is the
+name of the column after all steps. A NAME or NAME=VALUE that contains a comma is put in double quotes, as in CSV. A
+--filter expression has comparisons, and, or, not, in (...), is null, + - * /, numbers, 'text', true, false, and names
+of columns (col('a name') for any name). A record for which it is unknown, because a value is missing, is left out.
 """
 
 
@@ -53,22 +52,22 @@ def add_prepare_flags(command: argparse.ArgumentParser) -> None:
     step("--cast", "COL=DTYPE,...", "change types: float32, int64, string, ...")
     step("--filter", "EXPR",
          "keep the records for which this is true, such as: hours > 0.5 and carrier in ('AA', 'UA')")  # fmt: skip
-    step("--fill-nulls", "COL=VALUE,...", "put a value where a column lacks one")
+    step("--fill-nulls", "COL=VALUE,...", "replace missing values")
     step("--drop-nulls", "COL,...",
-         "leave out records that lack a value in these columns (default: any; '*' before SRC)", "*")  # fmt: skip
+         "leave out records with a missing value in these columns (default: in any; '*' before SRC)", "*")  # fmt: skip
     group.add_argument(
         "--dedup", metavar="COL,...", nargs="?", const=(), type=checked_type(split_columns),
-        help="leave out records whose values in these columns (default: all; '*' before SRC) came before",
+        help="keep the first of records that are equal in these columns (default: in all; write '*' before SRC)",
     )  # fmt: skip
     group.add_argument(
         "--resize", metavar="SIZE", type=checked_type(parse_size),
-        help="images to this shorter side, as in 256, or to exactly WIDTHxHEIGHT",
+        help="resize images to this shorter side, such as 256, or to exactly WIDTHxHEIGHT",
     )  # fmt: skip
     group.add_argument(
         "--encode",
         metavar="FORMAT",
         type=checked_type(parse_encoding),
-        help="images as jpeg:QUALITY, webp:QUALITY or png",
+        help="encode images as jpeg:QUALITY, webp:QUALITY or png",
     )
 
 

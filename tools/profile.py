@@ -93,8 +93,8 @@ class Profile:
         options = "".join(f", {name}={value!r}" for name, value in self.options.items())
         return (
             f"{self.url}: {self.samples_per_second:,.0f} samples/s, {human_bytes(self.bytes_per_second)}/s decoded, "
-            f"first batch after {self.first_batch_seconds:.2f} s, {self.overall_samples_per_second:,.0f} samples/s with "
-            f"that wait ({self.steps} batches of {self.batch_size}{of_rank}, split {self.split}, "
+            f"first batch after {self.first_batch_seconds:.2f} s, {self.overall_samples_per_second:,.0f} samples/s "
+            f"with that wait ({self.steps} batches of {self.batch_size}{of_rank}, split {self.split}, "
             f"balance {self.balance}{options})"
         )
 

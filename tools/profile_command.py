@@ -15,7 +15,7 @@ from ..sharding.dataset import open_dataset
 from ..sharding.errors import ConfigError
 from ..sharding.prepare.items import split_names
 from ..sharding.schema import Schema
-from .arguments import checked_type, parse_bytes
+from .arguments import HelpFormatter, checked_type, parse_bytes
 from .ending import tidy_when_told_to_end
 from .profile import profile
 
@@ -32,12 +32,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "  ringfeed profile s3://bucket/flights --split train --batch-size 4096 --balance uniform --json\n"
         "  ringfeed profile data/flights --fill tail=unknown --rank 0 --world-size 8\n"
         "  ringfeed profile data/flights --columns hour,distance --where \"carrier in ('AA', 'UA')\"\n"
-        "  ringfeed profile s3://bucket/flights --cache /mnt/nvme/cache   # fills it; once more reads from it\n\n"
-        "Options are called as the arguments of Loader are (docs/loader.md); --cache-bytes is the limit of its Cache,\n"
-        "data.cache_bytes of ringfeed train. ringfeed.tools.profile.profile(URL, ...) takes them all in Python.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "  ringfeed profile s3://bucket/flights --cache /mnt/nvme/cache   # first fills it, then reads it\n\n"
+        "Options have the names of the arguments of Loader (docs/loader.md); --cache-bytes is data.cache_bytes of\n"
+        "ringfeed train. In Python, ringfeed.tools.profile.profile(URL, ...) takes all of them.",
+        formatter_class=HelpFormatter,
     )
-    parser.add_argument("url", help="of the dataset: local, s3://, hdfs://, whatever fsspec opens")
+    parser.add_argument("url", help="dataset: a path, s3://, hdfs://, whatever fsspec opens")
     parser.add_argument("--split", default="train", help="which split (default: train)")
     parser.add_argument("--batch-size", type=int, default=1024, metavar="N", help="GLOBAL batch (default: 1024)")
     parser.add_argument(
@@ -47,34 +47,44 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="natural, uniform, power:A, X->Y:EPOCHS, or JSON shares by class (default: natural)",
     )
     parser.add_argument("--steps", type=int, metavar="N", help="batches to read, at least 2 (default: one epoch)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the order (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the order (default: 0)")
     parser.add_argument(
-        "--fill", action="append", default=[], metavar="FEATURE=VALUE", help="what stands for missing values"
+        "--fill",
+        action="append",
+        default=[],
+        metavar="FEATURE=VALUE",
+        help="value in place of missing ones; may be repeated",
     )
     parser.add_argument("--rank", type=int, default=0, metavar="R", help="measure the share of this rank (default: 0)")
-    parser.add_argument("--world-size", type=int, default=1, metavar="N", help="of so many ranks (default: 1)")
+    parser.add_argument("--world-size", type=int, default=1, metavar="N", help="number of ranks (default: 1)")
     parser.add_argument(
-        "--columns", type=checked_type(split_names), metavar="A,B", help="deliver, and decode, these features alone"
+        "--columns", type=checked_type(split_names), metavar="A,B", help="decode and deliver only these features"
     )
     parser.add_argument(
         "--where",
         metavar="EXPR",
-        help="only records for which this is true, as shard-dataset build --filter takes it; they are counted first",
+        help="only records for which this is true, written as for shard-dataset build --filter; they are counted first",
     )
     parser.add_argument("--streams", type=int, metavar="N", help="canonical streams (default: up to 16)")
     parser.add_argument(
         "--window-shards", type=int, default=1, metavar="N", help="shards that a stream shuffles together (default: 1)"
     )
     parser.add_argument(
-        "--fetch-threads", type=int, metavar="N", help="that fetch and open shards (default: 4; remote: 4 to 24)"
+        "--fetch-threads",
+        type=int,
+        metavar="N",
+        help="threads that fetch and open shards (default: 4; remote: 4 to 24)",
     )
     parser.add_argument(
-        "--prefetch-bytes", type=checked_type(_parse_prefetch), metavar="SIZE", help="of shards that are fetched ahead"
+        "--prefetch-bytes",
+        type=checked_type(_parse_prefetch),
+        metavar="SIZE",
+        help="bytes of shards to fetch ahead of need",
     )
     parser.add_argument(
         "--cache",
         metavar="FOLDER",
-        help="keep copies of shards there, on a local disk, or in memory: none, memory or a path (default: none)",
+        help="where to keep copies of shards: none, memory, or a folder on a local disk (default: none)",
     )
     parser.add_argument(
         "--cache-bytes", type=checked_type(parse_bytes), metavar="SIZE", help="limit of the cache, such as 200GB"

@@ -34,9 +34,9 @@ examples:
   shard-dataset inspect s3://bucket/flights --json | jq .splits.train.records
 """
 _VERIFY_EPILOG = """\
-Reads every file. Names each one that is damaged or missing, how, and where: records and offset in TFRecord shards, row
-group, column and offset in Parquet shards, the first wrong byte elsewhere. Files that the dataset does not know are
-noted; they are no damage. With --deep, every record is parsed as well, and held against index and class counts.
+Reads every file, and reports each one that is damaged or missing, how, and where: records and offsets in TFRecord
+shards; row group, column and offset in Parquet shards; the first wrong byte elsewhere. Files that do not belong to the
+dataset are listed, but are no damage. With --deep, every record is also parsed and compared with index and counts.
 
 examples:
   shard-dataset verify shards/ && train
@@ -45,22 +45,22 @@ examples:
   shard-dataset verify s3://bucket/flights --json | jq '.damages[] | {path, kind, record, offset}'
 """
 _REPAIR_EPILOG = f"""\
-First every file is brought back as it was, bit by bit, that can be: dataset.json from the copy in shards.parquet and
-shards.parquet from the shards; shards that changed places; an index from its shard; a shard to which bytes were added,
-or in which single bits flipped. Each is proven by the checksum that it was written with.
+First, every file that can be restored bit by bit is: dataset.json from its copy in shards.parquet, and shards.parquet
+from the shards; shards that changed places; an index from its shard; a shard to which bytes were added, or in which
+single bits flipped. Each is proven by the checksum that it was written with.
 
-With --source, the shards that cannot be brought back so are made again from the source that the dataset was built from,
-or a copy of it: with the options of then, which stand in dataset.json, and by the names, sizes and times of no file. If
-one byte of them is not as it was written, it is another source, and nothing is changed. Records that functions prepared
-(--map) need the modules of then in this folder. Of a dataset that was appended to, each generation came from its own
-source (see inspect): give --source once for each generation that lost shards; those of others are left for a repair
-with their source. If the table was lost as well, all of them are needed at once. With --group-by or --dedup, what was
-appended follows from the records before it, so that the sources of all before it that lost shards are needed with it.
+With --source, shards that cannot be restored so are made again from the source that the dataset was built from, or from
+a copy of it, with the options of the build, which dataset.json holds. Names, sizes and times of the source's files do
+not matter, but if one byte of the shards differs from what was written, the source is another one, and nothing is
+changed. Records that functions prepared (--map) need the same modules in this folder. In a dataset that was appended
+to, each generation came from its own source (see inspect): give --source once for each generation that lost shards;
+generations whose source is not given are left for a later repair. If the table was lost as well, all those sources are
+needed at once. With --group-by or --dedup, what was appended depends on the records before it, so the sources of all
+earlier generations that lost shards are needed too.
 
-Else, of each shard that cannot be brought back, the intact records are written as a new shard beside it, and a new
-dataset.json takes it in and names what was lost (see inspect). Only then the damaged files are removed. Readers see the
-dataset as it was before, or after. A repair that was interrupted can be run again. No build can write to the dataset as
-long as a repair does.
+Of each shard that cannot be restored, the intact records are written as a new shard beside it, and a new dataset.json
+takes it in and lists what was lost (see inspect). Only then are the damaged files removed. Readers see the dataset as
+it was before, or after. An interrupted repair can be run again. No build can write to the dataset while a repair does.
 
 examples:
   # what is damaged, what can be brought back, and how many records of which class would be lost
@@ -87,9 +87,9 @@ examples:
   shard-dataset cat s3://bucket/flights --limit 1000 | jq .late
 """
 _CLEAN_EPILOG = """\
-Removes finished shards without a dataset, journals, drafts, and what the last build spilled for them, on this machine
-or to its --spill; and tables that an append has replaced, which only who opened the dataset before it still needs. A
-dataset that is there stays as it is, and a build that is at work is left alone.
+Removes finished shards that belong to no dataset, journals, drafts, and what the last build spilled, on this machine or
+to its --spill; also tables that an append has replaced, which are only needed by readers who opened the dataset before
+it. A finished dataset is not touched, nor is a build that is running.
 
 examples:
   shard-dataset clean s3://bucket/flights --dry-run
@@ -166,7 +166,7 @@ def _add_repair(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--source-kind", choices=("auto", *KINDS), help="what SRC is (default: as it was when the dataset was built)"
     )
     add_memory(command, "; for reading SRC")
-    command.add_argument("--spill", metavar="URL", help="folder for what is made of SRC, until it is put back")
+    command.add_argument("--spill", metavar="URL", help="folder for intermediate files")
     command.add_argument("--dry-run", action="store_true", help="show what would be done, and write nothing")
 
 
@@ -180,9 +180,7 @@ def _add_cat(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def _add_clean(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = add_command(commands, "clean", "remove what killed builds and exports left", _CLEAN_EPILOG)
-    command.add_argument(
-        "--spill", metavar="URL", help="folder that the builds were told to spill to (default: that of the last)"
-    )
+    command.add_argument("--spill", metavar="URL", help="--spill folder of the builds (default: that of the last)")
     command.add_argument("--dry-run", action="store_true", help="show what would be removed, and remove nothing")
     _add_url(command)
     add_json(command)
@@ -210,5 +208,5 @@ def _add_url(command: argparse.ArgumentParser) -> None:
 def _add_readers(command: argparse.ArgumentParser, more: str = "") -> None:
     command.add_argument(
         "--workers", type=checked_type(at_least(1)), metavar="N",
-        help=f"files to read side by side (default: the cores, here {cores()}; at least 8 of another machine){more}",
+        help=f"files to read side by side (default: the cores, here {cores()}; at least 8 for remote files){more}",
     )  # fmt: skip

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 from ..sharding.sources.selection import split_selection
-from .arguments import at_least, checked_type, parse_bytes
+from .arguments import HelpFormatter, at_least, checked_type, parse_bytes
 
 __all__ = [
     "EXIT_CODES", "add_command", "add_json", "add_memory", "add_workers", "cores", "parser_with", "workers_for",
@@ -16,9 +16,9 @@ __all__ = [
 EXIT_CODES = """\
 exit status:
   0  all is well
-  1  an error in what the command was given or met, told in one line on standard error, or damage found by verify
+  1  an error in what the command was given or met, in one line on standard error; or damage found by verify
   2  a command line that cannot be parsed
-  130  interrupted, by SIGTERM 143, by SIGHUP 129; a build can be gone on with by the same command
+  130  interrupted, by SIGTERM 143, by SIGHUP 129; the same command resumes a build
 """
 _SMALL_BYTES = 8 << 20  # written before another process has imported what it needs
 
@@ -42,16 +42,16 @@ def parser_with(make: Callable[..., argparse.ArgumentParser], *names: str, **wor
 
     Flags are written out: a shorter one could come to mean another, and `append --source` meant `--source-kind`.
     """
-    return make(*names, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **words)
+    return make(*names, formatter_class=HelpFormatter, allow_abbrev=False, **words)
 
 
 def add_json(command: argparse.ArgumentParser) -> None:
     """Add `--json`."""
     command.add_argument(
         "--json", action="store_true",
-        help="one JSON document on standard output; on standard error a JSON object a line: an event (progress with "
-        "stage, done, total, records, seconds; resumed; error and interrupted with message, status), and what "
-        "functions of yours print",
+        help="print one JSON document on standard output, and on standard error one JSON object a line, an event: "
+        "progress (stage, done, total, records, seconds), resumed, error and interrupted (message, status); what your "
+        "own functions print goes to standard error too",
     )  # fmt: skip
 
 

@@ -15,32 +15,31 @@ from .subcommands import EXIT_CODES, add_command, add_json, add_memory, add_work
 __all__ = ["add_append", "add_build", "add_reshard"]
 
 _BUILD_EPILOG = f"""\
-Each shard's number of records, and each class's number of records per shard, differ by at most one between the
-shards of a split; with --balance bytes the shards are of one size, too, as far as the sizes of records allow. The same
-source, options and seed give the same bytes, whatever --workers is. The dataset appears at once, when all of it is
-written. A build that was killed or interrupted is gone on with by the same command, and ends with the same bytes; one
-that fails for its source's sake leaves nothing behind.
+Within a split, shards differ by at most one record, and by at most one record of each class. With --balance bytes they
+also have the same size, as far as the sizes of records allow. The same source, options and seed give the same bytes,
+whatever --workers is. The dataset appears at once, when all of it is written. If a build is killed or interrupted, the
+same command resumes it and ends with the same bytes; a build that fails because of its source leaves nothing behind.
 
 {PREPARE_EPILOG}
 examples:
-  # a table with a label, 16 shards or more, split by 9 to 1, every class alike
+  # a table with a label, 16 shards or more, split 9 to 1, stratified by class
   shard-dataset build flights.parquet s3://bucket/flights --label late --split train=0.9,test=0.1
 
   # what would be written: schema, classes, splits, shards, sizes
   shard-dataset build flights.csv shards/ --label late --dry-run
 
-  # the split that the data comes with; or new ones, with all records of a patient on one side
+  # the split that the data comes with; or new ones, with all records of a patient in one split
   shard-dataset build cells.parquet shards/ --label kind --split-column fold --drop-columns fold
   shard-dataset build cells.parquet shards/ --label kind --group-by patient --split train=0.8,test=0.2
 
   # a folder of images for each class; the label is the folder's name
   shard-dataset build photos/ hdfs://namenode:8020/photos --shard-size 128MiB
 
-  # some columns and rows of a table, in types that suit, each record once
+  # some columns and rows of a table, in chosen types, each record once
   shard-dataset build flights.csv shards/ --filter 'hours is not null and hours < 20' --select hours,carrier,late \\
     --cast hours=float32 --label late --dedup
 
-  # photographs whose shorter side has 256 pixels, all as JPEG, the same picture but once
+  # photographs whose shorter side has 256 pixels, all as JPEG, each picture once
   shard-dataset build photos/ shards/ --resize 256 --encode jpeg:90 --dedup image
 
   # MNIST as it is distributed
@@ -49,30 +48,29 @@ examples:
   # WebDataset archives; the label is an entry of their JSON members
   shard-dataset build 's3://bucket/laion-{{00000..00099}}.tar' shards/ --label json.language
 
-  # whatever Python can read: the function records in flights.py of this folder gives dicts
+  # whatever Python can read: the function `records` in ./flights.py yields dicts
   shard-dataset build --source flights:records shards/ --label late
 
 {EXIT_CODES}"""
 _APPEND_EPILOG = f"""\
-The new records become shards of their own, a generation, beside those that are there, which are neither read nor
-changed. Readers see the dataset as it was, and then, at once, with all that is new. An append that was killed or
-interrupted is gone on with by the same command; it never adds its records twice, and neither does a second append of
-the same SRC, unless --again says so.
+The new records become a generation of shards of their own; the shards that are there are neither read nor changed.
+Readers see the dataset as it was, and then, at once, with all that is new. If an append is killed or interrupted, the
+same command resumes it. Records are never added twice: a second append of the same SRC is refused, unless --again is
+given.
 
-Label, types, format and compression are the dataset's, and SRC must have the same columns; CSV and JSON are read as
-these types. Classes keep their ids, new ones come after them. By default splits, seed and the size of shards are those
-of the dataset too, and a --split-column or --balance bytes as it was built with. Within a generation the shards of a
-split differ by at most one record, and one of any class. In a
-dataset built with --group-by, groups stay in the splits that they are in, which is read from its shards, and new groups
-are shared out by the same rule.
+Label, types, format and compression are those of the dataset, and SRC must have the same columns; CSV and JSON are read
+as these types. Classes keep their ids; new ones come after them. Splits, seed, the size of shards, --split-column and
+--balance bytes are as in the build, unless given here. Within a generation, the shards of a split differ by at most one
+record, and by at most one record of each class. In a dataset built with --group-by, groups stay in their splits (read
+from the shards), and new groups are distributed by the same rule.
 
-The records are prepared as those of the dataset were. Any of the flags below that prepare stand in place of all of
-these; --as-is leaves the records alone. With --dedup, records that the dataset
-holds already are not appended. Those that --on-bad-record passes over are named in the generation's own rejected.jsonl.
+New records are prepared as the dataset's were. If any of the preparing flags below is given, they replace all of that;
+--as-is prepares nothing. With --dedup, records that the dataset holds already are not appended. Bad records that
+--on-bad-record skips are listed in the generation's own rejected.jsonl.
 
 TensorFlow Datasets opens the folder of the last generation (DST/g00001), where each generation has splits of its own:
-train_g00000+train_g00001. shard-dataset reshard writes all generations as one, and clean removes the table that the
-append replaced.
+train_g00000+train_g00001. shard-dataset reshard writes all generations as one; clean removes the table that the append
+replaced.
 
 {PREPARE_EPILOG}
 examples:
@@ -90,9 +88,9 @@ examples:
 
 {EXIT_CODES}"""
 _RESHARD_EPILOG = f"""\
-The records, their schema and the label are those of URL; each shard is held against its checksum before it is used.
-Of a dataset with several splits, name one as URL#SPLIT, keep them with --split-column split, or say with --split how to
-split all records anew.
+Records, schema and label are those of the dataset at URL; each shard is checked against its checksum before it is used.
+If the dataset has several splits, name one as URL#SPLIT, keep them all with --split-column split, or split all records
+anew with --split.
 
 examples:
   # the same records in shards of another size and format
@@ -118,11 +116,13 @@ def add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser], *, 
         )  # fmt: skip
     command.add_argument(
         "--source", metavar="MODULE:FUNCTION",
-        help="in place of SRC, a Python function that gives records: dicts, or Arrow batches, the same in every call",
+        help="instead of SRC: a Python function that yields records, dicts or Arrow batches, the same in every call",
     )  # fmt: skip
-    command.add_argument("--label", metavar="COL", help="column that makes the classes; without it there is one class")
     command.add_argument(
-        "--source-kind", choices=("auto", *KINDS), default="auto", help="what SRC is (default: by its names)"
+        "--label", metavar="COL", help="column whose values are the classes; without it there is one class"
+    )
+    command.add_argument(
+        "--source-kind", choices=("auto", *KINDS), default="auto", help="what SRC is (default: judged by file names)"
     )
     _add_output(command)
 
@@ -134,18 +134,18 @@ def add_append(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument("dst", metavar="DST", help="folder of the dataset")
     command.add_argument(
         "--source-kind", choices=("auto", *KINDS), default="auto",
-        help="what SRC is (default: by its names); python: MODULE:FUNCTION",
+        help="what SRC is (default: judged by file names); with python, SRC is MODULE:FUNCTION",
     )  # fmt: skip
-    _add_size(command, "as those that are there")
+    _add_size(command, "as the existing shards")
     command.add_argument(
         "--split", type=checked_type(parse_splits), metavar="NAME=SHARE,...",
         help="splits and their shares (default: as in the build, or by the column that it was split by)",
     )  # fmt: skip
-    command.add_argument("--seed", type=int, help="of splits, shards and order (default: that of the build)")
+    command.add_argument("--seed", type=int, help="seed of splits, shards and order (default: that of the build)")
     _add_work(command)
     add_prepare_flags(command)
-    command.add_argument("--as-is", action="store_true", help="prepare nothing, although the dataset's records were")
-    command.add_argument("--again", action="store_true", help="add SRC although it is there already, under --dedup too")
+    command.add_argument("--as-is", action="store_true", help="prepare nothing, even if the dataset's records were")
+    command.add_argument("--again", action="store_true", help="add SRC even if it was added before, also with --dedup")
     _add_run(command)
 
 
@@ -163,7 +163,7 @@ def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1"
         "dst", metavar="DST", type=checked_text(check_lasting), help="folder to write; new or empty, unless --overwrite"
     )
     command.add_argument(
-        "--format", choices=tuple(COMPRESSIONS), default="tfrecord", help="of the shards (default: tfrecord)"
+        "--format", choices=tuple(COMPRESSIONS), default="tfrecord", help="format of the shards (default: tfrecord)"
     )
     _add_size(command, "256MiB, but at least 16 shards")
     splits = command.add_mutually_exclusive_group()
@@ -176,19 +176,19 @@ def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1"
     )
     command.add_argument(
         "--group-by", metavar="COL",
-        help="column no value of which is in two splits, such as patient or user; shares and classes are met as well "
-        "as whole groups allow, see inspect (takes about 500 bytes of memory a group)",
+        help="column whose values are kept together in one split, such as patient or user; shares and classes are met "
+        "as well as whole groups allow, see inspect (takes about 500 bytes of memory a group)",
     )  # fmt: skip
     command.add_argument(
         "--balance", choices=("records", "bytes"), default="records",
-        help="what is even between the shards of a split: records, of every class too; or bytes besides, as far as the "
-        "sizes of records before compression allow (takes about 60 bytes of memory and 20 of --spill a record, and one "
-        "more reading of SRC, but not of images) (default: records)",
+        help="what shards of a split have in equal number: records, in all and of each class; or these and bytes, as "
+        "far as the sizes of records before compression allow (takes about 60 bytes of memory and 20 of --spill a "
+        "record, and reads SRC once more, unless it is images) (default: records)",
     )  # fmt: skip
-    command.add_argument("--seed", type=int, default=0, help="of splits, shards and order (default: 0)")
+    command.add_argument("--seed", type=int, default=0, help="seed of splits, shards and order (default: 0)")
     _add_work(command)
     codecs = "; ".join(f"{name}: {', '.join(names)}" for name, names in COMPRESSIONS.items())
-    command.add_argument("--compression", metavar="CODEC", help=f"of the shards ({codecs})")
+    command.add_argument("--compression", metavar="CODEC", help=f"compression of the shards ({codecs})")
     command.add_argument(
         "--dali-index", action="store_true", help="write an index for NVIDIA DALI (.idx) beside each TFRecord shard"
     )
@@ -199,10 +199,12 @@ def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1"
 
 def _add_size(command: argparse.ArgumentParser, default: str) -> None:
     size = command.add_mutually_exclusive_group()
-    size.add_argument("--shards", type=checked_type(at_least(1)), metavar="N", help="shards of the largest split")
+    size.add_argument(
+        "--shards", type=checked_type(at_least(1)), metavar="N", help="number of shards of the largest split"
+    )
     size.add_argument(
         "--shard-size", type=checked_type(parse_bytes), metavar="SIZE",
-        help=f"about how large each shard should be, such as 64MiB (default: {default})",
+        help=f"approximate size of a shard, such as 64MiB (default: {default})",
     )  # fmt: skip
 
 
@@ -212,11 +214,11 @@ def _add_work(command: argparse.ArgumentParser) -> None:
     add_memory(command, "; on a cluster, what each task may use (default: 1 GiB)")
     command.add_argument(
         "--spill", metavar="URL",
-        help="folder for what lies between the passes, about the size of SRC (default: that of temporary files)",
+        help="folder for intermediate files, about the size of SRC (default: that of temporary files)",
     )  # fmt: skip
     command.add_argument(
         "--engine", default="local", metavar="ENGINE", type=checked_text(check_engine),
-        help="local, or a cluster that is there, whose workers have ringfeed installed: dask://HOST:PORT, "
+        help="local, or an existing cluster whose workers have ringfeed installed: dask://HOST:PORT, "
         "ray://HOST:PORT, ray://auto (default: local)",
     )  # fmt: skip
     command.add_argument(
@@ -225,8 +227,8 @@ def _add_work(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     command.add_argument(
         "--on-bad-record", default="fail", metavar="WHAT", type=checked_text(parse_budget),
-        help="fail, or pass over so many records that cannot be read or have no label, and name them in "
-        "rejected.jsonl: skip:N, or skip:P%% of those of SRC, before any filter (default: fail)",
+        help="fail, or skip at most so many records that cannot be read or have no label, and list them in "
+        "rejected.jsonl: skip:N, or skip:P%% of the records of SRC, before any filter (default: fail)",
     )  # fmt: skip
 
 

@@ -1,10 +1,11 @@
 """Words of a command line to sizes and splits."""
 
+import argparse
 from fractions import Fraction
 
 import pytest
 
-from ringfeed.tools.arguments import check_lasting, parse_bytes, parse_splits
+from ringfeed.tools.arguments import HelpFormatter, check_lasting, parse_bytes, parse_splits
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,16 @@ def test_a_folder_that_ends_with_the_command_is_refused() -> None:
         with pytest.raises(ValueError, match=f"gone when the command ends; name a folder .* got '{url}'"):
             check_lasting(url)
     check_lasting("memory")
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_prose_of_a_help_is_as_wide_as_the_terminal_and_examples_stay(
+    monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    example = "examples:\n  command  --with two  spaces\n  another"
+    parser = argparse.ArgumentParser(epilog=f"{'word ' * 99}\nend.\n\n{example}", formatter_class=HelpFormatter)
+    prose, examples = parser.format_help().split("options:")[1].split("\n\n")[1:3]
+    assert columns - 8 < max(map(len, prose.splitlines())) < columns
+    assert prose.split() == ["word"] * 99 + ["end."]
+    assert examples.rstrip() == example
