@@ -34,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "  ringfeed profile data/flights --columns hour,distance --where \"carrier in ('AA', 'UA')\"\n"
         "  ringfeed profile s3://bucket/flights --cache /mnt/nvme/cache   # first fills it, then reads it\n\n"
         "Options have the names of the arguments of Loader (docs/loader.md); --cache-bytes is data.cache_bytes of\n"
-        "ringfeed train. In Python, ringfeed.tools.profile.profile(URL, ...) takes all of them.",
+        "`ringfeed train`. In Python, ringfeed.tools.profile.profile(URL, ...) takes all of them.",
         formatter_class=HelpFormatter,
     )
     parser.add_argument("url", help="dataset: a path, s3://, hdfs://, whatever fsspec opens")
@@ -63,7 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--where",
         metavar="EXPR",
-        help="only records for which this is true, written as for shard-dataset build --filter; they are counted first",
+        help="only records for which this is true, in the syntax of --filter of shard-dataset; they are counted first",
     )
     parser.add_argument("--streams", type=int, metavar="N", help="canonical streams (default: up to 16)")
     parser.add_argument(

@@ -69,7 +69,7 @@ New records are prepared as the dataset's were. If any of the preparing flags be
 --on-bad-record skips are listed in the generation's own rejected.jsonl.
 
 TensorFlow Datasets opens the folder of the last generation (DST/g00001), where each generation has splits of its own:
-train_g00000+train_g00001. shard-dataset reshard writes all generations as one; clean removes the table that the append
+train_g00000+train_g00001. The command reshard writes all generations as one; clean removes the table that the append
 replaced.
 
 {PREPARE_EPILOG}
