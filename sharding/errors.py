@@ -27,7 +27,7 @@ class RingfeedError(Exception):
 
     may_pass = False
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str = "") -> None:
         super().__init__(without_secrets(text))
 
 
