@@ -194,7 +194,9 @@ def _command(source: Path, target: str, *, workers: int, cores: int | None = Non
     program = Path(sys.executable).with_name("shard-dataset")
     pinned = ["taskset", "--cpu-list", f"0-{cores - 1}"] if cores else []
     options = ["--shards", str(SHARDS), "--workers", str(workers), "--json", *(["--label", label] if label else [])]
-    subprocess.run([*pinned, program, "build", source, target, *options], check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run([*pinned, program, "build", source, target, *options], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr)
 
 
 def _build(source: Path, target: str, *, shard_format: str = "tfrecord", workers: int = 1) -> None:
