@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from ..sharding.errors import RingfeedError
+from .threads import Threads
 
 __all__ = ["open_after"]
 
@@ -15,21 +16,14 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-class Runs(Protocol):
-    """`Threads`, or an executor of `concurrent.futures`."""
-
-    def submit(self, function: Callable[[], None], /) -> object:
-        """Run a function soon; RuntimeError if it was told to end."""
-
-
-def open_after(parts: Sequence[Future[S]], work: Callable[[Sequence[Future[S]]], T], executor: Runs) -> Future[T]:
+def open_after(parts: Sequence[Future[S]], work: Callable[[Sequence[Future[S]]], T], threads: Threads) -> Future[T]:
     """The result of `work` on parts, begun when all of them are done, whether they failed or not.
 
-    So an executor of few threads is not held up by what comes last, where something else is ready sooner. The parts are
+    So few threads are not held up by what comes last, where something else is ready sooner. The parts are
     let go of when the work is done, but for those that its result holds.
     """
     result: Future[T] = Future()
-    opening = _Opening(list(parts), work, executor, result)
+    opening = _Opening(list(parts), work, threads, result)
     for part in parts:
         part.add_done_callback(opening.part_done)
     return result
@@ -40,13 +34,13 @@ class _Opening(Generic[S, T]):
         self,
         parts: list[Future[S]],
         work: Callable[[Sequence[Future[S]]], T],
-        executor: Runs,
+        threads: Threads,
         result: Future[T],
     ) -> None:
         self._result: Future[T] | None = result
         self._parts = parts
         self._work: Callable[[Sequence[Future[S]]], T] | None = work
-        self._executor = executor
+        self._threads = threads
         self._missing = len(parts)
         self._lock = threading.Lock()
 
@@ -57,7 +51,7 @@ class _Opening(Generic[S, T]):
                 return
         assert self._result is not None
         try:
-            self._executor.submit(self._run)
+            self._threads.submit(self._run)
         except RuntimeError:  # it was told to end: nobody waits any more
             self._result.cancel()
             self._let_go()

@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from ringfeed.pipeline.concurrency import Climber
 from ringfeed.pipeline.fetch_pool import FetchPool
 from ringfeed.pipeline.lookahead import Lookahead, Upcoming
 from ringfeed.pipeline.planning import open_after
+from ringfeed.pipeline.threads import Threads
 from ringfeed.sharding import ConfigError, open_dataset
 
 
@@ -158,16 +159,17 @@ class TestPlanning:
     def test_what_is_ready_first_is_opened_first(self) -> None:
         slow: Future[int] = Future()
         fast: Future[int] = Future()
-        with ThreadPoolExecutor(1) as executor:
-            late = open_after([slow, fast], lambda parts: sum(part.result() for part in parts), executor)
-            soon = open_after([fast], lambda parts: parts[0].result(), executor)
-            fast.set_result(2)
-            assert soon.result(10) == 2
-            assert not late.done()
-            slow.set_exception(KeyError("x"))
-            with pytest.raises(KeyError):
-                late.result(10)
-        gone = open_after([fast], lambda _: 0, executor)
+        threads = Threads(1, "plan")
+        late = open_after([slow, fast], lambda parts: sum(part.result() for part in parts), threads)
+        soon = open_after([fast], lambda parts: parts[0].result(), threads)
+        fast.set_result(2)
+        assert soon.result(10) == 2
+        assert not late.done()
+        slow.set_exception(KeyError("x"))
+        with pytest.raises(KeyError):
+            late.result(10)
+        threads.close()
+        gone = open_after([fast], lambda _: 0, threads)
         assert gone.cancelled()
 
 
