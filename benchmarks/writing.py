@@ -96,7 +96,7 @@ def _to_s3(
     from tests.servers.seaweedfs import REGION, seaweedfs
 
     shards = folder / f"upload-{source.stem}"
-    here = _measured(lambda: _command(source, str(shards), workers=2, label=label))
+    here = _measured(lambda: _command(source, str(shards), label=label))
     print(f"  seconds: {name} to a local disk {here}")
     results = []
     for gigabits in links:
@@ -121,7 +121,7 @@ def _to_s3(
                     list(pool.map(send, shards.iterdir()))
 
             def ours(source: Path, target: Path) -> None:
-                _command(source, f"s3://bench/{target.name}", workers=2, label=label)
+                _command(source, f"s3://bench/{target.name}", label=label)
 
             what = f"{name} to S3, against a plain upload of the shards by obstore{how}"
             results.append((what, _ratios(plain, ours, source, folder, rounds), 0.8))
@@ -189,11 +189,15 @@ def _ours(source: Path, target: Path) -> None:
     _build(source, str(target), workers=1)
 
 
-def _command(source: Path, target: str, *, workers: int, cores: int | None = None, label: str | None = "label") -> None:
+def _command(
+    source: Path, target: str, *, workers: int | None = None, cores: int | None = None, label: str | None = "label"
+) -> None:
     """As a user starts it: processes that workers are started from hold no TensorFlow then."""
     program = Path(sys.executable).with_name("shard-dataset")
     pinned = ["taskset", "--cpu-list", f"0-{cores - 1}"] if cores else []
-    options = ["--shards", str(SHARDS), "--workers", str(workers), "--json", *(["--label", label] if label else [])]
+    options = ["--shards", str(SHARDS), "--json"]
+    options += ["--workers", str(workers)] if workers else []
+    options += ["--label", label] if label else []
     done = subprocess.run([*pinned, program, "build", source, target, *options], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(done.stderr)

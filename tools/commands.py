@@ -97,7 +97,7 @@ def _build(args: argparse.Namespace) -> int:
         group_by=args.group_by,
         balance=args.balance,
         seed=args.seed,
-        workers=args.workers or (workers_for(args.src) if args.source is None else cores()),
+        workers=args.workers or workers_for(args.src if args.source is None else None, args.dst),
         memory_bytes=args.memory,
         spill=args.spill,
         engine=args.engine,
@@ -123,7 +123,7 @@ def _append(args: argparse.Namespace) -> int:
         shard_bytes=args.shard_size,
         splits=args.split,
         seed=args.seed,
-        workers=args.workers or workers_for(args.src),
+        workers=args.workers or workers_for(args.src, args.dst),
         memory_bytes=args.memory,
         spill=args.spill,
         engine=args.engine,
@@ -326,7 +326,11 @@ def _printable(value: Any) -> Any:
 
 def _export(args: argparse.Namespace) -> int:
     options = ExportOptions(
-        url=args.url, destination=args.dst, to=args.to, splits=tuple(args.split or ()), workers=args.workers or cores()
+        url=args.url,
+        destination=args.dst,
+        to=args.to,
+        splits=tuple(args.split or ()),
+        workers=args.workers or workers_for(args.url, args.dst),
     )
     started = perf_counter()
     with _at_work(args) as show:

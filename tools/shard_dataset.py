@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from .starting import interrupts_told, output_settled, settle_streams
+from .starting import begin_workers, end_workers, interrupts_told, output_settled, settle_streams
 
 __all__ = ["main", "run"]
 
@@ -18,6 +18,8 @@ __all__ = ["main", "run"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `shard-dataset` and return its exit status; an error that a user can mend is one line on stderr."""
     with interrupts_told("shard-dataset"):
+        if argv is None:
+            begin_workers(sys.argv[1:])
         from ..sharding.quiet import quiet_pillow
         from .commands import execute, parse
 
@@ -45,6 +47,7 @@ def run() -> NoReturn:
     from multiprocessing import util
 
     util._exit_function()  # type: ignore[attr-defined]  # typeshed has no private names
+    end_workers()
     sys.stderr.flush()
     os._exit(status)
 

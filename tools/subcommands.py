@@ -6,8 +6,10 @@ import argparse
 import os
 from collections.abc import Callable
 
+from ..sharding.location import Location
 from ..sharding.sources.selection import split_selection
 from .arguments import HelpFormatter, at_least, checked_type, parse_bytes
+from .starting import SMALL_BYTES
 
 __all__ = [
     "EXIT_CODES", "add_command", "add_json", "add_memory", "add_workers", "cores", "parser_with", "workers_for",
@@ -20,7 +22,6 @@ exit status:
   2  a command line that cannot be parsed
   130  interrupted, by SIGTERM 143, by SIGHUP 129; the same command resumes a build
 """
-_SMALL_BYTES = 8 << 20  # written before another process has imported what it needs
 
 
 def add_command(
@@ -59,8 +60,8 @@ def add_workers(command: argparse.ArgumentParser) -> None:
     """Add `--workers` of a command that reads a source."""
     command.add_argument(
         "--workers", type=checked_type(at_least(1)), metavar="N",
-        help="processes; the result does not depend on it (default: the cores, "
-        f"here {cores()}; 1 for a small local file, which would wait for others to start)",
+        help=f"processes; the result does not depend on it (default: the cores, here {cores()}, and twice as many for "
+        "a remote DST, as some wait for it; 1 for a small local file, which would wait for others to start)",
     )  # fmt: skip
 
 
@@ -78,8 +79,8 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def workers_for(source: str) -> int:
-    """Processes to read a source with, unless the user says how many."""
-    path, _ = split_selection(source)
-    small = os.path.isfile(path) and os.path.getsize(path) < _SMALL_BYTES
-    return 1 if small else cores()
+def workers_for(source: str | None, destination: str) -> int:
+    """Processes to write a source with, unless the user says how many; None is a Python function."""
+    path = "" if source is None else split_selection(source)[0]
+    small = os.path.isfile(path) and os.path.getsize(path) < SMALL_BYTES
+    return 1 if small else cores() * (1 if Location(destination).protocol == "file" else 2)

@@ -141,3 +141,43 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
     assert (process.returncode, stderr) == (130, f"{told}\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "begins"),
+    [
+        (["build", "x.parquet", "y"], True),
+        (["append", "large.csv", "y", "--workers", "16"], True),
+        (["reshard", "small.csv", "y"], False),
+        (["build", "x.parquet", "y", "--workers=1"], False),
+        (["build", "x.parquet", "y", "--map", "module:function"], False),
+        (["build", "--help"], False),
+        (["verify", "y"], False),
+    ],
+)
+def test_workers_begin_before_anything_is_imported(tmp_path: Path, flags: list[str], begins: bool) -> None:
+    """They are forked from a process that imports as long as the program does."""
+    (tmp_path / "small.csv").touch()
+    (tmp_path / "large.csv").touch()
+    os.truncate(tmp_path / "large.csv", 1 << 30)
+    (tmp_path / "pyarrow.py").write_text(
+        "import os, psutil, sys\n"
+        "begun = any('forkserver' in ' '.join(child.cmdline()) for child in psutil.Process().children())\n"
+        "'forkserver' in ' '.join(sys.orig_argv) or print(begun, flush=True)\n"
+        "os._exit(7)"
+    )
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("shard-dataset")), *flags],
+        stdout=subprocess.PIPE, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (7, f"{begins}\n")
+
+
+def test_an_error_closes_the_output_although_workers_have_yet_to_import(tmp_path: Path) -> None:
+    (tmp_path / "pandas.py").write_text("import sys, time\n'forkserver' in ' '.join(sys.orig_argv) and time.sleep(600)")
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("shard-dataset")), "build", "missing", "out", "--workers", "2"],
+        capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "missing" in done.stderr

@@ -466,8 +466,9 @@ class TestUsage:
         small.write_text("x")
         large.touch()
         os.truncate(large, 1 << 30)
-        sources = map(str, (small, large, tmp_path, tmp_path / "missing", "s3://bucket/small.csv", ""))
-        assert [workers_for(source) for source in sources] == [1, *[cores()] * 5]
+        sources = [*map(str, (small, large, tmp_path, tmp_path / "missing", "s3://bucket/small.csv", "")), None]
+        assert [workers_for(source, str(tmp_path)) for source in sources] == [1, *[cores()] * 6]
+        assert [workers_for(source, "s3://bucket/out") for source in sources] == [1, *[2 * cores()] * 6]
 
     def test_debug_shows_where(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="there is nothing at"):
