@@ -33,25 +33,48 @@ def fail() -> str:
 class TestHedging:
     def test_the_first_answer_wins(self) -> None:
         counters, released = Counters(), threading.Event()
-        read = in_turn(lambda: "late" if released.wait(10) else "never", lambda: "second")
+        read = in_turn(lambda: "late" if released.wait(60) else "never", lambda: "second")
         assert Hedging(counters, second=True).call(read, Latencies(), 5, "s3://b/x") == "second"
         stats = counters.snapshot()
         assert (stats["hedge"].items, stats["hedge"].bytes, stats["hedge_win"].items) == (1, 5, 1)
         released.set()
 
     def test_a_late_first_answer_counts_too(self) -> None:
-        counters, released = Counters(), threading.Event()
-        read = in_turn(lambda: time.sleep(0.1) or "first", lambda: "no" if released.wait(10) else "never")  # type: ignore[func-returns-value]
+        counters, sent, released = Counters(), threading.Event(), threading.Event()
+
+        def second() -> str:
+            sent.set()
+            return "no" if released.wait(60) else "never"
+
+        read = in_turn(lambda: "first" if sent.wait(60) else "alone", second)
         assert Hedging(counters, second=True).call(read, Latencies(), 5, "s3://b/x") == "first"
         assert (counters.snapshot()["hedge"].items, counters.snapshot()["hedge_win"].items) == (1, 0)
         released.set()
 
     def test_a_request_that_fails_leaves_the_other(self) -> None:
         call = Hedging(Counters(), second=True).call
-        slow_failure, late = lambda: time.sleep(0.1) or fail(), lambda: time.sleep(0.2) or "late"  # type: ignore[func-returns-value]
-        assert call(in_turn(slow_failure, late), Latencies(), 5, "s3://b/x") == "late"
-        with pytest.raises(ConnectionResetError, match="as planned"):
-            call(in_turn(slow_failure, fail), Latencies(), 5, "s3://b/x")
+        for answer in (lambda: "late", fail):
+            sent, failed = threading.Event(), threading.Event()
+
+            def slow_failure(sent: threading.Event = sent, failed: threading.Event = failed) -> str:
+                sent.wait(60)
+                failed.set()
+                return fail()
+
+            def late(
+                sent: threading.Event = sent, failed: threading.Event = failed, answer: Callable[[], str] = answer
+            ) -> str:
+                sent.set()
+                failed.wait(60)
+                time.sleep(0.1)  # the failure is told by then
+                return answer()
+
+            read = in_turn(slow_failure, late)
+            if answer is fail:
+                with pytest.raises(ConnectionResetError, match="as planned"):
+                    call(read, Latencies(), 5, "s3://b/x")
+            else:
+                assert call(read, Latencies(), 5, "s3://b/x") == "late"
 
     def test_without_it_none_is_sent(self) -> None:
         counters = Counters()
@@ -64,7 +87,7 @@ class TestHedging:
         released = threading.Event()
         for second in (True, False):
             with pytest.raises(StorageError, match=r"cannot read s3://b/x: no answer within .* the same command again"):
-                Hedging(Counters(), second=second).call(lambda: released.wait(10), Latencies(), 5, "s3://b/x")
+                Hedging(Counters(), second=second).call(lambda: released.wait(60), Latencies(), 5, "s3://b/x")
         released.set()
 
     def test_closing_ends_all_waits(self) -> None:
@@ -73,7 +96,7 @@ class TestHedging:
         threading.Timer(0.1, reads.close).start()
         for _ in range(2):
             with pytest.raises(StorageError, match="the loader was closed"):
-                reads.call(lambda: released.wait(10), Latencies(), 5, "s3://b/x")
+                reads.call(lambda: released.wait(60), Latencies(), 5, "s3://b/x")
         released.set()
 
 
