@@ -6,9 +6,10 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from multiprocessing.queues import Queue
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -38,22 +39,42 @@ def test_results_come_in_the_order_of_the_jobs(pool: Executor | None) -> None:
     assert sorted(result for _, result in seen[1:] if result is not None) == results
 
 
+class Watched(ThreadPoolExecutor):
+    """Two threads, whose tasks can wait until those that have not begun are cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.futures: list[Future[Any]] = []
+
+    def submit(self, *call: Any, **options: Any) -> "Future[Any]":
+        self.futures.append(super().submit(*call, **options))
+        return self.futures[-1]
+
+    def wait_until_cancelled(self, tasks: int) -> None:
+        """Until the last of so many tasks is."""
+        deadline = time.monotonic() + 60
+        while len(self.futures) < tasks or not self.futures[-1].cancelled():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.1)
+
+
 def test_an_error_is_raised_when_nothing_runs_any_more_and_what_waits_is_cancelled() -> None:
-    finished = []
+    begun, finished = [], []
 
     def slow(number: int) -> int:
-        time.sleep(0.3)
+        begun.append(number)
+        pool.wait_until_cancelled(11)
         finished.append(number)
         return number
 
-    with ThreadPoolExecutor(2) as pool:
+    with Watched() as pool:
         jobs = [(slow, (0,)), (fail, ()), *((slow, (i,)) for i in range(1, 10))]
         with pytest.raises(ValueError, match="planted"):
             run_tasks(pool, jobs, lambda done, result: None)
-        at_the_error = list(finished)
-        time.sleep(0.5)
+        at_the_error = sorted(finished)
+    assert at_the_error == sorted(finished) == sorted(begun)
     assert 0 in at_the_error
-    assert finished == at_the_error
     assert len(finished) < 4
 
 
@@ -62,7 +83,8 @@ def test_an_interrupt_of_the_body_waits_for_what_runs_too() -> None:
 
     def slow(number: int) -> None:
         begun.append(number)
-        time.sleep(0.5 if number else 0)
+        if number:
+            threads.wait_until_cancelled(9)
         finished.append(number)
 
     def interrupted() -> None:
@@ -70,11 +92,11 @@ def test_an_interrupt_of_the_body_waits_for_what_runs_too() -> None:
             next(ended)
             raise KeyboardInterrupt
 
-    with ThreadPoolExecutor(2) as threads:
+    with Watched() as threads:
         with pytest.raises(KeyboardInterrupt):
             interrupted()
         assert sorted(finished) == sorted(begun)
-        assert len(begun) < 9
+        assert len(begun) < 4
 
 
 def hold(size: int) -> tuple[int, int]:
@@ -156,6 +178,6 @@ def test_workers_and_sockets_are_gone_with_a_parent_that_is_killed(tmp_path: Pat
         assert len(workers) == 2
         assert list(temporary.glob("*/*"))
         parent.send_signal(signal.SIGKILL)
-    _, alive = psutil.wait_procs(workers, timeout=20)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     assert alive == []
     assert list(temporary.iterdir()) == []
