@@ -143,7 +143,7 @@ class TestLoading:
             from ringfeed.sharding import Storage
             url, key, secret, endpoint, folder = sys.argv[1:]
             storage = Storage(url, {"key": key, "secret": secret, "endpoint_url": endpoint})
-            loader = Loader(storage, batch_size=60, cache=folder)
+            loader = Loader(storage, batch_size=60, cache=folder, hedging=False)
             print(sum(columns["id"].sum() for _, columns in loader.chunks(0)), loader.stats()["fetch"].items)
         """
         proxy.begin(EVERY_READ)
@@ -197,8 +197,10 @@ class TestLoading:
         most, ended = [0], threading.Event()
 
         def watch() -> None:
-            while not ended.wait(0.001):
+            while True:
                 most[0] = max(most[0], on_disk_at_once(tmp_path / "cache"))
+                if ended.wait(0.001):
+                    return
 
         watcher = threading.Thread(target=watch)
         watcher.start()
@@ -380,12 +382,18 @@ class TestFolder:
         with python(script, str(tmp_path)) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "half\n"
-            killer = threading.Timer(0.2, process.kill)
+            killed: list[float] = []
+
+            def kill() -> None:
+                killed.append(time.monotonic())
+                process.kill()
+
+            killer = threading.Timer(0.2, kill)
             killer.start()
-            start = time.monotonic()
             _, fetched = fetch_from(Cache(tmp_path), content(1))
             assert fetched
-            assert 0.15 < time.monotonic() - start < 5
+            assert killed
+            assert 0 < time.monotonic() - killed[0] < 30  # it sleeps for longer
             killer.join()
         assert debris(tmp_path) == []
         assert len(entry_files(tmp_path)) == 1
@@ -586,6 +594,6 @@ def python(script: str, *words: str) -> "subprocess.Popen[str]":
 
 def finished(process: "subprocess.Popen[str]") -> str:
     """What a process said, once it has ended well."""
-    said, complaint = process.communicate(timeout=120)
+    said, complaint = process.communicate(timeout=300)
     assert process.returncode == 0, complaint
     return said
