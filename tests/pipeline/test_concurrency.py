@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.pipeline import Loader
+from ringfeed.pipeline import Loader, fetch_pool
 from ringfeed.pipeline.concurrency import Climber
 from ringfeed.pipeline.fetch_pool import FetchPool
 from ringfeed.pipeline.lookahead import Lookahead, Upcoming
@@ -64,34 +65,45 @@ class TestFetchPool:
     def test_what_is_needed_sooner_goes_first(self) -> None:
         pool: FetchPool[None] = FetchPool(Climber(1, 1), 1)
         begun, order = threading.Event(), []
-        pool.submit(0, lambda: begun.wait(10) and None, 1)
+        pool.submit(0, lambda: begun.wait(60) and None, 1)
         futures = [pool.submit(step, lambda step=step: order.append(step), 1) for step in (7, 3, 9, 5, 3)]  # type: ignore[misc]
         pool.hasten(futures[2], 1)
         pool.hasten(futures[0], 8)  # it is needed at 7 all the same
         begun.set()
         for future in futures:
-            future.result(10)
+            future.result(60)
         assert order == [9, 3, 3, 5, 7]
         pool.hasten(futures[0], 0)
         pool.close()
 
-    def test_no_more_run_than_the_limit_says_and_it_climbs(self) -> None:
-        climber = Climber(2, 12)
+    def test_no_more_run_than_the_limit_says_and_it_climbs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        climber, now = Climber(2, 12), 0.0
+
+        def clock() -> float:  # of a store that serves as many at a time as are asked for
+            nonlocal now
+            now += 0.01 / climber.limit
+            return now
+
+        monkeypatch.setattr(fetch_pool, "time", SimpleNamespace(monotonic=clock))
         pool: FetchPool[None] = FetchPool(climber, 12)
-        running, seen, lock = [0], [0], threading.Lock()
+        running, seen, changed = [0], [0], threading.Condition()
 
         def fetch() -> None:
-            with lock:
+            with changed:
                 running[0] += 1
                 seen[0] = max(seen[0], running[0])
+                changed.notify_all()
+                if climber.limit >= 4:  # so many run, however late some are
+                    changed.wait_for(lambda: seen[0] >= 4, 60)
             time.sleep(0.01)
-            with lock:
+            with changed:
                 running[0] -= 1
 
         futures = [pool.submit(step, fetch, 1000) for step in range(150)]
         for future in futures:
-            future.result(10)
+            future.result(60)
         assert 4 <= seen[0] <= 12
+        assert climber.limit == 12
         pool.close()
 
     def test_errors_arrive_and_closing_cancels(self) -> None:
@@ -99,8 +111,8 @@ class TestFetchPool:
         released = threading.Event()
         failing = pool.submit(0, lambda: 1 / 0 and None, 1)
         with pytest.raises(ZeroDivisionError):
-            failing.result(10)
-        pool.submit(0, lambda: released.wait(10) and None, 1)
+            failing.result(60)
+        pool.submit(0, lambda: released.wait(60) and None, 1)
         waiting = pool.submit(1, lambda: None, 1)
         pool.close()
         assert waiting.cancelled()
@@ -163,11 +175,11 @@ class TestPlanning:
         late = open_after([slow, fast], lambda parts: sum(part.result() for part in parts), threads)
         soon = open_after([fast], lambda parts: parts[0].result(), threads)
         fast.set_result(2)
-        assert soon.result(10) == 2
+        assert soon.result(60) == 2
         assert not late.done()
         slow.set_exception(KeyError("x"))
         with pytest.raises(KeyError):
-            late.result(10)
+            late.result(60)
         threads.close()
         gone = open_after([fast], lambda _: 0, threads)
         assert gone.cancelled()
@@ -196,7 +208,7 @@ def test_what_is_fetched_ahead_stays_within_its_bytes(make_dataset: Callable[...
         chunks = loader.chunks(0)
         steps, _ = next(chunks)
         files = 2 * (math.ceil(steps * 5 / shard.records) + fits)  # of windows that were entered, and of those ahead
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while loader.stats()["fetch"].items < files and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.05)
