@@ -151,16 +151,22 @@ def test_less_is_held_of_a_dataset_with_fewer_columns(make_dataset: Make) -> Non
         assert sizes == [960 * (8 + 12 + 8 + 4), 960 * (8 + 4), 960 * (12 + 4)]  # with the class id
 
 
-def test_an_abandoned_iterator_leaves_no_thread_and_the_next_one_starts_anew(make_dataset: Make) -> None:
-    def ours() -> set[str]:
-        return {thread.name for thread in threading.enumerate() if thread.name.startswith("ringfeed-prefetch")}
+def test_an_abandoned_iterator_leaves_no_thread_and_the_next_one_starts_anew(
+    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ringfeed.pipeline.prefetch._IDLE_SECONDS", 60)  # the thread does not end before it is seen
+    before = set(threading.enumerate())
+
+    def ours() -> list[threading.Thread]:
+        started = set(threading.enumerate()) - before
+        return [thread for thread in started if thread.name.startswith("ringfeed-prefetch")]
 
     loader = Loader(make_dataset(), batch_size=60)
     batches = loader.numpy_epoch(0, prefetch_bytes=1)
     first = next(batches)
     assert len(ours()) == 1
     del batches
-    assert ours() == set()
+    assert ours() == []
     assert loader.stats()["deliver"].queue_depth == 0
     assert same(next(loader.numpy_epoch(0))["id"], first["id"])
     with pytest.raises(ConfigError, match="steps 0 to 16, got epoch 0, start_step 17"):
@@ -191,7 +197,7 @@ def test_an_iterator_ends_with_an_error_in_a_forked_process_and_another_begins(
         print(len(list(batches)))
     """
     command = [sys.executable, "-c", script, make_dataset(), str(prefetch_bytes)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True)
     error, again, left = done.stdout.splitlines()
     assert "begun in the process that this one was forked from" in error
     assert "make one here" in error
