@@ -14,7 +14,7 @@ import pytest
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import CorruptionError
 
-PATIENCE_SECONDS = 10
+PATIENCE_SECONDS = 60
 
 
 def left_behind(folder: str, files_before: int) -> list[str]:

@@ -56,7 +56,7 @@ def ids_or_error(loader: Loader) -> Any:
 
 
 def tell(loader: Loader, answer: Any) -> None:
-    faulthandler.dump_traceback_later(15)  # where it hangs, if it does
+    faulthandler.dump_traceback_later(100)  # where it hangs, if it does
     answer.put(ids_or_error(loader))
 
 
@@ -75,7 +75,7 @@ def test_another_process_reads_the_same_or_says_at_once_that_it_cannot(
     process = context.Process(target=tell, args=(loader, answer))
     process.start()
     try:
-        found = answer.get(timeout=20)  # calls of the client would hang for longer
+        found = answer.get(timeout=120)  # calls of the client would hang for longer
     finally:
         process.kill()
         process.join()
@@ -92,7 +92,7 @@ def test_a_process_forked_after_hdfs_was_used_lets_go_of_no_client_of_its_parent
     fsspec.get_filesystem_class("hdfs").clear_instance_cache()  # of the fixture, as above
     process = multiprocessing.get_context("fork").Process(target=clients._connect.cache_clear)
     process.start()
-    process.join(20)  # as for another client in place of the oldest of 16
+    process.join(120)  # as for another client in place of the oldest of 16
     try:
         assert process.exitcode == 0
     finally:
@@ -111,7 +111,7 @@ def test_a_process_forked_after_hdfs_was_used_collects_no_client_of_its_parent(h
     try:
         del fs  # garbage now, which the collector alone finds
         process.start()
-        process.join(20)  # to free it there would take for ever
+        process.join(120)  # to free it there would take for ever
         assert process.exitcode == 0
     finally:
         gc.enable()

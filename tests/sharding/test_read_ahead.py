@@ -28,7 +28,7 @@ def test_the_next_item_is_taken_while_one_is_worked_on_and_none_after_it() -> No
 
     ahead = read_ahead(items())
     assert next(ahead) == 0
-    assert second.wait(10)
+    assert second.wait(60)
     assert taken == [0, 1]
     ahead.close()
     assert taken == [0, 1]
@@ -58,4 +58,4 @@ def test_what_reads_is_closed_when_the_reader_stops_early() -> None:
     next(ahead)
     ahead.close()
     del ahead
-    assert closed.wait(10)
+    assert closed.wait(60)
