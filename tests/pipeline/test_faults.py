@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ringfeed.pipeline import Loader
+from ringfeed.pipeline import Loader, hedging
 from ringfeed.pipeline.counters import Counters
 from ringfeed.pipeline.reading import SourceReader
 from ringfeed.sharding import CorruptionError, DatasetError, StorageError, open_dataset
@@ -32,6 +32,10 @@ ALWAYS = 10**9
 SHARDS = 20
 VICTIM = "train-00013-of-00020.tfrecord"
 BATCH = {"batch_size": 20, "streams": 2, "seed": 1}
+SOON_SECONDS, STALL_SECONDS = (
+    60,
+    200,
+)  # a busy machine may stand still for some of the former; the latter is not waited for
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +85,8 @@ PASSING = [
     Fault(kind="reset download", method="GET", path=r"tfrecord", at_bytes=1000, times=3),
     Fault(kind="cut download", method="GET", path=VICTIM, at_bytes=3000, times=2),
     Fault(kind="lose reply", method="GET", path=r"index", times=2),
-    Fault(kind="stall", method="GET", path=VICTIM, seconds=20),
-    Fault(kind="stall download", method="GET", path=VICTIM, at_bytes=2000, seconds=20),
+    Fault(kind="stall", method="GET", path=VICTIM, seconds=STALL_SECONDS),
+    Fault(kind="stall download", method="GET", path=VICTIM, at_bytes=2000, seconds=STALL_SECONDS),
     Fault(kind="damage download", method="GET", path=VICTIM, at_bytes=2000),
     Fault(kind="damage download", method="GET", path=r"index", at_bytes=200),
 ]
@@ -102,7 +106,7 @@ class TestS3:
         proxy.begin(fault)
         begun = time.monotonic()
         assert batches(loader) == expected
-        assert time.monotonic() - begun < 15
+        assert time.monotonic() - begun < SOON_SECONDS
         assert proxy.happened[fault] == fault.times
 
     def test_a_cache_takes_nothing_that_was_damaged_on_its_way(
@@ -159,7 +163,7 @@ class TestS3:
         begun = time.monotonic()
         with pytest.raises(StorageError, match=rf"cannot read {storage.url}/{VICTIM}: .*{reason}.*2 attempts in"):
             batches(loader)
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - begun < SOON_SECONDS
         assert loader.quarantined == ()
 
     def test_a_part_that_a_failing_store_does_not_give_is_not_waited_for_again_with_the_rest(
@@ -188,14 +192,17 @@ class TestS3:
         with pytest.raises(DatasetError, match="rewritten while it was read"):
             list(chunks)
 
-    def test_a_late_answer_is_asked_for_again(self, proxy: Proxy, storage: Storage, expected: list[list[int]]) -> None:
-        patient = replace(storage, options={**storage.options, "config_kwargs": {"read_timeout": 30}})
-        fault = Fault(kind="stall", method="GET", path=r"tfrecord", first=14, seconds=25)
+    def test_a_late_answer_is_asked_for_again(
+        self, proxy: Proxy, storage: Storage, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(hedging, "_LEAST_SECONDS", 2.0)  # else what a busy machine is late with takes its share
+        patient = replace(storage, options={**storage.options, "config_kwargs": {"read_timeout": 2 * STALL_SECONDS}})
+        fault = Fault(kind="stall", method="GET", path=r"tfrecord", first=14, seconds=STALL_SECONDS)
         loader, alone = Loader(patient, **BATCH), Loader(patient, hedging=False, **BATCH)
         proxy.begin(fault)
         begun = time.monotonic()
         assert batches(loader) == expected
-        assert time.monotonic() - begun < 15
+        assert time.monotonic() - begun < SOON_SECONDS
         stats = loader.stats()
         assert stats["hedge_win"].items >= 1
         assert stats["hedge"].items <= 2 + 0.1 * SHARDS
@@ -220,7 +227,7 @@ class TestHdfs:
             fails_in_bounded_time(brief, url)
             processes.signal_datanode(signal.SIGCONT)
             assert batches(brief, start_step=30) == expected[30:]
-            patient = RetryPolicy(attempts=1000, base_seconds=0.2, cap_seconds=0.5, budget_seconds=60)
+            patient = RetryPolicy(attempts=1000, base_seconds=0.2, cap_seconds=0.5, budget_seconds=240)
             chunks = Loader(Storage(url, options, patient), prefetch_bytes=0, **BATCH).chunks(0)
             got = [next(chunks)]
             processes.kill_datanode()
@@ -228,7 +235,7 @@ class TestHdfs:
             with ThreadPoolExecutor(1) as pool:
                 rest = pool.submit(list, chunks)
                 processes.start_datanode()
-                got += rest.result(60)
+                got += rest.result(240)
             assert np.concatenate([np.array(c["id"]).reshape(steps, -1) for steps, c in got]).tolist() == expected
 
 
