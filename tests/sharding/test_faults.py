@@ -26,6 +26,7 @@ from ringfeed.sharding import (
     read_records,
     verify,
 )
+from ringfeed.sharding import lease as lease_module
 from ringfeed.sharding import s3 as s3_module
 from ringfeed.sharding.lease import LEASE_NAME, hold
 from ringfeed.sharding.retry import RetryPolicy
@@ -167,6 +168,7 @@ class TestStorage:
     ) -> None:
         """Each attempt at a write asks for the mark first, which is tried again itself."""
         monkeypatch.setattr(fence, "_SURE_SECONDS", -1.0)
+        monkeypatch.setattr(lease_module, "_BEAT_SECONDS", 600)  # which would ask for it, too
         with hold(storage, {}) as lease:
             refused = Fault(kind="reply", method="GET", path=LEASE_NAME, times=99)
             proxy.begin(refused)
@@ -178,7 +180,11 @@ class TestStorage:
             lease.release(keep=False)
         assert s3.list() == []
 
-    def test_many_writes_side_by_side_ask_for_the_mark_once(self, proxy: Proxy, storage: Storage, s3: Store) -> None:
+    def test_many_writes_side_by_side_ask_for_the_mark_once(
+        self, proxy: Proxy, storage: Storage, s3: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(fence, "_SURE_SECONDS", 600)  # however slow this machine is
+        monkeypatch.setattr(lease_module, "_BEAT_SECONDS", 600)
         with hold(storage, {}) as lease:
             asked = Fault(kind="stall", method="GET", path=LEASE_NAME, times=99)
             proxy.begin(asked)
