@@ -81,7 +81,7 @@ def wait_until_ready(
     name: str,
     probe: Callable[[], object],
     processes: Mapping[Path, subprocess.Popen[bytes]],
-    timeout_seconds: float = 90,
+    timeout_seconds: float = 300,
 ) -> None:
     """Call ``probe`` until it raises nothing.
 

@@ -182,7 +182,7 @@ def proxied(server_url: str) -> Iterator[Proxy]:
 
     thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
     thread.start()
-    ready.wait(10)
+    assert ready.wait(60)
     try:
         yield proxy
     finally:

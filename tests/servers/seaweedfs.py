@@ -60,7 +60,7 @@ class S3Server:
 
     def make_bucket(self, name: str) -> None:
         """Create a bucket, as the administrator."""
-        _administrator(self.endpoint_url).create_bucket(Bucket=name)
+        _administrator(self.endpoint_url, read_seconds=120).create_bucket(Bucket=name)
 
 
 @contextmanager
@@ -135,7 +135,7 @@ def _identities(server: S3Server) -> dict[str, object]:
     }
 
 
-def _administrator(endpoint_url: str) -> BaseClient:
+def _administrator(endpoint_url: str, read_seconds: float) -> BaseClient:
     key, secret = ADMINISTRATOR
     return botocore.session.Session().create_client(
         "s3",
@@ -143,12 +143,12 @@ def _administrator(endpoint_url: str) -> BaseClient:
         endpoint_url=endpoint_url,
         aws_access_key_id=key,
         aws_secret_access_key=secret,
-        config=Config(connect_timeout=2, read_timeout=5, retries={"total_max_attempts": 1}),
+        config=Config(connect_timeout=10, read_timeout=read_seconds, retries={"total_max_attempts": 1}),
     )
 
 
 def _write_and_read(server: S3Server) -> None:
-    client = _administrator(server.endpoint_url)
+    client = _administrator(server.endpoint_url, read_seconds=5)
     client.put_object(Bucket="readiness", Key="probe", Body=b"ready")  # creates the bucket
     body = client.get_object(Bucket="readiness", Key="probe")["Body"].read()
     if body != b"ready":
