@@ -322,7 +322,7 @@ def test_a_name_node_that_takes_connections_and_answers_none_is_given_up() -> No
         for call in (lambda: storage.read("a"), storage.list, lambda: storage.write("a", b"1"), storage.absent_folders):
             with pytest.raises(StorageError, match=rf"{url}.*the NameNode takes the connection .*stopped, overloaded"):
                 call()
-        assert time.monotonic() - started < 4 * 2 * 0.3 + 5
+        assert time.monotonic() - started < 30  # which one attempt takes by default
 
 
 @pytest.mark.parametrize("mark", ["#2", "?2", ";2", "\n2", "%232"])

@@ -138,7 +138,7 @@ class TestDestinations:
         assert_one_line(done, "permission denied", "HADOOP_USER_NAME")
 
     def test_a_name_node_that_is_down(self, cli: Cli, source: str) -> None:
-        done = cli("shard-dataset", "build", source, "hdfs://127.0.0.1:1/x", "--label", "status", timeout_seconds=30)
+        done = cli("shard-dataset", "build", source, "hdfs://127.0.0.1:1/x", "--label", "status", timeout_seconds=120)
         assert_one_line(done, "cannot reach hdfs://127.0.0.1:1/x")
 
     def test_a_read_only_folder(self, cli: Cli, source: str, tmp_path: Path) -> None:
