@@ -186,7 +186,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if subprocess.run(command, capture_output=True).returncode != 0:
         pytest.skip("mounting is not allowed here")
     yield folder
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while subprocess.run(["umount", str(folder)], capture_output=True).returncode != 0:
         assert time.monotonic() < deadline, f"a file on {folder} is still open"
         gc.collect()  # a cycle may hold what is mapped

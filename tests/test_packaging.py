@@ -148,7 +148,7 @@ def test_the_import_name_is_a_namespace() -> None:
 def loaded_by(statement: str) -> set[str]:
     """The top-level modules in a fresh interpreter after a statement."""
     script = f"{statement}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=280)
     return set(done.stdout.split())
 
 

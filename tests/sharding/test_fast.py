@@ -106,5 +106,5 @@ def test_a_process_that_was_forked_reads_as_well(url: str) -> None:
         "if not (child := os.fork()): os._exit(Storage(sys.argv[1]).map('a').size != size)\n"
         "print(size, os.waitpid(child, 0)[1])\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, url], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script, url], capture_output=True, text=True, timeout=280)
     assert done.stdout == f"{len(DATA)} 0\n", done.stderr

@@ -152,7 +152,7 @@ def test_a_beat_that_comes_late_does_not_cover_the_mark_of_who_took_over(
         monkeypatch.setattr(module.Lease, "_keep_fresh", lambda _: None)  # one of the second that is late is no matter
         with hold(remote.near, {}) as second:
             remote.proxy.begin()
-            first._thread.join(20)
+            first._thread.join(120)
             with pytest.raises(DestinationError, match=told):
                 first.check_known()
             with pytest.raises(DestinationError, match=told):

@@ -165,7 +165,7 @@ class FakeMachine:
     def build(self, target: BuildTarget, folder: Path, nccl: Nccl | None) -> Path:
         self.builds += 1
         self.building.set()
-        assert self.may_finish.wait(30)
+        assert self.may_finish.wait(120)
         return touch(folder / f"horovod-{target.horovod}-none-any.whl")
 
     def install(self, cache: Path, *, nccl: str = "auto", force: bool = False) -> HorovodProbe:
@@ -195,10 +195,10 @@ def test_of_two_builders_at_once_one_builds_and_the_other_waits(machine: FakeMac
     builders = [threading.Thread(target=machine.install, args=(tmp_path,)) for _ in range(2)]
     for builder in builders:
         builder.start()
-    assert machine.building.wait(30)
+    assert machine.building.wait(120)
     machine.may_finish.set()
     for builder in builders:
-        builder.join(30)
+        builder.join(120)
     assert machine.builds == 1
     assert machine.said.count(f"pip horovod-{HOROVOD_VERSION}-none-any.whl") == 2
 

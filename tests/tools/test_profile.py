@@ -253,7 +253,7 @@ def test_a_profile_that_is_told_to_end_says_so(dataset: str, tmp_path: Path, sig
         assert process.stdout is not None
         assert process.stdout.readline() == "reading\n"
         process.send_signal(sig)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=280)
     assert (process.returncode, stderr) == (status, "ringfeed: interrupted\n")
 
 
