@@ -253,6 +253,11 @@ class TestHdfs:
 
 
 class TestProcesses:
+    def test_no_port_is_given_twice(self) -> None:
+        code = "from tests.servers.process import free_ports; print(len({*free_ports(150), *free_ports(150)}))"
+        done = subprocess.run([sys.executable, "-c", code], cwd=TREE, capture_output=True, text=True, check=True)
+        assert int(done.stdout) == 300
+
     def test_a_server_that_ends_at_once_is_reported_with_the_end_of_its_log(self, tmp_path: Path) -> None:
         log = tmp_path / "log"
 

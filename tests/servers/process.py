@@ -20,6 +20,9 @@ UNLESS_ORPHANED = '[ "$PPID" = "$0" ] && exec "$@"'
 """Closes the gap in which the parent dies before the kernel was told to tell its child."""
 
 
+_given: list[socket.socket] = []  # marks of the ports that this process was given
+
+
 class ServerError(RuntimeError):
     """A server did not come up, or a test needs one that cannot run here."""
 
@@ -28,7 +31,8 @@ def free_ports(count: int) -> list[int]:
     """Return ``count`` distinct ports p such that p and p + 10000 are free on 127.0.0.1.
 
     Both lie below 32768, out of the range from which the kernel serves outgoing connections: a port found free
-    here is not taken by a client before its server binds it.
+    here is not taken by a client before its server binds it. Nor is it given to another process of the tests, as long
+    as this one lives.
     """
     ports: list[int] = []
     candidates = random.SystemRandom().sample(range(11_000, 22_000), 2_000)
@@ -36,11 +40,17 @@ def free_ports(count: int) -> list[int]:
         for port in candidates:
             if len(ports) == count:
                 return ports
+            mark = socket.socket(socket.AF_UNIX)
             try:
                 for number in (port, port + GRPC_OFFSET):
                     held.enter_context(socket.socket()).bind(("127.0.0.1", number))
+                mark.bind(
+                    f"\0ringfeed-tests-port-{port}"
+                )  # a name of no file, which the kernel forgets with the process
             except OSError:
+                mark.close()
                 continue
+            _given.append(mark)
             ports.append(port)
     raise ServerError(f"found {len(ports)} of {count} free ports among {len(candidates)} tried")
 
