@@ -26,7 +26,7 @@ Metrics = Callable[[], dict[str, Any]]
 
 def _wait_for(checkpoints: Path, step: int, process: subprocess.Popen[str]) -> None:
     """Until there is a checkpoint of this step or a later one: those before the last few are removed again."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 280
     while not any(int(path.name.split("-")[1]) >= step for path in checkpoints.glob("step-*")):
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
