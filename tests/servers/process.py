@@ -19,7 +19,6 @@ GRPC_OFFSET = 10_000
 UNLESS_ORPHANED = '[ "$PPID" = "$0" ] && exec "$@"'
 """Closes the gap in which the parent dies before the kernel was told to tell its child."""
 
-
 _given: list[socket.socket] = []  # marks of the ports that this process was given
 
 
@@ -44,9 +43,7 @@ def free_ports(count: int) -> list[int]:
             try:
                 for number in (port, port + GRPC_OFFSET):
                     held.enter_context(socket.socket()).bind(("127.0.0.1", number))
-                mark.bind(
-                    f"\0ringfeed-tests-port-{port}"
-                )  # a name of no file, which the kernel forgets with the process
+                mark.bind(f"\0ringfeed-tests-port-{port}")  # no file: the kernel forgets it with this process
             except OSError:
                 mark.close()
                 continue
