@@ -29,7 +29,8 @@ from .values import ColumnType, column_of_values, flatten
 
 __all__ = ["IterableSource"]
 
-_BATCH_ROWS = 4096  # dicts: as Python objects they take many times what they will in Arrow
+_BATCH_DICTS = 4096  # as Python objects they take many times what they will in Arrow
+_SIZED = (str, bytes, bytearray, list, tuple, np.ndarray)  # what takes more than a number does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +150,7 @@ def _batched(url: str, items: Iterable[Any], types: pa.Schema, names: Sequence[s
         rows.append(dict(_entries(url, item, count)))
         count += 1
         size += sum(map(_weigh, rows[-1].values()))
-        if len(rows) == _BATCH_ROWS or size >= BATCH_BYTES:
+        if len(rows) == _BATCH_DICTS or size >= BATCH_BYTES:
             yield _columns(url, rows, types, names, count)
             rows, size = [], 0
     if rows:
@@ -200,12 +201,16 @@ def _entries(
 
 
 def _weigh(value: Any) -> int:
-    """About how many bytes a value takes."""
+    """About how many bytes a value takes; the elements of a list are taken to be of one kind."""
     if isinstance(value, (str, bytes, bytearray)):
         return len(value)
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and value.dtype != object:
         return value.nbytes
-    return 8 * len(value) if isinstance(value, (list, tuple)) else 8
+    if isinstance(value, np.ndarray):
+        value = value.ravel()
+    if not isinstance(value, (list, tuple, np.ndarray)):
+        return 8
+    return sum(map(_weigh, value)) if len(value) and isinstance(value[0], _SIZED) else 8 * len(value)
 
 
 def _has_feature(field: pa.Field) -> bool:

@@ -20,6 +20,7 @@ __all__ = ["ColumnType", "column_of_values", "flatten"]
 
 _PYTHON = {bool: pa.bool_(), float: pa.float64(), str: pa.string(), bytes: pa.binary(), bytearray: pa.binary()}
 _ARRAYS = (list, tuple, np.ndarray)
+_RAGGED = "has lists within lists that are not all of one length"
 _GIVE = "give numbers, strings, bytes, dates, or lists of them"
 
 
@@ -224,13 +225,21 @@ def _flat(value: Any) -> tuple[tuple[int, ...], Any]:
     while any(isinstance(element, _ARRAYS) for element in value):
         inner = {_length(element) for element in value}
         if len(inner) > 1:
-            raise TypeError("has lists within lists that are not all of one length")
+            raise TypeError(_RAGGED)
         if any(isinstance(element, np.ndarray) for element in value):
-            value = np.stack(value)
-            return (*shape, *value.shape[1:]), value.reshape(-1)
+            return _flat_arrays(value, shape)
         shape = (*shape, len(value[0]))
         value = list(chain.from_iterable(value))
     return shape, value
+
+
+def _flat_arrays(value: Sequence[Any], shape: tuple[int, ...]) -> tuple[tuple[int, ...], Any]:
+    """As `_flat`, of arrays, perhaps with lists among them: so many as `shape` says."""
+    shapes, flats = zip(*map(_flat, value), strict=True)
+    if len(set(shapes)) > 1:
+        raise TypeError(_RAGGED)
+    alike = all(isinstance(flat, np.ndarray) for flat in flats) and len({flat.dtype for flat in flats}) == 1
+    return (*shape, *shapes[0]), np.concatenate(flats) if alike else list(chain.from_iterable(flats))
 
 
 def _length(element: Any) -> tuple[int, ...] | None:

@@ -145,6 +145,9 @@ def test_large_values_come_in_small_batches(write: Write, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "BATCH_BYTES", 10_000)
     source = opened(write("import numpy as np\ndef records():\n    return ({'x': np.zeros(500)} for i in range(30))"))
     assert [batch.num_rows for batch in source.drafts(source.parts[0])] == [3] * 10
+    for value in ("[np.zeros(250)] * 2", "np.array(['a' * 2000] * 2, object)", "[[b'a' * 2000], [b'b' * 2000]]"):
+        source = opened(write(f"import numpy as np\ndef records():\n    return ({{'x': {value}}} for i in range(30))"))
+        assert [batch.num_rows for batch in source.drafts(source.parts[0])] == [3] * 10
     name = write("import numpy as np, pyarrow as pa\ndef records():\n    return pa.table({'x': np.zeros(5000)})")
     assert max(batch.num_rows for batch in opened(name).drafts(source.parts[0])) == 1250
 
@@ -158,6 +161,9 @@ def test_large_values_come_in_small_batches(write: Write, monkeypatch: pytest.Mo
         ("1, [1]", "has single values in record 0 and arrays of shape \\(1,\\) in record 1"),
         ("np.ones((2, 1)), np.ones((1, 2))", "arrays of shape \\(2, 1\\) in record 0 and arrays of shape \\(1, 2\\)"),
         ("[[1], [1, 2]]", "record 0: the column 'x' has lists within lists that are not all of one length"),
+        ("[np.ones((2, 1)), np.ones((2, 2))]", "record 0: the column 'x' has lists within lists that are not all of"),
+        ("[np.ones((2, 2)), [1, 2]]", "record 0: the column 'x' has lists within lists that are not all of one length"),
+        ("[np.ones(2), ['a', 'b']]", "has (double|string) values in record 0 and (double|string) values in record 0"),
         ("[1, None]", "record 0: the column 'x' has lists with None"),
         ("object()", "record 0: the column 'x' has a value of type object"),
         ("{1}", "has a value of type set"),
@@ -370,6 +376,7 @@ def test_arrays_of_signed_and_unsigned_integers_keep_every_bit() -> None:
         (pd.NaT, "has NaT; give None"),
         (datetime.time(1, 2, tzinfo=datetime.timezone.utc), "has a time with a zone, which Arrow leaves out"),
         (np.ma.array([1, 2], mask=[False, True]), "has masked arrays"),
+        ([np.ma.array([1, 2], mask=[False, True]), np.ones(2)], "has masked arrays"),
     ],
 )
 def test_values_that_would_lose_something_are_refused(value: Any, reason: str) -> None:
