@@ -114,7 +114,7 @@ def _cast(text: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _integer(text: str, kind: pa.DataType) -> int | None:
     """A whole number that is written as a float is, as pandas does for columns with gaps."""
-    if not pa.types.is_integer(kind):
+    if not pa.types.is_integer(kind) or "_" in text or not text.isascii():  # in which Python reads more than Arrow does
         return None
     try:
         value = Decimal(text)

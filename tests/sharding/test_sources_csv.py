@@ -384,6 +384,13 @@ def test_given_types_hold(write_csv: Write) -> None:
         open_source(url, None, "csv", {"zip": Feature(name="zip", dtype="int8", shape=(2,))})
 
 
+@pytest.mark.parametrize("text", ["1_000", "\uff11\uff12"])
+def test_what_only_python_takes_for_an_integer_is_none(write_csv: Write, text: str) -> None:
+    source = open_source(write_csv(["n"], [text]), None, "csv", features(n="int16"))
+    with pytest.raises(SourceError, match=f"line 2: column 'n': '{text}' is no int16"):
+        list(source.drafts(source.parts[0]))
+
+
 def test_tabs_separate_the_fields_of_tsv_files(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_bytes(b'\xef\xbb\xbfa\tb\r\n1,5\t"x\ty"\r\n2,5\tz\r\n')
     (tmp_path / "y.tsv.gz").write_bytes(gzip.compress(b"a\tb\n3\t\n"))
