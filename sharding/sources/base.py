@@ -122,14 +122,15 @@ class Source(Protocol):
 def light(source: Source, number: int | None = None) -> Source:
     """The source with one part alone, or with none: what is sent to a task, for there may be very many.
 
-    A source that wraps another calls it `inner`; what it keeps for each part is in a tuple named `dropped`.
+    A source that wraps another calls it `inner`, or `table` if its own records are others; what it keeps for each part
+    is in a tuple named `dropped`.
     """
     changes: dict[str, Any] = {}
     for field in fields(source):  # type: ignore[arg-type]  # every source is a dataclass
         value = getattr(source, field.name)
         if field.name in ("parts", "dropped"):
             changes[field.name] = () if number is None else value[number : number + 1]
-        elif field.name == "inner":
+        elif field.name in ("inner", "table"):
             changes[field.name] = light(value, number)
     return replace(source, **changes)  # type: ignore[type-var]
 

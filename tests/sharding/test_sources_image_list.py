@@ -15,7 +15,7 @@ from pyarrow import csv
 
 from ringfeed.sharding import SourceError, StorageError
 from ringfeed.sharding.prepare import Filter, PrepareOptions
-from ringfeed.sharding.sources import image_files, lines, open_source
+from ringfeed.sharding.sources import image_files, light, lines, open_source
 from ringfeed.sharding.sources.base import BadRecord, Checked
 from ringfeed.sharding.sources.image_list import ImageListSource
 from tests.servers.store import Store
@@ -44,6 +44,15 @@ def test_images_come_with_the_other_columns_on_every_store(store: Store) -> None
         "cat", "dog", "cat",
     ]  # fmt: skip
     assert source.sample(source.parts[0], 2).num_rows == 2
+
+
+def test_a_task_is_sent_its_own_part_alone(tmp_path: Path) -> None:
+    for number in range(100):
+        (tmp_path / f"{number}.csv").write_text("path,label\nx.png,a\n")
+    source = open_source(f"{tmp_path}/*.csv", "label", "image-list")
+    assert len(source.parts) == 100
+    assert light(source).parts == ()
+    assert light(source, 7).parts == source.parts[7:8]
 
 
 def test_paths_may_lead_by_way_of_dots_on_every_store(store: Store) -> None:
