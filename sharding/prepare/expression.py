@@ -80,6 +80,8 @@ def evaluate(text: str, columns: Mapping[str, pa.Array]) -> pa.BooleanArray:
         raise ConfigError(f"--filter {text!r}: {brief(error)}") from error
     except OverflowError as error:
         raise ConfigError(f"--filter {text!r}: a number in it is too large") from error
+    except RecursionError as error:
+        raise ConfigError(f"--filter {text!r}: it is nested too deeply, or has too many terms") from error
     if not isinstance(result, pa.Array) or result.type != pa.bool_():
         raise ConfigError(f"--filter {text!r}: the expression must be true or false, it is {_kind(result)}")
     return result

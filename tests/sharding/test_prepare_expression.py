@@ -117,6 +117,7 @@ def test_it_means_what_it_says(text: str, expected: list[bool | None]) -> None:
         ("x > ...", "not part of it"),
         ("(" * 500 + "x" + ")" * 500, "cannot be read"),
         ("x > \0", "cannot be read"),
+        (" + ".join(["x"] * 500) + " > 1", "nested too deeply, or has too many terms"),
     ],
 )
 def test_anything_else_is_refused_with_the_reason(text: str, told: str) -> None:
