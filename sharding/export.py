@@ -16,6 +16,7 @@ from .interop.huggingface import hf_parquet
 from .interop.webdataset import webdataset_tar
 from .location import take_urls
 from .manifest import Manifest, ShardInfo
+from .option_types import take_integers
 from .progress import Report, Teller, ignore
 from .sources.shards import read_shard
 from .storage import Storage
@@ -50,8 +51,14 @@ class ExportOptions:
         take_urls(self, "url", "destination")
         if self.to not in EXPORT_FORMATS:
             raise ConfigError(f"what to export to must be one of {', '.join(EXPORT_FORMATS)}, got {self.to!r}")
+        if self.workers is None:
+            raise ConfigError("workers must be given, got None")
+        take_integers(self, "workers")
         if self.workers < 1:
             raise ConfigError(f"workers must be at least 1, got {self.workers}")
+        splits: object = self.splits
+        if isinstance(splits, str):  # each letter would be a name
+            raise ConfigError(f"splits must be a tuple of names, got {splits!r}")
         if len(set(self.splits)) != len(self.splits):
             raise ConfigError(f"each split is named once, got {', '.join(self.splits)}")
 

@@ -110,6 +110,9 @@ def test_the_dataset_itself_is_no_destination(dataset: str) -> None:
     [
         ({"to": "zip"}, "must be one of webdataset, hf"),
         ({"workers": 0}, "at least 1"),
+        ({"workers": None}, "workers must be given, got None"),
+        ({"workers": "2"}, "workers must be a whole number, got '2'"),
+        ({"splits": "train"}, "splits must be a tuple of names, got 'train'"),
         ({"splits": ("a", "a")}, "once"),
     ],
 )
