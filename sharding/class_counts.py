@@ -10,7 +10,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ClassCounts", "count_matrix", "count_rows", "narrow_counts"]
+__all__ = ["ClassCounts", "count_matrix", "count_rows", "narrow_counts", "padded_counts"]
 
 Rows = tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]
 
@@ -163,6 +163,19 @@ def _arrays(rows: Sequence[Sequence[int]]) -> Iterator[npt.NDArray[np.unsignedin
         if rows_there is not source:
             source, read = rows_there, rows_there.rows()
         yield read[number]
+
+
+def padded_counts(counts: Sequence[int], classes: int) -> Sequence[int]:
+    """Counts with zeros for classes that came later.
+
+    Args:
+        counts: of the first classes.
+        classes: how many there are.
+
+    >>> padded_counts(ClassCounts([3, 1]), 3)
+    (3, 1, 0)
+    """
+    return counts if len(counts) == classes else ClassCounts(np.pad(np.asarray(counts), (0, classes - len(counts))))
 
 
 def narrow_counts(counts: npt.NDArray[np.integer]) -> npt.NDArray[np.unsignedinteger]:

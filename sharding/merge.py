@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from .class_counts import padded_counts
 from .dataset import Dataset
 from .generations import table_name
 from .interop.tfds import is_tfds
@@ -35,15 +36,19 @@ def merge_generation(base: Dataset, added: Manifest, shards: Sequence[ShardInfo]
         layout=manifest.layout if kept else None,
         shards_path=table_name(len(generations) - 1),
         files={path: info for path, info in manifest.files.items() if not is_tfds(path)} | dict(added.files),
-        lost=tuple(replace(entry, class_counts=_padded(entry.class_counts, classes)) for entry in manifest.lost),
+        lost=tuple(
+            replace(entry, class_counts=tuple(padded_counts(entry.class_counts, classes))) for entry in manifest.lost
+        ),
         generations=generations,
     )
-    old = [replace(shard, class_counts=_padded(shard.class_counts, classes)) for shard in base.shards]
+    old = [replace(shard, class_counts=padded_counts(shard.class_counts, classes)) for shard in base.shards]
     return merged, [*old, *shards]
 
 
 def _merge_splits(old: Mapping[str, SplitInfo], new: Mapping[str, SplitInfo], classes: int) -> dict[str, SplitInfo]:
-    result = {name: replace(split, class_counts=_padded(split.class_counts, classes)) for name, split in old.items()}
+    result = {
+        name: replace(split, class_counts=padded_counts(split.class_counts, classes)) for name, split in old.items()
+    }
     for name, more in new.items():
         known = result.get(name)
         result[name] = more if known is None else _sum(known, more)
@@ -57,7 +62,3 @@ def _sum(a: SplitInfo, b: SplitInfo) -> SplitInfo:
         class_counts=tuple(x + y for x, y in zip(a.class_counts, b.class_counts, strict=True)),
         statistics={name: merge_statistics(known, b.statistics[name]) for name, known in a.statistics.items()},
     )
-
-
-def _padded(counts: Sequence[int], classes: int) -> tuple[int, ...]:
-    return (*counts, *(0,) * (classes - len(counts)))

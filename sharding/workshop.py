@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import replace
 
 from .build_plan import BuildPlan
+from .class_counts import padded_counts
 from .deep import check_meaning
 from .engine import open_engine
 from .errors import CorruptionError
@@ -210,6 +211,6 @@ def open_workshop(
 def _with_generation(rows: Sequence[ShardInfo], rebuild: Rebuild, made: Sequence[ShardInfo]) -> tuple[ShardInfo, ...]:
     """The rows of a table, those of one generation as they were made again."""
     classes = len(rebuild.manifest.classes)
-    own = [replace(s, class_counts=(*s.class_counts, *(0,) * (classes - len(s.class_counts)))) for s in made]
+    own = [replace(shard, class_counts=padded_counts(shard.class_counts, classes)) for shard in made]
     others = [shard for shard in rows if generation_of(shard.path) != rebuild.generation]
     return tuple(sorted((*others, *own), key=lambda shard: generation_of(shard.path)))  # stable: in the table's order
