@@ -18,7 +18,7 @@ from .binary import binary_array, data_of, offsets_of
 from .example import DELIMITED_1, LIST_TAGS, delimited
 from .matrix import cast_integers
 from .parse import unpack_varints
-from .protobuf import read_fields, read_varint, read_varints
+from .wire import read_fields, read_varint, read_varints
 
 __all__ = ["decode_example", "decode_examples", "locate_examples"]
 
@@ -284,7 +284,7 @@ def _split_one(body: bytes, first: int) -> Iterator[tuple[int, int]]:
     position = 0
     while position < len(body):
         _require(body[position] == DELIMITED_1)
-        length, start = read_varint(body, position + 1)
+        length, start = read_varint(body, position + 1, len(body))
         position = start + length
         yield first + start, first + position
 

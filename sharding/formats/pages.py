@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .. import kernels
-from .protobuf import read_varint
+from .wire import read_varint
 
 __all__ = ["InPlace", "Run", "read_vectors"]
 
@@ -187,7 +187,7 @@ def _read_struct(content: memoryview, at: int) -> tuple[dict[int, Any], int]:
         elif kind in (4, 5, 6):
             fields[number], at = _read_integer(content, at)
         elif kind == 8:
-            length, at = read_varint(content, at)
+            length, at = read_varint(content, at, len(content))
             at += length
         elif kind == 12:
             fields[number], at = _read_struct(content, at)
@@ -197,5 +197,5 @@ def _read_struct(content: memoryview, at: int) -> tuple[dict[int, Any], int]:
 
 
 def _read_integer(content: memoryview, at: int) -> tuple[int, int]:
-    value, at = read_varint(content, at)
+    value, at = read_varint(content, at, len(content))
     return (value >> 1) ^ -(value & 1), at

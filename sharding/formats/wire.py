@@ -1,13 +1,14 @@
 """Protobuf's wire format, read one field at a time, and any valid `tf.train.Example` brought into its usual form.
 
-Slow and exact: for the few messages that `parse` finds unusual. Not here: columns, which `parse` reads at speed.
+Slow and exact: for single messages, and for the few that `parse` finds unusual. Not here: columns, which `parse` and
+`decode` read at speed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-__all__ = ["canonical_example", "iterate_fields", "read_varint", "write_varint"]
+__all__ = ["canonical_example", "iterate_fields", "read_fields", "read_varint", "read_varints", "write_varint"]
 
 _VARINT, _FIXED64, _DELIMITED, _GROUP, _GROUP_END, _FIXED32 = range(6)
 _MAX_VARINT_BYTES = 10
@@ -15,7 +16,7 @@ _MAX_GROUP_DEPTH = 100  # as protobuf's own readers have it
 _BYTES, _FLOAT, _INT64 = 1, 2, 3  # the `kind` oneof of Feature
 
 
-def read_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
+def read_varint(data: bytes | memoryview, position: int, end: int) -> tuple[int, int]:
     """The unsigned 64-bit integer at a position, and the position after it.
 
     Raises:
@@ -24,13 +25,23 @@ def read_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
     >>> read_varint(bytes([0xAC, 0x02]), 0, 2)
     (300, 2)
     """
+    if position < end and data[position] < 0x80:  # as nearly all are
+        return data[position], position + 1
     value = shift = 0
     for at in range(position, min(end, position + _MAX_VARINT_BYTES)):
         value |= (data[at] & 0x7F) << shift
         if data[at] < 0x80:
             return value & 0xFFFF_FFFF_FFFF_FFFF, at + 1
         shift += 7
-    raise ValueError(f"an integer at byte {position} has no end")
+    raise ValueError(f"the message ends within the integer at byte {position}, or that has more than ten bytes")
+
+
+def read_varints(data: bytes) -> Iterator[int]:
+    """The varints that lie one after the other."""
+    position = 0
+    while position < len(data):
+        value, position = read_varint(data, position, len(data))
+        yield value
 
 
 def write_varint(value: int) -> bytes:
@@ -60,15 +71,6 @@ def iterate_fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int
         number, wire = tag >> 3, tag & 7
         if not 0 < number < 1 << 29:
             raise ValueError(f"byte {tag_at} is no start of a field")
-        if wire == _GROUP:
-            open_groups.append(number)
-            if len(open_groups) > _MAX_GROUP_DEPTH:
-                raise ValueError(f"groups are nested more than {_MAX_GROUP_DEPTH} deep")
-            continue
-        if wire == _GROUP_END:
-            if not open_groups or open_groups.pop() != number:
-                raise ValueError(f"a group ends at byte {tag_at} that did not begin")
-            continue
         if wire == _DELIMITED:
             length, start = read_varint(data, start, end)
             stop = start + length
@@ -76,15 +78,37 @@ def iterate_fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int
             stop = read_varint(data, start, end)[1]
         elif wire in (_FIXED32, _FIXED64):
             stop = start + (4 if wire == _FIXED32 else 8)
+        elif wire == _GROUP:
+            open_groups.append(number)
+            if len(open_groups) > _MAX_GROUP_DEPTH:
+                raise ValueError(f"groups are nested more than {_MAX_GROUP_DEPTH} deep")
+            continue
+        elif wire == _GROUP_END:
+            if not open_groups or open_groups.pop() != number:
+                raise ValueError(f"a group ends at byte {tag_at} that did not begin")
+            continue
         else:
             raise ValueError(f"byte {tag_at} is no start of a field")
         if stop > end:
-            raise ValueError(f"the field at byte {tag_at} goes on past the end")
+            raise ValueError(f"the field at byte {tag_at} goes beyond the end")
         if not open_groups:
             yield number, wire, start, stop
         start = stop
     if open_groups:
         raise ValueError("a group has no end")
+
+
+def read_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Number and value of each field: an integer, or the content of what is length-delimited or of fixed width.
+
+    >>> list(read_fields(bytes.fromhex("08 ac02 12 03 616263")))
+    [(1, 300), (2, b'abc')]
+
+    Raises:
+        ValueError: the bytes are no message.
+    """
+    for number, wire, start, stop in iterate_fields(message, 0, len(message)):
+        yield number, read_varint(message, start, stop)[0] if wire == _VARINT else message[start:stop]
 
 
 def canonical_example(message: bytes) -> bytes:

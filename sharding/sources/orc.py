@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyarrow import orc
 
 from ..errors import SourceError
-from ..formats.protobuf import read_fields
+from ..formats.wire import read_fields
 from ..wording import brief
 from .base import Part
 from .files import SourceFile

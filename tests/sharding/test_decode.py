@@ -10,7 +10,7 @@ from ringfeed.sharding.formats import decode as module
 from ringfeed.sharding.formats.decode import decode_example, decode_examples
 from ringfeed.sharding.formats.example import RecordLayout, delimited, encode_examples, encode_matrix
 from ringfeed.sharding.formats.matrix import decode_matrix
-from ringfeed.sharding.formats.protobuf import read_fields
+from ringfeed.sharding.formats.wire import read_fields
 from tests.sharding.test_example import GOLDEN, batches, golden_case, layout_of
 
 pytestmark = pytest.mark.usefixtures("implementation")
