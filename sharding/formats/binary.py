@@ -1,14 +1,16 @@
-"""Arrow's binary arrays in their parts: the bytes, and the offsets that cut values out of them."""
+"""Arrow's binary arrays in their parts: the bytes, and the offsets that cut values out of them; and put together."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-__all__ = ["binary_array", "binary_rows", "data_of", "offsets_of"]
+__all__ = ["binary_array", "binary_rows", "data_of", "join_binary", "offsets_of"]
 
 
 def offsets_of(array: pa.LargeBinaryArray | pa.BinaryArray) -> npt.NDArray[np.int64]:
@@ -37,3 +39,10 @@ def binary_rows(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
     """The rows of a matrix, one binary value each; not copied where they lie together."""
     offsets = np.arange(len(matrix) + 1, dtype=np.int64) * matrix.shape[1]
     return binary_array(offsets, np.ascontiguousarray(matrix).reshape(-1))
+
+
+def join_binary(pieces: Sequence[pa.Array]) -> pa.LargeBinaryArray:
+    """Concatenate large binary arrays element by element."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.large_binary()))

@@ -21,12 +21,12 @@ import pyarrow as pa
 
 from .. import kernels
 from ..schema import Feature, Schema
-from .binary import binary_array, binary_rows, data_of, offsets_of
+from .binary import binary_array, binary_rows, data_of, join_binary, offsets_of
 from .wire import write_varint
 
 __all__ = [
     "DELIMITED_1", "LIST_TAGS", "ColumnLayout", "RecordLayout", "delimited", "encode_examples", "encode_matrix",
-    "encode_pieces", "flat_arrow", "flat_numpy", "is_layout_of", "join_binary", "list_offsets", "plan_layout",
+    "encode_pieces", "flat_arrow", "flat_numpy", "is_layout_of", "list_offsets", "plan_layout",
     "varint_width", "varint_widths",
 ]  # fmt: skip
 
@@ -303,13 +303,6 @@ def varint_widths(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 def _total_lengths(pieces: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
     total: npt.NDArray[np.int64] = np.sum([_lengths(piece) for piece in pieces], axis=0, dtype=np.int64)
     return total
-
-
-def join_binary(pieces: Sequence[pa.Array]) -> pa.LargeBinaryArray:
-    """Concatenate large binary arrays element by element."""
-    if len(pieces) == 1:
-        return pieces[0]
-    return pa.compute.binary_join_element_wise(*pieces, pa.scalar(b"", pa.large_binary()))
 
 
 # --- shared by both --------------------------------------------------------------------------------------------

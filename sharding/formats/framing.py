@@ -16,8 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from .. import kernels
-from .binary import binary_rows, data_of, offsets_of
-from .example import join_binary
+from .binary import binary_rows, data_of, join_binary, offsets_of
 from .tfrecord import FOOTER_BYTES, HEADER_BYTES, frame_records, mask_crcs, record_headers
 
 __all__ = ["Frames", "frame_pieces"]

@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from .. import kernels
 from ..errors import CorruptionError
-from .binary import binary_rows, data_of, offsets_of
-from .example import join_binary
+from .binary import binary_rows, data_of, join_binary, offsets_of
 
 __all__ = [
     "FOOTER_BYTES", "HEADER_BYTES", "FrameBlock", "FrameDamage", "compress", "compressor",
