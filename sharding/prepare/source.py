@@ -14,8 +14,6 @@ from ..errors import SourceError
 from ..keyed import derive_key
 from ..schema import Schema
 from ..sources.base import (
-    BATCH_BYTES,
-    BATCH_ROWS,
     Part,
     Reject,
     Source,
@@ -24,6 +22,7 @@ from ..sources.base import (
     fail_on_bad,
     late_bytes,
     narrowed,
+    sliced,
 )
 from .columns import HIDDEN, in_order, is_hidden, visible, with_groups
 from .mapping import MapBatches
@@ -129,7 +128,7 @@ class PreparedSource:
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """The prepared records; without the late columns, but with what it takes to read these."""
         for batch in self._prepared(self._taken(self.inner.drafts(part, reject)), part):
-            yield from _cut(in_order(batch, self.schema.names))
+            yield from sliced(in_order(batch, self.schema.names))
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """Prepared records of the inner source's sample; of the first batch that has any, if they all go."""
@@ -235,11 +234,3 @@ def _inner_drafts(drafts: pa.RecordBatch) -> pa.RecordBatch:
     hidden = [name for name in drafts.schema.names if is_hidden(name)]
     names = [name.removeprefix(HIDDEN) for name in hidden]
     return pa.RecordBatch.from_arrays(drafts.select(hidden).columns, names=names)
-
-
-def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Batches of no more than the rows and, about, the bytes that a build counts on."""
-    pieces = max(-(-batch.num_rows // BATCH_ROWS), batch.nbytes // BATCH_BYTES)
-    rows = -(-batch.num_rows // max(1, pieces))
-    for start in range(0, batch.num_rows, max(1, rows)):
-        yield batch.slice(start, rows)

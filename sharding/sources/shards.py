@@ -16,8 +16,7 @@ from ..formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..indexes import index_rows
 from ..manifest import Manifest, ShardInfo
 from ..storage import Storage
-from .base import BATCH_BYTES, BATCH_ROWS
-from .tables import bounded
+from .base import BATCH_BYTES, BATCH_ROWS, sliced
 
 __all__ = ["decode_tfrecord", "read_index_rows", "read_shard"]
 
@@ -50,7 +49,7 @@ def read_shard(
         for batch in batches:
             check_columns(batch.schema, expected)
             records += batch.num_rows
-            yield from bounded(batch)
+            yield from sliced(batch)
         if records != shard.records:
             raise ValueError(f"it has {records} records, not {shard.records}")
 

@@ -17,7 +17,6 @@ from ..schema import Feature, Schema
 from ..storage import Storage
 from ..wording import brief
 from .base import (
-    BATCH_BYTES,
     BATCH_ROWS,
     NO_FEATURES,
     PASS_OVER,
@@ -27,6 +26,7 @@ from .base import (
     Reject,
     fail_on_bad,
     pass_over,
+    sliced,
 )
 from .contents import open_file, translate_errors
 from .files import SourceFile, fingerprint_files, list_some
@@ -34,7 +34,7 @@ from .hive import Partitions, find_partitions
 from .structs import ElsewhereError, Path, fields_of, flattened, place_of, told_images
 from .web import lacks_ranges
 
-__all__ = ["PART_BYTES", "TableSource", "bounded", "checked", "open_table", "plain_schema", "runs"]
+__all__ = ["PART_BYTES", "TableSource", "checked", "open_table", "plain_schema", "runs"]
 
 _NAMES_SHOWN = 8
 PART_BYTES = 64 << 20  # about so much data makes a part, if its rows do not first
@@ -231,7 +231,7 @@ class TableSource(Complete, ABC):
     def _bounded(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         with _telling_to_pass_over():
             for batch in self._read(part, columns):
-                yield from bounded(batch)
+                yield from sliced(batch)
 
     def _read(self, part: Part, columns: Sequence[str], head: int | None = None) -> Iterator[pa.RecordBatch]:
         """As `read`, or `head`, of columns that may be fields of the file's."""
@@ -313,24 +313,6 @@ def _feature(field: pa.Field) -> Feature | None:
         return Feature.from_arrow(field.remove_metadata())
     except SourceError:
         return None
-
-
-def bounded(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Slices of at most `BATCH_ROWS` records and about `BATCH_BYTES` bytes; no byte is copied."""
-    if not batch.num_rows:
-        return
-    pieces = max(-(-batch.num_rows // BATCH_ROWS), sum(map(_column_bytes, batch.columns)) // BATCH_BYTES)
-    rows = max(1, -(-batch.num_rows // pieces))
-    for start in range(0, batch.num_rows, rows):
-        yield batch.slice(start, rows)
-
-
-def _column_bytes(column: pa.Array) -> int:
-    """Bytes of a column; of a dictionary's, about what it will have when each index is replaced by its value."""
-    if isinstance(column, pa.DictionaryArray) and len(column.dictionary):
-        return len(column) * int(column.dictionary.nbytes) // len(column.dictionary)
-    size: int = column.nbytes
-    return size
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:

@@ -13,7 +13,7 @@ import pytest
 from ringfeed.sharding import SourceError
 from ringfeed.sharding.formats.parquet import rows_within
 from ringfeed.sharding.schema import Feature
-from ringfeed.sharding.sources import Source, open_source, tables
+from ringfeed.sharding.sources import Source, base, open_source
 from ringfeed.sharding.sources import parquet as module
 from ringfeed.sharding.sources.base import BATCH_BYTES
 from tests.sharding.contents import completed
@@ -145,15 +145,15 @@ def test_memory_does_not_grow_with_a_row_group(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("rows", "expected"), [(0, []), (5, [5]), (10, [5, 5]), (11, [4, 4, 3])])
 def test_slices_are_about_equal(rows: int, expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "BATCH_ROWS", 5)
+    monkeypatch.setattr(base, "BATCH_ROWS", 5)
     batch = pa.record_batch({"x": pa.array(range(rows), pa.int8())})
-    assert [piece.num_rows for piece in tables.bounded(batch)] == expected
+    assert [piece.num_rows for piece in base.sliced(batch)] == expected
 
 
 def test_a_dictionary_counts_as_the_values_it_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(base, "BATCH_BYTES", 1000)
     batch = pa.record_batch({"x": pa.array(["x" * 100, "y" * 100] * 50).dictionary_encode()})
-    assert len(list(tables.bounded(batch))) == 10
+    assert len(list(base.sliced(batch))) == 10
 
 
 def test_a_page_that_is_not_what_its_checksum_says_is_damage(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ringfeed.sharding import SourceError
 from ringfeed.sharding.prepare import Drop, PrepareOptions, Rename, Select, Step
 from ringfeed.sharding.prepare.opening import open_prepared
 from ringfeed.sharding.schema import Feature
-from ringfeed.sharding.sources import open_source, tables
+from ringfeed.sharding.sources import base, open_source, tables
 from tests.servers.store import Store
 from tests.sharding.contents import completed, labels
 
@@ -73,7 +73,7 @@ def test_batches_keep_within_their_bounds(
     name: str, tmp_path: Path, plain: pa.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     WRITERS[name](plain, tmp_path / name)
-    monkeypatch.setattr(tables, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(base, "BATCH_BYTES", 1000)
     source = open_source(str(tmp_path), None)
     sizes = [batch.nbytes for part in source.parts for batch in source.drafts(part)]
     assert max(sizes) < 2500
