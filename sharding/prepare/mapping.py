@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,6 +16,7 @@ import xxhash
 
 from ..errors import ConfigError, SourceError
 from ..schema import Feature, Schema
+from ..user_code import tell_error
 from ..wording import brief
 
 __all__ = ["MapBatches"]
@@ -110,9 +110,9 @@ class MapBatches:
         try:
             result = function(given)
         except (Exception, SystemExit) as error:
-            raise SourceError(
-                f"{_place(error, function)}: {_text(error)} (in {self.spec}); mend the function"
-            ) from error
+            file = getattr(getattr(function, "__code__", None), "co_filename", None)
+            told = tell_error(error, self.function, file)
+            raise SourceError(f"{told} (in {self.spec}); mend the function") from error
         finally:
             os.chdir(folder)  # by which relative paths go
         if not isinstance(result, pa.RecordBatch):
@@ -144,36 +144,16 @@ def _load(folder: str, name: str) -> Callable[[pa.RecordBatch], Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise ConfigError(f"--map {name}: {_place(error, None)}: {_text(error)}; install it") from error
+            raise ConfigError(f"--map {name}: {tell_error(error, name)}; install it") from error
         raise ConfigError(
             f"--map {name}: there is no module {error.name!r}; it is looked for in {folder} and among what is installed"
         ) from error
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"--map {name}: {_place(error, None)}: {_text(error)}; mend the module") from error
+        raise ConfigError(f"--map {name}: {tell_error(error, name)}; mend the module") from error
     function: Callable[[pa.RecordBatch], Any] | None = getattr(module, function_name, None)
     if function is None or not callable(function):
         raise ConfigError(f"--map {name}: {module.__file__} has no function {function_name!r}")
     return function
-
-
-def _place(error: BaseException, function: Callable[..., Any] | None) -> str:
-    """File and line of the user's code that an error came from: the innermost that is not in an installed package."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = getattr(getattr(function, "__code__", None), "co_filename", None)
-    users = [f for f in frames if f.filename == own] or [f for f in frames if _is_user_code(f.filename)]
-    last = (users or frames)[-1]
-    return f"{last.filename}:{last.lineno}"
-
-
-def _is_user_code(filename: str) -> bool:
-    mine = str(Path(__file__).parent)
-    return not (filename.startswith((mine, "<frozen")) or "site-packages" in filename or "/importlib/" in filename)
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {brief(error, 300)}".rstrip(": ")
 
 
 def _is_untyped(kind: pa.DataType) -> bool:

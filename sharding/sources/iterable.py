@@ -7,7 +7,6 @@ import hashlib
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import pyarrow as pa
 from ..errors import ConfigError, SourceError
 from ..keyed import derive_key
 from ..schema import Feature, Schema
+from ..user_code import tell_error
 from ..wording import brief
 from .base import BATCH_BYTES, BATCH_ROWS, Complete, Part, Reject, fail_on_bad
 from .values import ColumnType, column_of_values, flatten
@@ -301,18 +301,7 @@ def _items(url: str) -> Generator[Any, None, None]:
 
 
 def _failure(url: str, error: BaseException, file: str) -> SourceError:
-    """One line for an error in the user's code, with the innermost place of it that is theirs."""
-    frames = traceback.extract_tb(error.__traceback__)
-    here = str(Path(__file__).parent)
-    own = [frame for frame in frames if frame.filename == file]
-    others = [f for f in frames if not f.filename.startswith((here, "<frozen")) and "importlib" not in f.filename]
-    place = url
-    if isinstance(error, SyntaxError) and error.filename:
-        place = f"{error.filename}:{error.lineno}"
-    elif chosen := own or others:
-        place = f"{chosen[-1].filename}:{chosen[-1].lineno}"
-    text = brief(error, 300)
-    return SourceError(f"{place}: {type(error).__name__}{': ' * bool(text)}{text}; mend it, or see all with --debug")
+    return SourceError(f"{tell_error(error, url, file)}; mend it, or see all with --debug")
 
 
 def _fingerprint(url: str, module: ModuleType, records: int) -> str:

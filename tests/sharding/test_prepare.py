@@ -78,6 +78,9 @@ def times(batch):
 def exits(batch):
     raise SystemExit(3)
 
+def takes_nothing():
+    pass
+
 def few_words(batch):
     words = [["a", "b"] if number == 0 else [] for number in batch["id"].to_pylist()]
     return pa.RecordBatch.from_pydict({"words": words})
@@ -421,6 +424,7 @@ def test_times_that_a_function_makes_are_held_as_integers(parquet: str, function
         ("bytes_as_text", "--map user_functions:bytes_as_text: .* a batch that is not sound: .*UTF8"),
         ("all_null", "column 'n' has no value in the first records"),
         ("nothing_at_all", "without columns"),
+        ("takes_nothing", r"^user_functions:takes_nothing: TypeError: takes_nothing\(\) takes 0 positional"),
         ("exits", r"user_functions.py:\d+: SystemExit: 3 \(in --map user_functions:exits\); mend the function"),
     ],
 )
