@@ -30,8 +30,9 @@ from .spill import about_spill, open_scratch, open_spill, remove_other_spill, re
 from .storage import Storage, public_url
 from .stored import Stored
 from .table import seal
-from .tasks import Bucketing, ShardTarget
+from .tasks import Bucketing
 from .tolerance import encode_rejected, rejected_name
+from .write import ShardTarget
 
 __all__ = ["about_build", "build", "write_dataset"]
 

@@ -18,7 +18,8 @@ from .memory import MemoryShare
 from .progress import Report, Teller
 from .sources import light
 from .spill import PartSpill, Spill
-from .tasks import Bucketing, ShardTarget, assemble_bucket, partition_part
+from .tasks import Bucketing, assemble_bucket, partition_part
+from .write import ShardTarget
 
 __all__ = ["assemble", "assemble_tasks", "common_layout", "partition", "shards_per_bucket"]
 

@@ -20,7 +20,6 @@ from .assign import Assignment
 from .casting import is_list
 from .counting import Tally, class_array, label_type, tally_batches
 from .errors import SourceError
-from .formats import RecordLayout
 from .generations import index_name, shard_name
 from .grouping import group
 from .image_checks import check_images
@@ -31,10 +30,9 @@ from .read_ahead import read_ahead
 from .schema import Schema
 from .sources import Part, Source
 from .spill import PartSpill, Spill
-from .storage import Storage
-from .write import SmallFiles, write_shard
+from .write import ShardTarget, SmallFiles, write_shard
 
-__all__ = ["Bucketing", "ShardTarget", "assemble_bucket", "count_classes", "partition_part", "shard_names"]
+__all__ = ["Bucketing", "assemble_bucket", "count_classes", "partition_part", "shard_names"]
 
 _PLACE, _CLASS = "\0place", "\0class"  # columns of spill files; no source has such names
 _SLICE_BYTES = 64 << 10  # of a bucket, in one write to the spill file: less would drown in the overhead of Arrow IPC
@@ -70,29 +68,6 @@ class Bucketing:
             firsts - firsts[np.arange(len(sizes)) // self.shards_per_bucket * self.shards_per_bucket]
         )
         return result
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardTarget:
-    """All that shapes the bytes of the shards, the same for each of them.
-
-    Attributes:
-        storage: to write to.
-        plan: its fingerprint, for the journal.
-        shard_format: ``tfrecord`` or ``parquet``.
-        compression: of the shards.
-        layout: that all records share, if they do.
-        block_rows: rows that are read, encoded and written at a time; Parquet's row groups.
-        dali_index: whether each shard has an index for DALI.
-    """
-
-    storage: Storage
-    plan: str
-    shard_format: str
-    compression: str
-    layout: RecordLayout | None
-    block_rows: int
-    dali_index: bool = False
 
 
 def count_classes(source: Source, part: Part) -> Tally:
@@ -297,16 +272,12 @@ def assemble_bucket(
         info, statistics, dali = write_shard(
             _blocks(source, table, rows, target.block_rows),
             source.schema,
-            target.storage,
+            target,
             small,
             split=split.name,
             classes=len(split.class_counts),
             path=path,
             index_path=index_path,
-            shard_format=target.shard_format,
-            compression=target.compression,
-            layout=target.layout,
-            dali_index=target.dali_index,
         )
         results.append(ShardResult(number=number, info=info, statistics=statistics, dali=dali))
     small.flush()

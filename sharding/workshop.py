@@ -30,8 +30,9 @@ from .spill import open_spill, remove_spill
 from .staging import staged
 from .storage import Storage
 from .stored import Stored
-from .tasks import Bucketing, ShardTarget
+from .tasks import Bucketing
 from .verify import default_workers
+from .write import ShardTarget
 
 __all__ = ["Workshop", "open_workshop"]
 

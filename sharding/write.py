@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import IO, Any
 
@@ -26,12 +27,35 @@ from .statistics import FeatureStatistics, merge_statistics, summarise
 from .storage import Storage
 from .streams import Sink
 
-__all__ = ["SmallFiles", "write_shard"]
+__all__ = ["ShardTarget", "SmallFiles", "write_shard"]
 
 Block = tuple[pa.RecordBatch, npt.NDArray[np.int32]]
 
 _FILES_AT_ONCE = 32  # connections to S3 that a process may have
 _HELD_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardTarget:
+    """All that shapes the bytes of the shards, the same for each of them.
+
+    Attributes:
+        storage: to write to.
+        plan: its fingerprint, for the journal.
+        shard_format: ``tfrecord`` or ``parquet``.
+        compression: of the shards.
+        layout: that all records share, if they do.
+        block_rows: rows that are read, encoded and written at a time; Parquet's row groups.
+        dali_index: whether each shard has an index for DALI.
+    """
+
+    storage: Storage
+    plan: str
+    shard_format: str
+    compression: str
+    layout: RecordLayout | None
+    block_rows: int
+    dali_index: bool = False
 
 
 class SmallFiles:
@@ -61,33 +85,25 @@ class SmallFiles:
 def write_shard(
     blocks: Iterator[Block],
     schema: Schema,
-    storage: Storage,
+    target: ShardTarget,
     small: SmallFiles,
     *,
     split: str,
     classes: int,
     path: str,
     index_path: str,
-    shard_format: str,
-    compression: str,
-    layout: RecordLayout | None,
-    dali_index: bool = False,
 ) -> tuple[ShardInfo, Mapping[str, FeatureStatistics], FileInfo | None]:
     """Encode and write the rows of a shard.
 
     Args:
         blocks: of rows in their order, and their class ids; at least one.
         schema: of the dataset.
-        storage: to write to.
-        small: takes a shard of one block and its indexes, if `storage` is remote; the caller has them flushed.
+        target: where and how to write.
+        small: takes a shard of one block and its indexes, if the storage is remote; the caller has them flushed.
         split: that the shard belongs to.
         classes: of the dataset.
         path: of the shard.
         index_path: of its index.
-        shard_format: ``tfrecord`` or ``parquet``.
-        compression: of the shard.
-        layout: that all records share, if they do.
-        dali_index: write one for DALI, too.
 
     Returns:
         What the manifest says of it, the statistics of its features, and what the manifest says of the index for DALI.
@@ -105,27 +121,29 @@ def write_shard(
             yield batch, class_ids
             del batch, class_ids  # nothing is to hold a block while the next is made
 
-    how: dict[str, Any] = {"shard_format": shard_format, "compression": compression, "layout": layout}
+    how: dict[str, Any] = {
+        "shard_format": target.shard_format, "compression": target.compression, "layout": target.layout
+    }  # fmt: skip
     each = counted()
-    is_local = storage.local_path is not None
+    is_local = target.storage.local_path is not None
     ready = deque(islice(each, 1 if is_local else 2))
     if len(ready) == 1 and not is_local:  # a shard of usual size: one write, beside those of the index and of others
         batch, class_ids = ready.pop()
         data, index = encode_shard(batch, schema, class_ids, **how)
-        extra = _dali_file(path, index) if dali_index else {}
+        extra = _dali_file(path, index) if target.dali_index else {}
         small.add({path: data, index_path: index, **extra})
         data_bytes, data_checksum = data.size, checksum(data)
     else:
-        with storage.open_output(path) as file:
-            sink: Any = _HashingSink(file, blocks=shard_format == "parquet")
+        with target.storage.open_output(path) as file:
+            sink: Any = _HashingSink(file, blocks=target.shard_format == "parquet")
             encoder = open_encoder(sink, schema, **how)
             while ready:
                 encoder.write(*ready.popleft())
                 ready.extend(islice(each, 0 if ready else 1))
             index = encoder.finish(sink.sums)
         data_bytes, data_checksum = sink.tell(), sink.checksum
-        extra = _dali_file(path, index) if dali_index else {}
-        storage.write_all({index_path: index, **extra})
+        extra = _dali_file(path, index) if target.dali_index else {}
+        target.storage.write_all({index_path: index, **extra})
     info = ShardInfo(
         split=split,
         path=path,
