@@ -122,6 +122,7 @@ class BuildOptions:
                 raise ConfigError(f"{name} must be given, got None")
         take_integers(self, "shards", "shard_bytes", "workers", "memory_bytes", "seed", "min_class_records")
         check_texts(self, "label", "source_kind", "split_column", "group_by", "on_bad_record")
+        check_texts(self, "shard_format", "compression", "balance", "engine")
         check_flags(self, "overwrite", "dali_index")
         object.__setattr__(self, "splits", take_shares(self.splits))
         if self.source_kind not in ("auto", *KINDS):

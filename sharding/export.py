@@ -16,7 +16,7 @@ from .interop.huggingface import hf_parquet
 from .interop.webdataset import webdataset_tar
 from .location import take_urls
 from .manifest import Manifest, ShardInfo
-from .option_types import take_integers
+from .option_types import check_texts, take_integers
 from .progress import Report, Teller, ignore
 from .sources.shards import read_shard
 from .storage import Storage
@@ -49,6 +49,7 @@ class ExportOptions:
 
     def __post_init__(self) -> None:
         take_urls(self, "url", "destination")
+        check_texts(self, "to")
         if self.to not in EXPORT_FORMATS:
             raise ConfigError(f"what to export to must be one of {', '.join(EXPORT_FORMATS)}, got {self.to!r}")
         if self.workers is None:
@@ -57,7 +58,7 @@ class ExportOptions:
         if self.workers < 1:
             raise ConfigError(f"workers must be at least 1, got {self.workers}")
         splits: object = self.splits
-        if isinstance(splits, str):  # each letter would be a name
+        if not isinstance(splits, (tuple, list)):  # of a text, each letter would be a name
             raise ConfigError(f"splits must be a tuple of names, got {splits!r}")
         if len(set(self.splits)) != len(self.splits):
             raise ConfigError(f"each split is named once, got {', '.join(self.splits)}")

@@ -60,6 +60,8 @@ def test_shares_are_what_they_are_written_as(shares: Any) -> None:
         ({"memory_bytes": "2GiB"}, "memory_bytes must be a whole number, got '2GiB'"),
         ({"label": ["y"]}, "label must be text"),
         ({"on_bad_record": 3}, "on_bad_record must be text, got 3"),
+        ({"engine": 3}, "engine must be text, got 3"),
+        ({"shard_format": ["tfrecord"]}, "shard_format must be text"),
         ({"overwrite": "no"}, "overwrite must be True or False, got 'no'"),
         ({"source_kind": "cvs"}, "source_kind must be one of auto, ringfeed, .*, got 'cvs'"),
         ({"prepare": None}, "prepare must be PrepareOptions, got None"),

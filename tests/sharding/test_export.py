@@ -113,6 +113,8 @@ def test_the_dataset_itself_is_no_destination(dataset: str) -> None:
         ({"workers": None}, "workers must be given, got None"),
         ({"workers": "2"}, "workers must be a whole number, got '2'"),
         ({"splits": "train"}, "splits must be a tuple of names, got 'train'"),
+        ({"splits": None}, "splits must be a tuple of names, got None"),
+        ({"to": ["hf"]}, "to must be text"),
         ({"splits": ("a", "a")}, "once"),
     ],
 )
