@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from .build import about_build, write_dataset
-from .build_options import BuildOptions
+from .build_options import ONE_SPLIT, BuildOptions
 from .build_plan import BuildPlan
 from .dataset import Dataset, open_dataset
 from .destination import draft_dataset
@@ -95,7 +95,7 @@ class AppendOptions:
         recorded = manifest.options
         group_by = recorded.get("group_by")
         shares = {name: Fraction(share) for name, share in recorded["splits"].items()}
-        splits = shares or {"train": Fraction(1)} if self.splits is None else self.splits
+        splits = (shares or ONE_SPLIT) if self.splits is None else self.splits
         self._check_groups(manifest, group_by, splits)
         order = [*(name for name in manifest.splits if name in splits), *splits]  # as the table has them
         mean_bytes = sum(shard.bytes for shard in dataset.shards) // len(dataset.shards)
@@ -139,7 +139,7 @@ class AppendOptions:
             source_kind=self.source_kind,
             shards=self.shards,
             shard_bytes=self.shard_bytes,
-            splits={"train": Fraction(1)} if self.splits is None else self.splits,
+            splits=ONE_SPLIT if self.splits is None else self.splits,
             workers=self.workers,
             memory_bytes=self.memory_bytes,
             spill=self.spill,

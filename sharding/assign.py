@@ -63,7 +63,7 @@ class SplitLayout:
 
     def shard_class_counts(self, shard: int) -> Int64:
         """Records of each class in one of the split's shards, int64 [classes]."""
-        return np.diff((self._ends - shard - 1) // self.shards + 1)
+        return np.diff((self._ends - shard - 1) // self.shards)
 
     def all_shard_class_counts(self) -> npt.NDArray[np.unsignedinteger]:
         """Records of each class in each of the split's shards, [shards, classes], of the narrowest type."""

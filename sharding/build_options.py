@@ -17,10 +17,10 @@ from .prepare import PrepareOptions, restore_options
 from .sources import KINDS
 from .tolerance import Budget, parse_budget
 
-__all__ = ["BuildOptions", "check_split_name"]
+__all__ = ["ONE_SPLIT", "BuildOptions", "check_split_name"]
 
 _BALANCES = ("records", "bytes")
-_ONE_SPLIT = {"train": Fraction(1)}
+ONE_SPLIT = {"train": Fraction(1)}  # where nothing is said of splits
 _RECORDED = {
     "label", "shards", "shard_bytes", "splits", "source_kind", "split_column", "group_by", "balance", "prepare",
     "on_bad_record", "dali_index",
@@ -70,7 +70,7 @@ class BuildOptions:
     compression: str | None = None
     shards: int | None = None
     shard_bytes: int | None = None
-    splits: Mapping[str, Fraction] = field(default_factory=lambda: dict(_ONE_SPLIT))
+    splits: Mapping[str, Fraction] = field(default_factory=lambda: dict(ONE_SPLIT))
     split_column: str | None = None
     group_by: str | None = None
     balance: str = "records"
@@ -136,7 +136,7 @@ class BuildOptions:
                 "give --split-column or --group-by, not both: the column "
                 f"{self.split_column!r} names the split of each record already"
             )
-        if self.split_column is not None and self.splits != _ONE_SPLIT:
+        if self.split_column is not None and self.splits != ONE_SPLIT:
             raise ConfigError("give --split or --split-column, not both: the column names the splits")
         if self.group_by is not None and len(self.splits) < 2:
             raise ConfigError(
@@ -218,7 +218,7 @@ class BuildOptions:
             source_kind=recorded.get("source_kind", "auto"),
             shards=recorded["shards"],
             shard_bytes=recorded["shard_bytes"],
-            splits={name: Fraction(share) for name, share in recorded["splits"].items()} or {"train": Fraction(1)},
+            splits={name: Fraction(share) for name, share in recorded["splits"].items()} or ONE_SPLIT,
             split_column=recorded.get("split_column"),
             group_by=recorded.get("group_by"),
             balance=recorded.get("balance", "records"),

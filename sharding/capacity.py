@@ -11,7 +11,7 @@ from .build_options import BuildOptions
 from .build_plan import BuildPlan
 from .engine import open_engine
 from .execute import ClusterExecutor
-from .memory import AHEAD, MemoryShare
+from .memory import MemoryShare
 
 __all__ = ["at_once", "build_engine", "memory_share", "tasks_at_once"]
 
@@ -25,7 +25,7 @@ def build_engine(options: BuildOptions, holds: str | None = None) -> AbstractCon
 
 def at_once(pool: Executor, options: BuildOptions) -> int | Callable[[], int]:
     """How many tasks to have submitted and not ended, where memory sets no limit."""
-    return pool.at_once if isinstance(pool, ClusterExecutor) else AHEAD * options.workers
+    return pool.at_once if isinstance(pool, ClusterExecutor) else options.memory.ahead
 
 
 def memory_share(pool: Executor, options: BuildOptions, plan: BuildPlan) -> MemoryShare:

@@ -251,9 +251,7 @@ def _in_runs(batches: Iterator[Hashes]) -> Iterator[npt.NDArray[np.uint64]]:
         yield np.concatenate(held)
 
 
-def find_in_bucket(
-    folder: Storage, files: int, first: int, stop: int, there: int = 0
-) -> tuple[Int64, Int64, Truth, Truth]:
+def find_in_bucket(folder: Storage, files: int, first: int, stop: int, there: int) -> tuple[Int64, Int64, Truth, Truth]:
     """The records that come again, of those whose hash has a prefix in ``[first, stop)``.
 
     Args:

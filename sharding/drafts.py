@@ -171,7 +171,8 @@ class RemoteDraft:
         parent, _, name = target.rpartition("/")
         with _told_as_no_folder():
             fs.makedirs(parent, exist_ok=True)
-        self._fs, self._target, self._policy, self._exact = fs, target, policy, renames_exclusively
+        self._fs, self._target, self._policy = fs, target, policy
+        self._renames_exclusively = renames_exclusively
         self._draft = f"{parent}/{draft_name(name)}"
         self._file = fs.open(self._draft, "wb")
         self._bytes = 0
@@ -186,7 +187,7 @@ class RemoteDraft:
         size = self._fs.info(self._draft)["size"]
         if size != self._bytes:
             raise IncompleteError(f"{size} bytes were stored of {self._bytes}")
-        if exclusive and not self._exact and self._fs.exists(self._target):
+        if exclusive and not self._renames_exclusively and self._fs.exists(self._target):
             raise FileExistsError(self._target)
         retry(lambda: self._rename(exclusive), self._policy)
 
@@ -198,7 +199,8 @@ class RemoteDraft:
 
     def _rename(self, exclusive: bool) -> None:
         try:
-            self._fs.mv(self._draft, self._target, **({"overwrite": not exclusive} if self._exact else {}))
+            how = {"overwrite": not exclusive} if self._renames_exclusively else {}
+            self._fs.mv(self._draft, self._target, **how)
         except (FileExistsError, FileNotFoundError):
             if self._fs.exists(self._draft) or not self._fs.exists(self._target):
                 raise

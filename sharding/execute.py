@@ -32,7 +32,7 @@ from .quiet import quiet_pillow
 __all__ = ["ClusterExecutor", "Job", "begin_processes", "local_executor", "portable_error", "run_tasks", "stream_tasks"]
 
 _SOCKET_PATH = 107  # bytes of one, at most, on Linux
-_SIGN_OF_LIFE_S = 5.0  # after which a pool that has finished nothing is looked at
+_SIGN_OF_LIFE_SECONDS = 5.0  # after which a pool that has finished nothing is looked at
 
 T = TypeVar("T")
 Job = tuple[Callable[..., T], tuple[Any, ...]]
@@ -239,7 +239,7 @@ def _stream(
                     running[submit(function, *arguments)] = number
             if not running:
                 return
-            for future in wait(running, _SIGN_OF_LIFE_S, FIRST_COMPLETED).done:
+            for future in wait(running, _SIGN_OF_LIFE_SECONDS, FIRST_COMPLETED).done:
                 yield running.pop(future), future.result()
             if isinstance(pool, _Processes) and pool.died:
                 raise WorkerError(NO_MORE_PROCESSES)

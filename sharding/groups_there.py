@@ -86,7 +86,7 @@ def read_groups(stored: Stored, base: Manifest, column: str, names: list[str], p
 def _read(stored: Stored, shards: Sequence[ShardInfo], column: str, pool: Executor) -> list[pa.Array]:
     jobs = [(groups_in_shard, (stored.folder(shard), stored.manifest, shard, column)) for shard in shards]
     try:
-        return run_tasks(pool, jobs, lambda done, found: None)
+        return run_tasks(pool, jobs)
     except CorruptionError as error:
         raise CorruptionError(
             f"{error}; which split each group is in, is read from the shards that are there: repair them first with: "

@@ -97,7 +97,7 @@ class Placer:
 def _index(column: pa.Array, values: pa.Array, what: str) -> Int64:
     found = pc.index_in(column, value_set=values)
     if found.null_count:
-        raise SourceError(f"{_CHANGED}: {what} appeared that the first pass did not see")
+        raise SourceError(f"{_CHANGED}: {what} appeared that the first pass did not see; build again")
     result: Int64 = found.to_numpy()
     return result
 

@@ -281,7 +281,7 @@ class Storage(Location):
     def uploads(self) -> Sequence[tuple[str, str]]:
         """The paths of uploads to S3 that were begun in the folder and below and have not ended, and their ids.
 
-        None where that may not be asked: it takes a right of its own, and some stores do not tell.
+        Nothing where that may not be asked: it takes a right of its own, and some stores do not tell.
         """
         if self.protocol not in S3:
             return []

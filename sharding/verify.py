@@ -67,7 +67,7 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class File:
+class _File:
     """A file of the dataset as it was written; `shard` is None for one that is for other programs."""
 
     path: str
@@ -129,8 +129,8 @@ def _is_rewritten(known: Identity) -> bool:
 def examine(known: Identity, report: VerifyReport = ignore, *, workers: int, deep: bool = False) -> Verification:
     """`check_dataset` of a dataset that was identified."""
     storage, manifest = known.storage, known.manifest
-    files = [File(path=p, info=info, shard=shard) for shard in known.shards for p, info in shard.files.items()]
-    files += [File(path=path, info=info) for path, info in manifest.files.items()]
+    files = [_File(path=p, info=info, shard=shard) for shard in known.shards for p, info in shard.files.items()]
+    files += [_File(path=path, info=info) for path, info in manifest.files.items()]
     deep = deep or not known.proven
     total = sum(file.info.bytes for file in files)
     with ThreadPoolExecutor(workers, thread_name_prefix="ringfeed-verify") as pool:
@@ -162,7 +162,7 @@ def _reporter(report: VerifyReport, sizes: Mapping[str, int], total: int) -> Cal
     return tell
 
 
-def _measure(known: Identity, file: File) -> tuple[str, Measure | None]:
+def _measure(known: Identity, file: _File) -> tuple[str, Measure | None]:
     if file.path in known.measures:
         return file.path, known.measures[file.path]
     found = measure(known.storage, file.path, known.sizes.get(file.path))
@@ -175,9 +175,9 @@ def _matches(found: Measure | None, expected: FileInfo) -> bool:
     return found is not None and (found.bytes, found.checksum) == (expected.bytes, expected.checksum)
 
 
-def _holders(files: Sequence[File]) -> Mapping[str, list[File]]:
+def _holders(files: Sequence[_File]) -> Mapping[str, list[_File]]:
     """By checksum, the files that were written with it."""
-    written: dict[str, list[File]] = defaultdict(list)
+    written: dict[str, list[_File]] = defaultdict(list)
     for file in files:
         written[file.info.checksum].append(file)
     return written
@@ -185,9 +185,9 @@ def _holders(files: Sequence[File]) -> Mapping[str, list[File]]:
 
 def _locate(
     known: Identity,
-    file: File,
+    file: _File,
     measures: Mapping[str, Measure | None],
-    holders: Mapping[str, Sequence[File]],
+    holders: Mapping[str, Sequence[_File]],
 ) -> Damage:
     storage, manifest = known.storage, known.manifest
     found, shard = measures[file.path], file.shard
@@ -207,7 +207,7 @@ def _locate(
     return locate_in_shard(storage, manifest, shard, found, _intact_index(storage, manifest, shard, measures))
 
 
-def _holds(found: Measure | None, file: File) -> bool:
+def _holds(found: Measure | None, file: _File) -> bool:
     return found is not None and found.checksum == file.info.checksum
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from gzip import BadGzipFile
-from pathlib import Path
 from typing import IO, cast
 
 import fsspec
@@ -141,10 +140,10 @@ def read_files(paths: Sequence[str]) -> list[bytes]:
         StorageError: the store refuses.
         SourceError: one is not there any more.
     """
-    storages = [Storage(path).local_path for path in paths]
-    if all(storages):
+    local = [place for path in paths if (place := Storage(path).local_path)]
+    if len(local) == len(paths):
         with _errors_of_files(paths):
-            return [Path(str(path)).read_bytes() for path in storages]
+            return [place.read_bytes() for place in local]
     found: dict[str, bytes] = {}
     for some in _by_store(paths):
         with _errors_of_files(some):

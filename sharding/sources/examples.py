@@ -91,7 +91,6 @@ class _Seen:
         self.kind = self.place = ""
         self.fewest, self.most = 1 << 62, 0
         self.text = self.image = True
-        self.empty = True
 
     def add(self, values: Values, place: str) -> None:
         if self.kind not in ("", values.kind):
@@ -108,7 +107,6 @@ class _Seen:
             self.text = self.text and _are_text(texts)
             heads = pc.binary_slice(texts, 0, _HEAD_BYTES).to_pylist() if self.image else ()
             self.image = self.image and all(map(is_image, heads))
-            self.empty = self.empty and not len(texts)
 
     def feature(self) -> Feature:
         shape: tuple[int | None, ...] = () if self.fewest == self.most == 1 else (None,)

@@ -19,11 +19,11 @@ from .web import is_web, name_at, written_at
 
 __all__ = ["SUFFIXES", "ImageFolderSource"]
 
+# Of the last three Pillow reads none without plugins: they are refused, or are bad records, but never left out.
 SUFFIXES = (
     ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".jp2", ".j2k", ".avif",
     ".ppm", ".pgm", ".pbm", ".pnm", ".heic", ".heif", ".jxl",
 )  # fmt: skip
-"""Of the last three Pillow reads none without plugins: they are refused, or are bad records, but never left out."""
 _PART_FILES = 4096
 _SAMPLE_FILES = 16
 _BYTES = "\0bytes"  # a column of drafts; no folder has such a name

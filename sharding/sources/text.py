@@ -5,7 +5,7 @@ What a record's fields are is not for here: see `csv` and `jsonl`.
 
 from __future__ import annotations
 
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
@@ -33,7 +33,6 @@ __all__ = [
 
 LINE_BYTES = 64 << 20  # a longer record is an error: one without an end must not fill the memory
 PART_BYTES = 64 << 20  # of an uncompressed file, one task reads so much
-_BOM = b"\xef\xbb\xbf"
 
 Cut = Callable[[bytes], tuple[int, bool]]
 
@@ -92,8 +91,8 @@ def read_blocks(path: str, span: Span, cut: Cut, block_bytes: int) -> Iterator[B
         while True:
             got = start + len(rest)
             data = file.read(block_bytes if span.stop is None else min(block_bytes, span.stop - got))
-            if not got and data.startswith(_BOM):
-                data, start = data[len(_BOM) :], len(_BOM)
+            if not got and data.startswith(BOM_UTF8):
+                data, start = data[len(BOM_UTF8) :], len(BOM_UTF8)
             rest = rest + data if rest else data
             end, multiline = cut(rest)
             end = end if data else len(rest)

@@ -121,7 +121,7 @@ def test_a_pool_that_can_begin_no_thread_of_its_own_is_not_waited_for(monkeypatc
     def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(execute, "_SIGN_OF_LIFE_S", 0.1)
+    monkeypatch.setattr(execute, "_SIGN_OF_LIFE_SECONDS", 0.1)
     monkeypatch.setattr(Queue, "_start_thread", refuse)
     message = "no more processes or threads; use fewer --workers"
     with pytest.raises(WorkerError, match=message), local_executor(2) as pool:
