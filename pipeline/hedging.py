@@ -11,13 +11,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 
-from ..sharding.errors import StorageError
+from ..sharding.errors import RingfeedError, StorageError
 from .counters import Counters
+from .threads import start_thread
 
 __all__ = ["Hedging", "Latencies", "limit_seconds"]
 
@@ -119,6 +121,7 @@ class Hedging:
 
         Raises:
             StorageError: no answer came within `limit_seconds`, or the loader was closed.
+            RingfeedError: the system starts no thread.
             Exception: what `read` raises, once all requests have failed.
         """
         answers: queue.SimpleQueue[_Answer[T]] = queue.SimpleQueue()
@@ -148,7 +151,7 @@ class Hedging:
         requests, failures = 1, 0
         _send(read, answers, second=False)
         while True:
-            waits = (late if requests == 1 else limit) - (time.monotonic() - begun)
+            waits = late - (time.monotonic() - begun)
             try:
                 answer = answers.get(timeout=max(waits, 0.0))
             except queue.Empty:
@@ -157,12 +160,12 @@ class Hedging:
                         f"cannot read {where}: no answer within {limit:.0f} s; see whether the store and the network "
                         "are well, and start the same command again"
                     ) from TimeoutError()
+                late = limit
                 if kind.may_hedge():
-                    requests += 1
-                    self._counters.add("hedge", items=1, size=size)
-                    _send(read, answers, second=True)
-                else:
-                    late = limit
+                    with suppress(RingfeedError):  # the system starts no thread: the first request goes on
+                        _send(read, answers, second=True)
+                        requests += 1
+                        self._counters.add("hedge", items=1, size=size)
                 continue
             if isinstance(answer.error, _Closed):
                 raise StorageError(f"cannot read {where}: the loader was closed")
@@ -183,4 +186,4 @@ def _send(read: Callable[[], T], answers: queue.SimpleQueue[_Answer[T]], *, seco
         except BaseException as error:
             answers.put(_Answer(second=second, error=error))
 
-    threading.Thread(target=run, name="ringfeed-read", daemon=True).start()
+    start_thread(run, "read", daemon=True)

@@ -18,13 +18,18 @@ __all__ = ["Threads", "in_own_thread", "start_thread"]
 _PREFIX = "ringfeed-"
 
 
-def start_thread(function: Callable[[], None], name: str) -> threading.Thread:
+def start_thread(function: Callable[[], None], name: str, *, daemon: bool = False) -> threading.Thread:
     """A thread that runs a function, and is called so.
+
+    Args:
+        function: to run.
+        name: of the thread, without `ringfeed`.
+        daemon: whether the program may end before it does.
 
     Raises:
         RingfeedError: the system starts none.
     """
-    thread = threading.Thread(target=function, name=_PREFIX + name)
+    thread = threading.Thread(target=function, name=_PREFIX + name, daemon=daemon)
     try:
         thread.start()
     except RuntimeError as error:

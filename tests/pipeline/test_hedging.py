@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ringfeed.pipeline import hedging
 from ringfeed.pipeline.counters import Counters
 from ringfeed.pipeline.hedging import Hedging, Latencies
-from ringfeed.sharding import StorageError
+from ringfeed.sharding import RingfeedError, StorageError
 
 
 @pytest.fixture
@@ -75,6 +75,23 @@ class TestHedging:
                     call(read, Latencies(), 5, "s3://b/x")
             else:
                 assert call(read, Latencies(), 5, "s3://b/x") == "late"
+
+    def test_where_no_more_threads_start_the_first_request_goes_on(self) -> None:
+        counters, size = Counters(), threading.stack_size()
+        call = Hedging(counters, second=True).call
+
+        def first() -> str:
+            threading.stack_size(1 << 46)  # more than there are addresses
+            time.sleep(0.1)
+            return "first"
+
+        try:
+            assert call(first, Latencies(), 5, "s3://b/x") == "first"
+            with pytest.raises(RingfeedError, match="the loader cannot start a thread: "):
+                call(first, Latencies(), 5, "s3://b/x")
+        finally:
+            threading.stack_size(size)
+        assert counters.snapshot()["hedge"].items == 0
 
     def test_without_it_none_is_sent(self) -> None:
         counters = Counters()
