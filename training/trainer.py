@@ -194,6 +194,7 @@ class Trainer:
             if every and self.position.step % every == 0:
                 self._report(epoch)
                 self._save()
+                self._window = _Window()  # whose clock begins after the checkpoint
         if self.position.epoch != epoch and next(batches, None) is not None:
             raise TrainingError(f"the loader goes on after step {self.steps_per_epoch}, the last it promised")
         self._report(epoch)

@@ -17,6 +17,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from ringfeed.training import Checkpoint, CheckpointStore
 from ringfeed.training.train import main
 
 Train = Callable[..., tuple[int, str]]
@@ -293,6 +294,23 @@ def test_the_final_evaluation_is_of_the_last_step_and_the_split_that_was_asked_f
     assert final("max_steps=5", "data.eval_split=train") == (3000, 5)
     assert final("max_steps=6", "data.eval_split=null") is None
     assert final("max_steps=6") == (1000, 6)
+
+
+def test_throughput_is_of_the_steps_and_not_of_the_checkpoints_between(
+    tmp_path: Path, write_config: WriteConfig, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save, slow_seconds = CheckpointStore.save, 5.0
+
+    def save_slowly(store: CheckpointStore, checkpoint: Checkpoint) -> str:
+        time.sleep(slow_seconds if checkpoint.step == 25 else 0.0)
+        return save(store, checkpoint)
+
+    monkeypatch.setattr(CheckpointStore, "save", save_slowly)
+    checkpoint = {"url": str(tmp_path / "run"), "every_steps": 25}
+    assert train_here(write_config(checkpoint=checkpoint, data={"eval_split": None}, epochs=1)) == 0
+    seconds = {entry["step"]: entry["seconds"] for entry in metrics()["history"]["steps"]}
+    assert list(seconds) == [20, 25, 40, 50]
+    assert max(seconds.values()) < slow_seconds
 
 
 def test_gradients_that_are_not_finite_are_an_error(
