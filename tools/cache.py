@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -48,7 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run `ringfeed cache`."""
-    age = 0.0 if args.older_than is None else parse_age(args.older_than)
+    age = None if args.older_than is None else parse_age(args.older_than)
     folder = _open(args.path)
     chosen = _choose(folder, age, args.dataset)
     in_use = {entry.file for entry in chosen if entry.in_use()}
@@ -86,9 +87,10 @@ def parse_age(text: str) -> float:
     return float(match.group(1)) * _SECONDS[match.group(2)]
 
 
-def _choose(folder: CacheFolder, age: float, dataset: str | None) -> list[CacheEntry]:
+def _choose(folder: CacheFolder, age: float | None, dataset: str | None) -> list[CacheEntry]:
+    """The entries of a dataset, or of all; where an age is given, those that were not used for so many seconds."""
     name = None if dataset is None else dataset_folder(public_url(Storage(dataset).locate()))
-    newest = time.time() - age
+    newest = math.inf if age is None else time.time() - age  # a clock that was put back leaves times to come
     return [entry for entry in folder.entries() if entry.used <= newest and name in (None, entry.file.parent.name)]
 
 

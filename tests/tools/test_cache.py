@@ -67,6 +67,16 @@ def test_only_what_is_chosen_is_cleared(folder: Path, capsys: pytest.CaptureFixt
     assert (left["dataset"], left["path"]) == (URLS[0], "b.tfrecord")
 
 
+def test_entries_used_before_the_clock_was_put_back_are_shown_and_cleared(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for entry in folder.rglob("*@*"):
+        os.utime(entry, (time.time() + 3600, time.time() + 3600))
+    assert said(capsys, str(folder)).startswith(f"{folder}: 4 entries, ")
+    assert said(capsys, str(folder), "--clear", "--older-than", "0s").startswith("removed 0 entries")
+    assert said(capsys, str(folder), "--clear").startswith("removed 4 entries")
+
+
 def test_files_of_others_are_neither_shown_nor_removed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     others = [folder / name for name in ("photos/thesis.txt", "flights/train@9.tfrecord", "downloads/movie.mkv.part")]
     for other in others:
