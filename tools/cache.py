@@ -17,27 +17,28 @@ from ..sharding.errors import ConfigError
 from ..sharding.location import Location
 from ..sharding.storage import Storage, public_url
 from ..sharding.wording import one_line
-from .arguments import HelpFormatter
 from .console import align, human_bytes, human_seconds
 
-__all__ = ["add_parser", "parse_age", "run"]
+__all__ = ["add_arguments", "parse_age", "run"]
 
+_DESCRIPTION = """\
+Show what is in a cache that loaders keep on this machine (Loader(..., cache=PATH)), or clear it. What a process uses
+at the moment is never removed.
+"""
+_EPILOG = """\
+examples:
+  ringfeed cache /mnt/nvme/cache
+  ringfeed cache /mnt/nvme/cache --clear --older-than 7d
+  ringfeed cache /mnt/nvme/cache --clear --dataset s3://bucket/flights --json
+"""
 _SHOWN = 40
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `ringfeed cache`."""
-    parser = subparsers.add_parser(
-        "cache",
-        help="show what a loader's cache holds, or clear it",
-        description="Show what is in a cache that loaders keep on this machine (Loader(..., cache=PATH)), or clear it. "
-        "What a process uses at the moment is never removed.",
-        epilog="examples:\n  ringfeed cache /mnt/nvme/cache\n"
-        "  ringfeed cache /mnt/nvme/cache --clear --older-than 7d\n"
-        "  ringfeed cache /mnt/nvme/cache --clear --dataset s3://bucket/flights --json",
-        formatter_class=HelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `ringfeed cache`, and its help."""
+    parser.description = _DESCRIPTION
+    parser.epilog = _EPILOG
     parser.add_argument("path", metavar="PATH", help="folder of the cache")
     parser.add_argument("--clear", action="store_true", help="remove its entries, except those in use")
     parser.add_argument(

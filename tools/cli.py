@@ -1,6 +1,6 @@
 """`ringfeed`: the command whose subcommands live in the modules listed in `COMMANDS`.
 
-A module offers `add_parser(subparsers)`, which adds the subcommand of that name, and `run(args)`, which
+A module offers `add_arguments(parser)`, which declares the subcommand's arguments and help, and `run(args)`, which
 returns the exit status. Only the chosen subcommand's module is imported: none pays for another's imports.
 """
 
@@ -20,12 +20,12 @@ from .starting import INTERRUPTED, interrupts_told, output_settled, settle_strea
 __all__ = ["main"]
 
 COMMANDS = {
-    "train": ("train", "train a model, alone or as one rank of horovodrun"),
-    "profile": ("profile_command", "measure the loader stage by stage and say what holds it back"),
-    "cache": ("cache", "show what a loader's cache holds, or clear it"),
-    "doctor": ("doctor", "report versions, collectives, GPUs and clients, and how to get what is missing"),
+    "train": ("..training.train", "train a model, alone or as one rank of horovodrun"),
+    "profile": (".profile_command", "measure the loader stage by stage and say what holds it back"),
+    "cache": (".cache", "show what a loader's cache holds, or clear it"),
+    "doctor": (".doctor", "report versions, collectives, GPUs and clients, and how to get what is missing"),
     "install-horovod": (
-        "horovod_build",
+        ".horovod_build",
         "build and install Horovod for the TensorFlow that is installed here",
     ),
 }
@@ -53,8 +53,8 @@ Datasets are built, inspected and verified by `shard-dataset`.
 class Subcommand(Protocol):
     """What a module in `COMMANDS` offers."""
 
-    def add_parser(self, subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-        """Add the subcommand."""
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare its arguments, and what its help says."""
 
     def run(self, args: argparse.Namespace) -> int:
         """Run it and return the exit status."""
@@ -62,7 +62,7 @@ class Subcommand(Protocol):
 
 def load(command: str) -> Subcommand:
     """Import the module of a subcommand."""
-    return cast(Subcommand, import_module(f".{COMMANDS[command][0]}", __package__))
+    return cast(Subcommand, import_module(COMMANDS[command][0], __package__))
 
 
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
@@ -78,10 +78,9 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (_, help_line) in COMMANDS.items():
+        command = subparsers.add_parser(name, help=help_line, formatter_class=HelpFormatter)
         if name == chosen:
-            load(name).add_parser(subparsers)
-        else:
-            subparsers.add_parser(name, help=help_line)
+            load(name).add_arguments(command)
     return parser
 
 

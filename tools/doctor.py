@@ -18,11 +18,10 @@ from importlib.util import find_spec
 from rich.console import Console
 from rich.table import Table
 
-from .arguments import HelpFormatter
 from .horovod_recipe import HOROVOD_VERSION
 from .probe import Runtime, horovod_target, probe_runtime, tensorflow_distribution, version_of
 
-__all__ = ["Facts", "Finding", "add_parser", "diagnose", "run"]
+__all__ = ["Facts", "Finding", "add_arguments", "diagnose", "run"]
 
 BASE = ("pyarrow", "numpy", "fsspec", "s3fs")
 GIBIBYTE = 2**30
@@ -185,16 +184,13 @@ def _show(facts: Facts, findings: tuple[Finding, ...], console: Console) -> None
         console.print("[green]all there[/green]: nothing is missing")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `doctor` to the `ringfeed` command."""
-    parser = subparsers.add_parser(
-        "doctor",
-        help="report versions, collectives, GPUs and clients, and how to get what is missing",
-        description="Report versions, Horovod's collectives, GPUs and storage clients, and how to get what "
-        "is missing. Exit status 0 if sharding works and nothing that is installed is broken, else 1.",
-        epilog="examples:\n  ringfeed doctor\n  ringfeed doctor --json | jq .findings\n",
-        formatter_class=HelpFormatter,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `ringfeed doctor`, and its help."""
+    parser.description = (
+        "Report versions, Horovod's collectives, GPUs and storage clients, and how to get what is missing. Exit status "
+        "0 if sharding works and nothing that is installed is broken, else 1."
     )
+    parser.epilog = "examples:\n  ringfeed doctor\n  ringfeed doctor --json | jq .findings\n"
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 

@@ -28,7 +28,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ..sharding.errors import RingfeedError
-from .arguments import HelpFormatter
 from .horovod_recipe import (
     HOROVOD_VERSION,
     PYTHON_PACKAGES,
@@ -41,7 +40,7 @@ from .horovod_recipe import (
 from .nccl import NCCL_HINT, Nccl, find_nccl
 from .probe import HorovodProbe, horovod_target, probe_runtime, tensorflow_distribution, version_of
 
-__all__ = ["add_parser", "install", "run"]
+__all__ = ["add_arguments", "install", "run"]
 
 _SHOWN_LINES = 20
 _FAULT = re.compile(r": (fatal )?error: |CMake Error|undefined reference|command not found|No space left")
@@ -221,16 +220,14 @@ def install(*, nccl: str, cache: Path, force: bool, say: Callable[[str], None]) 
     return found
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `install-horovod` to the `ringfeed` command."""
-    parser = subparsers.add_parser(
-        "install-horovod",
-        help="build and install Horovod for the TensorFlow that is installed here",
-        description=f"Build Horovod {HOROVOD_VERSION} against the TensorFlow of the running Python (Gloo "
-        "always, NCCL where a CUDA toolkit and NCCL are found) and install it. The wheel is cached, so this "
-        "takes minutes only once.",
-        epilog="examples:\n  ringfeed install-horovod\n  ringfeed install-horovod --nccl yes --cache /shared/cache\n",
-        formatter_class=HelpFormatter,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `ringfeed install-horovod`, and its help."""
+    parser.description = (
+        f"Build Horovod {HOROVOD_VERSION} against the TensorFlow of the running Python (Gloo always, NCCL where a CUDA "
+        "toolkit and NCCL are found) and install it. The wheel is cached, so this takes minutes only once."
+    )
+    parser.epilog = (
+        "examples:\n  ringfeed install-horovod\n  ringfeed install-horovod --nccl yes --cache /shared/cache\n"
     )
     parser.add_argument("--nccl", choices=("auto", "yes", "no"), default="auto", help="GPU collectives (default: auto)")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="where wheels are kept (default: ~/.cache/ringfeed)")

@@ -15,28 +15,29 @@ from ..sharding.dataset import open_dataset
 from ..sharding.errors import ConfigError
 from ..sharding.prepare.items import split_names
 from ..sharding.schema import Schema
-from .arguments import HelpFormatter, checked_type, parse_bytes
+from .arguments import checked_type, parse_bytes
 from .ending import tidy_when_told_to_end
 from .profile import profile
 
-__all__ = ["add_parser", "run"]
+__all__ = ["add_arguments", "run"]
+
+_EPILOG = """\
+examples:
+  ringfeed profile data/flights
+  ringfeed profile s3://bucket/flights --split train --batch-size 4096 --balance uniform --json
+  ringfeed profile data/flights --fill tail=unknown --rank 0 --world-size 8
+  ringfeed profile data/flights --columns hour,distance --where "carrier in ('AA', 'UA')"
+  ringfeed profile s3://bucket/flights --cache /mnt/nvme/cache   # first fills it, then reads it
+
+Options have the names of the arguments of Loader (docs/loader.md); --cache-bytes is data.cache_bytes of
+`ringfeed train`. In Python, ringfeed.tools.profile.profile(URL, ...) takes all of them.
+"""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `ringfeed profile`."""
-    parser = subparsers.add_parser(
-        "profile",
-        help="measure the loader stage by stage and say what holds it back",
-        description="Read a dataset as training would, as fast as possible, and say which stage holds it back.",
-        epilog="examples:\n  ringfeed profile data/flights\n"
-        "  ringfeed profile s3://bucket/flights --split train --batch-size 4096 --balance uniform --json\n"
-        "  ringfeed profile data/flights --fill tail=unknown --rank 0 --world-size 8\n"
-        "  ringfeed profile data/flights --columns hour,distance --where \"carrier in ('AA', 'UA')\"\n"
-        "  ringfeed profile s3://bucket/flights --cache /mnt/nvme/cache   # first fills it, then reads it\n\n"
-        "Options have the names of the arguments of Loader (docs/loader.md); --cache-bytes is data.cache_bytes of\n"
-        "`ringfeed train`. In Python, ringfeed.tools.profile.profile(URL, ...) takes all of them.",
-        formatter_class=HelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `ringfeed profile`, and its help."""
+    parser.description = "Read a dataset as training would, as fast as possible, and say which stage holds it back."
+    parser.epilog = _EPILOG
     parser.add_argument("url", help="dataset: a path, s3://, hdfs://, whatever fsspec opens")
     parser.add_argument("--split", default="train", help="which split (default: train)")
     parser.add_argument("--batch-size", type=int, default=1024, metavar="N", help="GLOBAL batch (default: 1024)")

@@ -15,7 +15,7 @@ from ringfeed.sharding import BuildOptions, build, open_dataset
 from ringfeed.tools import shard_dataset
 from ringfeed.tools.bottleneck import StageProfile, name_bottleneck, name_knob
 from ringfeed.tools.profile import profile
-from ringfeed.tools.profile_command import add_parser
+from ringfeed.tools.profile_command import add_arguments
 
 STAGES = ("fetch", "verify", "open", "plan", "gather", "deliver")
 OPTION = re.compile(r"(--[a-z-]+) (\S+) \(Loader\((\w+)=(.*?)\)\)")
@@ -74,11 +74,11 @@ def test_options_that_a_knob_names_are_taken_by_the_command_and_by_the_loader(
 ) -> None:
     loader = Loader(datasets[shard_format], batch_size=8, streams=2)
     parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
+    add_arguments(parser)
     named: set[str] = set()
     for bottleneck in (*STAGES, "cache", "fill", "parse"):
         for flag, word, name, value in OPTION.findall(name_knob(bottleneck, stages(), loader, 0)):
-            args = vars(parser.parse_args(["profile", "URL", flag, word]))
+            args = vars(parser.parse_args(["URL", flag, word]))
             literal = ast.literal_eval(value)
             assert args[name] == (tuple(literal) if isinstance(literal, list) else literal)
             assert {name} <= inspect.signature(Loader).parameters.keys() & inspect.signature(profile).parameters.keys()
