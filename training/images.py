@@ -10,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..pipeline.image_ops import decode, fitted
 from ..pipeline.images import ImageTransform
 from ..sharding.errors import ConfigError
 from ..sharding.manifest import Manifest
@@ -18,7 +17,7 @@ from ..sharding.schema import Feature
 from .config import AugmentConfig, DataConfig
 from .preprocess import Element, Inputs, Preprocess, feature_columns, label_and_weight
 
-__all__ = ["augmented_preprocess", "decode_image", "image_column", "image_preprocess", "image_shape"]
+__all__ = ["image_column", "image_preprocess", "image_shape"]
 
 Shape = tuple[int, int, int]
 
@@ -65,44 +64,33 @@ def image_shape(feature: Feature, wanted: tuple[int, ...] | None) -> Shape:
     return height, width, channels[0] if channels else 1
 
 
-def decode_image(shape: Shape) -> Callable[[Any], Any]:
-    """A function from one encoded image (string scalar) to float32 [height, width, channels] in [0, 255].
-
-    An image of another size is resized with antialiased bilinear filtering.
-    """
-    *size, channels = shape
-
-    def decoded(data: Any) -> Any:
-        image = fitted(tf.cast(decode(data, channels), tf.float32), size)
-        return tf.ensure_shape(image, shape)
-
-    return decoded
-
-
-def image_preprocess(feature: Feature, shape: Shape) -> Preprocess:
+def image_preprocess(feature: Feature, shape: Shape, augment: AugmentConfig) -> Preprocess:
     """A function from a loader's element to `(images, class_id, weight)`; images are float32 [batch, *shape] in [0, 1].
+
+    What `augment` asks for is drawn for each image by the element's ``sample_key``. Encoded images of another size are
+    resized with antialiased bilinear filtering.
 
     Raises:
         ConfigError: a tensor column cannot be brought to the shape without resampling.
     """
     if _is_tensor(feature) and image_shape(feature, None) != shape:
         raise ConfigError(f"column {feature.name!r} holds tensors of shape {feature.shape}, not {list(shape)}")
-    decoded = decode_image(shape)
+    is_plain = _is_tensor(feature) and not augment.random
+    images_of = _tensors_of(feature, shape) if is_plain else _transformed(feature, shape, augment)
 
     def preprocess(element: Element) -> tuple[Inputs, Any, Any]:
-        values = element[feature.name]
-        if _is_encoded(feature):
-            signature = tf.TensorSpec(shape, tf.float32)
-            images = tf.map_fn(decoded, tf.reshape(values, [-1]), fn_output_signature=signature)
-        else:
-            images = tf.cast(tf.reshape(values, [-1, *shape]), tf.float32)
-        return images / 255.0, *label_and_weight(element)
+        return images_of(element), *label_and_weight(element)
 
     return preprocess
 
 
-def augmented_preprocess(feature: Feature, shape: Shape, augment: AugmentConfig) -> Preprocess:
-    """As `image_preprocess`, with what is drawn for each image by the element's ``sample_key``."""
+def _tensors_of(feature: Feature, shape: Shape) -> Callable[[Element], Any]:
+    """Tensors as they are, of any number of channels: all of a batch at once."""
+    return lambda element: tf.cast(tf.reshape(element[feature.name], [-1, *shape]), tf.float32) / 255.0
+
+
+def _transformed(feature: Feature, shape: Shape, augment: AugmentConfig) -> Callable[[Element], Any]:
+    """Each image by itself, as `ImageTransform` brings it to the shape."""
     transform = ImageTransform(
         feature=feature.name,
         size=shape[:2],
@@ -114,8 +102,4 @@ def augmented_preprocess(feature: Feature, shape: Shape, augment: AugmentConfig)
         shape=feature.fixed_shape or None,
     )
     transformed = tf.autograph.experimental.do_not_convert(transform)
-
-    def preprocess(element: Element) -> tuple[Inputs, Any, Any]:
-        return transformed(element)[feature.name], *label_and_weight(element)
-
-    return preprocess
+    return lambda element: transformed(element)[feature.name]

@@ -17,8 +17,8 @@ import keras
 from ..pipeline.tabular import TabularPlan
 from ..sharding.errors import ConfigError
 from ..sharding.manifest import Manifest
-from .config import ModelConfig, TrainConfig
-from .images import augmented_preprocess, image_column, image_preprocess, image_shape
+from .config import AugmentConfig, ModelConfig, TrainConfig
+from .images import image_column, image_preprocess, image_shape
 from .precision import compute_dtype
 from .preprocess import (
     Element,
@@ -104,8 +104,8 @@ def _convnet(manifest: Manifest, config: TrainConfig) -> BuiltModel:
     logits = _head(keras.layers.Flatten()(features), config.model, len(manifest.classes))
     return BuiltModel(
         network=keras.Model(inputs, logits, name="convnet"),
-        preprocess=image_preprocess(feature, shape),
-        augmented=augmented_preprocess(feature, shape, config.augment) if config.augment.random else None,
+        preprocess=image_preprocess(feature, shape, AugmentConfig()),
+        augmented=image_preprocess(feature, shape, config.augment) if config.augment.random else None,
     )
 
 

@@ -14,8 +14,9 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.manifest import Manifest
 from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.statistics import FeatureStatistics
+from ringfeed.training.config import AugmentConfig
 from ringfeed.training.config_file import parse_config
-from ringfeed.training.images import decode_image, image_preprocess, image_shape
+from ringfeed.training.images import image_preprocess, image_shape
 from ringfeed.training.lars import LARS
 from ringfeed.training.models import build_model
 from ringfeed.training.optimizers import build_optimizer, build_schedule
@@ -73,12 +74,23 @@ def test_the_convnet_takes_encoded_images_and_tensors() -> None:
     assert built.network(images).shape == (3, 3)
 
 
+def test_tensors_may_have_any_number_of_channels() -> None:
+    bands = Feature(name="bands", dtype="uint8", shape=(2, 3, 5))
+    preprocess = image_preprocess(bands, image_shape(bands, None), AugmentConfig())
+    images, _, _ = preprocess({"bands": tf.fill((4, 2, 3, 5), tf.constant(51, tf.uint8)), "class_id": tf.zeros(4)})
+    np.testing.assert_allclose(images, np.full((4, 2, 3, 5), 0.2), rtol=1e-6)
+
+
 def test_a_jpeg_is_resized_and_a_truncated_png_is_an_error() -> None:
-    decode = tf.function(decode_image((5, 5, 3)))
-    jpeg = tf.io.encode_jpeg(tf.fill((20, 10, 3), tf.constant(128, tf.uint8)))
-    np.testing.assert_allclose(decode(jpeg), np.full((5, 5, 3), 128.0), atol=2)
+    preprocess = tf.function(image_preprocess(FEATURES[2], (5, 5, 3), AugmentConfig()))
+
+    def decode(file: Any) -> Any:
+        return preprocess({"picture": tf.constant([file]), "class_id": tf.constant([0])})[0]
+
+    jpeg = tf.io.encode_jpeg(tf.fill((20, 10, 3), tf.constant(128, tf.uint8))).numpy()
+    np.testing.assert_allclose(decode(jpeg), np.full((1, 5, 5, 3), 128 / 255), atol=2 / 255)
     with pytest.raises(tf.errors.InvalidArgumentError):
-        decode(tf.constant(_png(9, 9)[:-20]))
+        decode(_png(9, 9)[:-20])
 
 
 @pytest.mark.parametrize("column", ["picture", "digit"])
@@ -110,7 +122,7 @@ def test_image_columns_that_do_not_fit_are_named() -> None:
     with pytest.raises(ConfigError, match="one image column, the dataset has 'picture', 'digit'"):
         build_model(_manifest(), _config(["picture", "digit"], model={"name": "convnet"}))
     with pytest.raises(ConfigError, match=r"holds tensors of shape \(4, 6\), not \[6, 4, 1\]"):
-        image_preprocess(FEATURES[3], image_shape(FEATURES[3], (6, 4, 1)))
+        image_preprocess(FEATURES[3], image_shape(FEATURES[3], (6, 4, 1)), AugmentConfig())
 
 
 def test_without_classes_there_is_nothing_to_train() -> None:
