@@ -169,9 +169,8 @@ def _take_arrow(values: Any, rows: npt.NDArray[np.int64]) -> Any:
     """The given rows of an Arrow array; of views (for which Arrow has no such kernel) only where the bytes lie."""
     if not pa.types.is_binary_view(values.type):
         return values.take(pa.array(rows))
-    buffers = values.buffers()
-    views = np.frombuffer(buffers[1], VIEW)[values.offset : values.offset + len(values)].take(rows)
-    return pa.Array.from_buffers(values.type, len(rows), [None, pa.py_buffer(views), *buffers[2:]])
+    views = pa.py_buffer(views_of(values).take(rows))
+    return pa.Array.from_buffers(values.type, len(rows), [None, views, *values.buffers()[2:]])
 
 
 def compacted(columns: Columns) -> Columns:
@@ -231,8 +230,7 @@ def copy_views(values: Any, *, before: int = 0, after: int = 0) -> npt.NDArray[A
     _, views, *data = values.buffers()
     buffers, cells = [memoryview(buffer) for buffer in data], memoryview(views)
     copies = np.empty(len(values), object)
-    places = np.frombuffer(views, VIEW)[values.offset : values.offset + len(values)]
-    for row, (length, _, buffer, offset) in enumerate(places.tolist()):
+    for row, (length, _, buffer, offset) in enumerate(views_of(values).tolist()):
         if length <= INLINE_BYTES:
             at = VIEW.itemsize * (values.offset + row) + INLINE_AT
             copies[row] = cells[at + before : at + length - after].tobytes()

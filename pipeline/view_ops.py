@@ -15,6 +15,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from ..sharding.kernels import INLINE_AT, INLINE_BYTES, VIEW
+from .columns import views_of
 
 __all__ = ["copy_operation", "locate_views"]
 
@@ -45,7 +46,7 @@ def copy_operation() -> Copy | None:
 def locate_views(values: Any, *, before: int = 0, after: int = 0) -> tuple[Int64, Int64]:
     """Address and length of each value of an Arrow binary view, but for so many bytes at both ends of each."""
     _, views, *data = values.buffers()
-    cells = np.frombuffer(views, VIEW)[values.offset : values.offset + len(values)]
+    cells = views_of(values)
     bases = np.array([buffer.address for buffer in data], np.int64)
     lengths = cells["length"].astype(np.int64)
     inline = views.address + VIEW.itemsize * np.arange(values.offset, values.offset + len(values)) + INLINE_AT
