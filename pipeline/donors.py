@@ -29,9 +29,9 @@ def choose_donors(order: EpochOrder, last_shards: Int64, records: npt.NDArray[np
     Returns:
         int64 [windows].
     """
-    tape, _ = order.tape()
+    tape, _ = order.tape
     lenders = np.flatnonzero(records[tape] > 0)
-    following = np.searchsorted(lenders, order.slots()[last_shards] + 1)
+    following = np.searchsorted(lenders, order.slots[last_shards] + 1)
     return tape[lenders[following % len(lenders)]]
 
 

@@ -206,30 +206,24 @@ class EpochOrder:
         """A key for one purpose within this epoch."""
         return derive_key(self.seed, "epoch", self.epoch, *parts)
 
+    @cached_property
     def tape(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Shards in the order of the tape, and the tape position at which each ends; int64 [shards] each."""
-        return self._tape
-
-    def slots(self) -> npt.NDArray[np.int64]:
-        """The place of each shard on the tape, int64 [shards]."""
-        return self._slots
-
-    def following(self, shard: int) -> npt.NDArray[np.int64]:
-        """All shards in the order of the tape, from behind one on, around its end, to that one."""
-        order, slot = self._tape[0], int(self._slots[shard]) + 1
-        return np.concatenate([order[slot:], order[:slot]])
-
-    @cached_property
-    def _slots(self) -> npt.NDArray[np.int64]:
-        slots = np.empty(len(self.shard_records), np.int64)
-        slots[self._tape[0]] = np.arange(len(slots))
-        return slots
-
-    @cached_property
-    def _tape(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         shards = len(self.shard_records)
         order = shuffled(self.key("shards"), shards) if self.geometry.shuffle else np.arange(shards)
         return order, np.cumsum(self._records[order])
+
+    @cached_property
+    def slots(self) -> npt.NDArray[np.int64]:
+        """The place of each shard on the tape, int64 [shards]."""
+        slots = np.empty(len(self.shard_records), np.int64)
+        slots[self.tape[0]] = np.arange(len(slots))
+        return slots
+
+    def following(self, shard: int) -> npt.NDArray[np.int64]:
+        """All shards in the order of the tape, from behind one on, around its end, to that one."""
+        order, slot = self.tape[0], int(self.slots[shard]) + 1
+        return np.concatenate([order[slot:], order[:slot]])
 
     @cached_property
     def _records(self) -> npt.NDArray[np.int64]:
@@ -268,7 +262,7 @@ class EpochOrder:
         if not geometry.spread:
             length = geometry.steps * geometry.piece
             room = min(room, max(records // streams - length, length - -(-records // streams)))
-        _, ends = self.tape()
+        _, ends = self.tape
         after = np.searchsorted(ends[:-1], cuts)
         near = np.stack([ends[np.maximum(after - 1, 0)], ends[after]])
         away = np.abs(near - cuts)
@@ -301,7 +295,7 @@ class EpochOrder:
         if stop > records:
             parts = zip(self.segments(start, records), self.segments(0, stop - records), strict=True)
             return tuple(map(np.concatenate, parts))
-        order, ends = self.tape()
+        order, ends = self.tape
         first, last = np.searchsorted(ends, start, side="right"), np.searchsorted(ends, stop)
         slots = slice(int(first), int(last) + 1)
         begins = ends[slots] - self._records[order[slots]]  # positions on the tape

@@ -161,7 +161,7 @@ def test_ranks_share_each_global_batch_in_contiguous_slices(streams: int, piece:
 def test_each_epoch_has_another_order() -> None:
     geometry = Geometry(records=100, batch_size=10, streams=2)
     orders = [EpochOrder(geometry, [10] * 10, seed=1, epoch=epoch) for epoch in range(3)]
-    tapes = {tuple(order.tape()[0]) for order in orders}
+    tapes = {tuple(order.tape[0]) for order in orders}
     permutations = {tuple(order.permutation(order.windows(0)[0])) for order in orders}
     assert len(tapes) == len(permutations) == 3
 
