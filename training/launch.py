@@ -27,7 +27,6 @@ _LAUNCHERS = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),  # MVAPICH
 )
-_SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "")  # set for any job step, so it counts only with several tasks
 
 
 def world_from_environment(environ: Mapping[str, str]) -> World | None:
@@ -45,10 +44,8 @@ def world_from_environment(environ: Mapping[str, str]) -> World | None:
                 size=_integer(environ, size, 1),
                 local_size=_integer(environ, local_size, 1),
             )
-    rank, size, _ = _SLURM
-    if _integer(environ, size, 1) > 1:
-        return World(rank=_integer(environ, rank, 0), size=_integer(environ, size, 1), local_size=1)
-    return None
+    tasks = _integer(environ, "SLURM_STEP_NUM_TASKS", 1)  # of any job step: one task alone is no rank
+    return World(rank=_integer(environ, "SLURM_PROCID", 0), size=tasks, local_size=1) if tasks > 1 else None
 
 
 def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
