@@ -33,6 +33,9 @@ class RandomCrop:
     Attributes:
         area: the least and the greatest part of the image's area, in (0, 1]; sides are then rounded to pixels.
         ratio: the least and the greatest width / height of the box.
+
+    Raises:
+        ConfigError: a value its rule forbids.
     """
 
     area: tuple[float, float] = (0.08, 1.0)
@@ -52,6 +55,9 @@ class CentreCrop:
 
     Attributes:
         fraction: in (0, 1]; 0.875 is what 224 of 256 pixels are.
+
+    Raises:
+        ConfigError: it is not.
     """
 
     fraction: float = 0.875
@@ -70,6 +76,9 @@ class ColourJitter:
         contrast: so are their distances from the image's mean of each channel.
         saturation: and so is the saturation (of HSV).
         hue: is turned by a part of a full turn in [-hue, hue].
+
+    Raises:
+        ConfigError: one that is not in [0, 1], or a hue that is not in [0, 0.5].
     """
 
     brightness: float = 0.0
@@ -90,6 +99,9 @@ class Normalisation:
     Attributes:
         mean: of each channel, or one for all, where values are 0 to 255.
         std: likewise; 0 counts as 1, so that a constant channel becomes 0.
+
+    Raises:
+        ConfigError: they are not as many, or not finite, or a std is negative.
     """
 
     mean: tuple[float, ...]

@@ -24,7 +24,19 @@ _OF_THE_MIXTURE = {"batch_size", "seed", "rank", "world_size", "streams", "remai
 def open_loaders(
     sources: Mapping[str, Mapping[str, Any]], batch_size: int, seed: int, streams: int | None
 ) -> list[Loader]:
-    """A loader for each dataset, whose global batch is one sample of each stream."""
+    """A loader for each dataset, whose global batch is one sample of each stream.
+
+    Args:
+        sources: by a name for each dataset, the arguments of its `Loader`.
+        batch_size: of the mixture.
+        seed: of the mixture; each loader's own is derived from it and the name.
+        streams: of each loader, a divisor of `batch_size`; None: the default of `Mixture`.
+
+    Raises:
+        ConfigError: an argument that a `Loader` has not, or that is the mixture's to say, or that a loader refuses; the
+            message names the dataset.
+        DatasetError: there is no such dataset or split; likewise.
+    """
     loaders = {}
     known = inspect.signature(Loader).parameters
     for name, given in sources.items():

@@ -69,6 +69,9 @@ def text_ids(vocabulary: Sequence[str]) -> Callable[[Any], Any]:
     By hash, then by comparing the text itself. `tf.lookup` tables are stateful, so under op determinism tf.data would
     run the whole preprocessing on one thread.
 
+    Raises:
+        ConfigError: two texts of the vocabulary are equal, or have one hash.
+
     >>> text_ids(["AA", "B6"])(tf.constant(["B6", "", "AA"])).numpy().tolist()
     [2, 0, 1]
     """

@@ -58,6 +58,9 @@ class Ramp:
         start: of epoch 0.
         end: of epoch `epochs` and all that follow.
         epochs: from the one to the other, at least 1.
+
+    Raises:
+        ConfigError: fewer epochs.
     """
 
     start: Shares

@@ -81,7 +81,7 @@ def checked_text(parse: Callable[[str], object]) -> Callable[[str], str]:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """A parser of whole numbers."""
+    """A parser of whole numbers, which raises a ValueError for what is none, or less than `least`."""
 
     def parse(text: str) -> int:
         if not text.strip().isdecimal() or int(text) < least:

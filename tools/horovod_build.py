@@ -59,7 +59,12 @@ def _has_on_this_machine(sign: str) -> bool:
 
 
 def ensure_system_packages(say: Callable[[str], None]) -> None:
-    """Install what the build needs of the system if root on Debian, else raise an error with the command."""
+    """Install what the build needs of the system, if root on Debian.
+
+    Raises:
+        RingfeedError: something is missing and is not to be installed here, with the command that does; or apt-get
+            fails.
+    """
     missing = missing_system_packages(_has_on_this_machine)
     if not missing:
         return
@@ -76,7 +81,11 @@ def ensure_system_packages(say: Callable[[str], None]) -> None:
 
 
 def current_target(*, collectives: str) -> BuildTarget:
-    """The target for the running Python and the TensorFlow installed in it."""
+    """The target for the running Python and the TensorFlow installed in it.
+
+    Raises:
+        RingfeedError: there is no TensorFlow.
+    """
     tensorflow = tensorflow_distribution()
     if tensorflow is None:
         raise RingfeedError("Horovod is built against TensorFlow, and none is here: pip install 'ringfeed[cpu]'")
@@ -90,7 +99,11 @@ def current_target(*, collectives: str) -> BuildTarget:
 
 
 def choose_nccl(wanted: str) -> Nccl | None:
-    """NCCL to build with, or None: `auto` takes it where all is found, `yes` raises where it is not."""
+    """NCCL to build with, or None: `auto` takes it where all is found.
+
+    Raises:
+        RingfeedError: `yes`, and not all is found.
+    """
     found = find_nccl(os.environ, Path(sysconfig.get_path("purelib"))) if wanted != "no" else None
     cuda_tensorflow = (tensorflow_distribution() or ("", ""))[0] != "tensorflow-cpu"
     if wanted == "yes" and not (found and cuda_tensorflow):
@@ -141,7 +154,11 @@ def _compile(command: Sequence[str], environment: Mapping[str, str], log: Path) 
 
 
 def build_wheel(target: BuildTarget, folder: Path, nccl: Nccl | None) -> Path:
-    """Build in `folder/build`, publish the wheel into `folder` in one rename; the caller holds the lock."""
+    """Build in `folder/build`, publish the wheel into `folder` in one rename; the caller holds the lock.
+
+    Raises:
+        RingfeedError: TensorFlow's files or a Python package are missing, or the build fails.
+    """
     spec = importlib.util.find_spec("tensorflow")
     if spec is None or spec.origin is None:
         raise RingfeedError(
@@ -182,7 +199,11 @@ def _installed(target: BuildTarget) -> HorovodProbe | None:
 
 
 def pip_install(wheel: Path) -> None:
-    """Install the wheel into the running environment, and nothing else."""
+    """Install the wheel into the running environment, and nothing else.
+
+    Raises:
+        RingfeedError: pip fails.
+    """
     options = ["--quiet", "--no-deps", "--force-reinstall"]
     command = [sys.executable, "-m", "pip", "install", *options, str(wheel)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -192,7 +213,17 @@ def pip_install(wheel: Path) -> None:
 
 
 def install(*, nccl: str, cache: Path, force: bool, say: Callable[[str], None]) -> HorovodProbe:
-    """See that a Horovod built for this environment is installed and loads; return what it can do."""
+    """See that a Horovod built for this environment is installed and loads; return what it can do.
+
+    Args:
+        nccl: ``auto``, ``yes`` or ``no``: see `choose_nccl`.
+        cache: folder of the wheels.
+        force: whether to build anew what is installed or cached.
+        say: told what is done, line by line.
+
+    Raises:
+        RingfeedError: it cannot be built or installed, or does not load.
+    """
     use_nccl = choose_nccl(nccl)
     target = current_target(collectives="nccl" if use_nccl else "cpu")
     if not force and (probe := _installed(target)):

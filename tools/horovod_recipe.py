@@ -78,7 +78,11 @@ PYTHON_PACKAGES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildTarget:
-    """What a built wheel fits; two environments with an equal target can share one wheel."""
+    """What a built wheel fits; two environments with an equal target can share one wheel.
+
+    Raises:
+        ValueError: other collectives than ``cpu`` or ``nccl``.
+    """
 
     tensorflow: str
     python: str

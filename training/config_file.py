@@ -57,6 +57,9 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> TrainConfig:
 def apply_overrides(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """The tree with `key.key=value` items put over it; values are parsed as YAML.
 
+    Raises:
+        ConfigError: an item is no such thing, its value no YAML, or a key leads through a value.
+
     >>> apply_overrides({"data": {"url": "x", "batch_size": 8}}, ["data.batch_size=16", "model.hidden=[4, 2]"])
     {'data': {'url': 'x', 'batch_size': 16}, 'model': {'hidden': [4, 2]}}
     """
@@ -89,6 +92,9 @@ def parse_config(tree: Mapping[str, Any], source: str) -> TrainConfig:
     Args:
         tree: keys and values.
         source: what to name in errors, such as the file.
+
+    Raises:
+        ConfigError: a key or value is wrong, or one that checkpoints and metrics could not hold.
 
     >>> parse_config({"data": {"url": "x"}, "optimiser": {}}, "a.yaml")
     Traceback (most recent call last):

@@ -53,6 +53,9 @@ class ScaleRule:
         initial: first scale; a power of two, so that scaling loses no bits.
         growth_interval: good steps before the scale doubles.
         smallest: the scale is never halved below this; more overflows there are the run's fault, not the scale's.
+
+    Raises:
+        ValueError: an argument out of its range.
     """
 
     initial: float = 2.0**15

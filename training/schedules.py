@@ -32,6 +32,9 @@ def scaled_learning_rate(base_learning_rate: float, batch_size: int, base_batch_
 
     Goyal et al., "Accurate, Large Minibatch SGD", arXiv 1706.02677, section 2.1. The batches are global ones.
 
+    Raises:
+        ValueError: a batch of fewer than 1.
+
     >>> scaled_learning_rate(0.1, batch_size=8192, base_batch_size=256)
     3.2
     """
@@ -52,6 +55,9 @@ def constant(value: float) -> Schedule:
 
 def polynomial(init_value: float, end_value: float, power: float, steps: int) -> Schedule:
     """`(init - end) * (1 - min(t, T) / T) ** power + end` (`optax.polynomial_schedule`); T = 0 holds `init_value`.
+
+    Raises:
+        ValueError: fewer than 0 steps.
 
     >>> ramp = polynomial(0.0, 1.0, power=1.0, steps=4)
     >>> [float(ramp(t)) for t in (0, 1, 4, 9)]
@@ -74,6 +80,9 @@ def cosine(init_value: float, steps: int, alpha: float = 0.0) -> Schedule:
     """`init * ((1 - alpha) * (1 + cos(pi * min(t, T) / T)) / 2 + alpha)` (`optax.cosine_decay_schedule`).
 
     Loshchilov and Hutter, "SGDR", arXiv 1608.03983, equation 5, without restarts.
+
+    Raises:
+        ValueError: fewer than 1 step.
 
     >>> fall = cosine(2.0, steps=10, alpha=0.5)
     >>> [round(float(fall(t)), 6) for t in (0, 5, 10, 99)]
@@ -110,6 +119,9 @@ def piecewise(init_value: float, scales: Mapping[int, float]) -> Schedule:
 
 def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
     """Schedule `i + 1` from boundary `i` on, counting its own steps from there (`optax.join_schedules`).
+
+    Raises:
+        ValueError: boundaries that are not one fewer than the schedules.
 
     >>> both = join([polynomial(0.0, 1.0, 1.0, 2), constant(5.0)], [2])
     >>> [float(both(t)) for t in (1, 2)]
