@@ -22,6 +22,7 @@ def write_file(url: str, data: bytes) -> None:
     """Write a file at a path or URL, whole or not at all.
 
     Raises:
+        ConfigError: it names a bucket alone, and no file in it.
         StorageError: the storage refuses.
     """
     storage, name = _place(url)
@@ -38,6 +39,7 @@ def check_writable(url: str, *, in_stores: bool = True) -> None:
         in_stores: whether to try it in stores, too, which takes time, or on a disk of this machine alone.
 
     Raises:
+        ConfigError: it names a bucket alone, and no file in it.
         StorageError: it will not.
     """
     storage, name = _place(url)
@@ -60,7 +62,9 @@ def check_writable(url: str, *, in_stores: bool = True) -> None:
 
 def _place(url: str) -> tuple[Storage, str]:
     folder, separator, name = url.rpartition("/")
-    return Storage(folder or (separator or ".")), name
+    if not folder or folder.rstrip("/").endswith(":"):  # the slash is that of the root, or of the scheme
+        folder += separator
+    return Storage(folder or "."), name
 
 
 def encode_metrics(metrics: Mapping[str, Any]) -> bytes:
