@@ -203,10 +203,10 @@ def _for_page(svg: str, title: str, description: str) -> str:
 def _short(value: float) -> str:
     """A number in few letters.
 
-    >>> _short(549_075), _short(1_267_508), _short(6_923), _short(12)
-    ('549 k', '1.27 M', '6.92 k', '12')
+    >>> _short(549_075), _short(1_267_508), _short(6_923), _short(12), _short(999_700)
+    ('549 k', '1.27 M', '6.92 k', '12', '1 M')
     """
     for limit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if value >= limit:
+        if value >= 0.9995 * limit:  # which three digits round to it
             return f"{value / limit:.3g}{suffix}"
     return f"{value:.3g}"

@@ -33,11 +33,11 @@ _EVENT_SECONDS = 0.5  # and between two events
 def human_bytes(size: float) -> str:
     """A size in the largest binary unit that leaves at least one before the point.
 
-    >>> human_bytes(999), human_bytes(1536), human_bytes(268435456)
-    ('999 B', '1.5 KiB', '256.0 MiB')
+    >>> human_bytes(999), human_bytes(1536), human_bytes(268435456), human_bytes(1048575)
+    ('999 B', '1.5 KiB', '256.0 MiB', '1.0 MiB')
     """
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
+        if round(size, 1) < 1024 or unit == "TiB":
             break
         size /= 1024
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
@@ -46,10 +46,10 @@ def human_bytes(size: float) -> str:
 def human_seconds(seconds: float) -> str:
     """A duration.
 
-    >>> human_seconds(0.25), human_seconds(75), human_seconds(7322)
-    ('0.2 s', '1 min 15 s', '2 h 02 min')
+    >>> human_seconds(0.25), human_seconds(75), human_seconds(7322), human_seconds(59.97)
+    ('0.2 s', '1 min 15 s', '2 h 02 min', '1 min 00 s')
     """
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
