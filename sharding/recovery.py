@@ -31,6 +31,7 @@ from .generations import (
 from .indexes import read_index
 from .lease import LEASE_NAME, read_holder
 from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardInfo
+from .retry import Exhausted, RetryPolicy
 from .staging import Measure, measure, staged
 from .storage import Storage
 from .table import decode_shards, recover, seal
@@ -85,11 +86,24 @@ def identify(storage: Storage, workers: int) -> Identity:
     try:
         sizes = storage.sizes()
         names: frozenset[str] | None = frozenset(sizes)
-    except StorageError:  # not every store, nor every account, can list
+    except StorageError as error:  # not every store, nor every account, can list
+        if isinstance(error.__context__, Exhausted) and not _answers(storage):
+            raise
         sizes, names = {}, None
     data = read_if_there(storage, MANIFEST_NAME)
     known = replace(_identified(storage, names, data, workers), sizes=sizes)
     return known if known.read is not None else replace(known, read=data)  # else it was written anew meanwhile
+
+
+def _answers(storage: Storage) -> bool:
+    """Whether a store that did not list in all the time that it was given does anything, for which it gets no more."""
+    try:
+        replace(storage, retries=RetryPolicy(attempts=1)).read(MANIFEST_NAME)
+    except FileNotFoundError:
+        return True
+    except StorageError:
+        return False
+    return True
 
 
 def _identified(storage: Storage, names: frozenset[str] | None, data: bytes | None, workers: int) -> Identity:

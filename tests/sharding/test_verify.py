@@ -3,6 +3,7 @@
 import random
 import shutil
 import sys
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -10,10 +11,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +25,8 @@ from ringfeed.sharding import (
     Damage,
     Dataset,
     DatasetError,
+    Storage,
+    StorageError,
     VerifyProgress,
     check_dataset,
     open_dataset,
@@ -32,6 +37,7 @@ from ringfeed.sharding import (
 from ringfeed.sharding.checksums import checksum
 from ringfeed.sharding.formats import parquet as parquet_format
 from ringfeed.sharding.formats.encode import encode_index
+from ringfeed.sharding.retry import RetryPolicy
 from ringfeed.sharding.table import seal
 from tests.servers.store import Store
 from tests.sharding.conftest import built, make_table
@@ -488,3 +494,40 @@ class TestEveryStore:
         assert report.lost[0].records == dataset.shards[0].records - damage.record
         assert verify(store.url, deep=True) == []
         assert a not in store.list()
+
+
+class TestAStoreThatDoesNotAnswer:
+    @pytest.fixture
+    def storage(self, make: Make) -> Storage:
+        folder = make("tfrecord").storage.local_path
+        assert folder is not None
+        url = f"memory://{uuid.uuid4().hex}"
+        fsspec.filesystem("memory").put(f"{folder}/", f"{url}/", recursive=True)
+        return Storage(url, retries=RetryPolicy(attempts=3, base_seconds=0.01))
+
+    def test_it_is_waited_for_once(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = self.silenced(monkeypatch, "find", "cat_file")
+        with pytest.raises(StorageError, match=r"^cannot list memory://.*: no answer .* \(3 attempts in"):
+            verify(storage)
+        assert asked == ["find"] * 3 + ["cat_file"]
+
+    def test_one_that_only_lists_nothing_is_verified(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.silenced(monkeypatch, "find")
+        found = check_dataset(storage)
+        assert found.damages == ()
+        assert [note.remark[:27] for note in found.notes] == ["the folder cannot be listed"]
+
+    def silenced(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
+        """The calls that come, of what answers no more."""
+        asked: list[str] = []
+
+        def silent(name: str) -> Callable[..., Any]:
+            def call(*_: object, **__: object) -> None:
+                asked.append(name)
+                raise TimeoutError
+
+            return call
+
+        for name in names:
+            monkeypatch.setattr(MemoryFileSystem, name, silent(name))
+        return asked
