@@ -179,7 +179,7 @@ class Location:
     def run(self, verb: str, path: str, operation: Callable[[], T]) -> T:
         """Do something with the `filesystem` that may be done twice: repeated, and its errors translated, as here."""
         with self.errors(verb, path):
-            return retry(operation, self.retries)
+            return retry(operation, self.retries, about=lambda: f"cannot {verb} {public_url(self.locate(path))}")
 
 
 def public_url(url: str) -> str:

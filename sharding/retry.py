@@ -146,6 +146,7 @@ def retry(
     policy: RetryPolicy,
     *,
     transient: Callable[[Exception], bool] | None = None,
+    about: Callable[[], str] | None = None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
     draw: Callable[[], float] = _draw,
@@ -156,6 +157,7 @@ def retry(
         operation: one that may be done twice.
         policy: how often.
         transient: whether an error may pass; `is_transient` by default.
+        about: what cannot be done, for the log.
         sleep: waits.
         clock: seconds.
         draw: uniform in [0, 1).
@@ -180,9 +182,8 @@ def retry(
                 raise Exhausted(attempt, seconds) from error
             _logger.log(
                 logging.INFO if attempt <= _QUIET_ATTEMPTS else logging.WARNING,
-                "%s: %s; trying again in %.1f s (attempt %d of %d failed)",
-                type(error).__name__,
-                brief(error),
+                "%s; trying again in %.1f s (attempt %d of %d failed)",
+                ": ".join(filter(None, (about and about(), type(error).__name__, brief(error)))),
                 pause,
                 attempt,
                 policy.attempts,

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import http.client
+import logging
 import random
 import socket
 from collections.abc import Callable
@@ -63,6 +64,18 @@ class TestRetry:
         operation = failing(3, ConnectionResetError(), time)
         assert retry(operation, policy, sleep=time.sleep, clock=time.clock, draw=lambda: 0.5) == "done"
         assert time.pauses == [0.5, 1.0, 1.5]
+
+    def test_the_log_tells_what_cannot_be_done_and_why(self, caplog: pytest.LogCaptureFixture) -> None:
+        time, policy = Time(), RetryPolicy(attempts=2)
+        about = lambda: "cannot read https://x/a"  # noqa: E731
+        with caplog.at_level(logging.INFO):
+            retry(failing(1, TimeoutError(), time), policy, about=about, sleep=time.sleep, draw=lambda: 0)
+            retry(failing(1, OSError(errno.EPIPE, "pipe"), time), policy, sleep=time.sleep, draw=lambda: 0)
+        again = "; trying again in 0.0 s (attempt 1 of 2 failed)"
+        assert caplog.messages == [
+            f"cannot read https://x/a: TimeoutError{again}",
+            f"BrokenPipeError: [Errno 32] pipe{again}",
+        ]
 
     def test_the_numbers_that_a_program_has_seeded_are_left_to_it(self) -> None:
         time, before = Time(), random.getstate()
