@@ -19,10 +19,11 @@ from functools import lru_cache, partial
 from importlib.metadata import version
 from typing import Any
 
-from .errors import ConfigError, WorkerError
+from .errors import ConfigError, RingfeedError, WorkerError
 from .execute import ClusterExecutor, portable_error
 from .keyed import derive_key
 from .lease import LEASE_NAME, boot_id
+from .retry import causes
 from .storage import Storage
 
 __all__ = [
@@ -130,10 +131,17 @@ def run_remotely(terms: Terms, function: Callable[..., Any], arguments: tuple[An
         terms.check()
         return Outcome(result=function(*arguments))
     except Exception as error:
-        return Outcome(error=portable_error(error), place=f"on {_host()}:\n{traceback.format_exc()}")
+        return Outcome(error=portable_error(_placed(error)), place=f"on {_host()}:\n{traceback.format_exc()}")
     finally:
         with _lock:
             _running[terms.build] -= 1
+
+
+def _placed(error: Exception) -> Exception:
+    """The error; if something is not installed, it says that it is this worker which lacks it."""
+    if isinstance(error, RingfeedError) and any(isinstance(link, ImportError) for link in causes(error)):
+        return type(error)(f"on a worker ({_host()}): {error}")
+    return error
 
 
 def _name_build(destination: str | None) -> str:

@@ -17,6 +17,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -542,6 +543,16 @@ def test_workers_that_do_not_fit_are_refused(
 ) -> None:
     with dask_cluster(tmp_path, 1, prelude=prelude) as cluster, pytest.raises(ConfigError, match=said):
         build(BuildOptions(source=parquet, destination=str(nothing_left), engine=cluster.engine))
+
+
+def test_what_a_worker_lacks_is_missing_on_a_worker(tmp_path: Path, nothing_left: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["a"] = np.arange(10)
+    options = BuildOptions(source=str(tmp_path / "x.h5"), destination=str(nothing_left))
+    said = r"^on a worker \(.+\): HDF5 files need h5py; install it with"
+    lacks = "import sys; sys.modules['h5py'] = None"
+    with dask_cluster(tmp_path, 1, prelude=lacks) as cluster, pytest.raises(SourceError, match=said):
+        build(dataclasses.replace(options, engine=cluster.engine))
 
 
 def test_a_cluster_without_workers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
