@@ -11,6 +11,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError  # no builtin before Python 3.11
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
+from pkgutil import resolve_name
 from typing import Any
 
 from .errors import ConfigError, RingfeedError, StorageError, WorkerError
@@ -22,6 +23,7 @@ from .remote import (
     Terms,
     missing_package,
     nothing,
+    other_version,
     run_remotely,
     stop_and_count,
     stop_others_and_count,
@@ -35,6 +37,7 @@ _GREET_SECONDS = 20  # until what answers is taken for no scheduler
 _LOST_SECONDS = 10  # until a scheduler that went away is given up
 _WORKERS_SECONDS = 60.0  # until a cluster that has no workers is given up: one that grows with its load needs some
 _OTHERS_SECONDS = 600.0  # until tasks of a killed build are taken for such as never end
+_TASK = f"{run_remotely.__module__}:{run_remotely.__name__}"
 _RESULT_SECONDS = 60.0  # until the result of a task that has ended, which is small, is taken for lost
 
 
@@ -173,8 +176,14 @@ class _DaskExecutor(RemoteExecutor):
             StorageError: there are none, and none came.
             ConfigError: one of them lacks something.
         """
+        # A task that a worker cannot load ends it: one that has no ringfeed, or one whose tasks are not the same.
         for worker, found in self._client.run(version, "ringfeed", on_error="return").items():
-            if isinstance(found, ImportError):  # else the first task would end the worker
+            if isinstance(found, ImportError):
+                raise missing_package(f"Dask worker {worker}")
+            if isinstance(found, str) and found != (here := version("ringfeed")):
+                raise other_version(f"Dask worker {worker}", "ringfeed", found, here)
+        for worker, found in self._client.run(resolve_name, _TASK, on_error="return").items():
+            if isinstance(found, (ImportError, AttributeError)):
                 raise missing_package(f"Dask worker {worker}")
         probe, again = self.submit(nothing), True
         while True:

@@ -27,8 +27,8 @@ from .retry import causes
 from .storage import Storage
 
 __all__ = [
-    "Outcome", "RemoteExecutor", "Terms", "WorkerTraceback", "missing_package", "nothing", "run_remotely",
-    "stop_and_count", "stop_others_and_count",
+    "Outcome", "RemoteExecutor", "Terms", "WorkerTraceback", "missing_package", "nothing", "other_version",
+    "run_remotely", "stop_and_count", "stop_others_and_count",
 ]  # fmt: skip
 
 _COUNT_SECONDS = 2.0  # for which the number of workers is taken for known
@@ -79,10 +79,7 @@ class Terms:
         here = dict(_versions())
         for name, expected in self.versions:
             if here[name] != expected:
-                raise ConfigError(
-                    f"a worker on {_host()} has {name} {here[name]}, this machine {expected}: they would not write the "
-                    f"same bytes; install the same version on both"
-                )
+                raise other_version(f"a worker on {_host()}", name, here[name], expected)
         if self.boot and self.boot != boot_id():
             raise ConfigError(
                 f"there are workers on another machine ({_host()}), which cannot reach this one's folder for temporary "
@@ -177,6 +174,14 @@ def nothing() -> None:
 def missing_package(worker: str) -> ConfigError:
     """What to say if a worker cannot even load the task."""
     return ConfigError(f"{worker} cannot load the tasks; install there what is installed here: pip install ringfeed")
+
+
+def other_version(worker: str, package: str, there: str, here: str) -> ConfigError:
+    """What to say of a worker that has another version of a package."""
+    return ConfigError(
+        f"{worker} has {package} {there}, this machine {here}: they would not write the same bytes; install the same "
+        "version on both"
+    )
 
 
 # --- in the process that starts them -----------------------------------------------------------------------------

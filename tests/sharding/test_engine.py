@@ -525,6 +525,15 @@ def test_what_is_no_engine_is_refused(url: str) -> None:
             "Dask worker tcp://.* cannot load the tasks; .*pip install ringfeed",
         ),
         (
+            "import sys; sys.modules['ringfeed.sharding.remote'] = sys",
+            "Dask worker tcp://.* cannot load the tasks; .*pip install ringfeed",
+        ),
+        (
+            "import importlib.metadata as m; v = m.version; m.version = lambda n: '0.9' if n == 'ringfeed' else v(n)\n"
+            "import sys; sys.modules['ringfeed.sharding.remote'] = sys",
+            r"Dask worker tcp://.* has ringfeed 0\.9, this machine .*install the same version",
+        ),
+        (
             "import importlib.metadata as m; v = m.version; m.version = lambda n: '1.0' if n == 'pyarrow' else v(n)",
             r"has pyarrow 1\.0, this machine .*install the same version",
         ),
