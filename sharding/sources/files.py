@@ -161,11 +161,14 @@ def plain_name(name: str) -> str:
 
     >>> plain_name("Flowers.tfrecord-00003-of-00010"), plain_name("a.tfrecord-00003-of-00010.gz")
     ('flowers.tfrecord', 'a.tfrecord.gz')
+    >>> plain_name("a.tfrecord-00003"), plain_name("a.csv-00003")  # the first as of tfds.core.SequentialWriter
+    ('a.tfrecord', 'a.csv-00003')
     >>> plain_name("https://example.org/a.CSV?Signature=b")
     'https://example.org/a.csv'
     """
     plain = without_query(split_chain(name)[0]).lower()
-    return re.sub(r"-\d{3,}-of-\d{3,}(?=(\.\w+)?$)", "", plain) if "-of-" in plain else plain
+    plain = re.sub(r"-\d{3,}-of-\d{3,}(?=(\.\w+)?$)", "", plain) if "-of-" in plain else plain
+    return re.sub(r"(?<=\.tfrecord)-\d{5}$", "", plain) if ".tfrecord-" in plain else plain
 
 
 def _find_local(root: str, suffixes: tuple[str, ...]) -> Iterator[SourceFile]:

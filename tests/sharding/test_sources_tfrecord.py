@@ -313,7 +313,9 @@ def test_parts_are_runs_of_records_and_know_their_numbers(tmp_path: Path, monkey
     assert [b.place for b in bad] == [f"record 70 at offset {70 * size}", f"record 90 at offset {90 * size}"]
 
 
-@pytest.mark.parametrize("name", ["a.tfrecord-00000-of-00002", "a.tfrecords", "A.TFRECORD.gz", "b.tfrec"])
+@pytest.mark.parametrize(
+    "name", ["a.tfrecord-00000-of-00002", "a.tfrecord-00000", "a.tfrecords", "A.TFRECORD.gz", "b.tfrec"]
+)
 def test_the_usual_names_are_known(write: Callable[..., str], tmp_path: Path, name: str) -> None:
     write(example(i=[1]), name=name)
     assert isinstance(open_source(str(tmp_path), "i"), TFRecordSource)
