@@ -14,7 +14,7 @@ import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from fractions import Fraction
 from time import perf_counter
 from typing import Any
@@ -43,6 +43,7 @@ from ..sharding import (
 )
 from ..sharding.explain import NO_MORE_PROCESSES, explain, refuses_processes
 from ..sharding.sources.ringfeed import only_split
+from ..sharding.tolerance import rejected_name
 from ..sharding.wording import counted, one_line, some_of
 from .balance import balance_json, balance_of_dataset, balance_of_plan, balance_text
 from .console import (
@@ -57,7 +58,7 @@ from .console import (
     tell,
 )
 from .ending import Terminated, tidy_when_told_to_end
-from .inspection import FEATURE_HEADER, feature_cells, inspection_json, inspection_text
+from .inspection import FEATURE_HEADER, feature_cells, inspection_json, inspection_text, skipped_json
 from .prepare_args import prepare_options
 from .repairing import repair_json, repair_text
 from .shard_dataset_args import build_parser
@@ -194,6 +195,7 @@ def _summarise(args: argparse.Namespace, seconds: float) -> None:
     shards = sum(len(split.shard_records) for split in balance)
     records = int(sum(split.shard_records.sum() for split in balance))
     data_bytes = int(sum(split.shard_bytes.sum() for split in balance))
+    skipped = skipped_json(dataset, generation)
     if args.json:
         document = {
             "destination": dataset.storage.locate(),
@@ -205,6 +207,7 @@ def _summarise(args: argparse.Namespace, seconds: float) -> None:
             "records_per_second": round(records / seconds, 1),
             "splits": balance_json(balance, manifest.classes),
             "groups": shares_json(balance, manifest.options, {}),
+            "skipped": skipped,
         } | ({"generation": generation, "total_records": manifest.records} if generation else {})
         print_json(document)
         return
@@ -214,6 +217,8 @@ def _summarise(args: argparse.Namespace, seconds: float) -> None:
         f"{counted(shards, 'shard')} of {manifest.shard_format}, to {dataset.storage.locate()} in "
         f"{human_seconds(seconds)} ({records / seconds:,.0f} records/s, {human_bytes(data_bytes / seconds)}/s)"
     )
+    for path, number in skipped.items():
+        print(f"skipped {counted(number or 0, 'bad record')}, listed in {dataset.storage.locate(path)}")
     if generation:
         held = f"{counted(manifest.records, 'record')} in {counted(len(dataset.shards), 'shard')}"
         print(f"it holds {held} now; generation {generation}")
@@ -230,6 +235,7 @@ def _plan_json(options: BuildOptions, plan: BuildPlan) -> dict[str, Any]:
         "estimated_record_bytes": round(plan.record_bytes, 1),
         "splits": balance_json(balance_of_plan(plan), plan.classes),
         "groups": shares_json(balance_of_plan(plan), options.recorded(), plan.groups),
+        "skipped": {rejected_name(plan.assignment.generation): len(plan.rejected)} if plan.rejected else {},
     }
 
 
@@ -241,9 +247,17 @@ def _plan_text(options: BuildOptions, plan: BuildPlan) -> list[str]:
         "",
         *balance_text(balance_of_plan(plan), plan.classes, estimated=True),
         *shares_text(balance_of_plan(plan), options.recorded(), plan.groups),
+        *_skipped_text(plan),
         f"would {'append' if plan.base else 'write'} {options.shard_format}{codec} to {options.destination}; nothing "
         "was written (--dry-run)",
     ]
+
+
+def _skipped_text(plan: BuildPlan) -> list[str]:
+    if not plan.rejected:
+        return []
+    first = one_line(replace(plan.rejected[0], remedy="")).removesuffix("; ").removesuffix(";")
+    return [f"would skip {counted(len(plan.rejected), 'bad record')}; the first is {first}"]
 
 
 def _inspect(args: argparse.Namespace) -> int:

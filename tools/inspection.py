@@ -6,9 +6,10 @@ import glob
 from dataclasses import asdict
 from typing import Any
 
-from ..sharding import Dataset, Feature, FeatureStatistics, ImageStatistics, Manifest
+from ..sharding import Dataset, Feature, FeatureStatistics, ImageStatistics, Manifest, RingfeedError
 from ..sharding.generations import folder_of
 from ..sharding.interop.tfds import is_tfds, obstacle
+from ..sharding.tolerance import rejected_name
 from ..sharding.wording import counted, one_line
 from .balance import balance_json, balance_of_dataset, balance_text
 from .console import align, human_bytes
@@ -17,6 +18,7 @@ from .shares import shares_json, shares_text
 
 __all__ = [
     "FEATURE_HEADER", "feature_cells", "feature_spec", "inspection_json", "inspection_text", "reading_example",
+    "skipped_json",
 ]  # fmt: skip
 
 FEATURE_HEADER = ("feature", "dtype", "shape", "role")
@@ -58,6 +60,7 @@ def inspection_json(dataset: Dataset) -> dict[str, Any]:
         "groups": shares_json(balance_of_dataset(dataset), manifest.options, {}),
         "generations": [generation.to_json() for generation in manifest.all_generations],
         "lost": lost_json(manifest),
+        "skipped": skipped_json(dataset),
         "reading": reading_example(dataset),
     }
 
@@ -79,6 +82,7 @@ def inspection_text(dataset: Dataset) -> str:
         f"  label    {one_line(manifest.schema.label) if manifest.schema.label is not None else '(none)'}",
         f"  tfds     {f'cannot open it: {reason}' if reason else f'opens it{_tfds_place(manifest)}'}",
         *lost_lines(manifest),
+        *_skipped_lines(dataset),
         *_generation_lines(manifest),
         "",
         *balance_text(balance_of_dataset(dataset), manifest.classes),
@@ -91,6 +95,36 @@ def inspection_text(dataset: Dataset) -> str:
         *("  " + line if line else "" for line in reading_example(dataset).splitlines()),
     ]
     return "\n".join(lines)
+
+
+def skipped_json(dataset: Dataset, generation: int | None = None) -> dict[str, int | None]:
+    """How many bad records were skipped, by the path of the file that lists them; None if it cannot be read.
+
+    Args:
+        dataset: opened.
+        generation: that skipped them, or None for all.
+    """
+    generations = range(len(dataset.manifest.all_generations)) if generation is None else [generation]
+    return {
+        path: _lines_of(dataset, path) for path in map(rejected_name, generations) if path in dataset.manifest.files
+    }
+
+
+def _lines_of(dataset: Dataset, path: str) -> int | None:
+    try:
+        return dataset.storage.read(path).count(b"\n")
+    except (RingfeedError, FileNotFoundError):  # which `verify` tells of
+        return None
+
+
+def _skipped_lines(dataset: Dataset) -> list[str]:
+    found = skipped_json(dataset)
+    if not found:
+        return []
+    files = counted(len(found), "file") + f" from {next(iter(found))} on" if len(found) > 1 else next(iter(found))
+    if None in found.values():
+        return [f"  skipped  bad records, listed in {files}, which cannot be read; see: shard-dataset verify"]
+    return [f"  skipped  {counted(sum(filter(None, found.values())), 'bad record')}, listed in {files}"]
 
 
 def _generation_lines(manifest: Manifest) -> list[str]:

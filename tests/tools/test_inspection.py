@@ -69,3 +69,45 @@ def test_the_splits_that_tfds_needs_for_all_generations_are_named(
         cli("shard-dataset", "append", str(tmp_path / f"{number}.csv"), out, check=True)
     shown = cli("shard-dataset", "inspect", out, check=True).stdout
     assert f"of g{appended:05d}/; all of a split is such as {told}" in " ".join(shown.split())
+
+
+def test_bad_records_that_were_skipped_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = [json.dumps({"x": i, "y": i % 2}) for i in range(8)]
+    for name, lines in (("a", [*good, "{", "["]), ("b", [*good, "]"]), ("c", good)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    out, lenient = str(tmp_path / "out"), ["--on-bad-record", "skip:2", "--workers", "1"]
+    build = ["build", str(tmp_path / "a.jsonl"), out, "--label", "y", "--shards", "2", *lenient]
+
+    def told(*command: str) -> list[str]:
+        assert main(list(command)) == 0
+        return [line.strip() for line in capsys.readouterr().out.splitlines() if "skip" in line]
+
+    (line,) = told(*build, "--dry-run")
+    assert line.startswith(
+        f"would skip 2 bad records; the first is file://{tmp_path}/a.jsonl: line 9: no JSON object: "
+    )
+    assert line[-1] != ";"
+    assert told(*build) == [f"skipped 2 bad records, listed in {out}/rejected.jsonl"]
+    assert told("inspect", out) == ["skipped  2 bad records, listed in rejected.jsonl"]
+    assert told("append", str(tmp_path / "b.jsonl"), out, *lenient) == [
+        f"skipped 1 bad record, listed in {out}/g00001/rejected.jsonl"
+    ]
+    assert told("append", str(tmp_path / "c.jsonl"), out, *lenient) == []
+    assert told("inspect", out) == ["skipped  3 bad records, listed in 2 files from rejected.jsonl on"]
+    assert main(["inspect", out, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["skipped"] == {"rejected.jsonl": 2, "g00001/rejected.jsonl": 1}
+    (tmp_path / "out" / "rejected.jsonl").unlink()
+    (line,) = told("inspect", out)
+    assert line.endswith("listed in 2 files from rejected.jsonl on, which cannot be read; see: shard-dataset verify")
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry-run"]])
+def test_bad_records_that_were_skipped_are_told_to_machines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    lines = [json.dumps({"x": i}) for i in range(8)]
+    for name, end in (("a", "{\n"), ("b", "")):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join([*lines, end]))
+        build = ["build", str(tmp_path / f"{name}.jsonl"), str(tmp_path / name), "--on-bad-record", "skip:2", "--json"]
+        assert main([*build, "--workers", "1", *flags]) == 0
+        assert json.loads(capsys.readouterr().out)["skipped"] == ({"rejected.jsonl": 1} if end else {})
