@@ -199,7 +199,7 @@ def not_utf8(path: str, line: int, error: UnicodeDecodeError) -> BadRecord:
     """The record that starts in a line and holds other bytes than UTF-8."""
     before = error.object[: error.start]
     line += count_lines(before)
-    encoding = "utf-16" if line == 1 and error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "latin1"
+    encoding = "utf-16" if line == 1 and error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "windows-1252"
     column = error.start - max(before.rfind(b"\n"), before.rfind(b"\r"))
     return BadRecord(
         path=path,

@@ -279,6 +279,13 @@ def test_the_remedy_for_utf_16_is_of_utf_16(tmp_path: Path) -> None:
         open_source(str(tmp_path / "x.csv"), None)
 
 
+def test_the_remedy_for_other_bytes_knows_euro_signs(tmp_path: Path) -> None:
+    """As Latin-1, in which the bytes from 0x80 to 0x9F are control characters, they would come out as those."""
+    (tmp_path / "x.csv").write_bytes("a,b\n1,€\n".encode("windows-1252"))
+    with pytest.raises(SourceError, match="iconv -f windows-1252 -t utf-8"):
+        open_source(str(tmp_path / "x.csv"), None)
+
+
 def test_a_file_that_has_come_since_another_look_is_found(store: Store) -> None:
     for number, name in enumerate(("a.csv", "b.csv", "c.csv"), start=1):
         store.write_bytes(f"in/{name}", b"x\n1\n")
