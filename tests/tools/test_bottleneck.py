@@ -138,3 +138,27 @@ def test_shards_that_are_compressed_are_not_said_to_be_better_compressed(dataset
     told = name_knob("fetch", stages(), Loader(datasets["gzip"], batch_size=8), 0)
     assert "compress" not in told
     assert "where that is no faster the link is full: bring the data nearer" in told
+
+
+def test_of_many_small_shards_larger_ones_are_said_to_help(datasets: dict[str, str], tmp_path: Path) -> None:
+    build(BuildOptions(source=datasets["parquet"], destination=str(tmp_path / "d"), shards=40, shard_format="parquet"))
+    loader = Loader(str(tmp_path / "d"), batch_size=8)
+    for bottleneck in ("open", "fetch"):
+        told = name_knob(bottleneck, stages(), loader, 0)
+        (command,) = re.findall(r"is the limit: write larger shards, .*? KiB each \(shard-dataset (.*?)\)", told)
+        destination = str(tmp_path / bottleneck)
+        words = command.replace("SRC", str(tmp_path / "d")).replace("DST", destination).split()
+        assert shard_dataset.main(words) == 0
+        fewer = Loader(destination, batch_size=8)
+        assert fewer.manifest.split("train").shards == 16
+        assert "larger shards" not in name_knob(bottleneck, stages(), fewer, 0)
+    picked = Loader(str(tmp_path / "d"), batch_size=8, where="A < 20")  # whose plan reads a part of the shards
+    assert "larger shards" not in name_knob("open", stages(), picked, 0)
+
+
+def test_threads_that_were_given_may_be_left_out(datasets: dict[str, str]) -> None:
+    told = {
+        n: name_knob("fetch", stages(), Loader(datasets["gzip"], batch_size=8, fetch_threads=n), 0) for n in (None, 1)
+    }
+    assert "(Loader(fetch_threads=2)), or leave that out; where" in told[1]
+    assert "leave that out" not in told[None]
