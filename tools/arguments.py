@@ -36,9 +36,14 @@ class HelpFormatter(argparse.HelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         def fill(paragraph: str) -> str:
-            return paragraph if "\n  " in f"\n{paragraph}" else textwrap.fill(paragraph, width, break_long_words=False)
+            return paragraph if "\n  " in f"\n{paragraph}" else _filled(paragraph, width)
 
         return textwrap.indent("\n\n".join(fill(part) for part in text.split("\n\n")), indent)
+
+
+def _filled(paragraph: str, width: int) -> str:
+    """Folded between words: a flag such as ``--cache-bytes`` stays whole, to be found and copied."""
+    return textwrap.fill(paragraph, width, break_long_words=False, break_on_hyphens=False)
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -66,7 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="EXPR",
         help="only records for which this is true, in the syntax of --filter of shard-dataset; they are counted first",
     )
-    parser.add_argument("--streams", type=int, metavar="N", help="canonical streams (default: up to 16)")
+    parser.add_argument(
+        "--streams",
+        type=int,
+        metavar="N",
+        help="streams that a batch is drawn from, of all ranks together; a divisor of the batch (default: up to 16)",
+    )
     parser.add_argument(
         "--window-shards", type=int, default=1, metavar="N", help="shards that a stream shuffles together (default: 1)"
     )

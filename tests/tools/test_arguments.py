@@ -54,3 +54,12 @@ def test_prose_of_a_help_is_as_wide_as_the_terminal_and_examples_stay(
     assert columns - 8 < max(map(len, prose.splitlines())) < columns
     assert prose.split() == ["word"] * 99 + ["end."]
     assert examples.rstrip() == example
+
+
+def test_prose_is_not_folded_within_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in range(40, 60):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        parser = argparse.ArgumentParser(
+            epilog=f"{'word ' * 9}--cache-bytes {'word ' * 9}", formatter_class=HelpFormatter
+        )
+        assert "--cache-bytes" in parser.format_help()
