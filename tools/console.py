@@ -178,8 +178,8 @@ def _bar_report(progress: Progress, labels: Mapping[str, str], rate: _Rate) -> S
 
     def report(stage: str, done: int, total: int, amount: int) -> None:
         if stage not in bars:
+            starts[stage] = monotonic()  # drawing the bar takes time, in which work goes on
             bars[stage] = progress.add_task(labels.get(stage, stage), total=total, rate="")
-            starts[stage] = monotonic()
         so_fast = rate(stage, amount, monotonic() - starts[stage])
         progress.update(bars[stage], completed=done, total=total, rate=so_fast)
 
