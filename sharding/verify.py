@@ -242,7 +242,7 @@ def _remark(name: str, manifest: Manifest) -> str:
     if generation >= len(manifest.all_generations) and is_ours(name):
         return "of an append that did not finish; go on with it, or be rid of it with: shard-dataset clean"
     if TABLE_NAMES.fullmatch(name) and generation < table_order(manifest.shards_path)[0]:
-        return "the table before an append, for who had opened it; to be rid of it: shard-dataset clean"
+        return "the table before an append, kept for readers that opened it; to remove it: shard-dataset clean"
     if is_tfds(name) and manifest.generations:
         return "for TensorFlow Datasets, and not of the dataset as it is now that records were appended"
     if name in lost or TABLE_NAMES.fullmatch(name) or repairs_of(last):
