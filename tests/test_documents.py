@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.pipeline import Loader
-from ringfeed.sharding import BuildOptions, build, open_dataset
+from ringfeed.sharding import BuildOptions, build, open_dataset, read_records
 from ringfeed.tools import cli, shard_dataset
 from ringfeed.tools.shard_dataset_args import build_parser
 from ringfeed.training import load_config
@@ -139,11 +139,20 @@ def test_images_and_augmentation(here: Path) -> None:
 
 
 def test_preparing(here: Path) -> None:
-    module, in_python = python_of("preparing.md")
+    module, sales, in_python = python_of("preparing.md")
     Path("prepare_flights.py").write_text(module)
     table = ["build", "flights.parquet", "prepared", "--label", "arrival"]
     assert shard_dataset.main([*table, "--map", "prepare_flights:add_speed", "--filter", "hours > 0"]) == 0
     assert "speed" in open_dataset("prepared").manifest.schema.names
+    rows = "".join(f"{i},5;Köln {i} €;{'ab'[i % 2]}\n" for i in range(8))
+    Path("sales.csv").write_bytes(f"amount;place;kind\n{rows};;a\n".encode("windows-1252"))
+    Path("sales.py").write_text(sales)
+    (command,) = (line for line in commands(PAGES["preparing.md"]) if "sales:records" in line)
+    assert shard_dataset.main([word.replace("shards/", "sold") for word in command[1:]]) == 0
+    sold = list(read_records(open_dataset("sold"), "train", 9))
+    assert {(record["amount"], record["place"]) for record in sold} == {
+        (None, ""), *((i + 0.5, f"Köln {i} €") for i in range(8)),
+    }  # fmt: skip
     exec(in_python.replace('"late"', '"arrival"'), {})
     assert open_dataset("shards").manifest.schema["hours"].dtype == "float32"
 
