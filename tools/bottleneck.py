@@ -42,8 +42,9 @@ _MORE_THREADS = {True: 8, False: 32}  # than the loader takes by itself, of a lo
 _SMALL_BYTES, _FEW_SHARDS = 256 << 10, 32
 """Of smaller shards, and more of them, most of the time goes to opening them and to requests, not to their bytes.
 
-100,000 records of 33 columns as Parquet: 1,000 shards of 19 KiB on a disk gave 55,000 samples/s, 16 shards 812,000;
-from S3 with answers after 0.15 s, 400 shards gave 13,000 and 16 shards 79,000 (2 cores, 2026-11-25).
+100,000 records of 33 columns as Parquet, one run each on a busy machine with 2 cores, 2026-11-25: 1,000 shards of 19
+KiB on a disk gave 55,000 samples/s, 16 shards 812,000 (these with gzip, the others with snappy); from S3 with
+requests held up for 0.15 s, and with the wait for the first batch, 400 shards gave 13,000 and 16 shards 79,000.
 """
 _STARVED = 0.5  # waiting for windows, as a share of gathering: from here on, what brings the windows is the limit
 
