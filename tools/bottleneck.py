@@ -39,13 +39,8 @@ _AHEAD = "too little is fetched ahead of need to keep {threads} threads busy: tr
 _THREADS = 4  # that fetch at least, unless their number is given
 _AHEAD_BYTES = 64 << 20  # as a loader does by itself, of a remote store
 _MORE_THREADS = {True: 8, False: 32}  # than the loader takes by itself, of a local disk or a remote store
+# Of smaller shards, and more of them, most of the time goes to opening them and to requests, not to their bytes.
 _SMALL_BYTES, _FEW_SHARDS = 256 << 10, 32
-"""Of smaller shards, and more of them, most of the time goes to opening them and to requests, not to their bytes.
-
-100,000 records of 33 columns as Parquet, one run each on a busy machine with 2 cores, 2026-11-25: 1,000 shards of 19
-KiB on a disk gave 55,000 samples/s, 16 shards 812,000 (these with gzip, the others with snappy); from S3 with
-requests held up for 0.15 s, and with the wait for the first batch, 400 shards gave 13,000 and 16 shards 79,000.
-"""
 _STARVED = 0.5  # waiting for windows, as a share of gathering: from here on, what brings the windows is the limit
 
 
