@@ -1,4 +1,4 @@
-"""Which shards lend classes to windows that lack them: the next on the tape, around its end, that have records.
+"""Which shards lend classes to windows that lack them: the next that have records, as their stream goes on the tape.
 
 Pure functions of the order and of the numbers of records; one for a plan, which has many windows of a class, and one
 for a window that is opened, which may lack many classes.
@@ -18,11 +18,12 @@ _SHARDS_FIRST = 16
 _CELLS_AT_ONCE = 1 << 20
 
 
-def choose_donors(order: EpochOrder, last_shards: Int64, records: npt.NDArray[np.integer]) -> Int64:
+def choose_donors(order: EpochOrder, streams: Int64, last_shards: Int64, records: npt.NDArray[np.integer]) -> Int64:
     """The shards that lend a class to windows without it.
 
     Args:
         order: of the epoch.
+        streams: of the windows, [windows].
         last_shards: of each window that lacks the class, the shard of its last segment; [windows].
         records: of the class in each shard of the split; not all are 0.
 
@@ -31,8 +32,10 @@ def choose_donors(order: EpochOrder, last_shards: Int64, records: npt.NDArray[np
     """
     tape, _ = order.tape
     lenders = np.flatnonzero(records[tape] > 0)
-    following = np.searchsorted(lenders, order.slots[last_shards] + 1)
-    return tape[lenders[following % len(lenders)]]
+    places = order.slots[last_shards]
+    ahead, behind = np.searchsorted(lenders, places + 1), np.searchsorted(lenders, places) - 1
+    chosen: Int64 = np.where(order.backwards[streams], behind, ahead) % len(lenders)
+    return tape[lenders[chosen]]
 
 
 def first_with(counts: npt.NDArray[np.integer], shards: Int64, class_ids: Int64) -> Int64:

@@ -22,7 +22,7 @@ from .counters import Counters
 from .frames import join_frames
 from .keys import SAMPLE_KEY, sample_keys
 from .numpy_batches import NumpyBatch, iterate_numpy
-from .order import Geometry
+from .order import ORDER, Geometry
 from .state import check_state
 from .transform import Transform, apply_transform
 
@@ -286,7 +286,7 @@ class Epochs(ABC):
             ConfigError: there is no such step.
         """
         epoch, step = self._checked(epoch, step)
-        return {"epoch": epoch, "step": step, **self._state(epoch)}
+        return {"epoch": epoch, "step": step, **self._state(epoch), "order": ORDER}
 
     def resume(self, state: Mapping[str, Any]) -> tuple[int, int]:
         """The epoch and the step of a state, to go on with: ``loader.epoch(*loader.resume(state))``.
@@ -298,7 +298,7 @@ class Epochs(ABC):
         epoch: Any = state.get("epoch", 0)
         step: Any = state.get("step")
         own = self._state(self._checked(epoch)[0])
-        check_state(state, {"epoch": epoch, "step": step, **own})
+        check_state({"order": 1, **state}, {"epoch": epoch, "step": step, **own, "order": ORDER})
         return self._checked(epoch, step)
 
     @abstractmethod
@@ -405,6 +405,11 @@ class Epochs(ABC):
             yield steps, columns
             waited = time.perf_counter() - asked
             self._counters.add("deliver", items=steps * self.local_batch_size, wait=waited)
+
+    @property
+    def _streams(self) -> range:
+        """Those of which this rank has a slice."""
+        return range(self._slices[0].stream, self._slices[-1].stream + 1)
 
     def _positions(self, step: int, steps: int) -> npt.NDArray[np.int64]:
         """Where this rank's samples of a run of steps lie in the epoch's global order."""

@@ -303,7 +303,7 @@ class Loader(Epochs):
             self._info.class_counts,
             self._world_size,
             fetcher.class_ids,
-            in_parts=fetcher.in_parts and self.manifest.shard_format == "tfrecord",
+            in_parts=fetcher.exact,
         )
         row_filter = None if self._selection is None else self._selection.plan
         return replace(plan, row_filter=row_filter, quarantined=self.quarantined)
@@ -365,20 +365,20 @@ class Loader(Epochs):
 
     @contextmanager
     def open_streams(
-        self, *, found: bool = False, traced: bool = False, reading: int | None = None
+        self, *, found: bool = False, traced: bool = False, streams: range | None = None
     ) -> Iterator[OpenStreams]:
         """The streams of any epoch, for the body: what `chunks` and mixtures read from.
 
         Args:
             found: see `ShardFetcher`.
             traced: see `ShardFetcher`.
-            reading: how many of them will be read; default: this rank's.
+            streams: that will be read; default: this rank's.
         """
-        ahead = self._prefetch_bytes
-        if ahead is None:
-            ahead = self._default_prefetch(len(self._slices) if reading is None else reading)
+        streams = self._streams if streams is None else streams
+        ahead = self._default_prefetch(len(streams)) if self._prefetch_bytes is None else self._prefetch_bytes
         opened = OpenStreams(
             order=functools.lru_cache(maxsize=2)(self._order),  # each stream asks
+            streams=streams,
             schedule=functools.lru_cache(maxsize=2)(self._schedule),
             class_counts=lambda: self._class_counts,
             fetcher=self._fetcher(found=found, traced=traced),

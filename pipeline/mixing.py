@@ -264,12 +264,12 @@ class Mixture(Epochs):
         assert not found  # for `finds` is not overridden
         schedule = self._schedule(epoch)
         with ExitStack() as stack:
-            reading = len(self._slices)
             opened = [
-                stack.enter_context(loader.open_streams(traced=traced, reading=reading)) for loader in self._loaders
+                stack.enter_context(loader.open_streams(traced=traced, streams=self._streams))
+                for loader in self._loaders
             ]
             lanes = []
-            had = self._served(epoch, start_step, [part.stream for part in self._slices])
+            had = self._served(epoch, start_step, self._streams)
             for part, served in zip(self._slices, had, strict=True):
                 tapes = [
                     _Tape(source, part.stream, loader.steps_per_epoch)

@@ -23,7 +23,7 @@ from .quarantine import stand_ins
 from .shard_opener import OpenShard
 from .shards import ShardFetcher
 from .threads import Threads
-from .windows import Positions, Window
+from .windows import Positions, Segment, Window
 
 __all__ = ["OpenWindow", "WindowOpener"]
 
@@ -124,6 +124,7 @@ class WindowOpener:
 
     Args:
         order: of the epoch.
+        streams: that are read; what they need of a shard at the same time is fetched once.
         schedule: of classes, or None for the natural mix.
         class_counts: gives the records of each class in each shard of the split, [shards, classes]; asked only where a
             window lacks a class.
@@ -136,6 +137,7 @@ class WindowOpener:
     def __init__(
         self,
         order: EpochOrder,
+        streams: range,
         schedule: ClassSchedule | None,
         class_counts: Callable[[], npt.NDArray[np.unsignedinteger]],
         fetcher: ShardFetcher,
@@ -144,6 +146,7 @@ class WindowOpener:
         buckets: Buckets | None,
     ) -> None:
         self._order = order
+        self._streams = streams
         self._schedule = schedule
         self._class_counts = class_counts
         self._fetcher = fetcher
@@ -160,7 +163,10 @@ class WindowOpener:
             step: that needs it.
             whole: whether everything from then on will be asked for, in ranges.
         """
-        shards = [self._fetcher.request(segment, step) for segment in window.segments]
+        segments: Sequence[Segment] = window.segments
+        if not self._fetcher.exact:
+            segments = [self._order.read_together(segment, self._streams) for segment in segments]
+        shards = [self._fetcher.request(segment, step) for segment in segments]
         return open_after(shards, partial(self._open, window, first_position, whole), self._planner)
 
     def _open(
@@ -276,9 +282,9 @@ class WindowOpener:
             return take_columns(borrowed, stable_order(borrowed[CLASS_ID]))
 
     def _donors(self, window: Window, classes: Int64) -> Int64:
-        """For each class the next shard on the tape, behind the window, that has it and is not known to be bad."""
+        """For each class the next shard behind the window that has it and is not known to be bad."""
         of_class, quarantine = self._class_counts(), self._fetcher.quarantine
-        following = self._order.following(window.segments[-1].shard)
+        following = self._order.following(window.segments[-1].shard, window.stream)
         readable = following if quarantine is None else quarantine.readable(following)
         donors = first_with(of_class, readable, classes)
         if quarantine is not None:
@@ -287,15 +293,15 @@ class WindowOpener:
         return donors
 
     def _lent_later(self, schedule: ClassSchedule, shard: int) -> npt.NDArray[np.bool_]:
-        """Which classes windows may borrow from a shard: none that the one before it on the tape has; [classes]."""
-        before = self._order.following(shard)[-2:][0]
-        no_nearer: npt.NDArray[np.bool_] = self._class_counts()[before] == 0
+        """Which classes windows may borrow from a shard: none that those beside it on the tape both have; [classes]."""
+        no_nearer: npt.NDArray[np.bool_] = (self._class_counts()[self._order.neighbours(shard)] == 0).any(axis=0)
         return no_nearer & (schedule.weights > 0)
 
     def _next_lender(self, window: Window, records: npt.NDArray[np.integer]) -> int:
-        """The next shard on the tape, behind the window, that has records and is not known to be bad."""
+        """The next shard behind the window that has records and is not known to be bad."""
         left = records if self._fetcher.quarantine is None else self._fetcher.quarantine.left(records)
-        return int(choose_donors(self._order, np.array([window.segments[-1].shard]), left)[0])
+        stream, last = np.array([window.stream]), np.array([window.segments[-1].shard])
+        return int(choose_donors(self._order, stream, last, left)[0])
 
     def _lent(self, window: Window, records: npt.NDArray[np.integer], held: dict[int, OpenShard]) -> int:
         """The same, once it is known that it can be read; it joins `held`."""

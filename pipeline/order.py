@@ -2,10 +2,11 @@
 
 Each epoch the shards are put in a keyed random order; their records, end to end, are one tape. The tape is cut into
 C equal parts, one a stream; from shard to shard, if a few records more or less allow it, and else inside a shard, which
-two streams then read. A stream reads its part of the tape in windows of about W shards, and shuffles within a window.
-Without shuffling, the tape and the windows are in the order of the dataset. Global batch i is
-P = G / C samples of each stream in turn, so position q of a stream belongs to step q div P; a rank takes a contiguous
-slice of each global batch.
+two streams then read. Every other stream reads its part from its end to its beginning, so that both come to that shard
+at the same time, and where one process has them, it is read once. A stream reads in windows of about W shards, and
+shuffles within a window. Without shuffling, tape, streams and windows are in the order of the dataset. Global batch i
+is P = G / C samples of each stream in turn, so position q of a stream belongs to step q div P; a rank takes a
+contiguous slice of each global batch.
 
 All ranges are half-open.
 """
@@ -24,10 +25,11 @@ import numpy.typing as npt
 from ..sharding.errors import ConfigError
 from ..sharding.keyed import derive_key, shuffled
 from .arguments import boolean, choice, integer
-from .windows import StreamWindows, Window
+from .windows import Segment, StreamWindows, Window
 
-__all__ = ["EpochOrder", "Geometry", "Remainder", "StreamSlice", "coprime_stride", "default_streams"]
+__all__ = ["ORDER", "EpochOrder", "Geometry", "Remainder", "StreamSlice", "coprime_stride", "default_streams"]
 
+ORDER = 2  # the version of what is arranged here; what was kept under another one is not gone on with
 Remainder = Literal["drop", "pad", "wrap"]
 _REMAINDERS = ("drop", "pad", "wrap")
 _DEFAULT_STREAMS = 16
@@ -220,10 +222,23 @@ class EpochOrder:
         slots[self.tape[0]] = np.arange(len(slots))
         return slots
 
-    def following(self, shard: int) -> npt.NDArray[np.int64]:
-        """All shards in the order of the tape, from behind one on, around its end, to that one."""
-        order, slot = self.tape[0], int(self.slots[shard]) + 1
-        return np.concatenate([order[slot:], order[:slot]])
+    @cached_property
+    def backwards(self) -> npt.NDArray[np.bool_]:
+        """Whether each stream reads its part of the tape from its end to its beginning, [streams]."""
+        odd: npt.NDArray[np.bool_] = np.arange(self.geometry.streams) % 2 == 1
+        return odd & self.geometry.shuffle
+
+    def following(self, shard: int, stream: int) -> npt.NDArray[np.int64]:
+        """All shards as a stream would come to them: from behind one on, around the end of the tape, to that one."""
+        order, place = self.tape[0], int(self.slots[shard])
+        if self.backwards[stream]:
+            return np.roll(order[::-1], place)
+        return np.roll(order, -1 - place)
+
+    def neighbours(self, shard: int) -> npt.NDArray[np.int64]:
+        """The shards on both sides of one on the tape, whose ends are joined; int64 [2]."""
+        order, place = self.tape[0], int(self.slots[shard])
+        return order[[place - 1, (place + 1) % len(order)]]
 
     @cached_property
     def _records(self) -> npt.NDArray[np.int64]:
@@ -274,7 +289,8 @@ class EpochOrder:
 
     def windows(self, stream: int) -> StreamWindows:
         """The windows of a stream, in order."""
-        shards, firsts, lengths = self.segments(*self.stream_range(stream))
+        step = -1 if self.backwards[stream] else 1
+        shards, firsts, lengths = (column[::step] for column in self.segments(*self.stream_range(stream)))
         mean = self.geometry.records / len(self.shard_records)
         at_most = min(self.geometry.window_shards, len(self.shard_records) + 1)  # no float holds any number
         enough = min((at_most - 0.5) * mean, self.geometry.records)
@@ -301,6 +317,17 @@ class EpochOrder:
         begins = ends[slots] - self._records[order[slots]]  # positions on the tape
         firsts = np.maximum(start - begins, 0)
         return order[slots], firsts, np.minimum(ends[slots], stop) - begins - firsts
+
+    def read_together(self, segment: Segment, streams: range) -> Segment:
+        """What neighbouring streams read of a shard at the time that one of them reads a segment of it."""
+        records, (_, ends), total = self.shard_records[segment.shard], self.tape, self.geometry.records
+        if not self.geometry.shuffle or segment.rows == records:
+            return segment
+        begin = int(ends[self.slots[segment.shard]]) - records
+        start, stop = self.stream_range(streams[0])[0] - begin, self.stream_range(streams[-1])[1] - begin
+        if not start <= segment.start < stop:  # it lies behind the end of the tape, that is at its beginning
+            start, stop = start - total, stop - total
+        return Segment(shard=segment.shard, start=max(start, 0), stop=min(stop, records))
 
     def permutation(self, window: Window) -> npt.NDArray[np.int64]:
         """Which of the window's records each of its positions serves, in natural order; int64 [samples]."""

@@ -76,7 +76,7 @@ class LoaderPlan:
         bytes_per_rank: of the files each rank reads in the epoch, each once. Of a TFRecord shard that a cut divides,
             the part that is read counts, as if all records were of one size; of others the whole. Of Parquet less
             may be read, where few `columns` are wanted above all, but how much their footers alone tell. Without a
-            cache a file may be fetched again: one that lends a class, for its own window, and one that streams share.
+            cache a file that lends a class may be fetched again for its own window.
         missing: classes that windows lack.
         wrapped: samples that fill up the last batch, of records that the epoch began with.
         filled: samples of weight 0 beside the global batches, on ranks whose share is smaller than that of others.
@@ -222,7 +222,7 @@ def _find_missing(
     places = np.array([entry[:3] for entry in lacking]).repeat([len(entry[-1]) for entry in lacking], axis=0)
     donors = np.empty(len(of_class), np.int64)
     for class_id, own in group(of_class):
-        donors[own] = choose_donors(order, places[own, 2], counts[:, class_id])
+        donors[own] = choose_donors(order, places[own, 0], places[own, 2], counts[:, class_id])
     paths = [shard.path for shard in shards]
     missing = [
         MissingClass(stream=stream, window=number, class_value=classes[class_id], donor=paths[donor])
@@ -247,7 +247,8 @@ def _stand_ins(order: EpochOrder, shards: Sequence[ShardInfo]) -> list[tuple[int
         )
         last = windows.shards[windows.bounds[1:] - 1]
         short = windows.served & (2 * lost > held)
-        pairs += [(stream, int(shard)) for shard in choose_donors(order, last[short], records)]
+        lenders = choose_donors(order, np.full(np.count_nonzero(short), stream), last[short], records)
+        pairs += [(stream, int(shard)) for shard in lenders]
     return pairs
 
 

@@ -81,7 +81,8 @@ class ShardFetcher:
 
     Attributes:
         quarantine: the same.
-        in_parts: whether of a shard that is needed in part no more is read, where its format allows it.
+        in_parts: whether of a shard that is needed in part not all is read.
+        exact: whether no more is read than is needed; of Parquet the row groups are that hold it.
         lent: records of the shards, for windows that lack their class; for the thread that plans.
     """
 
@@ -108,6 +109,7 @@ class ShardFetcher:
         self._traced = traced
         self.quarantine = quarantine
         self.in_parts = cache is None and self._reads_parts()
+        self.exact = self.in_parts and dataset.manifest.shard_format == "tfrecord"
         self._opener = ShardOpener(dataset, schema, fill, counters, cache, selection, hedging=hedging, found=found)
         least, most = threads or _THREADS, threads or _MOST_THREADS
         most = least if dataset.storage.local_path is not None else most

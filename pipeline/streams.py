@@ -40,6 +40,7 @@ class OpenStreams:
 
     Attributes:
         order: of an epoch.
+        streams: that are read.
         schedule: of classes in an epoch, or None for the natural mix.
         class_counts: gives the records of each class in each shard of the split, [shards, classes].
         fetcher: of the split's shards.
@@ -50,6 +51,7 @@ class OpenStreams:
     """
 
     order: Callable[[int], EpochOrder]
+    streams: range
     schedule: Callable[[int], ClassSchedule | None]
     class_counts: Callable[[], npt.NDArray[np.unsignedinteger]]
     fetcher: ShardFetcher
@@ -63,7 +65,14 @@ class OpenStreams:
         """One stream of an epoch, from a step on; see `StreamReader`."""
         order = self.order(epoch)
         opener = WindowOpener(
-            order, self.schedule(epoch), self.class_counts, self.fetcher, self.planner, self.counters, self.buckets
+            order,
+            self.streams,
+            self.schedule(epoch),
+            self.class_counts,
+            self.fetcher,
+            self.planner,
+            self.counters,
+            self.buckets,
         )
         return StreamReader(
             order,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ..pipeline.order import ORDER
 from ..sharding.errors import TrainingError
 from .checkpoint import Checkpoint
 from .config import TrainConfig
@@ -105,7 +106,7 @@ def capture(
     arrays = {name: np.asarray(tf.convert_to_tensor(v)) for name, v in parts.variables().items()}
     state = {
         "position": asdict(position),
-        "loader": {"seed": config.seed, "epoch": position.epoch, "step": position.epoch_step},
+        "loader": {"seed": config.seed, "epoch": position.epoch, "step": position.epoch_step, "order": ORDER},
         "config": to_tree(config),
         "dataset": dataset,
         "history": dict(history),
@@ -117,14 +118,16 @@ def check_resumable(state: Mapping[str, Any], config: TrainConfig, dataset: str)
     """Refuse to go on from a checkpoint of another run.
 
     Raises:
-        TrainingError: a key that steers the weights, or the dataset, is another one.
+        TrainingError: a key that steers the weights, the dataset, or the order of samples is another one.
     """
     changed = changed_keys(config, state["config"])
     if state["dataset"] != dataset:
         changed.append("the dataset's shards")
+    if state["loader"].get("order", 1) != ORDER:
+        changed.append("the order of samples, which another version of ringfeed has")
     if changed:
         raise TrainingError(
-            f"the checkpoints in {config.checkpoint.url} are of a run with other {', '.join(changed)}: "
+            f"the checkpoints in {config.checkpoint.url} are of a run that differs in {', '.join(changed)}: "
             "undo the change, or give another checkpoint.url"
         )
 

@@ -107,8 +107,10 @@ def test_many_classes_find_the_donors_that_each_would() -> None:
     counts = rng.random((90, 50)) < rng.random(50) ** 4
     counts[rng.integers(90, size=50), np.arange(50)] = True
     for last in range(90):
-        each = [int(choose_donors(order, np.array([last]), counts[:, c].astype(np.int64))[0]) for c in range(50)]
-        assert first_with(counts.astype(np.uint8), order.following(last), np.arange(50)).tolist() == each
+        for stream in (0, 1):  # which read in opposite directions
+            one = np.array([stream]), np.array([last])
+            each = [int(choose_donors(order, *one, counts[:, c].astype(np.int64))[0]) for c in range(50)]
+            assert first_with(counts.astype(np.uint8), order.following(last, stream), np.arange(50)).tolist() == each
 
 
 def test_of_many_classes_a_shard_that_lends_is_fetched_for_it_once(

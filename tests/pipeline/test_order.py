@@ -1,6 +1,7 @@
 """The order of samples, as pure arithmetic."""
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from ringfeed.pipeline.order import EpochOrder, Geometry, Remainder, coprime_stride, default_streams
 from ringfeed.pipeline.remainder import dropped_ranges
-from ringfeed.pipeline.windows import StreamWindows
+from ringfeed.pipeline.windows import Segment, StreamWindows
 from ringfeed.sharding import ConfigError
 from ringfeed.sharding.manifest import ShardInfo
 
@@ -90,6 +91,49 @@ def test_streams_read_shards_of_their_own_where_a_few_records_more_or_less_allow
     order = EpochOrder(geometry, shards, seed=data.draw(st.integers(0, 9)), epoch=data.draw(st.integers(0, 3)))
     read = [order.windows(stream).shards.tolist() for stream in range(streams)]
     assert sorted(shard for shards in read for shard in shards) == list(range(len(shards)))
+
+
+@given(orders(), st.data())
+def test_streams_come_to_the_shard_between_them_at_one_time(order: EpochOrder, data: st.DataObject) -> None:
+    streams = order.geometry.streams
+    reads = [
+        [(s.shard, s.start, s.stop) for w in order.windows(stream) for s in w.segments] for stream in range(streams)
+    ]
+    for stream, (this, following) in enumerate(pairwise(reads)):
+        shared = this[-1], following[0]
+        if order.geometry.shuffle:
+            shared = (this[0], following[0]) if stream % 2 else (this[-1], following[-1])
+        (shard, _, stop), (other, start, _) = shared
+        if stop < order.shard_records[shard]:
+            assert (other, start) == (shard, stop)
+    first = data.draw(st.integers(0, streams - 1))
+    own = range(first, data.draw(st.integers(first, streams - 1)) + 1)
+    for stream in own:
+        for shard, start, stop in reads[stream]:
+            together = order.read_together(Segment(shard=shard, start=start, stop=stop), own)
+            needed = [(s, e) for each in own for other, s, e in reads[each] if other == shard]
+            if not order.geometry.shuffle:
+                needed = [(start, stop)]
+            assert (together.shard, together.start, together.stop) == (
+                shard, min(s for s, _ in needed), max(e for _, e in needed),
+            )  # fmt: skip
+
+
+def test_what_the_first_and_the_last_stream_read_of_a_shard_is_not_read_together() -> None:
+    """A short epoch that begins within a shard may end within it."""
+    geometry = Geometry(records=100, batch_size=2, streams=2, samples=90)
+    order = EpochOrder(geometry, [40, 60], seed=1, epoch=1)
+    shared = sorted(
+        (segment.start, segment.stop)
+        for stream in range(2)
+        for window in order.windows(stream)
+        for segment in window.segments
+        if segment.shard == order.tape[0][1]
+    )
+    assert len(shared) == 2
+    for start, stop in shared:
+        segment = Segment(shard=int(order.tape[0][1]), start=start, stop=stop)
+        assert order.read_together(segment, range(2)) == segment
 
 
 def test_each_record_is_dropped_as_often_as_any_other() -> None:

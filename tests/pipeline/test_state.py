@@ -63,6 +63,8 @@ def test_another_dataset_and_what_is_no_state_are_refused(make_dataset: Make) ->
     for wrong, message in [
         ({}, "this is no state of such a loader: it has no epoch"),
         ({"epoch": 0, "step": 0}, "this is no state of such a loader: it has no seed"),
+        ({**loader.state(0, 0), "order": 3}, "the state is of order=3, this loader has 2: its batches are others"),
+        ({k: v for k, v in loader.state(0, 0).items() if k != "order"}, "the state is of order=1, this loader has 2"),
         ({**loader.state(0, 0), "step": 10**6}, "an epoch has steps 0 to"),
         ({**loader.state(0, 0), "epoch": -1}, "an epoch has steps 0 to"),
         ({**loader.state(0, 0), "step": "x"}, "step must be a whole number"),
