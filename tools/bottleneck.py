@@ -10,8 +10,8 @@ from .console import human_bytes
 __all__ = ["StageProfile", "name_bottleneck", "name_knob"]
 
 _KNOBS = {
-    "fetch": "the storage is the limit{unfilled}: {larger}try {fetch_threads}{unset}; where that is no faster the link "
-    "is full: {fewer}{near}{smaller}bring the data nearer",
+    "fetch": "the storage is the limit{unfilled}: {larger}try {fetch_threads}{unset}; where that is no faster {end}: "
+    "{fewer}{near}{smaller}{closer}",
     "cache": "the cache is the limit: put it on a faster disk, {cache}; if this waits, other ranks bring the same "
     "shards",
     "fill": "writing the cache is the limit as long as it is not filled: put it on a faster disk, {cache}, or read "
@@ -36,6 +36,7 @@ _READING = (
     "{fetch_threads}, or compress them"
 )
 _AHEAD = "too little is fetched ahead of need to keep {threads} threads busy: try {prefetch_bytes}, or leave that out"
+_LINK = ("the link is full", "bring the data nearer")
 _THREADS = 4  # that fetch at least, unless their number is given
 _AHEAD_BYTES = 64 << 20  # as a loader does by itself, of a remote store
 _MORE_THREADS = {True: 8, False: 32}  # than the loader takes by itself, of a local disk or a remote store
@@ -102,8 +103,10 @@ def name_knob(bottleneck: str, stages: tuple[StageProfile, ...], loader: Loader,
     columns, cache = _as_option("columns", ["A", "B"]), _as_option("cache", "FOLDER")
     all_columns = manifest.shard_format == "parquet" and given["columns"] is None
     fewer = f"drop columns you do not use, {columns}, " if all_columns else ""
+    end, closer = ("the disk gives no more", "put the shards on a faster one") if is_local else _LINK
     near = f"keep what comes again on a local disk, {cache}, " if not is_local and not cached else ""
     reshard = "shard-dataset reshard SRC DST" + " --split-column split" * (len(manifest.splits) > 1)
+    compressible = manifest.compression == "none" and not any(feature.is_image for feature in manifest.schema.features)
     smaller = f"compress the shards ({reshard} --format {manifest.shard_format} --compression gzip), or "
     threads = given["fetch_threads"] or _THREADS
     shards = manifest.split(given["split"]).shards
@@ -128,7 +131,9 @@ def name_knob(bottleneck: str, stages: tuple[StageProfile, ...], loader: Loader,
         near=near,
         larger=larger if given["where"] is None and shards > _FEW_SHARDS and mean_bytes < _SMALL_BYTES else "",
         unset=", or leave that out" if given["fetch_threads"] else "",
-        smaller=smaller if manifest.compression == "none" else "",
+        smaller=smaller if compressible else "",
+        end=end,
+        closer=closer,
         reshard=reshard,
         cache=cache,
         columns=columns,

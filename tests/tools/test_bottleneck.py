@@ -3,12 +3,14 @@
 import argparse
 import ast
 import inspect
+import io
 import re
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, build, open_dataset
@@ -16,6 +18,7 @@ from ringfeed.tools import shard_dataset
 from ringfeed.tools.bottleneck import StageProfile, name_bottleneck, name_knob
 from ringfeed.tools.profile import profile
 from ringfeed.tools.profile_command import add_arguments
+from tests.servers.web import served
 
 STAGES = ("fetch", "verify", "open", "plan", "gather", "deliver")
 OPTION = re.compile(r"(--[a-z-]+) (\S+) \(Loader\((\w+)=(.*?)\)\)")
@@ -137,7 +140,24 @@ def test_commands_that_a_knob_names_do_what_they_say(datasets: dict[str, str], t
 def test_shards_that_are_compressed_are_not_said_to_be_better_compressed(datasets: dict[str, str]) -> None:
     told = name_knob("fetch", stages(), Loader(datasets["gzip"], batch_size=8), 0)
     assert "compress" not in told
-    assert "where that is no faster the link is full: bring the data nearer" in told
+    assert "where that is no faster the disk gives no more: put the shards on a faster one" in told
+
+
+def test_images_are_not_said_to_be_better_compressed(tmp_path: Path) -> None:
+    content = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(content, "jpeg")
+    for number in range(8):
+        (tmp_path / "s" / str(number % 2)).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "s" / str(number % 2) / f"{number}.jpg").write_bytes(content.getvalue())
+    build(BuildOptions(source=str(tmp_path / "s"), destination=str(tmp_path / "d"), shards=2, min_class_records=1))
+    assert "compress" not in name_knob("fetch", stages(), Loader(str(tmp_path / "d"), batch_size=4), 0)
+
+
+def test_only_a_remote_store_has_a_link(datasets: dict[str, str]) -> None:
+    with served(Path(datasets["gzip"])) as url:
+        told = name_knob("fetch", stages(), Loader(url, batch_size=8), 0)
+    assert told.endswith("bring the data nearer")
+    assert "where that is no faster the link is full: keep what comes again on a local disk, --cache FOLDER " in told
 
 
 def test_of_many_small_shards_larger_ones_are_said_to_help(datasets: dict[str, str], tmp_path: Path) -> None:
