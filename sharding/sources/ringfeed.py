@@ -16,7 +16,7 @@ from ..schema import Feature, Schema
 from ..storage import Storage
 from .base import BATCH_ROWS, Complete, Part, Reject, fail_on_bad
 from .shards import read_index_rows, read_shard
-from .web import without_query
+from .web import is_sent_below, without_query
 
 __all__ = ["SPLIT", "RingfeedSource", "find_dataset", "only_split"]
 
@@ -44,7 +44,7 @@ def _holds_dataset(url: str) -> bool:
         return False
     try:
         Storage(url).check_reachable()
-        return Storage(url).exists(MANIFEST_NAME)
+        return Storage(url).exists(MANIFEST_NAME) and not is_sent_below(url, MANIFEST_NAME)
     except StorageError as error:
         if is_transient(error):
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -12,7 +13,10 @@ import fsspec
 from ..errors import SourceError
 from ..retry import RetryPolicy, retry
 
-__all__ = ["is_page", "is_web", "lacks_ranges", "name_at", "plain_url", "with_sizes", "without_query", "written_at"]
+__all__ = [
+    "is_page", "is_sent_below", "is_web", "lacks_ranges", "name_at", "plain_url", "with_sizes", "without_query",
+    "written_at",
+]  # fmt: skip
 
 _SCHEMES = ("http://", "https://")
 _REQUESTS = 16  # at a time
@@ -60,6 +64,19 @@ def without_query(url: str) -> str:
 def is_page(fs: fsspec.AbstractFileSystem, path: str) -> bool:
     """Whether what is there is a page, which lists the files of a folder."""
     return is_web(path) and str(fs.info(path).get("mimetype", "")).startswith("text/html")
+
+
+def is_sent_below(url: str, name: str) -> bool:
+    """Whether a URL is a file that its server also sends for names below it, as programs do that take any path."""
+    if not is_web(url) or url.endswith("/"):
+        return False
+    fs = fsspec.url_to_fs(url)[0]
+    try:
+        file, below = (retry(partial(fs.info, path), RetryPolicy()) for path in (url, f"{url}/{name}"))
+    except FileNotFoundError:
+        return False  # a folder that is not listed
+    keys = ("size", "mimetype", "ETag")
+    return file.get("size") is not None and all(file.get(key) == below.get(key) for key in keys)
 
 
 def with_sizes(fs: fsspec.AbstractFileSystem, infos: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,9 @@ import tarfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import quote
 
@@ -90,6 +92,30 @@ def test_a_folder_of_images(folder: Path, serve: Serve, tmp_path: Path, ranges: 
             assert built(f"{url}/{name}", tmp_path / "there") == built(str(folder / name), tmp_path / "here")
             shutil.rmtree(tmp_path / "there")
             shutil.rmtree(tmp_path / "here")
+
+
+def test_a_file_that_is_sent_for_any_name_below_it_is_no_dataset(tmp_path: Path) -> None:
+    content = b"x,label\n" + b"".join(b"%d,%d\n" % (number, number % 2) for number in range(20))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content)
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+    (tmp_path / "rows.csv").write_bytes(content)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            there = built(f"http://127.0.0.1:{server.server_port}/rows.csv", tmp_path / "there")
+        finally:
+            server.shutdown()
+    assert there == built(str(tmp_path / "rows.csv"), tmp_path / "here")
 
 
 def test_folders_that_name_partition_keys(folder: Path, serve: Serve, tmp_path: Path) -> None:
