@@ -60,6 +60,7 @@ class Threads:
         self._running = 0
         self._closed = False
         self._lock = threading.Lock()
+        self._starting = threading.RLock()  # nobody hands over to a thread of which it is not known whether it starts
 
     def submit(self, function: Callable[[], None]) -> None:
         """Begin as soon as a thread is free.
@@ -68,22 +69,25 @@ class Threads:
             RuntimeError: it was closed.
             RingfeedError: the system starts no thread, and none runs that would come to it.
         """
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("closed")
-            self._waiting.append(function)
-            if self._running == self._most:
-                return
-            self._running += 1
-        try:
-            start_thread(self._work, self._name)
-        except RingfeedError:
+        if self._closed:  # not even waiting, for a thread may come here while it starts, closing what nobody needs
+            raise RuntimeError("closed")
+        with self._starting:
             with self._lock:
-                self._running -= 1
-                if self._running or self._closed:
+                if self._closed:
+                    raise RuntimeError("closed")
+                self._waiting.append(function)
+                if self._running == self._most:
                     return
-                self._waiting.clear()
-            raise
+                self._running += 1
+            try:
+                start_thread(self._work, self._name)
+            except RingfeedError:
+                with self._lock:
+                    self._running -= 1
+                    if self._running or not self._waiting:
+                        return
+                    self._waiting.clear()
+                raise
 
     def close(self) -> None:
         """Begin nothing more."""

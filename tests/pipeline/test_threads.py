@@ -15,7 +15,8 @@ import pytest
 from ringfeed.pipeline import Loader
 from ringfeed.pipeline.counters import Counters
 from ringfeed.pipeline.prefetch import prefetch
-from ringfeed.pipeline.threads import Threads
+from ringfeed.pipeline.threads import Threads, start_thread
+from ringfeed.sharding import RingfeedError
 
 SHARDS = 100
 
@@ -108,6 +109,37 @@ def test_threads_that_there_are_do_the_work_of_those_that_cannot_be_started() ->
     threads.close()
     with pytest.raises(RuntimeError, match="closed"):
         threads.submit(wait)
+
+
+def test_nothing_is_handed_over_to_a_thread_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, begun, release, done = Threads(1, "test"), threading.Event(), threading.Event(), threading.Event()
+
+    def start(function: Callable[[], None], name: str) -> threading.Thread:
+        if begun.is_set():
+            return start_thread(function, name)
+        begun.set()
+        release.wait(60)
+        raise RingfeedError("the system starts none")
+
+    def submit_first() -> None:
+        with pytest.raises(RingfeedError, match="the system starts none"):
+            threads.submit(lambda: refused.append(1))
+        told.set()
+
+    monkeypatch.setattr("ringfeed.pipeline.threads.start_thread", start)
+    refused: list[int] = []
+    told = threading.Event()
+    first = threading.Thread(target=submit_first)
+    second = threading.Thread(target=threads.submit, args=(done.set,))
+    first.start()
+    assert begun.wait(60)
+    second.start()
+    second.join(0.2)  # as long as it takes to hand over
+    release.set()
+    assert done.wait(10)
+    first.join(60)
+    assert told.is_set()
+    assert refused == []
 
 
 class Interrupted(int):
