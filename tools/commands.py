@@ -44,7 +44,7 @@ from ..sharding import (
 from ..sharding.explain import NO_MORE_PROCESSES, explain, refuses_processes
 from ..sharding.sources.ringfeed import only_split
 from ..sharding.tolerance import rejected_name
-from ..sharding.wording import counted, one_line, some_of
+from ..sharding.wording import counted, listed, one_line, some_of
 from .balance import balance_json, balance_of_dataset, balance_of_plan, balance_text
 from .console import (
     StageReport,
@@ -196,6 +196,7 @@ def _summarise(args: argparse.Namespace, seconds: float) -> None:
     records = int(sum(split.shard_records.sum() for split in balance))
     data_bytes = int(sum(split.shard_bytes.sum() for split in balance))
     skipped = skipped_json(dataset, generation)
+    fresh = list(manifest.classes[manifest.all_generations[generation - 1].classes :]) if generation else []
     if args.json:
         document = {
             "destination": dataset.storage.locate(),
@@ -208,7 +209,7 @@ def _summarise(args: argparse.Namespace, seconds: float) -> None:
             "splits": balance_json(balance, manifest.classes),
             "groups": shares_json(balance, manifest.options, {}),
             "skipped": skipped,
-        } | ({"generation": generation, "total_records": manifest.records} if generation else {})
+        } | ({"generation": generation, "total_records": manifest.records, "new_classes": fresh} if generation else {})
         print_json(document)
         return
     print("\n".join([*balance_text(balance, manifest.classes), *shares_text(balance, manifest.options, {})]))
@@ -219,6 +220,7 @@ def _summarise(args: argparse.Namespace, seconds: float) -> None:
     )
     for path, number in skipped.items():
         print(f"skipped {counted(number or 0, 'bad record')}, listed in {dataset.storage.locate(path)}")
+    print(*(f"{line}\n" for line in _new_text(fresh)), sep="", end="")
     if generation:
         held = f"{counted(manifest.records, 'record')} in {counted(len(dataset.shards), 'shard')}"
         print(f"it holds {held} now; generation {generation}")
@@ -236,7 +238,12 @@ def _plan_json(options: BuildOptions, plan: BuildPlan) -> dict[str, Any]:
         "splits": balance_json(balance_of_plan(plan), plan.classes),
         "groups": shares_json(balance_of_plan(plan), options.recorded(), plan.groups),
         "skipped": {rejected_name(plan.assignment.generation): len(plan.rejected)} if plan.rejected else {},
-    }
+    } | ({"new_classes": _planned_new(plan)} if plan.base else {})
+
+
+def _planned_new(plan: BuildPlan) -> list[Any]:
+    """The classes that an append would add."""
+    return list(plan.classes[len(plan.base.classes) :]) if plan.base else []
 
 
 def _plan_text(options: BuildOptions, plan: BuildPlan) -> list[str]:
@@ -248,6 +255,7 @@ def _plan_text(options: BuildOptions, plan: BuildPlan) -> list[str]:
         *balance_text(balance_of_plan(plan), plan.classes, estimated=True),
         *shares_text(balance_of_plan(plan), options.recorded(), plan.groups),
         *_skipped_text(plan),
+        *_new_text(_planned_new(plan)),
         f"would {'append' if plan.base else 'write'} {options.shard_format}{codec} to {options.destination}; nothing "
         "was written (--dry-run)",
     ]
@@ -258,6 +266,12 @@ def _skipped_text(plan: BuildPlan) -> list[str]:
         return []
     first = one_line(replace(plan.rejected[0], remedy="")).removesuffix("; ").removesuffix(";")
     return [f"would skip {counted(len(plan.rejected), 'bad record')}; the first is {first}"]
+
+
+def _new_text(classes: Sequence[Any]) -> list[str]:
+    """A line about classes that an append adds, if there are any."""
+    names = listed([one_line(value) or "''" for value in classes])
+    return [f"{counted(len(classes), 'class/classes', 'is/are')} new to the dataset: {names}"] if classes else []
 
 
 def _inspect(args: argparse.Namespace) -> int:

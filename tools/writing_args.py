@@ -59,10 +59,10 @@ same command resumes it. Records are never added twice: a second append of the s
 given.
 
 Label, types, format and compression are those of the dataset, and SRC must have the same columns; CSV and JSON are read
-as these types. Classes keep their ids; new ones come after them. Splits, seed, the size of shards, --split-column and
---balance bytes are as in the build, unless given here. Within a generation, the shards of a split differ by at most one
-record, and by at most one record of each class. In a dataset built with --group-by, groups stay in their splits (read
-from the shards), and new groups are distributed by the same rule.
+as these types. Classes keep their ids; new ones come after them, and are named in the summary. Splits, seed, the size
+of shards, --split-column and --balance bytes are as in the build, unless given here. Within a generation, the shards of
+a split differ by at most one record, and by at most one record of each class. In a dataset built with --group-by,
+groups stay in their splits (read from the shards), and new groups are distributed by the same rule.
 
 New records are prepared as the dataset's were. If any of the preparing flags below is given, they replace all of that;
 --as-is prepares nothing. With --dedup, records that the dataset holds already are not appended. Bad records that

@@ -122,6 +122,27 @@ assert main(["verify", {str(tmp_path / "o")!r}]) == main(["inspect", {str(tmp_pa
             assert list(temporary.iterdir()) == []
 
 
+class TestAppend:
+    def test_names_the_classes_that_the_dataset_did_not_have(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        def told(command: str, label: str, *flags: str) -> str:
+            rows = "".join(f"{number},{label if number % 2 else 'a'}\n" for number in range(20))
+            (tmp_path / f"{label}.csv").write_text("number,kind\n" + rows)
+            arguments = [command, f"{tmp_path}/{label}.csv", f"{tmp_path}/out", *flags]
+            assert main([*arguments, "--workers", "1"]) == 0
+            return capsys.readouterr().out
+
+        assert " new " not in told("build", "b", "--label", "kind", "--shards", "1")
+        line = "1 class is new to the dataset: c"
+        assert line in told("append", "c", "--dry-run").splitlines()
+        assert json.loads(told("append", "c", "--dry-run", "--json"))["new_classes"] == ["c"]
+        assert line in told("append", "c").splitlines()
+        assert json.loads(told("append", "d", "--json"))["new_classes"] == ["d"]
+        assert json.loads(told("append", "b", "--json", "--again"))["new_classes"] == []
+        assert " new " not in told("append", "b", "--again", "--dry-run")
+
+
 class TestReshard:
     def test_writes_one_split_as_other_shards(
         self, capsys: pytest.CaptureFixture[str], dataset: Path, tmp_path: Path
