@@ -94,7 +94,10 @@ class BuildOptions:
             allowed = ", ".join(COMPRESSIONS[self.shard_format])
             raise ConfigError(f"compression of {self.shard_format} must be one of {allowed}, got {self.compression!r}")
         if self.dali_index and (self.shard_format, self.codec) != ("tfrecord", "none"):
-            raise ConfigError(f"DALI indexes plain TFRecord shards, these are {self.shard_format} ({self.codec})")
+            raise ConfigError(
+                f"DALI indexes plain TFRecord shards, these are {self.shard_format} ({self.codec}); write them with "
+                "--format tfrecord --compression none"
+            )
         if self.shards is not None and self.shard_bytes is not None:
             raise ConfigError("give --shards or --shard-size, not both")
         for name, value in (

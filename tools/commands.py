@@ -42,7 +42,7 @@ from ..sharding import (
     repair,
 )
 from ..sharding.explain import NO_MORE_PROCESSES, explain, refuses_processes
-from ..sharding.sources.ringfeed import only_split
+from ..sharding.sources.ringfeed import named_dataset, only_split
 from ..sharding.tolerance import rejected_name
 from ..sharding.wording import counted, listed, one_line, some_of
 from .balance import balance_json, balance_of_dataset, balance_of_plan, balance_text
@@ -182,8 +182,13 @@ def _show_plan(args: argparse.Namespace, options: BuildOptions, plan: BuildPlan)
 
 
 def _reshard(args: argparse.Namespace) -> int:
+    dataset, split = named_dataset(args.src)
     if args.split is None:
-        args.split = {only_split(args.src) if args.split_column is None else "train": Fraction(1)}
+        name = only_split(args.src, dataset, split) if args.split_column is None else "train"
+        args.split = {name: Fraction(1)}
+    args.format = args.format or dataset.manifest.shard_format
+    if args.compression is None and args.format == dataset.manifest.shard_format:
+        args.compression = dataset.manifest.compression
     return _build(args)
 
 

@@ -88,7 +88,9 @@ examples:
 
 {EXIT_CODES}"""
 _RESHARD_EPILOG = f"""\
-Records, schema and label are those of the dataset at URL; each shard is checked against its checksum before it is used.
+Records, schema and label are those of the dataset at URL, as are format and compression unless others are given. Each
+shard is checked against its checksum before it is used.
+
 If the dataset has several splits, name one as URL#SPLIT, keep them all with --split-column split, or split all records
 anew with --split.
 
@@ -103,6 +105,8 @@ examples:
   shard-dataset reshard shards/#train folds/ --split train=0.8,validation=0.2
 
 {EXIT_CODES}"""
+
+_CODECS = "none for tfrecord, snappy for parquet"
 
 
 def add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser], *, python_source: bool) -> None:
@@ -153,18 +157,29 @@ def add_reshard(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add `reshard`."""
     command = add_command(commands, "reshard", "write a dataset's records as other shards", _RESHARD_EPILOG)
     command.add_argument("src", metavar="URL", help="folder of the dataset, or FOLDER#SPLIT for one split of it")
-    _add_output(command, split_default="the split that is read")
-    command.set_defaults(label=None, source=None, source_kind="ringfeed", split=None)
+    _add_output(
+        command,
+        split_default="the split that is read",
+        format_default="that of the dataset",
+        compression_default=f"that of the dataset; in another format, {_CODECS}",
+    )
+    command.set_defaults(label=None, source=None, source_kind="ringfeed", split=None, format=None)
 
 
-def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1") -> None:
-    """The destination, and the flags that say what is written there and how."""
+def _add_output(
+    command: argparse.ArgumentParser,
+    split_default: str = "train=1",
+    format_default: str = "tfrecord",
+    compression_default: str = _CODECS,
+) -> None:
+    """The destination, and the flags that say what is written there and how; defaults are for the help alone."""
     command.add_argument(
         "dst", metavar="DST", type=checked_text(check_lasting), help="folder to write; new or empty, unless --overwrite"
     )
     command.add_argument(
-        "--format", choices=tuple(COMPRESSIONS), default="tfrecord", help="format of the shards (default: tfrecord)"
-    )
+        "--format", choices=tuple(COMPRESSIONS), default="tfrecord",
+        help=f"format of the shards (default: {format_default})",
+    )  # fmt: skip
     _add_size(command, "256MiB, but at least 16 shards")
     splits = command.add_mutually_exclusive_group()
     splits.add_argument(
@@ -188,7 +203,10 @@ def _add_output(command: argparse.ArgumentParser, split_default: str = "train=1"
     command.add_argument("--seed", type=int, default=0, help="seed of splits, shards and order (default: 0)")
     _add_work(command)
     codecs = "; ".join(f"{name}: {', '.join(names)}" for name, names in COMPRESSIONS.items())
-    command.add_argument("--compression", metavar="CODEC", help=f"compression of the shards ({codecs})")
+    command.add_argument(
+        "--compression", metavar="CODEC",
+        help=f"compression of the shards ({codecs}) (default: {compression_default})",
+    )  # fmt: skip
     command.add_argument(
         "--dali-index", action="store_true", help="write an index for NVIDIA DALI (.idx) beside each TFRecord shard"
     )

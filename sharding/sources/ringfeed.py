@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from ..dataset import open_dataset
+from ..dataset import Dataset, open_dataset
 from ..errors import ConfigError, DatasetError, StorageError
 from ..keyed import derive_key
 from ..manifest import MANIFEST_NAME, Manifest, ShardInfo
@@ -18,7 +18,7 @@ from .base import BATCH_ROWS, Complete, Part, Reject, fail_on_bad
 from .shards import read_index_rows, read_shard
 from .web import is_sent_below, without_query
 
-__all__ = ["SPLIT", "RingfeedSource", "find_dataset", "only_split"]
+__all__ = ["SPLIT", "RingfeedSource", "find_dataset", "named_dataset", "only_split"]
 
 SPLIT = "split"
 
@@ -51,15 +51,29 @@ def _holds_dataset(url: str) -> bool:
         return False  # whatever it is, it is no folder that one can look into; the listing to come tells more
 
 
-def only_split(url: str) -> str:
-    """The name of the split that ``FOLDER#SPLIT`` names, or of the only one that the dataset has.
+def named_dataset(url: str) -> tuple[Dataset, str | None]:
+    """The dataset and, of ``FOLDER#SPLIT``, the split that a URL names.
+
+    Raises:
+        DatasetError: there is no dataset.
+        CorruptionError: `dataset.json` or the table of its shards is damaged.
+    """
+    root, split = _locate(url)
+    return open_dataset(root), split
+
+
+def only_split(url: str, dataset: Dataset, split: str | None) -> str:
+    """The split that a URL names, or the only one that the dataset has.
+
+    Args:
+        url: of the dataset, for the error.
+        dataset: see `named_dataset`.
+        split: that too.
 
     Raises:
         ConfigError: it has several.
-        DatasetError: there is no dataset.
     """
-    root, split = _locate(url)
-    splits = list(open_dataset(root).manifest.splits)
+    splits = list(dataset.manifest.splits)
     if split is None and len(splits) > 1:
         raise ConfigError(
             f"{url} has the splits {', '.join(splits)}; name one as {url}#{splits[0]}, or say with --split how to "

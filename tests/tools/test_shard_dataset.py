@@ -161,6 +161,56 @@ class TestReshard:
         assert main(["reshard", str(dataset), f"{tmp_path}/out", "--split", "a=0.5,b=0.5", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["records"] == ROWS
 
+    @pytest.mark.parametrize(
+        ("shard_format", "codec", "flags", "written"),
+        [
+            ("parquet", "zstd", "", ("parquet", "zstd")),
+            ("parquet", "zstd", "--format parquet", ("parquet", "zstd")),
+            ("parquet", "zstd", "--compression gzip", ("parquet", "gzip")),
+            ("parquet", "zstd", "--format tfrecord", ("tfrecord", "none")),
+            ("tfrecord", "gzip", "--split a=0.5,b=0.5", ("tfrecord", "gzip")),
+            ("tfrecord", "gzip", "--format parquet --split-column split", ("parquet", "snappy")),
+            ("tfrecord", "gzip", "--dali-index --compression none", ("tfrecord", "none")),
+        ],
+    )
+    def test_keeps_format_and_compression_unless_told(
+        self,
+        capsys: pytest.CaptureFixture[str],
+        source: str,
+        tmp_path: Path,
+        shard_format: str,
+        codec: str,
+        flags: str,
+        written: tuple[str, str],
+    ) -> None:
+        first, second = f"{tmp_path}/first", f"{tmp_path}/second"
+        built = ["--format", shard_format, "--compression", codec, "--workers", "1"]
+        assert main(["build", source, first, *built]) == 0
+        assert main(["reshard", first, second, *flags.split(), "--workers", "1"]) == 0
+        capsys.readouterr()
+        assert main(["inspect", second, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["format"], found["compression"]) == written
+
+    @pytest.mark.parametrize(
+        ("flags", "told"),
+        [
+            ("--compression zlib", "compression of parquet must be one of none, snappy, zstd, lz4, gzip, got 'zlib'"),
+            (
+                "--dali-index",
+                "DALI indexes plain TFRecord shards, these are parquet (snappy); write them with --format tfrecord "
+                "--compression none",
+            ),
+        ],
+    )
+    def test_refuses_what_does_not_go_with_the_format_that_is_kept(
+        self, capsys: pytest.CaptureFixture[str], source: str, tmp_path: Path, flags: str, told: str
+    ) -> None:
+        assert main(["build", source, f"{tmp_path}/first", "--format", "parquet", "--workers", "1"]) == 0
+        capsys.readouterr()
+        assert main(["reshard", f"{tmp_path}/first", f"{tmp_path}/second", *flags.split()]) == 1
+        assert told in capsys.readouterr().err
+
     def test_what_is_no_dataset_is_named(self, capsys: pytest.CaptureFixture[str], source: str, tmp_path: Path) -> None:
         assert main(["reshard", source, f"{tmp_path}/out"]) == 1
         assert f"there is no dataset at {source}" in capsys.readouterr().err
