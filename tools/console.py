@@ -11,7 +11,16 @@ from time import monotonic
 from typing import IO, Any, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
 
 from ..sharding.json_pieces import json_pieces
 from .starting import lead_nowhere
@@ -28,6 +37,7 @@ _Rate = Callable[[str, int, float], str]
 
 _PLAIN_SECONDS = 10.0  # between two lines where there is no terminal,
 _EVENT_SECONDS = 0.5  # and between two events
+_RATE_WIDTH, _TIME_WIDTH = 64, 40  # of the terminal, in characters, from which on these stand beside a bar
 
 
 def human_bytes(size: float) -> str:
@@ -162,14 +172,17 @@ def stage_progress(
 
 
 def _bars() -> Progress:
-    return Progress(
+    console = Console(file=cast(IO[str], _Terminal()))
+    columns: list[ProgressColumn] = [
         TextColumn("{task.description:<12}"),
         BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        console=Console(file=cast(IO[str], _Terminal())),
-    )
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),  # else it gives way before all others
+    ]
+    if console.width >= _RATE_WIDTH:
+        columns.append(TextColumn("{task.fields[rate]}"))
+    if console.width >= _TIME_WIDTH:
+        columns.append(TimeRemainingColumn(elapsed_when_finished=True))
+    return Progress(*columns, console=console)
 
 
 def _bar_report(progress: Progress, labels: Mapping[str, str], rate: _Rate) -> StageReport:

@@ -1,5 +1,7 @@
 """How far a job is, as bars on a terminal."""
 
+import re
+
 import pytest
 from rich.progress import Progress
 
@@ -24,3 +26,21 @@ def test_the_time_that_a_bar_takes_to_appear_counts_for_the_rate(monkeypatch: py
         show("verify", 0, 2, 0)
         show("verify", 2, 2, 4096)
     assert bars.tasks[0].fields["rate"] == "2.0 KiB/s"
+
+
+@pytest.mark.parametrize(
+    ("width", "rate", "time"), [(80, True, True), (64, True, True), (63, False, True), (30, False, False)]
+)
+def test_counts_are_shown_however_narrow_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int, rate: bool, time: bool
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with console.stage_progress({"write": "write shards"}) as show:
+        show("write", 0, 12000, 0)
+        show("write", 12000, 12000, 3_000_000)
+    last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err).splitlines()[-1]
+    assert re.match("write shards ━+ 12000/12000( |$)", last), last
+    assert ("records/s" in last, "0:00:00" in last) == (rate, time)
+    assert len(last) <= width
