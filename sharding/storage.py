@@ -146,15 +146,15 @@ class Storage(Location):
             with file:
                 yield file
             return
-        with self._open_raw(path, whole_bytes=_READ_AHEAD_BYTES if read_ahead else 0) as raw:
+        with self._open_raw(path) as raw:
             if read_ahead:
                 with io.BufferedReader(raw, _READ_AHEAD_BYTES) as buffered:
                     yield buffered
             else:
                 yield cast(IO[bytes], raw)
 
-    def _open_raw(self, path: str, whole_bytes: int) -> io.RawIOBase:
-        """A file by ranges; of a web server that sends none all of it, at once up to so many bytes."""
+    def _open_raw(self, path: str) -> io.RawIOBase:
+        """A file by ranges; of a web server that sends none all of it, at once if it is small."""
         fs, root = self.filesystem()
         url = f"{root}/{path}"
         info: dict[str, Any] = self.run("read", path, lambda: fs.info(url))
@@ -164,7 +164,7 @@ class Storage(Location):
             and (not size or info.get("partial") or self.run("read", path, lambda: fs.sends_parts(url)))
         ):
             return RangeReader(partial(self.read_range, path), size)
-        if size is not None and size <= whole_bytes:
+        if size is not None and size <= _READ_AHEAD_BYTES:
             data = self.read_range(path, 0, size)
             return RangeReader(lambda start, end: data[start:end], size)
         return ForwardReader(

@@ -14,12 +14,13 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import infer_compression
 
 from ..clients import WEB
-from ..errors import SourceError, StorageError
+from ..errors import RangesError, SourceError, StorageError
 from ..keyed import derive_key
+from ..location import public_url
 from ..retry import RetryPolicy, retry
 from ..storage import Storage
 from .listing import Listing, SourceFile, note
-from .web import is_page, is_web, plain_url, with_sizes, without_query
+from .web import is_page, is_web, lacks_ranges, plain_url, with_sizes, without_query
 
 __all__ = [
     "SourceFile", "base_name", "beside", "check_unchanged", "compression_of", "fingerprint_files", "has_pattern",
@@ -89,6 +90,8 @@ def _list(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
         there = str(error) if str(error).startswith(url) else url  # a page may list what is not there
         raise SourceError(f"there is nothing at {there}; {_hint(url)}check the path") from error
     except Exception as error:
+        if lacks_ranges(error):
+            raise RangesError.of(public_url(url)) from error
         raise storage_error(url, error) from error
 
 

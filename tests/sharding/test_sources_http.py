@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import tarfile
+import zipfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -27,7 +28,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from ringfeed.sharding import BuildOptions, SourceError, StorageError, build, open_dataset
+from ringfeed.sharding import BuildOptions, SourceError, StorageError, build, open_dataset, storage
 from ringfeed.sharding.retry import RetryPolicy
 from ringfeed.sharding.sources import csv, open_source, text
 from ringfeed.sharding.sources.contents import stat_files
@@ -137,7 +138,10 @@ def test_a_folder_of_files_whose_names_end_in_numbers(folder: Path, serve: Serve
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.parquet", "rows.orc"])
-def test_large_files_come_from_servers_that_send_parts(folder: Path, serve: Serve, tmp_path: Path, name: str) -> None:
+def test_large_files_come_from_servers_that_send_parts(
+    folder: Path, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(storage, "_READ_AHEAD_BYTES", 1 << 20)
     here = built(str(folder / name), tmp_path / "here")
     with serve(ranges=True) as url:
         assert built(f"{url}/{name}", tmp_path / "there") == here
@@ -151,6 +155,19 @@ def test_large_files_come_from_servers_that_send_parts(folder: Path, serve: Serv
     ):
         built(f"{url}/{name}", tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_archives_come_from_servers_that_send_parts(folder: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "rows.zip", "w") as archive:
+        archive.writestr("a.csv", "x,label\n" + "".join(f"{number},{number % 2}\n" for number in range(9)))
+    here = built(f"zip://a.csv::{tmp_path}/rows.zip", tmp_path / "here")
+    with served(tmp_path, ranges=True) as url:
+        assert built(f"zip://a.csv::{url}/rows.zip", tmp_path / "there") == here
+    with (
+        served(tmp_path, ranges=False) as url,
+        pytest.raises(OSError, match=rf"^zip://a.csv::{url}/rows.zip: the server sends all of a file"),
+    ):
+        built(f"zip://a.csv::{url}/rows.zip", tmp_path / "other")
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
@@ -217,7 +234,7 @@ def test_files_that_are_read_here_and_there_need_parts(
     folder: Path, tmp_path: Path, name: str, wrong: dict[str, Any]
 ) -> None:
     with misbehaving(folder, **wrong) as url:
-        if name in ("rows.npy", "rows.npz", "rows.h5") and wrong.get("sized", True):  # small enough to come at once
+        if wrong.get("sized", True):  # small enough to come at once
             assert built(f"{url}/{name}", tmp_path / "there") == built(str(folder / name), tmp_path / "here")
             return
         with pytest.raises(OSError, match=rf"^{url}/{name}: the server sends all of a file .*; copy the file to"):
