@@ -9,6 +9,7 @@ __all__ = [
     "CorruptionError",
     "DatasetError",
     "DestinationError",
+    "PageError",
     "RangesError",
     "RingfeedError",
     "SourceError",
@@ -68,6 +69,20 @@ class RangesError(StorageError):
         return cls(
             f"{where}: the server sends all of a file where a part is asked for; copy the file to where parts can be "
             "read, such as a local disk"
+        )
+
+
+class PageError(StorageError):
+    """A web server sends a page instead of a file, as some do to ask for a login."""
+
+    may_pass = False
+
+    @classmethod
+    def of(cls, where: str) -> PageError:
+        """The error of a file, by its URL."""
+        return cls(
+            f"{where}: the server sends a page (text/html) instead of the file, as some do to ask for a login; see in "
+            "a browser what it says, and check the URL, or copy the file to a local disk"
         )
 
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from .clients import S3, WEB
 from .drafts import Bytes, Draft, LocalDraft, RemoteDraft, SpooledDraft
-from .errors import RangesError, StorageError
+from .errors import PageError, RangesError, StorageError
 from .fast import copy_object, read_object
 from .location import Location, given_url, public_url
 from .retry import IncompleteError
@@ -159,7 +159,10 @@ class Storage(Location):
         url = f"{root}/{path}"
         info: dict[str, Any] = self.run("read", path, lambda: fs.info(url))
         size = info["size"]
-        if self.protocol not in WEB or (
+        is_web = self.protocol in WEB
+        if is_web and info.get("mimetype") == "text/html" and self.run("read", path, lambda: fs.sends_page(url)):
+            raise PageError.of(public_url(self.locate(path)))
+        if not is_web or (
             size is not None
             and (not size or info.get("partial") or self.run("read", path, lambda: fs.sends_parts(url)))
         ):

@@ -30,6 +30,11 @@ __all__ = ["WebFileSystem", "links_below"]
 
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)  # by default a file has 300 s to arrive
 _PAGES = 16  # read at a time
+_PAGE = re.compile(
+    rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_PAGE_BYTES = 1024  # in which a page shows that it is one
 _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zstd")  # servers may say so of a file that is stored as it is
 
 
@@ -57,6 +62,10 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
     def sends_parts(self, url: str) -> bool:
         """Whether the server sends a part of a file where it is asked for one."""
         return bool(sync(self.loop, self._look, "GET", url)["partial"])
+
+    def sends_page(self, url: str) -> bool:
+        """Whether what comes for a file is a page in HTML."""
+        return bool(_PAGE.match(sync(self.loop, self._start_of, url, _PAGE_BYTES)))
 
     def stream(self, url: str) -> IO[bytes]:
         """A file to be read once, from its start to its end; a read returns what is there, nothing at the end."""
@@ -147,6 +156,19 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
             pieces.append(await asyncio.wait_for(self._part(url, position, end), longest_seconds(end - position)))
             position += len(pieces[-1])
         return b"".join(pieces)
+
+    async def _start_of(self, url: str, size: int) -> bytes:
+        """The first bytes of a file, all of them if it has no more."""
+        return await asyncio.wait_for(self._first(url, size), longest_seconds(size))
+
+    async def _first(self, url: str, size: int) -> bytes:
+        session = await self.set_session()
+        async with session.get(self.encode_url(url), **self._asking_for(0, size)) as reply:
+            self._raise_not_found_for_status(reply, url)
+            data = b""
+            while len(data) < size and (piece := await reply.content.read(size - len(data))):
+                data += piece
+        return data
 
     async def _part(self, url: str, start: int, end: int) -> bytes:
         """Some bytes from `start` on."""

@@ -34,6 +34,7 @@ class Behaviour:
         encoding: that it says its files have.
         refusals: by the end of a path, the statuses of the first requests for it; None after the last: of all.
         cut: bodies that end half-way, by the end of the path.
+        page: sent instead of every file, as by servers that ask for a login.
         links: how a page links to a name.
         asked: the requests that came: method, path and headers.
     """
@@ -48,6 +49,7 @@ class Behaviour:
     encoding: str = ""
     refusals: dict[str, list[int | None]] = field(default_factory=dict)
     cut: dict[str, int] = field(default_factory=dict)
+    page: str = ""
     links: Callable[[str], str] = quote
     asked: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
 
@@ -106,10 +108,10 @@ class _Handler(SimpleHTTPRequestHandler):
         return None
 
     def _send_file(self, name: str, path: Path) -> None:
-        does, data = self._does, path.read_bytes()
+        does, data = self._does, self._does.page.encode() or path.read_bytes()
         if self.command == "GET":
             data = data[: round(len(data) * (1 - does.lost))]
-        headers = {"Content-Type": "application/octet-stream"}
+        headers = {"Content-Type": "text/html" if does.page else "application/octet-stream"}
         if does.ranges:
             headers["Accept-Ranges"] = "bytes"
         if does.validators:

@@ -381,6 +381,23 @@ def test_a_page_without_links(tmp_path: Path) -> None:
         built(f"{url}/empty", tmp_path / "there")
 
 
+@pytest.mark.parametrize("ranges", [True, False], ids=["with ranges", "without"])
+@pytest.mark.parametrize("name", SEEKING + FORWARD)
+def test_a_page_that_comes_for_a_file(folder: Path, name: str, ranges: bool) -> None:
+    page = "\n<!DOCTYPE html><title>Log in</title>"
+    with (
+        misbehaving(folder, page=page, ranges=ranges) as url,
+        pytest.raises(StorageError, match=rf"^{url}/{name}: the server sends a page \(text/html\) instead of the"),
+    ):
+        open_source(f"{url}/{name}", "label")
+
+
+def test_a_file_that_is_sent_as_html_and_is_none(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("<p>,label\n" + "".join(f"{number},{number % 2}\n" for number in range(9)))
+    with misbehaving(folder, page=(tmp_path / "rows.csv").read_text()) as url:
+        assert built(f"{url}/rows.csv", tmp_path / "there") == built(str(tmp_path / "rows.csv"), tmp_path / "here")
+
+
 def test_a_file_that_changes_is_seen_by_its_time(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     with misbehaving(tmp_path) as url, note_listings() as noted:
