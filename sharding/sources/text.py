@@ -34,6 +34,13 @@ __all__ = [
 LINE_BYTES = 64 << 20  # a longer record is an error: one without an end must not fill the memory
 PART_BYTES = 64 << 20  # of an uncompressed file, one task reads so much
 
+_MAGICS = {  # what compressed files start with, and no text does
+    b"\x1f\x8b": (".gz", "gzip"),
+    b"BZh91AY&SY": (".bz2", "bzip2"),
+    b"\xfd7zXZ\0": (".xz", "xz"),
+    b"(\xb5/\xfd": (".zst", "zstd"),
+}
+
 Cut = Callable[[bytes], tuple[int, bool]]
 
 
@@ -82,7 +89,7 @@ def read_blocks(path: str, span: Span, cut: Cut, block_bytes: int) -> Iterator[B
         block_bytes: what is read at once.
 
     Raises:
-        SourceError: a record is longer than `LINE_BYTES`, or the compressed data is damaged.
+        SourceError: a record is longer than `LINE_BYTES`, or the compressed data is damaged, or compressed once more.
     """
     start, line, rest = span.start, span.line, b""
     with open_file(path) as file:
@@ -91,6 +98,8 @@ def read_blocks(path: str, span: Span, cut: Cut, block_bytes: int) -> Iterator[B
         while True:
             got = start + len(rest)
             data = file.read(block_bytes if span.stop is None else min(block_bytes, span.stop - got))
+            if not got:
+                _check_plain(path, data)
             if not got and data.startswith(BOM_UTF8):
                 data, start = data[len(BOM_UTF8) :], len(BOM_UTF8)
             rest = rest + data if rest else data
@@ -108,6 +117,18 @@ def read_blocks(path: str, span: Span, cut: Cut, block_bytes: int) -> Iterator[B
                     f"{path}: the record that starts in line {line} is longer than {LINE_BYTES >> 20} MiB; "
                     "see whether a quote or a line end is missing there, or split the record"
                 )
+
+
+def _check_plain(path: str, data: bytes) -> None:
+    for magic, (ending, name) in _MAGICS.items():
+        if not data.startswith(magic):
+            continue
+        if compression_of(path) is None:
+            raise SourceError(f"{path}: it is compressed ({name}); decompress it, or let its name end in {ending}")
+        raise SourceError(
+            f"{path}: it is compressed twice ({name}); decompress it once, or if its web server compresses what it "
+            "sends (Content-Encoding), have it send files as they are"
+        )
 
 
 def _skip(file: IO[bytes], path: str, start: int) -> None:

@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import lzma
 import re
 import subprocess
 import sys
@@ -271,6 +272,25 @@ def test_a_number_beyond_a_float_is_not_read_as_infinite(write_csv: Write, value
         open_source(url, None)
     source = open_source(url, None, features=features(x="float64"))
     assert [row["x"] for row in records(source, reject=lambda _: None)] == [float("inf"), float("-inf"), 0.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "told"),
+    [
+        ("x.csv", gzip, r"is compressed \(gzip\); decompress it, or let its name end in \.gz"),
+        ("x.csv", bz2, r"is compressed \(bzip2\); decompress it, or let its name end in \.bz2"),
+        ("x.jsonl", lzma, r"is compressed \(xz\); decompress it, or let its name end in \.xz"),
+        ("x.csv", pa.Codec("zstd"), r"is compressed \(zstd\); decompress it, or let its name end in \.zst"),
+        ("x.csv.gz", gzip, r"is compressed twice \(gzip\); decompress it once"),
+        ("x.jsonl.gz", bz2, r"is compressed twice \(bzip2\); decompress it once"),
+    ],
+)
+def test_a_file_that_is_compressed_more_than_its_name_says(tmp_path: Path, name: str, codec: Any, told: str) -> None:
+    data = codec.compress(b"a,b\n1,2\n")
+    data = data.to_pybytes() if isinstance(data, pa.Buffer) else data
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    with pytest.raises(SourceError, match=rf"{name}: it {told}"):
+        open_source(str(tmp_path / name), None)
 
 
 def test_the_remedy_for_utf_16_is_of_utf_16(tmp_path: Path) -> None:
