@@ -140,6 +140,11 @@ def _of_the_user(manifest: Manifest, config: TrainConfig) -> BuiltModel:
             f"model.name: {config.model.name} must return a model of {classes} logits, one a class, got an output of "
             f"shape {shape}"
         )
+    if (activation := _last_activation(network)) in ("softmax", "sigmoid"):
+        raise ConfigError(
+            f"model.name: {config.model.name} must return a model of logits, but its last layer applies {activation}, "
+            "which the loss does, too: leave that out"
+        )
     names = [feature.name for feature in feature_columns(manifest, config.data)]
     taken = _inputs_of(network, names, config.model.name)
 
@@ -148,6 +153,15 @@ def _of_the_user(manifest: Manifest, config: TrainConfig) -> BuiltModel:
         return inputs, *label_and_weight(element)
 
     return BuiltModel(network=network, preprocess=preprocess)
+
+
+def _last_activation(network: Any) -> str:
+    """The name of the activation that the last layer of a network applies, its own or what it is itself."""
+    outputs = getattr(network, "outputs", None)
+    last = outputs[0]._keras_history.operation if outputs else network
+    if last is not network and isinstance(last, keras.Model):
+        return _last_activation(last)
+    return getattr(getattr(last, "activation", None), "__name__", type(last).__name__.lower())
 
 
 def _inputs_of(network: Any, names: Sequence[str], function: str) -> str | list[str]:

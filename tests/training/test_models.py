@@ -144,6 +144,16 @@ def test_a_function_of_the_user_builds_the_network(tmp_path: Path, monkeypatch: 
         "    return keras.Model({'x': x}, keras.layers.Dense(1)(x))\n"
         "def unbuilt(manifest, config):\n"
         "    return keras.Sequential([keras.layers.Dense(3)])\n"
+        "def after(*last):\n"
+        "    x = keras.Input((1,), name='x')\n"
+        "    return lambda manifest, config: keras.Model(x, keras.Sequential([keras.layers.Dense(3), *last])(x))\n"
+        "softmax = after(keras.layers.Activation('softmax', dtype='float32'))\n"
+        "softmax_layer = after(keras.layers.Softmax())\n"
+        "sigmoid = after(keras.layers.Dense(3, 'sigmoid'))\n"
+        "log_softmax = after(keras.layers.Activation('log_softmax'))\n"
+        "def softmax_operation(manifest, config):\n"
+        "    x = keras.Input((1,), name='x')\n"
+        "    return keras.Model(x, keras.ops.softmax(keras.layers.Dense(3)(x)))\n"
         "constant = 3\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -158,12 +168,17 @@ def test_a_function_of_the_user_builds_the_network(tmp_path: Path, monkeypatch: 
             "my_networks:unbuilt",
             "must return a model that is built from keras.Input, got one of no shape yet .Sequential",
         ),
+        ("my_networks:softmax", "a model of logits, but its last layer applies softmax, which the loss does, too"),
+        ("my_networks:softmax_layer", "its last layer applies softmax"),
+        ("my_networks:softmax_operation", "its last layer applies softmax"),
+        ("my_networks:sigmoid", "its last layer applies sigmoid"),
         ("my_networks:constant", "must be a function, got int"),
         ("my_networks:absent", "cannot import my_networks:absent"),
         ("no_such_module_here:f", "cannot import no_such_module_here:f"),
     ]:
         with pytest.raises(ConfigError, match=message):
             build_model(_manifest(), _config(["x"], model={"name": name}))
+    build_model(_manifest(), _config(["x"], model={"name": "my_networks:log_softmax"}))  # has the same loss as logits
 
 
 @pytest.mark.filterwarnings("error")
