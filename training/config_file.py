@@ -138,11 +138,33 @@ def _is_required(spec: Field[Any]) -> bool:
 def _unknown_key(prefix: str, key: str) -> str:
     every = [name for name, _ in all_keys()] + [f.name for f in fields(TrainConfig)]
     local = [name for name in every if name.rpartition(".")[0] == prefix.rstrip(".")]
-    close = difflib.get_close_matches(prefix + key, local, 1) or difflib.get_close_matches(prefix + key, every, 1)
-    same_leaf = [name for name in every if name.rpartition(".")[2] == key]
-    guess = (same_leaf or close)[:1]
-    hint = f"did you mean {guess[0]!r}?" if guess else "the keys are listed by: ringfeed train --help"
+    guess = next(
+        (found for tried in (_same_name, _like_name) for names in (local, every) if (found := tried(key, names))), None
+    )
+    if guess:
+        hint = f"did you mean {guess!r}?"
+    elif prefix:
+        hint = f"the keys there are: {', '.join(map(_leaf, local))}"
+    else:
+        hint = "the keys are listed by: ringfeed train --help"
     return f"unknown key {prefix + key!r}; {hint}"
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _same_name(key: str, names: list[str]) -> str | None:
+    """The first of `names` that ends in a key, or in words that it has the initials of: `learning_rate` is `lr`."""
+    spellings = ((name, _leaf(name)) for name in names)
+    return next((n for n, leaf in spellings if key in (leaf, "".join(w[:1] for w in leaf.split("_")))), None)
+
+
+def _like_name(key: str, names: list[str]) -> str | None:
+    """The one of `names` whose end is most like a key; with the whole name, a group would make all alike."""
+    leaves = {_leaf(name): name for name in names}
+    close = difflib.get_close_matches(key, leaves, 1)
+    return leaves[close[0]] if close else None
 
 
 def _value(value: Any, hint: Any, key: str) -> Any:

@@ -45,6 +45,14 @@ def test_reads_a_file_with_overrides_on_top(tmp_path: Path) -> None:
             {"data": {"url": "x", "batchsize": 1}},
             "a.yaml: unknown key 'data.batchsize'; did you mean 'data.batch_size'?",
         ),
+        (
+            {**MINIMAL, "optimizer": {"lr": 1}},
+            "a.yaml: unknown key 'optimizer.lr'; did you mean 'optimizer.learning_rate'?",
+        ),
+        (
+            {**MINIMAL, "checkpoint": {"path": "x"}},
+            "a.yaml: unknown key 'checkpoint.path'; the keys there are: url, every_steps, keep, resume, on_damage",
+        ),
         ({**MINIMAL, "batch_size": 1}, "a.yaml: unknown key 'batch_size'; did you mean 'data.batch_size'?"),
         ({**MINIMAL, "optimzer": {}}, "a.yaml: unknown key 'optimzer'; did you mean 'optimizer'?"),
         ({**MINIMAL, "qqqq": 1}, "a.yaml: unknown key 'qqqq'; the keys are listed by: ringfeed train --help"),
