@@ -26,7 +26,15 @@ from .sources.base import base_of
 from .sources.files import check_unchanged
 from .sources.images import ImageFolderSource
 from .sources.listing import Listing, note_listings
-from .spill import about_spill, open_scratch, open_spill, remove_other_spill, remove_spill, spill_root
+from .spill import (
+    about_spill,
+    open_scratch,
+    open_spill,
+    remove_other_spill,
+    remove_spill,
+    remove_spill_after,
+    spill_root,
+)
 from .storage import Storage, public_url
 from .stored import Stored
 from .table import seal
@@ -126,7 +134,7 @@ def write_dataset(
         except BaseException as error:
             draft.recount()
             if not (draft.finished and draft.may_resume(error)):
-                remove_spill(root, absent)
+                remove_spill_after(error, root, absent)
             elif isinstance(error, (RingfeedError, KeyboardInterrupt)):
                 raise type(error)(f"{error}; {draft.how_to_resume}".removeprefix("; ")) from error
             raise

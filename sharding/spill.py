@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,11 +29,13 @@ from .errors import DestinationError, RingfeedError, StorageError
 from .footprint import remove_uploads
 from .keyed import derive_key
 from .lease import Holder, boot_id, start_of
+from .retry import RetryPolicy
 from .storage import Storage, public_url
 
 __all__ = [
     "PartSpill", "Spill", "about_spill", "open_scratch", "open_spill", "planning_folder", "remove_other_spill",
-    "remove_spill", "scratch_root", "side_folder", "spill_root", "spilled_files", "spilled_uploads",
+    "remove_spill", "remove_spill_after", "scratch_root", "side_folder", "spill_root", "spilled_files",
+    "spilled_uploads",
 ]  # fmt: skip
 
 _SCRATCH = "_repair"  # no folder is there of this name: it makes another key of the destination's URL
@@ -238,9 +240,11 @@ def side_folder(root: Storage) -> Iterator[Storage]:
     folder = root.folder(f"side-{process}-{secrets.token_hex(4)}")
     try:
         yield folder
-    finally:
-        with suppress(RingfeedError):  # the store is gone: the error that ends the body says so
-            remove_spill(folder, absent)
+    except BaseException as error:
+        remove_spill_after(error, folder, absent)
+        raise
+    with suppress(RingfeedError):  # what is next to be written there says that the store is gone
+        remove_spill(folder, absent)
 
 
 def spilled_files(root: Storage) -> list[str]:
@@ -297,6 +301,17 @@ def remove_spill(root: Storage, absent: Sequence[str] = ()) -> None:
         root.prune("")
     if absent:
         root.remove_folders(absent)
+
+
+def remove_spill_after(error: BaseException, root: Storage, absent: Sequence[str] = ()) -> None:
+    """`remove_spill` as far as it can be done where an error has ended the work, for that is what to tell.
+
+    A store may be away, which was waited for already, and an interrupted program is to end: it gets one attempt.
+    """
+    if isinstance(error, StorageError) or not isinstance(error, Exception):
+        root = replace(root, retries=RetryPolicy(attempts=1))
+    with suppress(RingfeedError):
+        remove_spill(root, absent)
 
 
 def remove_other_spill(holder: Holder | None, destination: str, root: Storage) -> None:

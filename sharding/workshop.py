@@ -26,7 +26,7 @@ from .rebuild import Rebuild, check_made, follows, source_flags
 from .recovery import Identity
 from .rounds import assemble, partition
 from .salvage import ShardFiles, mend_shard
-from .spill import open_spill, remove_spill
+from .spill import open_spill, remove_spill, remove_spill_after
 from .staging import staged
 from .storage import Storage
 from .stored import Stored
@@ -205,8 +205,10 @@ def open_workshop(
     remove_spill(root)
     try:
         yield Workshop(known, lost, mendable, root, report)
-    finally:
-        remove_spill(root, absent)
+    except BaseException as error:
+        remove_spill_after(error, root, absent)
+        raise
+    remove_spill(root, absent)
 
 
 def _with_generation(rows: Sequence[ShardInfo], rebuild: Rebuild, made: Sequence[ShardInfo]) -> tuple[ShardInfo, ...]:

@@ -12,9 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from ringfeed.sharding import BuildOptions, Progress, SourceError, StorageError, build, clean, plan_build
 from ringfeed.sharding.prepare import PrepareOptions
+from ringfeed.sharding.retry import RetryPolicy
 from ringfeed.sharding.spill import open_spill, side_folder, spill_root, spilled_files
 from ringfeed.sharding.storage import Storage
 from tests.conftest import Cli
@@ -142,6 +144,7 @@ def test_another_plan_s_spill_is_removed_and_a_side_folder_is_not(tmp_path: Path
 
 SIDE = """
 import sys, time
+from ringfeed.sharding.retry import RetryPolicy
 from ringfeed.sharding.spill import side_folder, spill_root
 from ringfeed.sharding.storage import Storage
 with side_folder(spill_root(sys.argv[1], sys.argv[2])) as folder:
@@ -181,3 +184,48 @@ def test_a_folder_that_cannot_be_spilled_to_is_named(parquet: str, tmp_path: Pat
     with pytest.raises(StorageError, match=r"file/ringfeed-spill-"):
         build(options)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("prepare", [PrepareOptions(), PrepareOptions(dedup=("id",))])
+def test_a_store_that_does_not_answer_is_waited_for_once(
+    parts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare: PrepareOptions
+) -> None:
+    asked: list[str] = []
+
+    def silenced(name: str) -> Any:
+        def call(*_: object, **__: object) -> None:
+            asked.append(name)
+            raise TimeoutError
+
+        return call
+
+    def impatient(url: str | None, destination: str) -> Storage:
+        return replace(spill_root(url, destination), retries=RetryPolicy(attempts=5, base_seconds=0.01))
+
+    monkeypatch.setattr(sys.modules["ringfeed.sharding.build"], "spill_root", impatient)
+    for name in ("find", "cat_file", "pipe_file", "open"):
+        monkeypatch.setattr(MemoryFileSystem, name, silenced(name))
+    options = BuildOptions(
+        source=parts, destination=str(tmp_path / "out"), label="label", spill="memory://spill-silent", prepare=prepare
+    )
+    with pytest.raises(StorageError, match=r"^cannot (list|write) memory://.*: no answer .* \(5 attempts in"):
+        build(options)
+    removals = ["find"] * (2 if prepare.dedup else 1)  # one attempt for each folder
+    assert asked[-len(removals) :] == removals
+    assert asked.count("find") == len(removals) + (0 if prepare.dedup else 5)
+
+
+def test_what_cannot_be_removed_does_not_hide_what_went_wrong(
+    parts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def report(progress: Progress) -> None:
+        if progress.stage == "partition":
+            monkeypatch.setattr(MemoryFileSystem, "find", refuse)
+            raise SourceError("planted")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    options = BuildOptions(source=parts, destination=str(tmp_path / "out"), label="label", spill="memory://refusing")
+    with pytest.raises(SourceError, match="planted"):
+        build(options, report=report)
