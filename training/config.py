@@ -202,7 +202,8 @@ class OptimizerConfig:
         for pattern in self.exclude or ():
             _require(_is_pattern(pattern), "optimizer.exclude", "regular expressions", pattern)
         if self.clip_norm is not None:
-            _require(0 < self.clip_norm < math.inf, "optimizer.clip_norm", "finite and above 0", self.clip_norm)
+            rule = "in [1e-37, 1e37] (it is a float32, as is its reciprocal)"
+            _require(1e-37 <= self.clip_norm <= 1e37, "optimizer.clip_norm", rule, self.clip_norm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,7 +109,15 @@ def test_reads_a_file_with_overrides_on_top(tmp_path: Path) -> None:
         ),
         (
             {**MINIMAL, "optimizer": {"clip_norm": float("inf")}},
-            "a.yaml: optimizer.clip_norm must be finite and above 0, got inf",
+            "a.yaml: optimizer.clip_norm must be in [1e-37, 1e37] (it is a float32, as is its reciprocal), got inf",
+        ),
+        (
+            {**MINIMAL, "optimizer": {"clip_norm": 1e300}},
+            "a.yaml: optimizer.clip_norm must be in [1e-37, 1e37] (it is a float32, as is its reciprocal), got 1e+300",
+        ),
+        (
+            {**MINIMAL, "optimizer": {"clip_norm": 1e-300}},
+            "a.yaml: optimizer.clip_norm must be in [1e-37, 1e37] (it is a float32, as is its reciprocal), got 1e-300",
         ),
         (
             {**MINIMAL, "optimizer": {"weight_decay": float("inf")}},
