@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 __all__ = ["Reporter", "configure_logging"]
 
 log = logging.getLogger(__name__)
+
+QUIET_SECONDS = 15.0  # the longest that plain lines leave open whether a run of slow steps still goes on
 
 
 def configure_logging(rank: int) -> None:
@@ -43,6 +46,7 @@ class Reporter:
         self.steps: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []
         self._bar: Progress | None = None
+        self._told = time.monotonic()
         if is_chief and sys.stderr.isatty():
             columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
             self._bar = Progress(*columns, console=Console(stderr=True))
@@ -55,10 +59,25 @@ class Reporter:
             self._bar.stop()
             self._bar = None
 
-    def advance(self, step: int) -> None:
-        """Move the bar to a step."""
+    def begin(self, epoch: int, step: int, batch_size: int, ranks: int) -> None:
+        """Say what is to come, since the first step, and the other ranks, may keep one waiting."""
+        if self._is_chief and not self._bar:
+            over = "" if ranks == 1 else f" over {ranks} ranks"
+            self._tell(
+                f"epoch {epoch}  step {step}/{self._total}  begins with {batch_size} samples a step{over}; "
+                "the first step compiles, and takes longest"
+            )
+
+    def advance(self, epoch: int, step: int) -> None:
+        """Move the bar to a step; without one, name the step if nothing was told for long."""
         if self._bar:
             self._bar.update(self._task, completed=step)
+        elif self._is_chief and time.monotonic() - self._told >= QUIET_SECONDS:
+            self._tell(f"epoch {epoch}  step {step}/{self._total}")
+
+    def _tell(self, text: str) -> None:
+        log.info(text)
+        self._told = time.monotonic()
 
     def add_steps(self, entry: dict[str, Any]) -> None:
         """Take in the entry of some steps, as `Trainer` makes it."""
@@ -67,13 +86,14 @@ class Reporter:
         self.steps.append(entry)
         text = (
             f"epoch {entry['epoch']}  step {entry['step']}/{self._total}  loss {entry['loss']:.4f}  "
-            f"lr {entry['learning_rate']:.3g}  {entry['samples_per_second']:,.0f} samples/s  "
-            f"input wait {entry['input_wait_fraction']:.0%}"
+            f"lr {entry['learning_rate']:.3g}"
         )
+        if entry["samples_per_second"]:  # 0 if all steps were the first, which compiles
+            text += f"  {entry['samples_per_second']:,.0f} samples/s  input wait {entry['input_wait_fraction']:.0%}"
         if self._bar:
             self._bar.update(self._task, description=text)
         else:
-            log.info(text)
+            self._tell(text)
 
     def add_evaluation(self, entry: dict[str, Any]) -> None:
         """Take in an evaluation."""
@@ -88,7 +108,7 @@ class Reporter:
         if self._bar:
             self._bar.console.print(text, highlight=False)
         else:
-            log.info(text)
+            self._tell(text)
 
     def history(self) -> dict[str, Any]:
         """All entries so far, as JSON can hold them."""

@@ -130,9 +130,19 @@ class Trainer:
         if state["config"]["data"]["eval_split"] == self.config.data.eval_split:
             self._evaluated_step = max((entry["step"] for entry in state["history"]["evaluations"]), default=None)
         if self.ring.rank == 0:
-            log.info("going on from the checkpoint of step %d", self.position.step)
+            self._tell_resumed()
         history: dict[str, Any] = state["history"]
         return history
+
+    def _tell_resumed(self) -> None:
+        if self.position.step == self.total_steps:
+            log.info(
+                "the checkpoint of step %d is that of the last step: nothing is left to train. To go on, raise epochs "
+                "or max_steps; for another run, give another checkpoint.url",
+                self.position.step,
+            )
+        else:
+            log.info("going on from the checkpoint of step %d", self.position.step)
 
     def _read_newest(self) -> dict[str, Any] | None:
         store = self._store()
@@ -172,6 +182,10 @@ class Trainer:
         first_step = self.position.step
         try:
             self._check_store()
+            if self.position.step < self.total_steps:
+                self.reporter.begin(
+                    self.position.epoch, self.position.step, self.config.data.batch_size, self.ring.size
+                )
             while self.position.step < self.total_steps:
                 self._run_epoch()
             if self._evaluated_step != self.position.step:  # a run that had ended, and is to be evaluated now
@@ -208,7 +222,7 @@ class Trainer:
             yield from preprocessed(loader, epoch, start_step, *functions, deterministic=self.config.deterministic)
 
     def _one_step(self, batches: Iterator[Any]) -> None:
-        window = self._window
+        window, epoch = self._window, self.position.epoch
         asked = time.perf_counter()
         try:
             inputs, class_id, weight = next(batches)
@@ -224,7 +238,7 @@ class Trainer:
             window.metrics[-1].loss.numpy()
             window.started, window.wait_seconds, window.timed_steps = time.perf_counter(), 0.0, 0
         self.position = self.position.advanced(self.steps_per_epoch)
-        self.reporter.advance(self.position.step)
+        self.reporter.advance(epoch, self.position.step)
 
     def _report(self, epoch: int) -> None:
         """Read the window's metrics, look for trouble, and pass an entry on."""

@@ -91,6 +91,8 @@ def test_killed_anywhere_and_started_again_ends_bit_identical(
 
     status, output = train(config)  # a finished run has nothing left to do, and says the same
     assert status == 0, output
+    assert "is that of the last step: nothing is left to train" in output
+    assert "going on" not in output
     assert metrics()["weights_digest"] == killed["weights_digest"]
     status, output = train(config, f"checkpoint.url={tmp_path / 'third'}", "seed=1")
     assert metrics()["weights_digest"] != killed["weights_digest"]

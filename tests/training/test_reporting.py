@@ -1,0 +1,52 @@
+"""What a run tells while it trains, without a terminal."""
+
+import logging
+
+import pytest
+
+from ringfeed.training import reporting
+from ringfeed.training.reporting import Reporter
+
+ENTRY = {"epoch": 0, "step": 1, "loss": 0.5, "learning_rate": 0.1, "input_wait_fraction": 0.0}
+
+
+@pytest.fixture(autouse=True)
+def _plain(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("ringfeed"), "propagate", True)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
+    caplog.set_level(logging.INFO, logger="ringfeed")
+
+
+def test_slow_steps_are_named_between_their_entries_and_fast_ones_are_not(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 100.0
+    monkeypatch.setattr(reporting.time, "monotonic", lambda: clock)
+    reporter = Reporter(is_chief=True, total_steps=9, done_steps=0)
+    reporter.begin(0, 0, 256, 2)
+    for step in range(1, 5):
+        clock += reporting.QUIET_SECONDS * 0.6
+        reporter.advance(0, step)
+    assert [line.partition(";")[0] for line in caplog.messages] == [
+        "epoch 0  step 0/9  begins with 256 samples a step over 2 ranks",
+        "epoch 0  step 2/9",
+        "epoch 0  step 4/9",
+    ]
+
+
+def test_the_other_ranks_tell_nothing(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporting, "QUIET_SECONDS", 0.0)
+    reporter = Reporter(is_chief=False, total_steps=9, done_steps=0)
+    reporter.begin(0, 0, 256, 2)
+    reporter.advance(0, 1)
+    assert caplog.messages == []
+
+
+def test_steps_without_a_throughput_show_none(caplog: pytest.LogCaptureFixture) -> None:
+    reporter = Reporter(is_chief=True, total_steps=1, done_steps=0)
+    reporter.add_steps(ENTRY | {"samples_per_second": 0.0})
+    reporter.add_steps(ENTRY | {"samples_per_second": 1500.0})
+    assert caplog.messages == [
+        "epoch 0  step 1/1  loss 0.5000  lr 0.1",
+        "epoch 0  step 1/1  loss 0.5000  lr 0.1  1,500 samples/s  input wait 0%",
+    ]
