@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from ringfeed.sharding import BuildOptions, build
+
 nbformat = pytest.importorskip("nbformat", reason="the extra `test` is not installed")
 nbclient = pytest.importorskip("nbclient", reason="the extra `test` is not installed")
 
@@ -41,3 +43,17 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "bottleneck: " in text
     assert "LoaderPlan(" in text
     assert "samples/s" in text
+
+
+def test_the_profile_runs_on_a_small_dataset_of_ones_own(tmp_path: Path) -> None:
+    names = "\n".join(f"{number},{'ab'[number % 2]}" for number in range(300))
+    (tmp_path / "source.csv").write_text(f"x,label\n{names}\n")
+    build(BuildOptions(source=str(tmp_path / "source.csv"), destination=str(tmp_path / "shards"), label="label"))
+    (path,) = NOTEBOOKS
+    variables: dict[str, Any] = {}
+    for number, cell in enumerate(cell for cell in read(path).cells if cell.cell_type == "code"):
+        exec(
+            cell.source.replace("url = None", f"url = {str(tmp_path / 'shards')!r}") if number == 0 else cell.source,
+            variables,
+        )
+    assert variables["sizes"] == [64, 256]
