@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow as pa
 from .checksums import checksum
 from .consistency import as_described, check_manifest, check_shards
 from .damage import content_problem
-from .errors import CorruptionError, DatasetError
+from .errors import CorruptionError, DatasetError, StorageError
 from .formats.decode import decode_example
 from .formats.parquet import iterate_parquet
 from .formats.tfrecord import decompress, iterate_records
@@ -86,6 +87,15 @@ def _read_manifest(storage: Storage) -> bytes:
                 f"{storage.locate(MANIFEST_NAME)} is missing, but {SHARDS_NAME} is there; {remedy(storage)}"
             ) from error
         raise no_dataset(storage) from error
+    except StorageError as error:
+        path = Path(storage.locate())
+        if not isinstance(error.__cause__, NotADirectoryError) or not path.is_file():
+            raise
+        if (path.parent / MANIFEST_NAME).exists():
+            advice = f"name its folder, {path.parent}"
+        else:
+            advice = f"make one with: shard-dataset build {shlex.quote(str(path))} DST --label COL"
+        raise DatasetError(f"{error}: {path} is a file, and a dataset is a folder; {advice}") from error
 
 
 def no_dataset(storage: Storage) -> DatasetError:

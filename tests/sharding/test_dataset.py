@@ -124,6 +124,17 @@ def test_what_is_no_dataset_does_not_open(tmp_path: Path, url: str) -> None:
         open_dataset(url.format(tmp_path))
 
 
+def test_a_file_is_no_dataset_but_may_become_or_belong_to_one(pristine: Path, tmp_path: Path) -> None:
+    table = tmp_path / "my rows.parquet"
+    table.touch()
+    with pytest.raises(
+        DatasetError, match=r"is a file, .* make one with: shard-dataset build '.*/my rows\.parquet' DST"
+    ):
+        open_dataset(str(table))
+    with pytest.raises(DatasetError, match=rf"is a file, and a dataset is a folder; name its folder, {pristine}$"):
+        open_dataset(str(pristine / "dataset.json"))
+
+
 def test_an_unfinished_build_does_not_open(pristine: Path, tmp_path: Path) -> None:
     root: Any = tmp_path / "x"
     shutil.copytree(pristine, root)
