@@ -18,6 +18,7 @@ from .errors import CorruptionError, DatasetError, StorageError
 from .formats.decode import decode_example
 from .formats.parquet import iterate_parquet
 from .formats.tfrecord import decompress, iterate_records
+from .generations import salvaged_name
 from .lease import LEASE_NAME
 from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardInfo
 from .schema import Schema
@@ -82,9 +83,14 @@ def _read_manifest(storage: Storage) -> bytes:
     try:
         return storage.read(MANIFEST_NAME)
     except FileNotFoundError as error:
-        if storage.exists(SHARDS_NAME) and not storage.exists(LEASE_NAME):
+        tables = (
+            SHARDS_NAME,
+            salvaged_name(SHARDS_NAME),
+        )  # not listed: the folder may be a bucket of millions of files
+        table = next(filter(storage.exists, tables), None)
+        if table and not storage.exists(LEASE_NAME):
             raise DatasetError(
-                f"{storage.locate(MANIFEST_NAME)} is missing, but {SHARDS_NAME} is there; {remedy(storage)}"
+                f"{storage.locate(MANIFEST_NAME)} is missing, but {table} is there; {remedy(storage)}"
             ) from error
         raise no_dataset(storage) from error
     except StorageError as error:

@@ -155,3 +155,18 @@ def test_a_dataset_that_lost_its_manifest_names_the_command_that_brings_it_back(
     assert str(no.value).endswith(f"shard-dataset repair {root}")
     repair(str(root))
     assert open_dataset(str(root)).manifest == open_dataset(str(pristine)).manifest
+
+
+def test_a_repaired_dataset_that_lost_its_manifest_names_that_command_too(pristine: Path, tmp_path: Path) -> None:
+    root: Any = tmp_path / "x"
+    shutil.copytree(pristine, root)
+    (root / open_dataset(str(root)).shards[0].path).unlink()
+    repair(str(root))
+    (root / "shards.parquet").unlink(missing_ok=True)
+    (root / "dataset.json").unlink()
+    with pytest.raises(
+        DatasetError, match=r"missing, but shards\.salvaged\.parquet is there; mend it with: .* repair "
+    ):
+        open_dataset(str(root))
+    repair(str(root))
+    open_dataset(str(root))
