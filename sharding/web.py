@@ -22,7 +22,7 @@ from fsspec.implementations.http import HTTPFileSystem, HTTPStreamFile
 from fsspec.utils import glob_translate
 
 from .bounded import longest_seconds
-from .errors import RangesError, StorageError
+from .errors import PageError, RangesError, StorageError
 from .location import public_url
 from .retry import IncompleteError, RetryPolicy, retry
 
@@ -130,7 +130,7 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
             found = {
                 "size": total,
                 "partial": reply.status in (206, 416) or (method == "HEAD" and headers.get("Accept-Ranges") == "bytes"),
-                "mimetype": headers.get("Content-Type", "").partition(";")[0].strip(),
+                "mimetype": _mimetype(headers),
                 "ETag": headers.get("ETag"),
                 "mtime": headers.get("Last-Modified"),
             }
@@ -147,6 +147,8 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         return await self._exists(path)
 
     async def _cat_file(self, url: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        if start is None and end is None:
+            return await self._whole(url)
         if start is None or end is None or not 0 <= start < end:
             data: bytes = await super()._cat_file(url, start, end, **kwargs)
             return data
@@ -156,6 +158,15 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
             pieces.append(await asyncio.wait_for(self._part(url, position, end), longest_seconds(end - position)))
             position += len(pieces[-1])
         return b"".join(pieces)
+
+    async def _whole(self, url: str) -> bytes:
+        session = await self.set_session()
+        async with session.get(self.encode_url(url), **self.kwargs) as reply:
+            self._raise_not_found_for_status(reply, url)
+            data: bytes = await reply.read()
+        if _mimetype(reply.headers) == "text/html" and _PAGE.match(data):
+            raise PageError.of(public_url(url))
+        return data
 
     async def _start_of(self, url: str, size: int) -> bytes:
         """The first bytes of a file, all of them if it has no more."""
@@ -226,6 +237,10 @@ def _content_range(headers: Mapping[str, str]) -> tuple[int | None, int | None]:
     """The first byte, and the size of the file, that a reply tells."""
     told = re.match(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", headers.get("Content-Range", ""))
     return (_number(told[1]), _number(told[2])) if told else (None, None)
+
+
+def _mimetype(headers: Mapping[str, str]) -> str:
+    return headers.get("Content-Type", "").partition(";")[0].strip()
 
 
 def _number(text: str | None) -> int | None:

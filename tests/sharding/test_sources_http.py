@@ -392,6 +392,16 @@ def test_a_page_that_comes_for_a_file(folder: Path, name: str, ranges: bool) -> 
         open_source(f"{url}/{name}", "label")
 
 
+def test_a_page_that_comes_for_a_dataset(folder: Path, tmp_path: Path) -> None:
+    built(str(folder / "rows.parquet"), tmp_path / "shards")
+    told = r"/dataset\.json: the server sends a page \(text/html\) instead of the file"
+    with misbehaving(tmp_path, page="<html>Log in</html>") as url:
+        with pytest.raises(StorageError, match=told):
+            open_dataset(f"{url}/shards")
+        with pytest.raises(StorageError, match=told):
+            open_source(f"{url}/shards", None)
+
+
 def test_a_file_that_is_sent_as_html_and_is_none(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("<p>,label\n" + "".join(f"{number},{number % 2}\n" for number in range(9)))
     with misbehaving(folder, page=(tmp_path / "rows.csv").read_text()) as url:
