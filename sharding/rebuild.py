@@ -26,6 +26,7 @@ from .generations import generation_of
 from .location import take_urls
 from .manifest import LostRecords, Manifest, ShardInfo, SplitInfo
 from .planning import open_build_source, plan_source
+from .prepare import MapBatches
 from .progress import Report
 from .recovery import Identity
 from .schema import Schema
@@ -278,7 +279,8 @@ def check_made(rebuild: Rebuild, path: str, made_checksum: str, written_checksum
     if made_checksum == written_checksum:
         return
     options, manifest = rebuild.options, rebuild.manifest
-    why = "it is another source, or was changed since"
+    maps = any(isinstance(step, MapBatches) for step in options.prepare.steps)
+    why = f"it is another source, or was changed since{', or the function of --map was' if maps else ''}"
     written = manifest.all_generations[rebuild.generation]
     if rebuild.plan.fingerprint(options) == written.plan:
         why = "it looks as it did then, so that its files were changed in place, or other libraries encode it otherwise"

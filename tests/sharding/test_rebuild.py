@@ -328,6 +328,18 @@ class TestAnotherSource:
         with pytest.raises(SourceError, match="it looks as it did then"):
             repair(str(tmp_path / "out"), originals=[Original(url=str(tmp_path / "x.parquet"))])
 
+    def test_may_be_another_function(self, tmp_path: Path) -> None:
+        source, module = tmp_path / "x.parquet", tmp_path / "rebuild_changed.py"
+        pq.write_table(make_table(300), source)
+        module.write_text("def f(batch): return batch\n")
+        steps = (MapBatches(function="rebuild_changed:f", folder=str(tmp_path)),)
+        dataset = built(str(source), tmp_path / "out", label="label", shards=3, prepare=PrepareOptions(steps=steps))
+        (tmp_path / "out" / dataset.shards[0].path).unlink()
+        module.write_text("def f(batch): return batch.take(list(range(batch.num_rows))[::-1])\n")
+        flags = ["-m", "ringfeed.tools.shard_dataset", "repair", "out", "--source", str(source)]
+        done = subprocess.run([sys.executable, *flags], cwd=tmp_path, capture_output=True, text=True)
+        assert "was changed since, or the function of --map was (written by" in done.stderr
+
     def test_that_is_not_there_is_said_before_anything_is_done(self, root: Path, pristine: Dataset) -> None:
         (root / pristine.shards[0].path).unlink()
         with pytest.raises(SourceError, match="there is nothing at"):
