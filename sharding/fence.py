@@ -108,4 +108,5 @@ def fenced_for_workers(storage: Storage, destination: Storage, lease: Lease) -> 
         destination: that the lease is of.
         lease: held.
     """
-    return FencedStorage(storage.url, storage.options, storage.retries, fence=_Mark(destination, lease.token))
+    place = Storage(destination.locate(), destination.options, destination.retries)  # they may have another folder
+    return FencedStorage(storage.locate(), storage.options, storage.retries, fence=_Mark(place, lease.token))

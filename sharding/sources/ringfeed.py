@@ -116,7 +116,7 @@ class RingfeedSource(Complete):
         if label == SPLIT and SPLIT not in schema.names:
             schema = _with_splits(schema)
         return cls(
-            url=root,
+            url=dataset.storage.locate(),  # workers may have another folder
             schema=Schema(features=schema.features, label=schema.label if label is None else label),
             parts=tuple(Part(path=dataset.storage.locate(shard.path), pieces=(shard,)) for shard in shards),
             fingerprint=f"{derive_key(dataset.manifest.shards_checksum, split or ''):016x}",

@@ -25,12 +25,14 @@ import pytest
 from PIL import Image
 
 from ringfeed.sharding import (
+    AppendOptions,
     BuildOptions,
     ConfigError,
     Progress,
     SourceError,
     StorageError,
     WorkerError,
+    append,
     build,
     open_dataset,
     plan_build,
@@ -112,6 +114,23 @@ def test_a_cluster_writes_what_this_machine_writes_and_the_command_prints_nothin
     assert {json.loads(line)["event"] for line in done.stderr.splitlines()} == {"progress"}
     assert json.loads(done.stdout)["records"] == 2000
     assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
+
+
+def test_paths_are_of_the_folder_in_which_the_command_runs(
+    doubled: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files_of: FilesOf
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    more = Path("more.parquet")
+    pq.write_table(make_table(300), more)
+    for folder, where in (("here", "local"), ("there", engine)):
+        built(doubled, Path(folder), label="label", shards=3, engine=where)
+        append(AppendOptions(source=str(more), destination=folder, engine=where))
+        build(BuildOptions(source=folder, destination=f"{folder}-again", label="label", shards=2, engine=where))
+    for ending in ("", "-again"):
+        there, here = files_of(Path(f"there{ending}")), files_of(Path(f"here{ending}"))
+        assert [data for name, data in there.items() if "train" in name] == [
+            data for name, data in here.items() if "train" in name
+        ]
 
 
 def test_a_dask_worker_killed_in_the_midst_changes_nothing(doubled: str, tmp_path: Path, files_of: FilesOf) -> None:
