@@ -83,11 +83,8 @@ def _read_manifest(storage: Storage) -> bytes:
     try:
         return storage.read(MANIFEST_NAME)
     except FileNotFoundError as error:
-        tables = (
-            SHARDS_NAME,
-            salvaged_name(SHARDS_NAME),
-        )  # not listed: the folder may be a bucket of millions of files
-        table = next(filter(storage.exists, tables), None)
+        names = SHARDS_NAME, salvaged_name(SHARDS_NAME)
+        table = next(filter(storage.exists, names), None)  # not by a listing: there may be millions of files
         if table and not storage.exists(LEASE_NAME):
             raise DatasetError(
                 f"{storage.locate(MANIFEST_NAME)} is missing, but {table} is there; {remedy(storage)}"
