@@ -124,10 +124,10 @@ def check_resumable(state: Mapping[str, Any], config: TrainConfig, dataset: str)
     if state["dataset"] != dataset:
         changed.append("the dataset's shards")
     if state["loader"].get("order", 1) != ORDER:
-        changed.append("the order of samples, which another version of ringfeed has")
+        changed.append("order of samples (that of another version of ringfeed)")
     if changed:
         raise TrainingError(
-            f"the checkpoints in {config.checkpoint.url} are of a run that differs in {', '.join(changed)}: "
+            f"the checkpoints in {config.checkpoint.url} are of a run with other {', '.join(changed)}: "
             "undo the change, or give another checkpoint.url"
         )
 

@@ -354,7 +354,7 @@ def test_a_checkpoint_of_another_run_is_not_gone_on_from(
 ) -> None:
     config = write_config(checkpoint={"url": str(tmp_path / "checkpoints")}, max_steps=3)
     assert train_here(config) == 0
-    other = "are of a run that differs in model.hidden, optimizer.momentum"
+    other = "are of a run with other model.hidden, optimizer.momentum"
     assert_refused(capfd, other, config, "model.hidden=[4]", "optimizer.momentum=0.5")
     assert_refused(capfd, "checkpoint.resume is false, but", config, "checkpoint.resume=false")
 
