@@ -135,6 +135,8 @@ class _DaskExecutor(RemoteExecutor):
         return isinstance(error, _LOST) or self._client.status == "closed"
 
     def _outcome(self, ended: Any) -> Outcome:
+        if ended.cancelled():  # perhaps as the client closes, whose event loop would begin `result` and not end it
+            raise CancelledError
         outcome: Outcome = ended.result(_RESULT_SECONDS)
         return outcome
 

@@ -14,7 +14,15 @@ import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import (
+    ALL_COMPLETED,
+    FIRST_COMPLETED,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
@@ -32,7 +40,7 @@ from .quiet import quiet_pillow
 __all__ = ["ClusterExecutor", "Job", "begin_processes", "local_executor", "portable_error", "run_tasks", "stream_tasks"]
 
 _SOCKET_PATH = 107  # bytes of one, at most, on Linux
-_SIGN_OF_LIFE_SECONDS = 5.0  # after which a pool that has finished nothing is looked at
+_HELD_SECONDS = 0.1  # that an interrupt waits at most, and after which a pool that has finished nothing is looked at
 
 T = TypeVar("T")
 Job = tuple[Callable[..., T], tuple[Any, ...]]
@@ -239,7 +247,7 @@ def _stream(
                     running[submit(function, *arguments)] = number
             if not running:
                 return
-            for future in wait(running, _SIGN_OF_LIFE_SECONDS, FIRST_COMPLETED).done:
+            for future in _wait(running, FIRST_COMPLETED)[0]:
                 yield running.pop(future), future.result()
             if isinstance(pool, _Processes) and pool.died:
                 raise WorkerError(NO_MORE_PROCESSES)
@@ -247,15 +255,27 @@ def _stream(
         if isinstance(pool, ClusterExecutor):
             pool.cancel(running)
         elif not (isinstance(pool, _Processes) and pool.died):  # else none of them ever ends
-            for future in running:
-                future.cancel()
-            wait(running)
+            with _interrupts_held():
+                for future in running:
+                    future.cancel()
+            while _wait(running, ALL_COMPLETED)[1]:
+                pass
         if isinstance(error, BrokenProcessPool):
             raise WorkerError(
                 "a worker process was killed, most likely for want of memory, or could not begin, for want of "
                 "processes and threads (ulimit -u); use fewer --workers, or smaller shards"
             ) from error
         raise
+
+
+def _wait(futures: Iterable[Future[T]], until: str) -> tuple[set[Future[T]], set[Future[T]]]:
+    """Wait for a moment; those that have ended, and the others.
+
+    `wait` takes the locks of futures. An interrupt there would leave them taken, and the pool would wait for ever.
+    """
+    with _interrupts_held():
+        ended, others = wait(futures, _HELD_SECONDS, until)
+    return ended, others
 
 
 def run_tasks(

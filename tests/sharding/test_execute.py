@@ -16,7 +16,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from ringfeed.sharding import WorkerError, execute
+from ringfeed.sharding import WorkerError
 from ringfeed.sharding.execute import local_executor, run_tasks, stream_tasks
 
 
@@ -99,6 +99,33 @@ def test_an_interrupt_of_the_body_waits_for_what_runs_too() -> None:
         assert len(begun) < 4
 
 
+INTERRUPTED = """
+import os, signal
+from concurrent.futures import ThreadPoolExecutor, _base
+from ringfeed.sharding.execute import run_tasks
+
+lock, times = _base._AcquireFutures.__enter__, []
+
+def interrupted(self):
+    lock(self)
+    times.append(1)
+    if len(times) == 2:
+        os.kill(os.getpid(), signal.SIGINT)
+
+_base._AcquireFutures.__enter__ = interrupted
+with ThreadPoolExecutor(2) as pool:
+    try:
+        run_tasks(pool, [(os.urandom, (1,))] * 1000)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_an_interrupt_that_comes_while_futures_are_locked_ends_it_too() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "interrupted\n", done.stderr
+
+
 def hold(size: int) -> tuple[int, int]:
     """Of this process: its number and its memory, before it holds some for a while."""
     before = psutil.Process().memory_info().rss
@@ -121,7 +148,6 @@ def test_a_pool_that_can_begin_no_thread_of_its_own_is_not_waited_for(monkeypatc
     def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(execute, "_SIGN_OF_LIFE_SECONDS", 0.1)
     monkeypatch.setattr(Queue, "_start_thread", refuse)
     message = "no more processes or threads; use fewer --workers"
     with pytest.raises(WorkerError, match=message), local_executor(2) as pool:
