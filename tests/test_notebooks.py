@@ -3,12 +3,14 @@
 import asyncio
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 from ringfeed.sharding import BuildOptions, build
 
+Config = pytest.importorskip("traitlets.config", reason="the extra `test` is not installed").Config
 nbformat = pytest.importorskip("nbformat", reason="the extra `test` is not installed")
 nbclient = pytest.importorskip("nbclient", reason="the extra `test` is not installed")
 
@@ -33,12 +35,16 @@ def test_a_notebook_holds_neither_outputs_nor_logic(path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of jupyter_client and its event loops, not ours
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where it builds its dataset
     notebook = read(path)
-    client = nbclient.NotebookClient(
-        notebook, timeout=180, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-    )
-    asyncio.run(client.async_execute())
+    with TemporaryDirectory() as sockets:  # whose paths must be short; a port may be taken before the kernel binds it
+        monkeypatch.setenv("TMPDIR", str(tmp_path))  # where it builds its dataset
+        client = nbclient.NotebookClient(
+            notebook,
+            timeout=180, startup_timeout=280, iopub_timeout=170, raise_on_iopub_timeout=True, kernel_name="python3",
+            config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}}),
+            resources={"metadata": {"path": str(tmp_path)}},
+        )  # fmt: skip
+        asyncio.run(client.async_execute())
     text = str([cell.outputs for cell in notebook.cells if cell.cell_type == "code"])
     assert "bottleneck: " in text
     assert "LoaderPlan(" in text

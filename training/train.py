@@ -46,7 +46,7 @@ keys of the configuration (also of --set) [default]:
 
 _INTERRUPTED = 130  # exit status
 _OTHER_RANK_FAILED = "Horovod has been shut down"
-_YIELD_SECONDS = 1.5  # horovodrun ended the other ranks within 0.1 s of the first exit; ranks share most errors
+_YIELD_SECONDS = 5.0  # horovodrun ended the other ranks within 0.1 s of the first exit; ranks share most errors
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -43,7 +43,7 @@ class _Window:
 
     metrics: list[StepMetrics] = field(default_factory=list)
     wait_seconds: float = 0.0
-    started: float = field(default_factory=time.perf_counter)
+    started: float = field(default_factory=lambda: time.perf_counter())
     timed_steps: int = 0
 
 

@@ -11,6 +11,9 @@ __all__ = ["lean_environment"]
 
 
 def lean_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment for such a process: this one's, or another."""
+    """The environment for such a process: this one's, or another.
+
+    Ranks wait for one that a busy machine holds up for longer than Horovod's 30 s.
+    """
     folders = [str(Path(__file__).parent), *filter(None, [environment.get("PYTHONPATH")])]
-    return {**environment, "PYTHONPATH": os.pathsep.join(folders)}
+    return {**environment, "PYTHONPATH": os.pathsep.join(folders), "HOROVOD_GLOO_TIMEOUT_SECONDS": "240"}

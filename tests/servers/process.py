@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 GRPC_OFFSET = 10_000
@@ -30,25 +30,25 @@ def free_ports(count: int) -> list[int]:
     """Return ``count`` distinct ports p such that p and p + 10000 are free on 127.0.0.1.
 
     Both lie below 32768, out of the range from which the kernel serves outgoing connections: a port found free
-    here is not taken by a client before its server binds it. Nor is it given to another process of the tests, as long
-    as this one lives.
+    here is not taken by a client before its server binds it. Nor is it given to another process of the tests, or tried
+    by it, as long as this one lives.
     """
     ports: list[int] = []
-    candidates = random.SystemRandom().sample(range(11_000, 22_000), 2_000)
-    with ExitStack() as held:
-        for port in candidates:
-            if len(ports) == count:
-                return ports
-            mark = socket.socket(socket.AF_UNIX)
-            try:
-                for number in (port, port + GRPC_OFFSET):
-                    held.enter_context(socket.socket()).bind(("127.0.0.1", number))
-                mark.bind(f"\0ringfeed-tests-port-{port}")  # no file: the kernel forgets it with this process
-            except OSError:
-                mark.close()
-                continue
-            _given.append(mark)
-            ports.append(port)
+    candidates = random.SystemRandom().sample(range(11_000, 11_000 + GRPC_OFFSET), 2_000)
+    for port in candidates:
+        if len(ports) == count:
+            return ports
+        mark = socket.socket(socket.AF_UNIX)
+        try:
+            mark.bind(f"\0ringfeed-tests-port-{port}")  # no file: the kernel forgets it with this process
+            for number in (port, port + GRPC_OFFSET):
+                with socket.socket() as tried:
+                    tried.bind(("127.0.0.1", number))
+        except OSError:
+            mark.close()
+            continue
+        _given.append(mark)
+        ports.append(port)
     raise ServerError(f"found {len(ports)} of {count} free ports among {len(candidates)} tried")
 
 

@@ -86,8 +86,10 @@ class Proxy:
         try:
             while await self._exchange(client_in, client_out):
                 pass
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # one of the two has gone, or the test has ended
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # one of the two has gone
+        except asyncio.CancelledError:  # the test has ended
+            client_out.transport.abort()  # who has not read all will not do so now, and `close` would wait for that
         finally:
             client_out.close()
 
@@ -156,6 +158,9 @@ class Proxy:
                 return _reset(client_out)
             await client_out.drain()
             return True
+        except asyncio.CancelledError:
+            server_out.transport.abort()
+            raise
         finally:
             server_out.close()
 

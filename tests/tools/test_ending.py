@@ -124,6 +124,7 @@ def test_what_a_closed_terminal_leaves_is_gone_on_with(tmp_path: Path) -> None:
         deadline = time.monotonic() + 280
         while len(list(out.glob("_building/*/*.json"))) < 6:
             assert time.monotonic() < deadline
+            assert process.poll() is None
             time.sleep(0.02)
         process.communicate(timeout=280)
     assert process.returncode == 129
@@ -179,17 +180,28 @@ def test_workers_begin_before_anything_is_imported(tmp_path: Path, flags: list[s
     )
     done = subprocess.run(
         [str(Path(sys.executable).with_name("shard-dataset")), *flags],
-        stdout=subprocess.PIPE, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60,
+        stdout=subprocess.PIPE, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=280,
     )  # fmt: skip
     server_and_its_tracker = 2 if begins else 0
     assert (done.returncode, done.stdout) == (7, f"{server_and_its_tracker}\n")
+
+
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_after_the_result_changes_nothing(dataset: Path, sig: int) -> None:
+    code = (
+        "import os, sys; from multiprocessing import util; from ringfeed.tools.shard_dataset import run\n"
+        f"util._exit_function = lambda: os.kill(os.getpid(), {sig}); run()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "inspect", dataset], capture_output=True, text=True, timeout=280)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "carrier" in done.stdout
 
 
 def test_an_error_closes_the_output_although_workers_have_yet_to_import(tmp_path: Path) -> None:
     (tmp_path / "pandas.py").write_text("import sys, time\n'forkserver' in ' '.join(sys.orig_argv) and time.sleep(600)")
     done = subprocess.run(
         [str(Path(sys.executable).with_name("shard-dataset")), "build", "missing", "out", "--workers", "2"],
-        capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60,
+        capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=280,
     )  # fmt: skip
     assert done.returncode == 1
     assert "missing" in done.stderr

@@ -291,7 +291,7 @@ class TestVerify:
 
     def test_the_rate_is_of_bytes(self, cli: Cli, dataset: Path) -> None:
         done = cli("shard-dataset", "verify", str(dataset))
-        assert re.fullmatch(r"check files: 10 of 10, [\d.,]+ [KMG]iB/s", done.stderr.splitlines()[0])
+        assert re.fullmatch(r"check files: 10 of 10, [\d.,]+ [KMG]iB/s", done.stderr.splitlines()[-1])
 
     def test_the_table_counts_among_the_damaged_files(self, cli: Cli, dataset: Path) -> None:
         for path in [*dataset.glob("*.tfrecord"), *dataset.glob("*.arrow"), dataset / "shards.parquet"]:

@@ -222,7 +222,8 @@ def test_too_few_open_files_name_the_limit(source: str, tmp_path: Path) -> None:
 def test_too_few_processes_name_the_limit(source: str, tmp_path: Path, limit: int) -> None:
     tmp_path.chmod(0o777)
     capabilities = ["--inh-caps", "+dac_override", "--ambient-caps", "+dac_override"]
-    as_user = ["setpriv", "--reuid", "54321", "--clear-groups", *capabilities] if os.getuid() == 0 else []
+    user = f"{1_000_000 + os.getpid()}"  # who has no zombies of a run before
+    as_user = ["setpriv", "--reuid", user, "--clear-groups", *capabilities] if os.getuid() == 0 else []
     if subprocess.run(["prlimit", "--nproc=9:9", *as_user, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no limit can be set here")
     command = [str(Path(sys.executable).with_name("shard-dataset")), "build", source, f"{tmp_path}/o", "--label"]

@@ -179,10 +179,12 @@ def test_the_death_of_a_rank_ends_all_and_the_run_resumes_bit_identical_or_on_an
     assert set(ranks) == {0, 1}
     os.kill(ranks[1].pid, signal.SIGKILL)
     killed = time.monotonic()
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=280)
     assert process.returncode != 0, output
-    assert time.monotonic() - killed < 30
-    assert not any(map(_runs, ranks.values()))
+    assert time.monotonic() - killed < 120  # for the launcher sees it; the ring would wait for twice as long
+    while any(map(_runs, ranks.values())):
+        assert time.monotonic() - killed < 120
+        time.sleep(0.01)
     assert not (tmp_path / "metrics.json").exists()
     shutil.copytree(checkpoints, tmp_path / "copy")
 
