@@ -163,12 +163,18 @@ def _cropped_jpeg(value: Any, key: Any, options: ImageTransform) -> Any:
         return _decode_jpeg(value, options.channels, window)
 
     def decoded(scale: int) -> Any:
-        return _decode_jpeg(value, options.channels, None if window is None else window // scale, scale)
+        return _decode_jpeg(value, options.channels, None if window is None else _divided(window, scale), scale)
 
     extent = shape[:2] if window is None else window[2:]
     fits = [tf.reduce_all(extent // scale >= options.size) for scale in _JPEG_SCALES[1:]]
     branches = [functools.partial(decoded, scale) for scale in _JPEG_SCALES]
     return tf.switch_case(tf.reduce_sum(tf.cast(fits, tf.int32)), branches)
+
+
+def _divided(window: Any, scale: int) -> Any:
+    """A window of an image of sides divided by a scale, each edge of it the nearest that there is."""
+    begin, end = ((edge + scale // 2) // scale for edge in (window[:2], window[:2] + window[2:]))
+    return tf.concat([begin, end - begin], axis=0)
 
 
 def _decode_jpeg(value: Any, channels: int, window: Any = None, scale: int = 1) -> Any:
