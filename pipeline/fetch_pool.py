@@ -52,7 +52,7 @@ class FetchPool(Generic[T]):
         self._numbers = count()
         self._running = 0
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may close it in a thread that holds this
 
     def submit(self, step: int, function: Callable[[], T], size: int) -> Future[T]:
         """Begin as soon as a thread is free and nothing is needed sooner.
@@ -91,7 +91,7 @@ class FetchPool(Generic[T]):
             self._closed = True
             waiting = list(self._waiting)
             self._waiting.clear()
-            self._entries.clear()
+            self._entries = []  # another, as this thread may be amid a change of that one
         for future in waiting:
             future.cancel()
         self._threads.close()

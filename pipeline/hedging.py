@@ -106,7 +106,7 @@ class Hedging:
         self._second = second
         self._waiting: set[queue.SimpleQueue[_Answer[object]]] = set()
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # see `FetchPool`
 
     def call(self, read: Callable[[], T], kind: Latencies, size: int, where: str) -> T:
         """What a read returns, by the first of two requests that is answered, where one is sent twice.

@@ -59,7 +59,7 @@ class Threads:
         self._waiting: deque[Callable[[], None]] = deque()
         self._running = 0
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # see `FetchPool`
         self._starting = threading.RLock()  # nobody hands over to a thread of which it is not known whether it starts
 
     def submit(self, function: Callable[[], None]) -> None:

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 from ringfeed.pipeline import Loader
+from ringfeed.pipeline.concurrency import Climber
 from ringfeed.pipeline.counters import Counters
+from ringfeed.pipeline.fetch_pool import FetchPool
+from ringfeed.pipeline.hedging import Hedging
 from ringfeed.pipeline.prefetch import prefetch
 from ringfeed.pipeline.threads import Threads, start_thread
 from ringfeed.sharding import RingfeedError
@@ -202,6 +205,53 @@ def test_the_garbage_collector_may_close_an_iterator_in_a_thread_of_the_loader(e
     del items
     assert closed.wait(60)
     until(lambda: not any(t.name.startswith("ringfeed-") for t in set(threading.enumerate()) - before))
+
+
+class Closing(int):
+    """A step; where it is compared with another, the garbage collector closes the pool."""
+
+    pool: FetchPool[None] | None = None
+
+    def __lt__(self, other: int) -> bool:
+        if self.pool is not None:
+            self.pool.close()
+        return int(self) < other
+
+
+def test_the_garbage_collector_may_close_a_pool_amid_a_change_of_its_tasks() -> None:
+    pool, begun, release = FetchPool[None](Climber(1, 1), 1), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        release.wait(60)
+
+    steps = [Closing(step) for step in range(5)]
+    first, *others = [pool.submit(step, wait, 10) for step in steps]
+    assert begun.wait(60)
+    for step in steps:
+        step.pool = pool
+    release.set()
+    assert first.result(60) is None
+    until(lambda: all(future.cancelled() for future in others))
+    assert pool.submit(0, wait, 10).cancelled()
+
+
+@pytest.mark.parametrize(
+    "closed",
+    [FetchPool(Climber(1, 1), 1), Threads(1, "test"), Hedging(Counters(), second=True)],
+    ids=lambda closed: type(closed).__name__,
+)
+def test_the_garbage_collector_may_close_what_its_thread_has_locked(
+    closed: FetchPool[None] | Threads | Hedging,
+) -> None:
+    def close() -> None:
+        with closed._lock:
+            closed.close()
+
+    thread = threading.Thread(target=close, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def until(condition: Callable[[], bool]) -> None:
