@@ -69,7 +69,8 @@ class _Ahead(Generic[T]):
         self._queued = queued
         self._ready: deque[tuple[T, int]] = deque()
         self._held_bytes = 0
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # entered itself: an interrupt amid the condition's `__enter__` leaves it taken
+        self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._filling = False
         self._ended = False
@@ -81,7 +82,7 @@ class _Ahead(Generic[T]):
             while self._goes_on():
                 item = next(self._items)
                 amount = self._size(item)
-                with self._changed:
+                with self._lock:
                     self._ready.append((item, amount))
                     self._held_bytes += amount
                     self._changed.notify()
@@ -92,7 +93,7 @@ class _Ahead(Generic[T]):
             self._end(error)
 
     def _goes_on(self) -> bool:
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._ended or self._has_room(), _IDLE_SECONDS)
             self._filling = not self._ended and self._has_room()
             return self._filling
@@ -103,13 +104,13 @@ class _Ahead(Generic[T]):
         return not self._ready
 
     def _end(self, error: BaseException | None) -> None:
-        with self._changed:
+        with self._lock:
             self._ended, self._filling, self._error = True, False, error
             self._changed.notify()
 
     def take(self) -> tuple[T] | None:
         """The next item, or None after the last."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._ready or self._ended)
             if not self._ready:
                 if self._error is not None:
@@ -123,7 +124,7 @@ class _Ahead(Generic[T]):
 
     def begin_turn(self) -> None:
         """Have the thread work, if there is room again and it does not."""
-        with self._changed:
+        with self._lock:
             begins = not (self._filling or self._ended) and self._has_room()
             self._filling = self._filling or begins
         if begins:
@@ -133,7 +134,7 @@ class _Ahead(Generic[T]):
 
     def stop(self) -> None:
         """Make no other item, and let go of all."""
-        with self._changed:
+        with self._lock:
             self._ended = True
             self._changed.notify()
         if self._has_joined():

@@ -113,3 +113,27 @@ def test_a_forked_process_lets_go_of_an_iterator_whose_thread_is_at_work_elsewhe
     """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=280, check=True)
     assert done.stdout.split() == ["7", "[1]"]
+
+
+def test_no_interrupt_keeps_a_lock_from_the_thread() -> None:
+    script = """if True:
+        import sys, threading
+        from ringfeed.pipeline import prefetch
+
+        lock = threading.Condition.__enter__
+
+        def interrupted(condition):
+            lock(condition)
+            if sys._getframe(1).f_code.co_name in ("take", "begin_turn"):
+                raise KeyboardInterrupt
+
+        items = prefetch.prefetch((number for number in range(500)), lambda number: 10, 100, lambda change: None)
+        next(items)
+        threading.Condition.__enter__ = interrupted
+        try:
+            print(len(list(items)))
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=280, check=True)
+    assert done.stdout == "499\n", done.stderr
