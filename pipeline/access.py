@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..sharding.consistency import as_described
+from ..sharding.forks import renew_in_forks
 from ..sharding.formats.decode import decode_example
 from ..sharding.formats.example import RecordLayout
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
@@ -55,7 +56,8 @@ class RandomAccess:
         self._fill = fill
         self._labels = labels
         self._kept: OrderedDict[int, OpenShard] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        renew_in_forks(self)
 
     def record(self, index: int, make_fetcher: Callable[[], ShardFetcher]) -> tuple[dict[str, Any], int]:
         """One record, and its class.

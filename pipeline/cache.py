@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from ..sharding.checksums import Checksum, checksum
 from ..sharding.errors import ConfigError, StorageError
+from ..sharding.forks import renew_in_forks
 from ..sharding.location import Location
 from ..sharding.retry import IncompleteError
 from .arguments import integer
@@ -235,7 +236,8 @@ class MemoryCache:
         self._limit_bytes = _checked_limit(limit_bytes)
         self._held: OrderedDict[CacheKey, pa.Buffer] = OrderedDict()
         self._held_bytes = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        renew_in_forks(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._limit_bytes,)

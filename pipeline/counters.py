@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from ..sharding.forks import renew_in_forks
 from .tracing import annotate
 
 __all__ = ["CACHE_STAGES", "FAULT_STAGES", "STAGES", "Counters", "StageStats"]
@@ -41,12 +42,15 @@ class StageStats:
     queue_depth: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Counters:
     """Counters of all stages; any thread may add to them."""
 
     _stages: dict[str, list[float]] = field(default_factory=lambda: {name: [0, 0, 0.0, 0.0, 0] for name in STAGES})
     _lock: threading.RLock = field(default_factory=threading.RLock)  # a handler of a signal may ask amid an `add`
+
+    def __post_init__(self) -> None:
+        renew_in_forks(self)
 
     def add(
         self, stage: str, *, items: int = 0, size: int = 0, busy: float = 0.0, wait: float = 0.0, queue: int = 0

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ..sharding.class_counts import ClassCounts, count_matrix
 from ..sharding.dataset import Dataset, remedy
 from ..sharding.errors import ConfigError, CorruptionError
+from ..sharding.forks import renew_in_forks
 from ..sharding.keyed import shuffled
 from ..sharding.manifest import ShardInfo
 from .arguments import choice
@@ -74,6 +75,7 @@ class Quarantine:
         )
         self._counters = counters
         self._lock = threading.RLock()  # a handler of a signal may ask for the state at any moment
+        renew_in_forks(self)
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -10,6 +10,8 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from .forks import renew_in_forks
+
 __all__ = ["ClassCounts", "count_matrix", "count_rows", "narrow_counts", "padded_counts"]
 
 Rows = tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]
@@ -99,7 +101,8 @@ class _DeferredRows:
     def __init__(self, read: Callable[[], Iterable[Rows]]) -> None:
         self._read = read
         self._rows: list[npt.NDArray[np.unsignedinteger]] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        renew_in_forks(self)
 
     def row(self, number: int) -> npt.NDArray[np.unsignedinteger]:
         with self._lock:

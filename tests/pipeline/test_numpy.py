@@ -202,3 +202,34 @@ def test_an_iterator_ends_with_an_error_in_a_forked_process_and_another_begins(
     assert "begun in the process that this one was forked from" in error
     assert "make one here" in error
     assert (again, left) == ("True", "15")
+
+
+def test_a_forked_process_reads_whatever_threads_of_the_other_had_locked(make_dataset: Make) -> None:
+    script = """if True:
+        import os, sys, threading
+        import numpy as np
+        from ringfeed.pipeline import Loader, MemoryCache
+        from ringfeed.sharding.class_counts import count_rows
+
+        def hold(lock):
+            with lock:
+                held.release()
+                going_on.wait()
+
+        held, going_on, cache = threading.Semaphore(0), threading.Event(), MemoryCache()
+        loader = Loader(sys.argv[1], batch_size=60, balance="uniform", cache=cache, on_bad_shard="quarantine")
+        [counts] = count_rows(lambda: [(np.array([3, 5]), np.array([0, 2]))], 1)
+        for owner in (cache, counts._deferred[0], loader._counters, loader._quarantine, loader._access):
+            threading.Thread(target=hold, args=(owner._lock,)).start()
+            held.acquire()
+        child = os.fork()
+        if not child:
+            print(sum(1 for _ in loader.numpy_epoch(0)), len(loader.sample(7)), loader.state(0, 3)["step"], *counts)
+            sys.stdout.flush()
+            os._exit(0)
+        os.waitpid(child, 0)
+        going_on.set()
+    """
+    command = [sys.executable, "-c", script, make_dataset()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True)
+    assert done.stdout.split() == ["16", "4", "3", "3", "5"], done.stderr
