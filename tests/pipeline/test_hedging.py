@@ -1,28 +1,40 @@
 """Second requests: sent when the first is late, few, and the first answer wins; and nothing is waited for for ever."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ringfeed.pipeline import hedging
 from ringfeed.pipeline.counters import Counters
 from ringfeed.pipeline.hedging import Hedging, Latencies
+from ringfeed.pipeline.threads import start_thread
 from ringfeed.sharding import RingfeedError, StorageError
+
+
+class InTurn:
+    """A read that is the first of these in the first request, and the other in the second, whichever runs first."""
+
+    def __init__(self, *reads: Callable[[], str]) -> None:
+        self.reads = reads
+
+    def __call__(self) -> str:
+        raise NotImplementedError
 
 
 @pytest.fixture
 def late_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def send(read: Callable[[], str], answers: Any, *, second: bool) -> None:
+        send_read(read.reads[second] if isinstance(read, InTurn) else read, answers, second=second)
+
+    send_read = hedging._send
+    monkeypatch.setattr(hedging, "_send", send)
     monkeypatch.setattr(hedging, "_UNUSUAL_SECONDS", 0.02)
-
-
-def in_turn(*reads: Callable[[], str]) -> Callable[[], str]:
-    """A read that is the first of these when it is first done, then the second."""
-    rest = iter(reads)
-    return lambda: next(rest)()
 
 
 def fail() -> str:
@@ -33,7 +45,7 @@ def fail() -> str:
 class TestHedging:
     def test_the_first_answer_wins(self) -> None:
         counters, released = Counters(), threading.Event()
-        read = in_turn(lambda: "late" if released.wait(60) else "never", lambda: "second")
+        read = InTurn(lambda: "late" if released.wait(60) else "never", lambda: "second")
         assert Hedging(counters, second=True).call(read, Latencies(), 5, "s3://b/x") == "second"
         stats = counters.snapshot()
         assert (stats["hedge"].items, stats["hedge"].bytes, stats["hedge_win"].items) == (1, 5, 1)
@@ -46,7 +58,7 @@ class TestHedging:
             sent.set()
             return "no" if released.wait(60) else "never"
 
-        read = in_turn(lambda: "first" if sent.wait(60) else "alone", second)
+        read = InTurn(lambda: "first" if sent.wait(60) else "alone", second)
         assert Hedging(counters, second=True).call(read, Latencies(), 5, "s3://b/x") == "first"
         assert (counters.snapshot()["hedge"].items, counters.snapshot()["hedge_win"].items) == (1, 0)
         released.set()
@@ -69,22 +81,32 @@ class TestHedging:
                 time.sleep(0.1)  # the failure is told by then
                 return answer()
 
-            read = in_turn(slow_failure, late)
+            read = InTurn(slow_failure, late)
             if answer is fail:
                 with pytest.raises(ConnectionResetError, match="as planned"):
                     call(read, Latencies(), 5, "s3://b/x")
             else:
                 assert call(read, Latencies(), 5, "s3://b/x") == "late"
 
-    def test_where_no_more_threads_start_the_first_request_goes_on(self) -> None:
+    def test_where_no_more_threads_start_the_first_request_goes_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
         counters, size = Counters(), threading.stack_size()
         call = Hedging(counters, second=True).call
+        begun, refused = threading.Event(), threading.Event()
 
         def first() -> str:
             threading.stack_size(1 << 46)  # more than there are addresses
-            time.sleep(0.1)
-            return "first"
+            begun.set()
+            return "first" if refused.wait(60) else "alone"
 
+        def start(function: Callable[[], None], name: str, *, daemon: bool) -> None:
+            try:
+                start_thread(function, name, daemon=daemon)
+                begun.wait(60)
+            except RingfeedError:
+                refused.set()
+                raise
+
+        monkeypatch.setattr(hedging, "start_thread", start)
         try:
             assert call(first, Latencies(), 5, "s3://b/x") == "first"
             with pytest.raises(RingfeedError, match="the loader cannot start a thread: "):
@@ -95,7 +117,7 @@ class TestHedging:
 
     def test_without_it_none_is_sent(self) -> None:
         counters = Counters()
-        read = in_turn(lambda: time.sleep(0.1) or "first")  # type: ignore[func-returns-value]
+        read = InTurn(lambda: time.sleep(0.1) or "first")  # type: ignore[func-returns-value]
         assert Hedging(counters, second=False).call(read, Latencies(), 5, "s3://b/x") == "first"
         assert counters.snapshot()["hedge"].items == 0
 
@@ -127,10 +149,11 @@ def test_few_reads_are_sent_twice(reads: int, late_every: int) -> None:
 
 
 @given(st.lists(st.floats(0.001, 100), min_size=8, max_size=60))
+@example([1.0] * 18 + [100.0])  # of which the 95th percentile is between the last two
 def test_late_is_later_than_nearly_all(seconds: list[float]) -> None:
     kind = Latencies()
     for taken in seconds:
         kind.add(taken)
     late = kind.begin()
     assert late >= 0.2
-    assert sum(taken > late for taken in seconds) <= 0.05 * len(seconds)
+    assert sum(taken > late for taken in seconds) <= math.ceil(0.05 * (len(seconds) - 1))
