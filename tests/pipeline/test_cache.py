@@ -374,7 +374,7 @@ class TestFolder:
             def write(descriptor, data):
                 os.write(descriptor, memoryview(data)[:1000])
                 print("half", flush=True)
-                time.sleep(60)
+                time.sleep(600)
             cache._write = write
             key = CacheKey(dataset="s3://b/d", path="x", size=len(data), checksum=checksum(data))
             cache.Cache(sys.argv[1]).get(key, lambda: pa.py_buffer(data), Counters())
@@ -393,7 +393,7 @@ class TestFolder:
             _, fetched = fetch_from(Cache(tmp_path), content(1))
             assert fetched
             assert killed
-            assert 0 < time.monotonic() - killed[0] < 30  # it sleeps for longer
+            assert 0 < time.monotonic() - killed[0] < 300  # it sleeps for longer
             killer.join()
         assert debris(tmp_path) == []
         assert len(entry_files(tmp_path)) == 1

@@ -93,5 +93,7 @@ def test_tensorflow_keeps_no_loader_whose_epochs_nobody_holds(make_dataset: Call
     next(iter(loader.epoch(1)))
     known = weakref.ref(loader)
     del loader
-    gc.collect()
-    assert known() is None
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while known() is not None:  # a thread that has just planned a window may hold it for a moment
+        assert time.monotonic() < deadline
+        gc.collect()

@@ -155,6 +155,8 @@ def test_an_abandoned_iterator_leaves_no_thread_and_the_next_one_starts_anew(
     make_dataset: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ringfeed.pipeline.prefetch._IDLE_SECONDS", 60)  # the thread does not end before it is seen
+    monkeypatch.setattr("ringfeed.pipeline.prefetch._PATIENCE_SECONDS", 60)  # nor is it left behind
+    monkeypatch.setattr("ringfeed.pipeline.loader._CHUNK_STEPS", 1)  # else it has made all in one
     before = set(threading.enumerate())
 
     def ours() -> list[threading.Thread]:

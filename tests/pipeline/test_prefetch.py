@@ -14,8 +14,9 @@ Threads = Callable[[], list[str]]
 
 
 @pytest.fixture
-def threads() -> Threads:
+def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
     """The threads that the test began; an iterator that another left may have its own still."""
+    monkeypatch.setattr("ringfeed.pipeline.prefetch._PATIENCE_SECONDS", 60)
     before = set(threading.enumerate())
     return lambda: [t.name for t in set(threading.enumerate()) - before if t.name.startswith("ringfeed-prefetch")]
 

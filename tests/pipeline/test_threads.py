@@ -139,7 +139,7 @@ def test_nothing_is_handed_over_to_a_thread_that_does_not_start(monkeypatch: pyt
     second.start()
     second.join(0.2)  # as long as it takes to hand over
     release.set()
-    assert done.wait(10)
+    assert done.wait(60)
     first.join(60)
     assert told.is_set()
     assert refused == []
