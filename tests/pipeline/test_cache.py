@@ -60,6 +60,11 @@ def fetch_from(cache: Cache | MemoryCache, data: bytes, counters: Counters | Non
     return got, bool(fetched)
 
 
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the cache has logged: others may still have threads that try again what they were reading."""
+    return [record.message for record in caplog.records if record.name == "ringfeed.pipeline.cache"]
+
+
 def on_disk(folder: Path) -> int:
     """Bytes of all files, in use or not, by blocks."""
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
@@ -140,9 +145,10 @@ class TestLoading:
         script = """
             import sys
             from ringfeed.pipeline import Loader
-            from ringfeed.sharding import Storage
+            from ringfeed.sharding import Storage, fast
             url, key, secret, endpoint, folder = sys.argv[1:]
             storage = Storage(url, {"key": key, "secret": secret, "endpoint_url": endpoint})
+            fast._TIMEOUTS["read_timeout"] = "600s"  # else what a busy machine is late with is asked for again
             loader = Loader(storage, batch_size=60, cache=folder, hedging=False)
             print(sum(columns["id"].sum() for _, columns in loader.chunks(0)), loader.stats()["fetch"].items)
         """
@@ -183,7 +189,7 @@ class TestLoading:
         loader = Loader(remote, batch_size=60, cache=Cache(small_disk / "cache", 1 << 30))
         (small_disk / "ballast").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096 - 20 * KIB))
         assert ids(loader) == expected
-        assert [record.message for record in caplog.records] == [
+        assert told(caplog) == [
             f"the cache {small_disk / 'cache'} keeps nothing more: its disk is full; shards are read from the source"
         ]
         assert debris(small_disk) == []
@@ -258,7 +264,7 @@ class TestLoading:
         (small_disk / "ballast").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096 - 48 * KIB))
         assert [ids(loader, epoch) for epoch in range(2)] == [ids(Loader(url, batch_size=60), e) for e in range(2)]
         assert loader.stats()["cache"].items > 0  # what was kept before is served
-        assert [record.message for record in caplog.records] == [
+        assert told(caplog) == [
             f"the cache {small_disk / 'cache'} keeps nothing more: its disk is full; shards are read from the source"
         ]
         assert debris(small_disk) == []
@@ -271,8 +277,8 @@ class TestLoading:
             (small_disk / "ballast").write_bytes(bytes(2 << 20))
         loader = Loader(url, batch_size=60, cache=small_disk / "cache")
         assert ids(loader) == ids(Loader(url, batch_size=60))
-        assert "its disk is full" in caplog.text
-        assert len(caplog.records) == 1
+        [message] = told(caplog)
+        assert "its disk is full" in message
 
 
 class TestFolder:

@@ -142,7 +142,7 @@ def test_a_server_that_knows_no_ranges_serves_as_well(make: Make, kind: str, cap
     with served(Path(make(kind)), ranges=False) as url:
         there, _ = read(url, rank=1, world_size=6)
     assert there == read(make(kind), rank=1, world_size=6)[0]
-    assert not caplog.records  # nothing was tried again
+    assert not [record for record in caplog.records if url in record.message]  # nothing was tried again
 
 
 @pytest.mark.parametrize("kind", KINDS)
