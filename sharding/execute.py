@@ -163,18 +163,26 @@ def _interrupts_held() -> Iterator[None]:
     """
     came: list[int] = []
     handlers: dict[signal.Signals, Any] = {}
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     if threading.current_thread() is threading.main_thread():  # no other may set them
         known = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)}
         handlers = {number: handler for number, handler in known.items() if callable(handler)}
-    for number in handlers:
-        signal.signal(number, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+        for number in handlers:
+            signal.signal(number, lambda number, _: came.append(number))
+        yield
+    finally:
+        try:
+            restore()
+        finally:
+            restore()  # all of it: the first handler that was back may have raised before the rest was
         if came:
             signal.raise_signal(came[0])
 

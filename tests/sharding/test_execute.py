@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -17,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 from ringfeed.sharding import WorkerError
-from ringfeed.sharding.execute import local_executor, run_tasks, stream_tasks
+from ringfeed.sharding.execute import _interrupts_held, local_executor, run_tasks, stream_tasks
 
 
 def double(number: int) -> int:
@@ -124,6 +126,49 @@ with ThreadPoolExecutor(2) as pool:
 def test_an_interrupt_that_comes_while_futures_are_locked_ends_it_too() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
     assert done.stdout == "interrupted\n", done.stderr
+
+
+def test_an_interrupt_at_any_step_of_holding_them_back_leaves_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where another thread gets it, which does not hold it back: the main one runs the handler."""
+    numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+    mask, steps, last, heard = signal.pthread_sigmask, 0, 0, 0
+
+    def get() -> None:
+        mask(signal.SIG_UNBLOCK, numbers)
+        signal.raise_signal(signal.SIGINT)
+
+    def interrupted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any) -> Any:
+            nonlocal steps
+            result = call(*arguments)
+            steps += 1
+            if steps == last:
+                thread = threading.Thread(target=get)
+                thread.start()
+                thread.join()
+            return result
+
+        return step
+
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        with monkeypatch.context() as patch:
+            for name in ("signal", "pthread_sigmask"):
+                patch.setattr(signal, name, interrupted(getattr(signal, name)))
+            while steps >= last:
+                steps, last = 0, last + 1
+                try:
+                    with _interrupts_held():
+                        pass
+                except KeyboardInterrupt:
+                    heard += 1
+                assert [signal.getsignal(number) for number in numbers] == [signal.default_int_handler] * 3, last
+                assert not mask(signal.SIG_BLOCK, ()) & {*numbers}, last
+    finally:
+        mask(signal.SIG_UNBLOCK, numbers)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    assert heard == last - 1 > 10
 
 
 def hold(size: int) -> tuple[int, int]:
