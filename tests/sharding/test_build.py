@@ -319,6 +319,7 @@ def test_an_interrupt_before_a_shard_is_finished_leaves_nothing(
     def write(self: Storage, path: str, data: bytes, *, durable: bool = True) -> None:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr("ringfeed.sharding.lease._BEAT_SECONDS", 600)  # which would be interrupted, too
     monkeypatch.setattr(Storage, "write", write)
     with pytest.raises(KeyboardInterrupt):
         built(parquet, nothing_left, label="label", shards=3)

@@ -26,6 +26,7 @@ def never_sure(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after standing still for long: the mark is looked at each time."""
     monkeypatch.setattr(fence, "_SURE_SECONDS", -1.0)
     monkeypatch.setattr(lease, "_SILENT_SECONDS", -1.0)
+    monkeypatch.setattr(lease, "_BEAT_SECONDS", 600)  # whose draft may be seen, or which may be the first to look
 
 
 def take_over(storage: Storage) -> None:

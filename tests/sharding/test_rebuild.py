@@ -142,6 +142,7 @@ class TestEveryByte:
                 written.add(path)
             write(storage, path, data, **how)
 
+        monkeypatch.setattr("ringfeed.sharding.lease._BEAT_SECONDS", 600)  # which is written, too
         monkeypatch.setattr(Storage, "write", writing)
         actions = {r.path: r.action for r in repair(str(root), originals=[original]).remedies}
         assert actions == {pristine.shards[1].path: "rebuild", pristine.shards[2].index_path: "rewrite"}
