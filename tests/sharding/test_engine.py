@@ -359,10 +359,10 @@ def test_an_interrupt_cancels_what_has_not_begun_and_waits_for_what_has(engine: 
     waiting = script(
         """
 engine, folder = sys.argv[1:]
-jobs = [(subprocess.run, (["sh", "-c", f"sleep 1; touch {folder}/{i}.done"],)) for i in range(40)]
+jobs = [(subprocess.run, (["sh", "-c", f"sleep 1; touch {folder}/{i}.done"],)) for i in range(400)]
 with open_engine(engine, 1) as executor:
     try:
-        with stream_tasks(executor, jobs, 30 if engine.startswith("dask") else executor.at_once) as ended:
+        with stream_tasks(executor, jobs, 300 if engine.startswith("dask") else executor.at_once) as ended:
             list(ended)
     except KeyboardInterrupt:
         print("interrupted", sorted(os.listdir(folder)), flush=True)
@@ -373,7 +373,7 @@ with open_engine(engine, 1) as executor:
     waiting.send_signal(signal.SIGINT)
     said, errors = outcome(waiting)
     assert (said, errors) == (f"interrupted {sorted(os.listdir(tmp_path))}\n", "")
-    assert len(list(tmp_path.glob("*.done"))) < 20
+    assert len(list(tmp_path.glob("*.done"))) < 200
     time.sleep(1.5)
     assert said == f"interrupted {sorted(os.listdir(tmp_path))}\n"
 
@@ -447,15 +447,15 @@ def test_an_error_leaves_no_task_running(engine: str, tmp_path: Path) -> None:
     with open_engine(engine, 1) as executor:
         assert isinstance(executor, ClusterExecutor)
         jobs = [after(1, tmp_path / f"{i}.done") for i in range(2)]
-        jobs += [(int, ("no number",)), *(after(1, tmp_path / f"{i}.late") for i in range(20))]
-        at_once = 30 if engine.startswith("dask") else executor.at_once
+        jobs += [(int, ("no number",)), *(after(1, tmp_path / f"{i}.late") for i in range(200))]
+        at_once = 300 if engine.startswith("dask") else executor.at_once
         with pytest.raises(ValueError, match="no number"), stream_tasks(executor, jobs, at_once) as ended:
             for _ in ended:
                 pass
         at_the_error = set(tmp_path.iterdir())
         time.sleep(1.5)
         assert set(tmp_path.iterdir()) == at_the_error
-    assert not (tmp_path / "19.late").exists()
+    assert not (tmp_path / "199.late").exists()
 
 
 class Odd(Exception):
