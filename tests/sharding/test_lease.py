@@ -151,8 +151,8 @@ def test_a_beat_that_comes_late_does_not_cover_the_mark_of_who_took_over(
             time.sleep(0.05)  # the store has it by then, and only the reply is late
         monkeypatch.setattr(module.Lease, "_keep_fresh", lambda _: None)  # one of the second that is late is no matter
         with hold(remote.near, {}) as second:
-            remote.proxy.begin()
             first._thread.join(120)
+            remote.proxy.begin()
             with pytest.raises(DestinationError, match=told):
                 first.check_known()
             with pytest.raises(DestinationError, match=told):
