@@ -13,7 +13,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from ringfeed.sharding import kernels
 from tests.lean import lean_environment
@@ -23,7 +23,7 @@ from tests.servers.seaweedfs import REGION, S3Server, seaweedfs
 from tests.servers.sharing import shared
 from tests.servers.store import Store
 
-settings.register_profile("ringfeed", deadline=None)  # machines are noisy
+settings.register_profile("ringfeed", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are noisy
 settings.load_profile("ringfeed")
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -14,7 +14,9 @@ from tests.pipeline.reading import read
 from tests.pipeline.test_loader import RECORDS
 
 Make = Callable[..., str]
-few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 
 @st.composite

@@ -41,7 +41,9 @@ configurations = st.fixed_dictionaries(
         "balance": st.sampled_from(["natural", "uniform", {0: 0.1, 2: 0.9}, {0: 0.35, 1: 0.35, 2: 0.3}]),
     }
 )
-many = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 
 @many

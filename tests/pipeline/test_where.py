@@ -34,7 +34,9 @@ EXPRESSIONS = {
     "not (id > 10 and id / 2 < 450.5)": lambda i: not (i > 10 and i / 2 < 450.5),
 }
 FORMATS = ["tfrecord", "parquet"]
-many = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 
 def expected(text: str) -> list[int]:

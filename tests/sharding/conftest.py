@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from ringfeed.sharding import BuildOptions, Dataset, Progress, build, open_dataset
 from ringfeed.sharding.storage import Storage
@@ -20,7 +20,9 @@ from ringfeed.sharding.storage import Storage
 SPLITS = {"train": Fraction(9, 10), "test": Fraction(1, 10)}
 OLD, NEW = 600, 500  # records of a dataset, and of what is appended to it
 
-settings.register_profile("ringfeed", deadline=None, max_examples=60)  # the cores are shared: times mean nothing
+settings.register_profile(  # the cores are shared: times mean nothing
+    "ringfeed", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("ringfeed")
 
 

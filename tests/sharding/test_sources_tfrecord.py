@@ -213,7 +213,7 @@ def test_every_truncation_is_told(tmp_path: Path, compress: Callable[[bytes], by
         assert told.place.startswith(f"record {len(found)} at offset ")
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_every_flipped_byte_is_told_and_the_same_records_pass_in_both_passes(
     tmp_path: Path, data: st.DataObject

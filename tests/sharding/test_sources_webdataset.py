@@ -157,7 +157,7 @@ contents = {
 }
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data(), form=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
 def test_what_tarfile_writes_comes_back(tmp_path: Path, data: st.DataObject, form: int) -> None:
     keys = data.draw(st.lists(stems, min_size=1, max_size=4, unique=True))
