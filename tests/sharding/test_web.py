@@ -133,8 +133,7 @@ def test_a_head_or_a_page_without_end_is_given_up(
     monkeypatch.setattr(web, "RetryPolicy", lambda: ONCE)  # of pages
 
     def serve(server: socket.socket) -> None:
-        connection, _ = server.accept()
-        with connection, suppress(OSError):
+        with suppress(OSError), server.accept()[0] as connection:
             connection.sendall(b"HTTP/1.1 200 OK\r\n")
             for _ in range(1200):  # a minute, if the client stays
                 connection.sendall(b"X-A: b\r\n")
