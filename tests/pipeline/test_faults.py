@@ -200,8 +200,7 @@ class TestS3:
     def test_a_late_answer_is_asked_for_again(
         self, proxy: Proxy, storage: Storage, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(hedging, "_LEAST_SECONDS", 2.0)
-        monkeypatch.setattr(hedging, "_SHARE", 1.0)  # else what a busy machine is late with may take it all
+        monkeypatch.setattr(hedging, "_LEAST_SECONDS", 2.0)  # else what a busy machine is late with takes its share
         patient = replace(storage, options={**storage.options, "config_kwargs": {"read_timeout": 2 * STALL_SECONDS}})
         fault = Fault(kind="stall", method="GET", path=r"tfrecord", first=14, seconds=STALL_SECONDS)
         loader, alone = Loader(patient, **BATCH), Loader(patient, hedging=False, **BATCH)
@@ -210,7 +209,9 @@ class TestS3:
         assert batches(loader) == expected
         assert time.monotonic() - begun < SOON_SECONDS
         assert proxy.happened[fault] == 1
-        assert loader.stats()["hedge_win"].items >= 1
+        stats = loader.stats()
+        assert stats["hedge_win"].items >= 1
+        assert stats["hedge"].items <= 2 + 0.1 * SHARDS
         proxy.begin(replace(fault, seconds=2))
         begun = time.monotonic()
         assert batches(alone) == expected
@@ -257,4 +258,4 @@ def fails_in_bounded_time(loader: Loader, url: str) -> None:
     begun = time.monotonic()
     with pytest.raises(StorageError, match=rf"cannot read {url}/train-.*DataNodes .*do not answer \(2 attempts"):
         batches(loader)
-    assert time.monotonic() - begun < SOON_SECONDS
+    assert time.monotonic() - begun < 30

@@ -24,13 +24,13 @@ class InTurn:
         self.reads = reads
 
     def __call__(self) -> str:
-        raise NotImplementedError
+        return self.reads[0]()
 
 
 @pytest.fixture
 def late_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def send(read: Callable[[], str], answers: Any, *, second: bool) -> None:
-        send_read(read.reads[second] if isinstance(read, InTurn) else read, answers, second=second)
+        send_read(read.reads[1] if second and isinstance(read, InTurn) else read, answers, second=second)
 
     send_read = hedging._send
     monkeypatch.setattr(hedging, "_send", send)

@@ -162,7 +162,7 @@ def test_a_part_of_the_sides_shows_the_same(
     taken = np.array(extent if crop is None else crop_window(shape, key, both[0])[2:])
     scale = max(scale for scale in (1, 2, 4, 8) if scale == 1 or (taken // scale >= size).all())
     # Edges of a crop move by half a pixel at most; without one, the last may show up to a pixel that is not there.
-    np.testing.assert_allclose(part, whole, atol=0 if scale == 1 else scale + 2)
+    np.testing.assert_allclose(part, whole, atol=0 if scale == 1 else min(scale + 2, 9))
 
 
 @pytest.mark.parametrize("size", [(9, 7), (17, 23), (40, 40)])
