@@ -478,7 +478,9 @@ def test_no_scheduler_is_said_soon(tmp_path: Path, cli: Cli, nothing_left: Path,
     with pytest.raises(StorageError) as raised, open_engine(f"dask://127.0.0.1:{port}", 1):
         pass
     assert isinstance(raised.value.__cause__, ConnectionRefusedError)  # Dask's own, after many attempts, is another
+    started = time.monotonic()
     done = cli("shard-dataset", "build", parquet, str(nothing_left), "--engine", f"dask://127.0.0.1:{port}")
+    assert time.monotonic() - started < 40
     line = f"shard-dataset: error: no Dask scheduler answers at 127.0.0.1:{port}; check the address, and that it runs\n"
     assert (done.returncode, done.stderr) == (1, line)
 

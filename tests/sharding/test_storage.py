@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import tempfile
+import time
 import uuid
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -317,11 +318,13 @@ def test_a_name_node_that_takes_connections_and_answers_none_is_given_up() -> No
         url = f"hdfs://127.0.0.1:{server.getsockname()[1]}/x"
         policy = RetryPolicy(attempts=2, base_seconds=0.01)
         storage = Storage(url, {"ipc.client.rpc-timeout.ms": "300"}, retries=policy)
+        started = time.monotonic()
         told = rf"{url}.*the NameNode takes the connection .*stopped, overloaded"
         for call in (lambda: storage.read("a"), storage.list, lambda: storage.write("a", b"1"), storage.absent_folders):
             with pytest.raises(StorageError, match=told) as raised:
                 call()
             assert str(raised.value.__cause__) == "no answer within 0.3 s"
+        assert time.monotonic() - started < 30  # which one attempt takes by default
 
 
 @pytest.mark.parametrize("mark", ["#2", "?2", ";2", "\n2", "%232"])
