@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .distributed import HorovodRing, Ring, SoloRing, connect
     from .evaluate import Evaluation
     from .lars import LARS
+    from .multi_worker import MultiWorkerStrategy
     from .precision import LossScale, ScaleRule
     from .schedules import WarmUpDecay, scaled_learning_rate
     from .trainer import Trainer
@@ -26,6 +27,7 @@ __all__ = [
     "Evaluation",
     "HorovodRing",
     "LossScale",
+    "MultiWorkerStrategy",
     "Ring",
     "ScaleRule",
     "SoloRing",
@@ -44,6 +46,7 @@ _HOMES = {
     "Evaluation": "evaluate",
     "HorovodRing": "distributed",
     "LossScale": "precision",
+    "MultiWorkerStrategy": "multi_worker",
     "Ring": "distributed",
     "ScaleRule": "precision",
     "SoloRing": "distributed",

@@ -1,0 +1,53 @@
+"""The strategy under which Keras trains a model on several workers of `tf.distribute`.
+
+`ringfeed train` does not use it: that runs on a ring of Horovod (`distributed.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = ["MultiWorkerStrategy"]
+
+_MEAN = ("MEAN", tf.distribute.ReduceOp.MEAN)
+
+
+class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]  # TensorFlow ships no types
+    """A `tf.distribute.MultiWorkerMirroredStrategy` under which Keras can `fit`, `evaluate` and `predict`.
+
+    Keras 3.15 asks the strategy of several workers for two means that TensorFlow 2.21 refuses: that of a batch, which
+    is a structure, before the first step; and those of the step's metrics, which are scalars, along an axis. `reduce`
+    answers them, and is otherwise what it was.
+
+    Args:
+        cluster_resolver: as of TensorFlow's; the default reads ``TF_CONFIG``.
+        communication_options: as of TensorFlow's.
+
+    >>> strategy = MultiWorkerStrategy()  # of one worker, where TF_CONFIG names no others
+    >>> float(strategy.reduce("MEAN", tf.constant(3.0), axis=0))
+    3.0
+    """
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
+        """Reduce a value across replicas, as TensorFlow's strategies do, with two additions.
+
+        Args:
+            reduce_op: ``"SUM"``, ``"MEAN"`` or a `tf.distribute.ReduceOp`.
+            value: of each replica. Scalars have no axis 0: they are reduced across replicas alone. The mean of a
+                structure is not taken, but stood for by what this worker's first replica holds: Keras looks at its
+                shapes and dtypes only, and texts and ragged features have no mean.
+            axis: to reduce along within each replica, too.
+
+        Returns:
+            A tensor, or for a structure the same structure of tensors.
+        """
+        if axis is None and reduce_op in _MEAN and tf.nest.is_nested(value):
+            return tf.nest.map_structure(self._first, value)
+        if axis == 0 and self._first(value).shape.rank == 0:
+            axis = None
+        return super().reduce(reduce_op, value, axis)
+
+    def _first(self, value: Any) -> Any:
+        return self.experimental_local_results(value)[0]
