@@ -12,7 +12,8 @@ from ..sharding.formats.parquet import LENGTH_BYTES, column_spans, footer_bytes
 __all__ = ["NotWorthwhile", "ReadBlocks", "read_blocks"]
 
 ReadBlocks = Callable[[int, int], pa.Buffer | None]
-_WORTHWHILE = 0.7  # of a file: what holds more is better read whole
+_WORTHWHILE = 0.7  # of a file: columns that hold more are better read with all others
+_WORTHWHILE_ROWS = 0.95  # for they lie together
 
 
 class NotWorthwhile(Exception):
@@ -47,7 +48,7 @@ def read_blocks(
         return None
     spans = list(_in_blocks(column_spans(tail, columns, rows), end, gap_bytes))
     wanted = sum(stop - start for start, stop in spans) + tail.size
-    if wanted > _WORTHWHILE * size:
+    if wanted > (_WORTHWHILE if rows is None else _WORTHWHILE_ROWS) * size:
         raise NotWorthwhile
     return wanted if all(read(start, stop) is not None for start, stop in spans) else None
 
