@@ -69,6 +69,7 @@ def _connect(ray: Any, address: str) -> None:
                         log_to_driver=False,
                         logging_level=logging.ERROR,
                     )
+                logging.getLogger("ray.util.client.logsclient").setLevel(logging.ERROR)  # which heeds no other level
                 return
             except ConnectionAbortedError:  # its server for this client did not start in time, as on busy machines
                 _disconnect(ray)
@@ -107,8 +108,11 @@ class _RayExecutor(RemoteExecutor):
         self._address = address
 
     def _start(self, call: tuple[Any, ...]) -> tuple[Any, Any]:
-        task = self._run.remote(*call)
-        return task, task.future()
+        try:
+            task = self._run.remote(*call)
+            return task, task.future()
+        except (self._ray.exceptions.RayError, ConnectionError) as error:
+            raise self._explained(error) from error
 
     def _outcome(self, ended: Any) -> Outcome:
         outcome: Outcome = ended.result()
@@ -125,7 +129,7 @@ class _RayExecutor(RemoteExecutor):
         return error
 
     def _count(self) -> int | None:
-        with suppress(ConnectionError, self._ray.exceptions.RayError):
+        with suppress(Exception):  # of a lost connection Ray's client makes errors of many types, ValueErrors too
             return int(self._ray.cluster_resources().get("CPU", 0))
         return None
 
@@ -147,7 +151,7 @@ class _RayExecutor(RemoteExecutor):
                 probe.result(_WORKERS_SECONDS)
                 return
             except FutureTimeoutError as error:  # busy with the work of others, perhaps
-                if self._ray.cluster_resources().get("CPU", 0) < 1:
+                if self._count() == 0:
                     raise StorageError(f"the Ray cluster at {self._address} has no processor for a task") from error
 
     def cancel(self, futures: Collection[Future[Any]]) -> None:

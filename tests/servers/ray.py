@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from .process import free_ports, running, wait_until_ready
+from .process import free_ports, kill, running, wait_until_ready
 
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # else it reports outside
@@ -49,6 +49,11 @@ class RayCluster:
                 if any("ray::run_remotely" in word for word in process.cmdline()):
                     found.append(process)
         return found
+
+    def kill(self) -> None:
+        """SIGKILL all of it."""
+        _kill_descendants(self.head.pid)
+        kill(self.head)
 
 
 @contextmanager

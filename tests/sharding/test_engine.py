@@ -650,3 +650,25 @@ def test_a_scheduler_that_dies_is_said_and_the_build_can_go_on(doubled: str, tmp
     assert max(progress.resumed for progress in seen if progress.stage == "write") >= 1
     built(doubled, tmp_path / "here", label="label", shards=16)
     assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
+
+
+def test_a_ray_cluster_that_dies_is_said_and_the_build_can_go_on(
+    doubled: str, tmp_path: Path, files_of: FilesOf, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    monkeypatch.setenv("RAY_CLIENT_RECONNECT_GRACE_PERIOD", "1")  # not 30 s
+    options = BuildOptions(source=doubled, destination=str(tmp_path / "there"), label="label", shards=16)
+    with ray_cluster(tmp_path, 2) as cluster:
+
+        def kill(progress: Progress) -> None:
+            if progress.stage == "write" and progress.done >= 1:
+                cluster.kill()
+
+        with pytest.raises(WorkerError, match=r"the Ray cluster at 127\.0\.0\.1:\d+ was lost"):
+            build(dataclasses.replace(options, engine=cluster.engine), report=kill)
+    assert capfd.readouterr().err == ""
+    seen: list[Progress] = []
+    build(options, report=seen.append)
+    assert max(progress.resumed for progress in seen if progress.stage == "write") >= 1
+    built(doubled, tmp_path / "here", label="label", shards=16)
+    assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
