@@ -1,5 +1,6 @@
 """Shards that the cut between two streams divides: each stream reads its part of them, checked, and no more."""
 
+import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +28,7 @@ from tests.servers.web import served
 RECORDS, SHARDS = 10_000, 13  # which 6 streams share
 KINDS = ("fixed", "texts", "parquet")
 ALWAYS = 10**9
+RETRY = "ringfeed.sharding.retry"  # which logs what is tried again
 Make = Callable[[str], str]
 
 
@@ -134,6 +136,21 @@ def test_every_store_is_asked_for_parts(store: Store, source: Path, make: Make) 
     here, local = read(make("texts"), rank=1, world_size=6)
     assert there == here
     assert bytes_read(loader) == bytes_read(local)
+
+
+@pytest.mark.parametrize("kind", ["texts", "parquet"])
+def test_a_shard_that_was_cut_is_damaged_on_every_store(
+    store: Store, source: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, RETRY)
+    url = build_at(f"{store.url}/cut", source, kind)
+    path, size = divided(url)
+    data = store.read_bytes(f"cut/{path}")
+    for left in (size // 2, 0):
+        store.write_bytes(f"cut/{path}", data[:left])
+        with pytest.raises(CorruptionError, match=rf"{path} is damaged: it has {left} bytes, {size} were written"):
+            read(url, rank=2, world_size=6)
+    assert not [record for record in caplog.records if record.name == RETRY and path in record.message]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,6 +1,7 @@
 """One contract for local disk, S3 and HDFS; what is stored is looked at past the code under test."""
 
 import errno
+import logging
 import multiprocessing
 import os
 import socket
@@ -23,6 +24,7 @@ from tests.servers.seaweedfs import S3Server
 from tests.servers.store import Store
 
 BIG = bytes(range(256)) * 4096 * 7  # 7 MiB: several parts of a multipart upload
+RETRY = "ringfeed.sharding.retry"  # which logs what is tried again
 
 
 def create_four(url: str, first: int) -> list[str]:
@@ -63,6 +65,18 @@ class TestEveryStore:
         storage.remove("y")
         storage.remove("y")
         assert storage.list() == store.list() == []
+
+    def test_a_part_beyond_the_end_of_a_file_is_refused_at_once(
+        self, store: Store, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO, RETRY)
+        storage = Storage(store.url)
+        store.write_bytes("x", BIG)
+        assert storage.read_range("x", 5, len(BIG)) == BIG[5:]
+        for start in (0, len(BIG) - 1, len(BIG), len(BIG) + 1):
+            with pytest.raises(StorageError, match=rf"^cannot read {store.url}/x: "):
+                storage.read_range("x", start, len(BIG) + 2)
+        assert not [record for record in caplog.records if record.name == RETRY]
 
     def test_another_program_s_writes_are_seen_at_once(self, store: Store) -> None:
         storage = Storage(store.url)
