@@ -13,7 +13,7 @@ __all__ = ["NotWorthwhile", "ReadBlocks", "read_blocks"]
 
 ReadBlocks = Callable[[int, int], pa.Buffer | None]
 _WORTHWHILE = 0.7  # of a file: columns that hold more are better read with all others
-_WORTHWHILE_ROWS = 0.95  # for they lie together
+_WORTHWHILE_ROWS = 0.95  # of a file, for rows lie together
 
 
 class NotWorthwhile(Exception):
