@@ -132,7 +132,7 @@ class _DaskExecutor(RemoteExecutor):
         """Whether the scheduler is away; if it does not come back in time, the client closes itself."""
         if isinstance(error, RingfeedError):  # some are OSErrors, too
             return False
-        return isinstance(error, _LOST) or self._client.status == "closed"
+        return isinstance(error, _LOST) or self._client.status in ("closing", "closed")
 
     def _outcome(self, ended: Any) -> Outcome:
         if ended.cancelled():  # perhaps as the client closes, whose event loop would begin `result` and not end it
