@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import weakref
 from collections.abc import Callable, Container, Generator, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,11 +27,16 @@ from .keys import SAMPLE_KEY, SOURCE_ID
 from .tracing import annotate
 from .view_ops import copy_operation, locate_views
 
-__all__ = ["dataset_maker", "feature_spec", "parse_batch", "supervised"]
+__all__ = ["Delivery", "dataset_maker", "feature_spec", "parse_batch", "supervised"]
 
 _LENGTHS, _ADDRESSES = "\0lengths", "\0addresses"
 _NO_FEATURES = (CLASS_ID, SOFT_LABEL, WEIGHT, SAMPLE_KEY, SOURCE_ID)
 Batch = dict[str, Any]
+Chunks = Callable[[int, int], Iterator[tuple[int, Columns]]]
+
+_numbers = itertools.count()
+_sources: dict[int, weakref.WeakMethod[Chunks]] = {}  # of the datasets that can be made
+_makers: dict[str, Callable[[int, int, int, int], tf.data.Dataset]] = {}
 
 
 def feature_spec(schema: Schema, fill: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -101,26 +109,11 @@ def _tf_dtype(feature: Feature) -> tf.DType:
     return tf.string if not feature.numeric else tf.as_dtype(feature.dtype)
 
 
-def dataset_maker(
-    chunks: Callable[[int, int], Iterator[tuple[int, Columns]]],
-    schema: Schema,
-    fill: Mapping[str, Any],
-    *,
-    local_batch: int,
-    undecoded: bool,
-    added: Mapping[str, npt.DTypeLike],
-    large: int,
-    single: bool,
-    prefetch: int,
-) -> Callable[[int, int, int], tf.data.Dataset]:
-    """What makes datasets of batches out of iterators of chunks.
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """How columns cross into TensorFlow, and become batches there.
 
-    It is traced once, when it makes the first, which takes longer than reading a small epoch. TensorFlow never lets go
-    of `chunks`, nor of what that holds.
-
-    Args:
-        chunks: starts the iterator of an epoch, from a step on; each item is a number of steps, and columns of
-            ``steps * local_batch`` rows.
+    Attributes:
         schema: of the dataset.
         fill: what stands for missing values.
         local_batch: samples of this rank in a step.
@@ -130,13 +123,53 @@ def dataset_maker(
             many steps cross together. Else 0.
         single: whether each chunk is one step: then it crosses as the batch that it is, and nothing cuts it up.
         prefetch: batches kept ready.
+    """
+
+    schema: Schema
+    fill: Mapping[str, Any]
+    local_batch: int
+    undecoded: bool
+    added: Mapping[str, npt.DTypeLike]
+    large: int
+    single: bool
+    prefetch: int
+
+
+def dataset_maker(chunks: Chunks, delivery: Delivery) -> Callable[[int, int, int], tf.data.Dataset]:
+    """What makes datasets of batches out of iterators of chunks.
+
+    To trace it takes longer than to read a small epoch, and TensorFlow never lets go of what is traced. So it is traced
+    once for all that are delivered alike, such as the loader of each trial or restart.
+
+    Args:
+        chunks: starts the iterator of an epoch, from a step on; each item is a number of steps, and columns of
+            ``steps * local_batch`` rows. A method, whose object has to be held as long as a dataset is read.
+        delivery: of the columns.
 
     Returns:
         A function of the epoch, the first step, and the number of batches there will be.
     """
-    signature = _signature(schema, local_batch, undecoded=undecoded, added=added)
+    number = next(_numbers)
+    sources = _sources  # at the end of a program a method may outlast the names of this module
+    sources[number] = weakref.WeakMethod(chunks, lambda _: sources.pop(number, None))
+    alike = repr(delivery)  # which tells -0.0 from 0.0, unlike equality
+    if alike not in _makers:
+        _makers[alike] = _traced_maker(delivery)
+    return functools.partial(_makers[alike], number)
+
+
+def _begin(source: int, epoch: int, start_step: int) -> Iterator[tuple[int, Columns]]:
+    chunks = _sources[source]()
+    assert chunks is not None  # the dataset holds its object
+    return chunks(epoch, start_step)
+
+
+def _traced_maker(delivery: Delivery) -> Callable[[int, int, int, int], tf.data.Dataset]:
+    """`dataset_maker` for any source, by its number."""
+    schema, local_batch, large, undecoded = delivery.schema, delivery.local_batch, delivery.large, delivery.undecoded
+    signature = _signature(schema, local_batch, undecoded=undecoded, added=delivery.added)
     ragged = [f for f in schema.features if f.elements is None and not undecoded]
-    single = single and not undecoded and not ragged and not large
+    single = delivery.single and not undecoded and not ragged and not large
     if large and undecoded:
         del signature[_LENGTHS]
         signature[EXAMPLES] = tf.TensorSpec([None, local_batch], tf.string)
@@ -148,9 +181,9 @@ def dataset_maker(
         del signature[name]
         signature |= {name + end: tf.TensorSpec(spec.shape, tf.int64) for end in (_ADDRESSES, _LENGTHS)}
 
-    def encoded(epoch: int, start_step: int) -> Generator[Batch, None, None]:
+    def encoded(source: int, epoch: int, start_step: int) -> Generator[Batch, None, None]:
         keep_freed_memory()
-        for steps, columns in chunks(epoch, start_step):
+        for steps, columns in _begin(source, epoch, start_step):
             if large:
                 yield from _encode_large(columns, steps, local_batch, large, viewed)
                 continue
@@ -167,7 +200,7 @@ def dataset_maker(
         }
         return yielded | copies
 
-    generated = generated_dataset(encoded, signature, copied if viewed else None)
+    generated = generated_dataset(encoded, 3, signature, copied if viewed else None)
 
     def batches(dataset: tf.data.Dataset, steps: tf.Tensor) -> tf.data.Dataset:
         if large and undecoded:
@@ -181,10 +214,10 @@ def dataset_maker(
             dataset = dataset.map(lambda chunk: _join_ragged(chunk, ragged))
         elif not single:
             dataset = unbatched(dataset)
-        return dataset.prefetch(prefetch).apply(tf.data.experimental.assert_cardinality(steps))
+        return dataset.prefetch(delivery.prefetch).apply(tf.data.experimental.assert_cardinality(steps))
 
     def parse(batch: Batch) -> Batch:
-        return parse_batch(batch.pop(EXAMPLES), schema, fill) | batch
+        return parse_batch(batch.pop(EXAMPLES), schema, delivery.fill) | batch
 
     options = tf.data.Options()
     # A loader gives a rank its share. Sharded once more, by a strategy of several workers, records would be lost.
@@ -199,14 +232,14 @@ def dataset_maker(
     def traced(*, deterministic: bool) -> Any:
         maker = rewritable(generated) if deterministic else generated
 
-        def trace(epoch: tf.Tensor, start_step: tf.Tensor, steps: tf.Tensor) -> tf.data.Dataset:
-            return batches(maker(epoch, start_step), steps)
+        def trace(source: tf.Tensor, epoch: tf.Tensor, start_step: tf.Tensor, steps: tf.Tensor) -> tf.data.Dataset:
+            return batches(maker(source, epoch, start_step), steps)
 
-        return tf.function(trace, [number] * 3, autograph=False).get_concrete_function()
+        return tf.function(trace, [number] * 4, autograph=False).get_concrete_function()
 
-    def make(epoch: int, start_step: int, steps: int) -> tf.data.Dataset:
+    def make(source: int, epoch: int, start_step: int, steps: int) -> tf.data.Dataset:
         with tf.device("CPU:0"):
-            numbers = (tf.constant(value, tf.int64) for value in (epoch, start_step, steps))
+            numbers = (tf.constant(value, tf.int64) for value in (source, epoch, start_step, steps))
             return traced(deterministic=is_op_determinism_enabled())(*numbers).with_options(options)
 
     return make

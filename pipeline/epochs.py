@@ -194,24 +194,11 @@ class Epochs(ABC):
         return supervised(dataset, self.schema) if as_supervised else dataset
 
     def _dataset_maker(self) -> Callable[[int, int, int], tf.data.Dataset]:
-        from .delivery import dataset_maker
+        from .delivery import Delivery, dataset_maker
 
-        this = weakref.ref(self)  # TensorFlow never lets go of the function
-
-        def chunks(epoch: int, start_step: int) -> Iterator[tuple[int, Columns]]:
-            loader = this()
-            assert loader is not None
-            loader._error = None
-            try:
-                yield from loader._chunks(epoch, start_step, found=loader.finds)
-            except Exception as error:
-                loader._error = error
-                raise
-
-        return dataset_maker(
-            chunks,
-            self.schema,
-            self._fill,
+        delivery = Delivery(
+            schema=self.schema,
+            fill=self._fill,
             local_batch=self.local_batch_size,
             undecoded=self.undecoded and not self.finds,
             added=self._added(),
@@ -219,6 +206,16 @@ class Epochs(ABC):
             single=self.chunk_steps(self.local_batch_size) == 1,
             prefetch=self.ready_batches(self.local_batch_size),
         )
+        return dataset_maker(self._delivered, delivery)
+
+    def _delivered(self, epoch: int, start_step: int) -> Iterator[tuple[int, Columns]]:
+        """What `epoch` is made of; and an error that ends it is known."""
+        self._error = None
+        try:
+            yield from self._chunks(epoch, start_step, found=self.finds)
+        except Exception as error:
+            self._error = error
+            raise
 
     def watched(
         self, dataset: tf.data.Dataset, functions: Sequence[Transform], epoch: int, start_step: int

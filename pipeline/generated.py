@@ -24,21 +24,23 @@ __all__ = ["generated_dataset", "is_op_determinism_enabled", "rewritable", "unba
 
 Element = dict[str, Any]
 Finish = Callable[[Element], Element]
-Maker = Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset]
+Maker = Callable[..., tf.data.Dataset]
 
 _AS_IT_IS = {"experimental_ints_on_device": True}  # means nothing on a CPU, but leaves placing and optimising out
 
 
 def generated_dataset(
-    generate: Callable[[int, int], Generator[Element, None, None]],
+    generate: Callable[..., Generator[Element, None, None]],
+    arguments: int,
     signature: Mapping[str, tf.TensorSpec],
     finish: Finish | None = None,
 ) -> Maker:
-    """What makes, of two numbers, a dataset of what a generator of them yields.
+    """What makes, of some numbers, a dataset of what a generator of them yields.
 
     Args:
         generate: starts a generator; each iterator of a dataset has its own, which is closed with it. TensorFlow never
             lets go of this function, nor of what it holds.
+        arguments: how many numbers it takes, int64.
         signature: of what it yields; `bytes` and arrays, of which TensorFlow takes over what is aligned.
         finish: makes the elements of that, in TensorFlow operations that run while the generator waits at its `yield`.
     """
@@ -46,9 +48,9 @@ def generated_dataset(
     running: dict[int, Generator[Element, None, None]] = {}
     names = itertools.count()
 
-    def begin(first: np.int64, second: np.int64) -> np.int64:
+    def begin(*given: np.int64) -> np.int64:
         name = next(names)
-        running[name] = generate(int(first), int(second))
+        running[name] = generate(*map(int, given))
         return np.int64(name)
 
     def proceed(name: np.int64) -> list[Any]:
@@ -76,14 +78,14 @@ def generated_dataset(
     following = function(element, number)
     elements = {name: tf.TensorSpec(one.shape, one.dtype) for name, one in following.structured_outputs.items()}
     functions = {
-        "init_func": function(lambda *numbers: tf.numpy_function(begin, numbers, tf.int64), number, number),
+        "init_func": function(lambda *numbers: tf.numpy_function(begin, numbers, tf.int64), *[number] * arguments),
         "next_func": following,
         "finalize_func": function(lambda name: tf.numpy_function(end, [name], tf.int64), number),
     }
 
-    def dataset(first: tf.Tensor, second: tf.Tensor) -> tf.data.Dataset:
+    def dataset(*numbers: tf.Tensor) -> tf.data.Dataset:
         variant = tf.raw_ops.GeneratorDataset(
-            init_func_other_args=[first, second],
+            init_func_other_args=numbers,
             next_func_other_args=[],
             finalize_func_other_args=[],
             **functions,
@@ -98,7 +100,7 @@ def rewritable(maker: Maker) -> Maker:
     """The same datasets, of which TensorFlow can see a graph: under op determinism it takes parallel maps back to one
     thread by it. Their iterators take 40 ms longer to start.
     """
-    return lambda first, second: tf.data.Dataset.from_tensors(0).flat_map(lambda _: maker(first, second))
+    return lambda *numbers: tf.data.Dataset.from_tensors(0).flat_map(lambda _: maker(*numbers))
 
 
 def unbatched(dataset: tf.data.Dataset) -> tf.data.Dataset:

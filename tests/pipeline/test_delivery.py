@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from ringfeed.pipeline import Loader
+from ringfeed.pipeline import Loader, delivery
 from ringfeed.pipeline import loader as loader_module
 from ringfeed.pipeline.delivery import feature_spec, parse_batch
+from ringfeed.pipeline.generated import generated_dataset
 from ringfeed.sharding import BuildOptions, ConfigError, build, open_dataset
 from tests.lean import lean_environment
 
@@ -179,6 +180,39 @@ def test_a_dataset_is_iterated_several_times_and_at_once_also_when_its_loader_is
     assert [(a["id"].numpy().tolist(), b["id"].numpy().tolist()) for a, b in zip(dataset, dataset, strict=True)] == [
         (step, step) for step in steps
     ]
+
+
+def test_loaders_that_deliver_alike_share_a_trace_and_nothing_else(
+    make_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traced = []
+
+    def counted(*arguments: Any) -> Any:
+        traced.append(arguments)
+        return generated_dataset(*arguments)
+
+    monkeypatch.setattr(delivery, "generated_dataset", counted)
+    monkeypatch.setattr(delivery, "_makers", {})
+    options: list[dict[str, Any]] = [{"seed": 4}, {"seed": 5}, {"balance": "uniform"}, {"sample_keys": True}]
+    loaders = [Loader(make_dataset(), batch_size=10, **each) for each in options]
+    datasets = [loader.epoch(0) for loader in loaders]
+    assert len(traced) == 2  # those with keys have a column more
+    delivered = zip(*datasets, *[loader.numpy_epoch(0) for loader in loaders], strict=True)
+    for batches in delivered:
+        for got, wanted in zip(batches[: len(loaders)], batches[len(loaders) :], strict=True):
+            assert got.keys() == wanted.keys()
+            np.testing.assert_array_equal(got["id"], wanted["id"])
+
+
+def test_what_fills_in_one_loader_does_not_in_another(tmp_path: Path) -> None:
+    numbers = pa.array([None, 1.0] * 6, pa.float32())
+    texts = pa.array(["x" * row for row in range(12)])
+    pq.write_table(pa.table({"number": numbers, "text": texts, "label": [0, 1] * 6}), tmp_path / "source.parquet")
+    url = str(tmp_path / "shards")
+    build(BuildOptions(source=str(tmp_path / "source.parquet"), destination=url, label="label", shards=1))
+    for fill in (0.0, -0.0, 2.0):
+        (batch,) = Loader(url, batch_size=12, fill={"number": fill}).epoch(0)
+        assert {str(value) for value in batch["number"].numpy()} == {str(np.float32(fill)), "1.0"}
 
 
 def test_many_loaders_draw_no_warning_of_tensorflow(
