@@ -6,7 +6,6 @@ again, and only if the source is damaged, too, does the loader stop. The source 
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import threading
@@ -25,7 +24,7 @@ from ..sharding.forks import renew_in_forks
 from ..sharding.location import Location
 from ..sharding.retry import IncompleteError
 from .arguments import integer
-from .cache_folder import CacheFolder, CacheKey
+from .cache_folder import FULL, CacheFolder, CacheKey
 from .counters import Counters
 
 __all__ = ["Cache", "MemoryCache", "ShardCache", "open_cache"]
@@ -33,7 +32,6 @@ __all__ = ["Cache", "MemoryCache", "ShardCache", "open_cache"]
 _logger = logging.getLogger(__name__)
 _MEMORY_BYTES = 1 << 30
 _PATIENCE_SECONDS = 60.0  # for another process to bring a shard; a store that fails is given up as soon
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Fetch = Callable[[], pa.Buffer]
 Stream = Callable[[Callable[[Any], None]], bool]
@@ -121,7 +119,7 @@ class Cache:
         except ValueError as error:  # no path can be so
             raise ConfigError(f"cannot use {str(self._path)!r} as a cache: {error}") from error
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in FULL:
                 raise ConfigError(f"cannot use {self._path} as a cache: {error.strerror or error}") from error
             self._give_up(error)
             return None
@@ -214,7 +212,7 @@ class Cache:
 
     def _give_up(self, error: OSError) -> None:
         self._keeps = False
-        reason = "its disk is full" if error.errno in _FULL else str(error)
+        reason = "its disk is full" if error.errno in FULL else str(error)
         self._warn("broken", f"the cache {self._path} keeps nothing more: {reason}; shards are read from the source")
 
     def _warn(self, kind: str, text: str) -> None:

@@ -24,6 +24,8 @@ that is spoilt, is written anew. Files that are not named as entries are others'
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
 import json
 import mmap
@@ -42,8 +44,9 @@ import xxhash
 
 from ..sharding.errors import ConfigError
 
-__all__ = ["CacheEntry", "CacheFolder", "CacheKey", "MappedEntry", "dataset_folder", "is_cache"]
+__all__ = ["FULL", "CacheEntry", "CacheFolder", "CacheKey", "MappedEntry", "dataset_folder", "is_cache"]
 
+FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk
 STATE_NAME = "ringfeed-cache.json"
 _STATE_BYTES = 256  # always as many, so that one write changes it
 _PART = ".part"
@@ -243,7 +246,11 @@ class CacheFolder:
             os.close(claimed)
 
     def reserve(self, claimed: int, size: int) -> tuple[bool, list[int]]:
-        """Make room for an entry: whether there is any beside what is in use, and the sizes of the removed entries."""
+        """Make room for an entry: whether there is any beside what is in use, and the sizes of the removed entries.
+
+        Raises:
+            OSError: the disk is full.
+        """
         needed = _on_disk(size)
         with self._locked() as state:
             removed = self._make_room(state, needed) if state.held_bytes + needed > state.limit_bytes else []
@@ -252,6 +259,8 @@ class CacheFolder:
             state.save()
             if fits:
                 os.ftruncate(claimed, size)  # from now on a look at all files counts it, too
+        if fits:
+            _take_blocks(claimed, size)
         return fits, removed
 
     def publish(self, key: CacheKey, claimed: int) -> pa.Buffer | None:
@@ -373,6 +382,21 @@ def _touch(descriptor: int) -> None:
     """Mark a file as used now; by a clock that is finer than that of the kernel for files."""
     with suppress(PermissionError):  # another user's
         os.utime(descriptor, ns=(time.time_ns(), time.time_ns()))
+
+
+def _take_blocks(descriptor: int, size: int) -> None:
+    """Have a file's blocks on the disk found before it is written, which on ext4 then takes half the time.
+
+    Not by `os.posix_fallocate`, which writes zeros where the file system has no call for it: there, nothing is done.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "fallocate"):  # macOS lacks it
+        return
+    if library.fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(size)) and ctypes.get_errno() in FULL:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _mapped(descriptor: int, size: int) -> pa.Buffer:

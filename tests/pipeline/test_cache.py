@@ -24,7 +24,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from ringfeed.pipeline import Cache, Loader, MemoryCache
+from ringfeed.pipeline import Cache, Loader, MemoryCache, cache_folder
 from ringfeed.pipeline.cache_folder import STATE_NAME, CacheFolder, CacheKey
 from ringfeed.pipeline.counters import Counters
 from ringfeed.sharding import ConfigError, CorruptionError, StorageError
@@ -182,9 +182,17 @@ class TestLoading:
         for file in entry_files(tmp_path / "cache"):
             assert checksum(file.read_bytes()).replace(":", "-") == file.name.partition("@")[2].partition("-")[2]
 
+    @pytest.mark.parametrize("known_before", [True, False])
     def test_a_disk_that_fills_up_while_a_file_arrives_is_told_once(
-        self, remote: Storage, small_disk: Path, caplog: pytest.LogCaptureFixture
+        self,
+        remote: Storage,
+        small_disk: Path,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+        known_before: bool,
     ) -> None:
+        if not known_before:  # as on a file system that has no call for it
+            monkeypatch.setattr(cache_folder, "_take_blocks", lambda descriptor, size: None)
         expected = ids(Loader(remote, batch_size=60))
         loader = Loader(remote, batch_size=60, cache=Cache(small_disk / "cache", 1 << 30))
         (small_disk / "ballast").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096 - 20 * KIB))
@@ -282,6 +290,17 @@ class TestLoading:
 
 
 class TestFolder:
+    def test_the_blocks_of_a_file_are_taken_before_it_is_written(self, tmp_path: Path) -> None:
+        folder = CacheFolder(tmp_path / "cache", 1 << 20)
+        key = CacheKey(dataset="s3://b/d", path="x", size=40 * KIB, checksum="xxh3-128:0")
+        claimed = folder.claim(key)
+        assert claimed is not None
+        assert folder.reserve(claimed, key.size) == (True, [])
+        status = os.fstat(claimed)
+        folder.abandon(key, claimed)
+        assert status.st_size == 40 * KIB
+        assert 512 * status.st_blocks >= status.st_size
+
     def test_what_was_used_least_recently_makes_room(self, tmp_path: Path, counters: Counters) -> None:
         cache = Cache(tmp_path, 4 * 40 * KIB)  # three of them and the first file
         for number in (0, 1, 2, 0, 3):  # 1 has to go
