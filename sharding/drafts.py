@@ -19,7 +19,17 @@ import fsspec
 
 from .retry import IncompleteError, RetryPolicy, retry
 
-__all__ = ["Bytes", "Draft", "LocalDraft", "RemoteDraft", "SpooledDraft", "draft_name", "drafted", "make_folder"]
+__all__ = [
+    "Bytes",
+    "Draft",
+    "LocalDraft",
+    "RemoteDraft",
+    "SpooledDraft",
+    "draft_name",
+    "drafted",
+    "make_folder",
+    "write_pieces",
+]
 
 Bytes: TypeAlias = Any  # bytes, a memoryview or an array of single bytes, or an Arrow buffer
 _SEND_BYTES = 8 << 20  # a disk is kept busy with as much
@@ -96,7 +106,7 @@ class LocalDraft:
             self._file.write(pieces[0])
         else:
             self._file.flush()
-            _gather(self._file.fileno(), pieces)
+            write_pieces(self._file.fileno(), pieces)
         if self._durable:
             self._send()
 
@@ -143,7 +153,7 @@ class LocalDraft:
                 os.fsync(file.fileno())
 
 
-def _gather(descriptor: int, pieces: Sequence[Bytes]) -> None:
+def write_pieces(descriptor: int, pieces: Sequence[Bytes]) -> None:
     """Write pieces from where they lie, many to a system call."""
     views = list(pieces)
     start = 0

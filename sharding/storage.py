@@ -72,7 +72,7 @@ class Storage(Location):
 
         Args:
             path: of the file.
-            take: is called with each piece.
+            take: is called with each piece, which it may keep.
 
         Returns:
             False if it did not go well; then `map` tells why, or does it.

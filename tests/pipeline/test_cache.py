@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -20,11 +21,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from ringfeed.pipeline import Cache, Loader, MemoryCache, cache_folder
+from ringfeed.pipeline import cache as cache_module
 from ringfeed.pipeline.cache_folder import STATE_NAME, CacheFolder, CacheKey
 from ringfeed.pipeline.counters import Counters
 from ringfeed.sharding import ConfigError, CorruptionError, StorageError
@@ -289,6 +291,20 @@ class TestLoading:
         assert "its disk is full" in message
 
 
+@given(sizes=st.lists(st.integers(0, 40)), together=st.integers(1, 30))
+def test_a_file_has_its_pieces_in_order_however_they_arrive(sizes: list[int], together: int) -> None:
+    pieces = [bytes([number % 256]) * size for number, size in enumerate(sizes)]
+    with tempfile.TemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache_module, "_TOGETHER_BYTES", together)
+        arriving = cache_module._Arriving(file.fileno())
+        for piece in pieces:
+            arriving.write(memoryview(piece))
+            assert os.fstat(file.fileno()).st_size % together == 0
+        arriving.flush()
+        file.seek(0)
+        assert file.read() == b"".join(pieces)
+
+
 class TestFolder:
     def test_the_blocks_of_a_file_are_taken_before_it_is_written(self, tmp_path: Path) -> None:
         folder = CacheFolder(tmp_path / "cache", 1 << 20)
@@ -396,11 +412,11 @@ class TestFolder:
             from ringfeed.pipeline.counters import Counters
             from ringfeed.sharding.checksums import checksum
             data = bytes([1]) * (40 * 1024)
-            def write(descriptor, data):
-                os.write(descriptor, memoryview(data)[:1000])
+            def write_pieces(descriptor, pieces):
+                os.write(descriptor, memoryview(pieces[0])[:1000])
                 print("half", flush=True)
                 time.sleep(600)
-            cache._write = write
+            cache.write_pieces = write_pieces
             key = CacheKey(dataset="s3://b/d", path="x", size=len(data), checksum=checksum(data))
             cache.Cache(sys.argv[1]).get(key, lambda: pa.py_buffer(data), Counters())
         """
