@@ -14,6 +14,7 @@ All ranges are half-open.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -312,8 +313,8 @@ class EpochOrder:
             parts = zip(self.segments(start, records), self.segments(0, stop - records), strict=True)
             return tuple(map(np.concatenate, parts))
         order, ends = self.tape
-        first, last = np.searchsorted(ends, start, side="right"), np.searchsorted(ends, stop)
-        slots = slice(int(first), int(last) + 1)
+        # Not by `searchsorted`, which lets go of Python's lock, and then waits for threads that fetch already.
+        slots = slice(bisect_right(ends, start), bisect_left(ends, stop) + 1)
         begins = ends[slots] - self._records[order[slots]]  # positions on the tape
         firsts = np.maximum(start - begins, 0)
         return order[slots], firsts, np.minimum(ends[slots], stop) - begins - firsts

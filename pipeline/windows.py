@@ -6,7 +6,7 @@ All ranges are half-open.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, overload
@@ -102,11 +102,10 @@ class StreamWindows(Sequence[Window]):
         self._firsts = firsts
         self.lengths = lengths
         before = np.concatenate([[0], np.cumsum(lengths)])  # records before each segment, and all
-        full = before[:-1] + math.ceil(enough)
-        following = np.searchsorted(before, full).tolist()  # the segment that begins the next window
-        bounds, count = [0], len(lengths)
-        while following[bounds[-1]] < count:
-            bounds.append(following[bounds[-1]])
+        ends, full, count = before.tolist(), math.ceil(enough), len(lengths)
+        bounds = [0]
+        while (following := bisect_left(ends, ends[bounds[-1]] + full)) < count:  # the segment that begins the next one
+            bounds.append(following)
         if before[-1] - before[bounds[-1]] < sliver and len(bounds) > 1:
             bounds.pop()
         self.shards = shards
@@ -134,7 +133,7 @@ class StreamWindows(Sequence[Window]):
 
     def number_at(self, position: int) -> int:
         """The window that serves a position, in ``[0, samples)``."""
-        return bisect_right(self.stops, position)  # for one number, quicker than `searchsorted`
+        return bisect_right(self.stops, position)
 
     def range_of(self, number: int) -> tuple[int, int]:
         """The positions ``[start, stop)`` that a window serves."""
