@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import re
+import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -16,7 +17,7 @@ from ..pipeline.cache_folder import CacheEntry, CacheFolder, dataset_folder, is_
 from ..sharding.errors import ConfigError
 from ..sharding.location import Location
 from ..sharding.storage import Storage, public_url
-from ..sharding.wording import one_line
+from ..sharding.wording import listed, one_line
 from .console import align, human_bytes, human_seconds
 
 __all__ = ["add_arguments", "parse_age", "run"]
@@ -52,7 +53,13 @@ def run(args: argparse.Namespace) -> int:
     """Run `ringfeed cache`."""
     age = None if args.older_than is None else parse_age(args.older_than)
     folder = _open(args.path)
-    chosen = _choose(folder, age, args.dataset)
+    entries = folder.entries()
+    dataset = None if args.dataset is None else public_url(Storage(args.dataset).locate())
+    chosen = _choose(entries, age, dataset)
+    if dataset is not None and not _choose(entries, None, dataset):
+        others = sorted({one_line(entry.dataset) for entry in entries})
+        held = f"it holds {listed(others)}" if others else "it is empty"
+        print(f"ringfeed: the cache holds nothing of {one_line(dataset)}; {held}", file=sys.stderr)
     in_use = {entry.file for entry in chosen if entry.in_use()}
     if args.clear:
         _tell_cleared(args, chosen, folder.remove(chosen))
@@ -88,11 +95,11 @@ def parse_age(text: str) -> float:
     return float(match.group(1)) * _SECONDS[match.group(2)]
 
 
-def _choose(folder: CacheFolder, age: float | None, dataset: str | None) -> list[CacheEntry]:
+def _choose(entries: Sequence[CacheEntry], age: float | None, dataset: str | None) -> list[CacheEntry]:
     """The entries of a dataset, or of all; where an age is given, those that were not used for so many seconds."""
-    name = None if dataset is None else dataset_folder(public_url(Storage(dataset).locate()))
+    name = None if dataset is None else dataset_folder(dataset)
     newest = math.inf if age is None else time.time() - age  # a clock that was put back leaves times to come
-    return [entry for entry in folder.entries() if entry.used <= newest and name in (None, entry.file.parent.name)]
+    return [entry for entry in entries if entry.used <= newest and name in (None, entry.file.parent.name)]
 
 
 def _tell_cleared(args: argparse.Namespace, chosen: Sequence[CacheEntry], removed: Sequence[CacheEntry]) -> None:

@@ -633,6 +633,20 @@ def test_a_scheduler_that_stays_away_is_said_whatever_is_asked(tmp_path: Path, m
             executor.submit(int)
 
 
+def test_a_client_that_closes_is_told_from_one_that_fails(dask: DaskCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError("ConnectionPool is closed")  # what Dask 2026.8 says while its client closes itself
+
+    with open_engine(dask.engine, 1) as executor:
+        assert isinstance(executor, dask_module._DaskExecutor)
+        monkeypatch.setattr(executor._client, "nthreads", refuse)
+        with pytest.raises(RuntimeError, match="ConnectionPool"):
+            executor._count()
+        with monkeypatch.context() as patch:
+            patch.setattr(executor._client, "status", "closing")
+            assert executor._count() is None
+
+
 def test_a_scheduler_that_dies_is_said_and_the_build_can_go_on(doubled: str, tmp_path: Path, files_of: FilesOf) -> None:
     options = BuildOptions(source=doubled, destination=str(tmp_path / "there"), label="label", shards=16)
     with dask_cluster(tmp_path, 2) as cluster:

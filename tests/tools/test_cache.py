@@ -67,6 +67,23 @@ def test_only_what_is_chosen_is_cleared(folder: Path, capsys: pytest.CaptureFixt
     assert (left["dataset"], left["path"]) == (URLS[0], "b.tfrecord")
 
 
+def test_a_dataset_of_which_nothing_is_there_is_told_with_those_that_are(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in ([], ["--clear"], ["--clear", "--json"]):
+        assert main(["cache", str(folder), "--dataset", "s3://bucket/flight", *words]) == 0
+        [line] = capsys.readouterr().err.splitlines()
+        told = (
+            "ringfeed: the cache holds nothing of s3://bucket/flight; it holds s3://bucket/flights, s3://bucket/long/"
+        )
+        assert line.startswith(told)
+    assert main(["cache", str(folder), "--dataset", URLS[0], "--older-than", "8d"]) == 0
+    assert capsys.readouterr().err == ""
+    said(capsys, str(folder), "--clear")
+    assert main(["cache", str(folder), "--dataset", "s3://bucket/flights"]) == 0
+    assert capsys.readouterr().err == "ringfeed: the cache holds nothing of s3://bucket/flights; it is empty\n"
+
+
 def test_entries_used_before_the_clock_was_put_back_are_shown_and_cleared(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
