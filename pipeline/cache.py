@@ -227,7 +227,7 @@ class Cache:
 class _Arriving:
     """A file that is written as its pieces arrive, at multiples of `_TOGETHER_BYTES`.
 
-    Linux keeps what is written so in larger pages, which are mapped with a third of the faults.
+    Linux keeps what is written so in larger pages, which are mapped with fewer faults.
     """
 
     def __init__(self, descriptor: int) -> None:

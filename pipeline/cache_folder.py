@@ -385,7 +385,7 @@ def _touch(descriptor: int) -> None:
 
 
 def _take_blocks(descriptor: int, size: int) -> None:
-    """Have a file's blocks on the disk found before it is written, which on ext4 then takes half the time.
+    """Have a file's blocks on the disk found before it is written, which on ext4 then takes less time.
 
     Not by `os.posix_fallocate`, which writes zeros where the file system has no call for it: there, nothing is done.
 
