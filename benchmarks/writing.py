@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -81,6 +81,7 @@ def run_s3(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
 
     Of rows, few and many, which are all read before the first shard can be written, and of images, which are not. Next
     to the server, so that server, build and upload share the cores; and over links on which they wait more and more.
+    And of a limit's: all cores busy with what the upload and a build to a local disk take, or the upload, if longer.
     """
     photos, count = folder / "photos-s3", _COPIES * images.IMAGES
     images.write_photos(photos, count)
@@ -98,8 +99,7 @@ def _to_s3(
     from tests.servers.seaweedfs import REGION, seaweedfs
 
     shards = folder / f"upload-{source.stem}"
-    here = _measured(lambda: _command(source, str(shards), label=label))
-    print(f"  seconds: {name} to a local disk {here}")
+    _command(source, str(shards), label=label)
     results = []
     for gigabits in links:
         with ExitStack() as stack:
@@ -125,8 +125,17 @@ def _to_s3(
             def ours(source: Path, target: Path) -> None:
                 _command(source, f"s3://bench/{target.name}", label=label)
 
-            what = f"{name} to S3, against a plain upload of the shards by obstore{how}"
-            results.append((what, _ratios(plain, ours, source, folder, rounds), 0.8))
+            def local(source: Path, target: Path) -> None:
+                _command(source, str(target), label=label)
+
+            rates, limits = [], []
+            for _, upload, here, there in _rounds([local, plain, local, ours], source, folder, rounds):
+                busy = (upload.cpu_seconds + here.cpu_seconds) / (os.cpu_count() or 1)
+                rates.append(upload.seconds / there.seconds)
+                limits.append(max(upload.seconds, busy) / there.seconds)
+            what = f"{name} to S3, against"
+            results.append((f"{what} a plain upload of the shards by obstore{how}", rates, 0.8))
+            results.append((f"{what} what cores and upload allow{how}", limits, 0.8))
     return results
 
 
@@ -148,13 +157,18 @@ def _ratios(
     rival: Callable[[Path, Path], None], ours: Callable[[Path, Path], None], source: Path, folder: Path, rounds: int
 ) -> list[float]:
     """Ratios of the rival's seconds to ours, in turn, after one round that is not counted."""
-    ratios = []
+    return [first.seconds / second.seconds for first, second in _rounds([rival, ours], source, folder, rounds)]
+
+
+def _rounds(
+    writers: Sequence[Callable[[Path, Path], None]], source: Path, folder: Path, rounds: int
+) -> Iterator[list[_Took]]:
+    """How long each of some writers takes, in turn, round for round, after one that is not counted."""
     for number in range(rounds + 1):
-        took = [_write(write, source, folder / uuid.uuid4().hex) for write in (rival, ours)]
+        took = [_write(write, source, folder / uuid.uuid4().hex) for write in writers]
         if number:
-            ratios.append(took[0].seconds / took[1].seconds)
-            print(f"  seconds: {took[0]} and {took[1]}")
-    return ratios
+            print(f"  seconds: {' and '.join(map(str, took))}")
+            yield took
 
 
 @dataclass(frozen=True)
