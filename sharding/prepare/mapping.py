@@ -8,15 +8,13 @@ import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
-import xxhash
 
 from ..errors import ConfigError, SourceError
 from ..schema import Feature, Schema
-from ..user_code import tell_error
+from ..user_code import code_hash, tell_error
 from ..wording import brief
 
 __all__ = ["MapBatches"]
@@ -46,10 +44,9 @@ class MapBatches:
 
     @property
     def code_hash(self) -> str:
-        """A hash of the file that the function lies in: other code is another preparation."""
+        """See `code_hash`: other code is another preparation."""
         _load(self.folder, self.function)
-        file = sys.modules[self.function.partition(":")[0]].__file__
-        return "" if file is None else xxhash.xxh3_64_hexdigest(Path(file).read_bytes())
+        return code_hash(self.function.partition(":")[0])
 
     def bind(self, schema: Schema, sample: pa.RecordBatch) -> MapBatches:
         """Learn the schema of what comes out from a sample of what goes in.

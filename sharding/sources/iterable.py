@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import os
 import re
 import sys
@@ -12,7 +11,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from importlib import import_module, invalidate_caches
 from itertools import islice
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -22,7 +20,7 @@ import pyarrow as pa
 from ..errors import ConfigError, SourceError
 from ..keyed import derive_key
 from ..schema import Feature, Schema
-from ..user_code import tell_error
+from ..user_code import code_hash, tell_error
 from ..wording import brief
 from .base import BATCH_BYTES, BATCH_ROWS, Complete, Part, Reject, fail_on_bad
 from .values import ColumnType, column_of_values, flatten
@@ -100,7 +98,7 @@ class IterableSource(Complete):
             types=types,
             records=count,
             parts=(Part(path=url),),
-            fingerprint=_fingerprint(url, module, count),
+            fingerprint=f"{derive_key(url, code_hash(module.__name__), count):016x}",
             left_out=left_out,
         )
 
@@ -302,10 +300,3 @@ def _items(url: str) -> Generator[Any, None, None]:
 
 def _failure(url: str, error: BaseException, file: str) -> SourceError:
     return SourceError(f"{tell_error(error, url, file)}; mend it, or see all with --debug")
-
-
-def _fingerprint(url: str, module: ModuleType, records: int) -> str:
-    """Of the function's name, the module's source and the number of records."""
-    file = getattr(module, "__file__", None)
-    source = Path(file).read_bytes() if file and os.path.isfile(file) else b""
-    return f"{derive_key(url, hashlib.blake2b(source).hexdigest(), records):016x}"
