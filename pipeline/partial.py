@@ -12,8 +12,7 @@ from ..sharding.formats.parquet import LENGTH_BYTES, column_spans, footer_bytes
 __all__ = ["NotWorthwhile", "ReadBlocks", "read_blocks"]
 
 ReadBlocks = Callable[[int, int], pa.Buffer | None]
-_WORTHWHILE = 0.7  # of a file: columns that hold more are better read with all others
-_WORTHWHILE_ROWS = 0.95  # of a file, for rows lie together
+_WORTHWHILE = 0.7  # of a file: more columns are better read with all others; rows lie together
 
 
 class NotWorthwhile(Exception):
@@ -48,7 +47,7 @@ def read_blocks(
         return None
     spans = list(_in_blocks(column_spans(tail, columns, rows), end, gap_bytes))
     wanted = sum(stop - start for start, stop in spans) + tail.size
-    if wanted > (_WORTHWHILE if rows is None else _WORTHWHILE_ROWS) * size:
+    if wanted > (_WORTHWHILE if rows is None else 1) * size:
         raise NotWorthwhile
     return wanted if all(read(start, stop) is not None for start, stop in spans) else None
 

@@ -1,6 +1,7 @@
 """Shards that the cut between two streams divides: each stream reads its part of them, checked, and no more."""
 
 import logging
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,11 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, CorruptionError, build, build_plan, kernels, open_dataset
+from ringfeed.sharding.formats.blocks import BLOCK_BYTES
 from ringfeed.sharding.formats.parquet import groups_of_rows
 from ringfeed.sharding.formats.tfrecord import frame_records, frames_are_whole
 from ringfeed.sharding.storage import Storage
@@ -98,6 +100,42 @@ def test_ranks_together_read_each_byte_once(make: Make, kind: str, options: dict
         if kind == "fixed":
             planned = loaders[0].plan().bytes_per_rank
             assert list(map(bytes_read, loaders)) == pytest.approx(planned, rel=0.02)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    streams=st.integers(1, 16),
+    ranks=st.integers(1, 16),
+    options=st.fixed_dictionaries(
+        {
+            "seed": st.integers(0, 99),
+            "window_shards": st.integers(1, 3),
+            "remainder": st.sampled_from(["drop", "pad"]),
+        }
+    ),
+    epoch=st.integers(0, 9),
+)
+def test_what_is_read_twice_is_what_cuts_between_ranks_divide(
+    make: Make, kind: str, streams: int, ranks: int, options: dict[str, Any], epoch: int
+) -> None:
+    """Of each shard that is cut its index, and of Parquet the row group and the footer, too: nothing else."""
+    ranks = math.gcd(ranks, streams)
+    shards = open_dataset(make(kind)).shards
+    cut = max(shard.index_bytes for shard in shards)
+    if kind == "parquet":
+        metadata = pq.read_metadata(Path(make(kind)) / shards[0].path)
+        groups = [metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups)]
+        assert len(groups) > 10
+        cut += max(groups) + 4 * BLOCK_BYTES  # those at the edges, and of the footer
+    fetched = 0
+    for rank in range(ranks):
+        loader = Loader(
+            make(kind), batch_size=10 * streams, streams=streams, rank=rank, world_size=ranks, **options
+        )
+        assert sum(1 for _ in loader.numpy_epoch(epoch)) == loader.steps_per_epoch
+        fetched += bytes_read(loader)
+    assert fetched <= sum(shard.bytes + shard.index_bytes for shard in shards) + (ranks - 1) * cut
 
 
 @pytest.mark.parametrize("window_shards", [1, 3])
