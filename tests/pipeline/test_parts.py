@@ -130,9 +130,7 @@ def test_what_is_read_twice_is_what_cuts_between_ranks_divide(
         cut += max(groups) + 4 * BLOCK_BYTES  # those at the edges, and of the footer
     fetched = 0
     for rank in range(ranks):
-        loader = Loader(
-            make(kind), batch_size=10 * streams, streams=streams, rank=rank, world_size=ranks, **options
-        )
+        loader = Loader(make(kind), batch_size=10 * streams, streams=streams, rank=rank, world_size=ranks, **options)
         assert sum(1 for _ in loader.numpy_epoch(epoch)) == loader.steps_per_epoch
         fetched += bytes_read(loader)
     assert fetched <= sum(shard.bytes + shard.index_bytes for shard in shards) + (ranks - 1) * cut

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from ringfeed.sharding import BuildOptions, build
 from ringfeed.sharding.prepare import MapBatches, PrepareOptions
 from ringfeed.sharding.sources.iterable import IterableSource
