@@ -34,7 +34,7 @@ def code_hash(name: str) -> str:
         name: of the module, which is imported already.
     """
     known: dict[str, bytes] = {}
-    waiting = [name]
+    waiting = _with_packages(name)
     while waiting:
         module = waiting.pop()
         spec = None if module in known else _spec_of(module)
@@ -79,7 +79,12 @@ def _imported(code: bytes, package: str) -> Iterator[str]:
                     base = resolve_name("." * node.level + (node.module or ""), package)
                     names = [f"{base}.{alias.name}" for alias in node.names]
             for name in names:
-                yield from accumulate(name.split("."), "{}.{}".format)
+                yield from _with_packages(name)
+
+
+def _with_packages(name: str) -> list[str]:
+    """A module and the packages that it is in, which are imported before it."""
+    return [*accumulate(name.split("."), "{}.{}".format)]
 
 
 def tell_error(error: BaseException, name: str, file: str | None = None) -> str:

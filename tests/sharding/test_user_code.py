@@ -66,13 +66,14 @@ def test_a_module_that_is_imported_counts(line: str, write: Write) -> None:
     assert code_hash(f"{package}.main") != hashes[0]
 
 
-def test_what_a_package_does_when_it_is_imported_counts(write: Write) -> None:
+def test_the_packages_of_a_module_count(write: Write) -> None:
     package = write(main="VALUE = 1")
-    before = hash_of(f"{package}.main")
-    write(__init__="import os", main=f"import {package}.main")
-    first = code_hash(f"{package}.main")
-    write(__init__="import os, sys")
-    assert len({before, first, code_hash(f"{package}.main")}) == 3
+    hashes = [hash_of(f"{package}.main")]
+    for init in ("import os", "from . import helper", "from . import helper, main"):
+        write(__init__=init, helper="VALUE = 1")
+        hashes.append(code_hash(f"{package}.main"))
+    write(__init__=init, helper="VALUE = 2")
+    assert len({*hashes, code_hash(f"{package}.main")}) == 5
 
 
 def test_what_is_installed_does_not_count(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
