@@ -7,8 +7,9 @@ planning, rounds of tasks, journal and lease (`build.py`, `destination.py`).
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -158,7 +159,8 @@ def plan_append(options: AppendOptions, *, executor: Executor | None = None, rep
     """
     dataset = open_dataset(options.destination)
     decided = options.for_dataset(dataset)
-    source = open_like(dataset.manifest.schema, decided)
+    with _telling_kind(dataset.manifest, options):
+        source = open_like(dataset.manifest.schema, decided)
     plan = plan_source(source, decided, dataset.manifest, Stored.of(dataset), executor=executor, report=report)
     _check_new(dataset.manifest, plan, options)
     return plan
@@ -197,9 +199,22 @@ def append(options: AppendOptions, *, executor: Executor | None = None, report: 
             return None
 
         decided = options.for_dataset(base)
-        with note_listings() as listed:
+        with note_listings() as listed, _telling_kind(base.manifest, options):
             source = open_like(base.manifest.schema, decided)
         return write_dataset(source, listed, decided, draft, committed, executor=executor, report=report)
+
+
+@contextmanager
+def _telling_kind(manifest: Manifest, options: AppendOptions) -> Iterator[None]:
+    """Let what is wrong with a source say so if the dataset was built with a kind of source that was not named here."""
+    kind = manifest.options.get("source_kind")
+    try:
+        yield
+    except (ConfigError, SourceError) as error:
+        if kind is None or options.source_kind != "auto":
+            raise
+        told = f"{error} ({options.destination} was built with --source-kind {kind}: say so if this is such a source)"
+        raise type(error)(told) from error
 
 
 def _was_appended(manifest: Manifest, previous: Holder | None, plan: BuildPlan) -> bool:

@@ -91,6 +91,11 @@ class Census:
         with pa.ipc.open_file(self.folder.map(f"{number:06d}.{kind}.arrow")) as reader:
             return reader.read_all().combine_chunks()
 
+    def record_sizes(self, number: int) -> Int64:
+        """The size of each record of a part in bytes, as TFRecord has it, int64 [records]."""
+        sizes: Int64 = self.read("notes", number).column(_BYTES).to_numpy()
+        return sizes
+
     def notes(self, number: int) -> Notes:
         """What `take_census` noted of a part."""
         table = self.read("notes", number)

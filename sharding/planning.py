@@ -155,6 +155,8 @@ def make_plan(
     values = _classes(counted.totals, source.schema, options, base)
     classes = (None,) if source.schema.label is None else tuple(values.to_pylist())
     record = _sample_record_bytes(source, options)
+    if census is not None and census.sizes:
+        record = _weighed(record, census, len(source.parts))
     division: Division | None = None
     per_split: Mapping[str, Sequence[int]]
     strata: tuple[StratumCounts, ...]
@@ -239,7 +241,8 @@ def _in_all(parts: Sequence[StratumCounts], strata: int) -> list[int]:
 def _sample_record_bytes(source: Source, options: BuildOptions) -> RecordBytes:
     """Mean sizes of the first records of a few parts spread over the source."""
     stored = draft = whole = records = 0
-    for part in list(source.parts)[:: max(1, len(source.parts) // 4)]:
+    for number in _sampled(len(source.parts)):
+        part = source.parts[number]
         batch = source.sample(part, _SAMPLE_RECORDS)
         if not batch.num_rows:
             continue
@@ -259,3 +262,21 @@ def _sample_record_bytes(source: Source, options: BuildOptions) -> RecordBytes:
         records += batch.num_rows
     records = max(records, 1)
     return RecordBytes(stored=stored / records, draft=draft / records, whole=whole / records)
+
+
+def _sampled(parts: int) -> range:
+    """The numbers of a few parts."""
+    return range(0, parts, max(1, parts // 4))
+
+
+def _weighed(record: RecordBytes, census: Census, parts: int) -> RecordBytes:
+    """Mean sizes of all records, by those of a sample: the first ones may be the short ones."""
+    every, first = np.zeros(2, np.int64), np.zeros(2, np.int64)  # bytes and records
+    for number in range(parts):
+        sizes = census.record_sizes(number)
+        every += sizes.sum(), len(sizes)
+        if number in _sampled(parts):
+            head = sizes[:_SAMPLE_RECORDS]
+            first += head.sum(), len(head)
+    ratio = float(every[0] * first[1] / max(every[1] * first[0], 1)) or 1.0
+    return RecordBytes(stored=record.stored * ratio, draft=record.draft * ratio, whole=record.whole * ratio)

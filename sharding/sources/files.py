@@ -28,6 +28,7 @@ __all__ = [
 ]  # fmt: skip
 
 _OURS = {"hdfs", *WEB}  # protocols whose file systems are not fsspec's
+_VERSIONS = ("ETag", "mtime", "modification_time", "LastModified", "CRC")  # of a file; the last of a zip's member
 _IN_ARCHIVE = re.compile(r"((?:\w+::)*(?:zip|tar|libarchive|rar)://.*?)(::.*)", re.DOTALL)
 
 
@@ -265,7 +266,7 @@ def beside(url: str, path: str) -> str:
 
 
 def _file(fs: fsspec.AbstractFileSystem, info: dict[str, Any], chain: str) -> SourceFile:
-    version = next((info[key] for key in ("ETag", "mtime", "modification_time", "LastModified") if info.get(key)), "")
+    version = next((info[key] for key in _VERSIONS if info.get(key)), "")
     return SourceFile(
         url=f"{fs.unstrip_protocol(info['name'])}{chain}", bytes=int(info.get("size") or 0), version=str(version)
     )
@@ -306,10 +307,15 @@ def storage_error(url: str, error: Exception) -> Exception:
     raise AssertionError("unreachable: the error was raised")
 
 
-def fingerprint_files(files: Sequence[SourceFile]) -> str:
-    """A hash of the files' names, sizes and, where the store knows them, versions or times of change."""
+def fingerprint_files(files: Sequence[SourceFile], taken: Iterable[str] = ()) -> str:
+    """A hash of the files' names, sizes and, where the store knows them, versions or times of change.
+
+    Args:
+        files: of a source, in order; wherever they lie.
+        taken: what else tells which records they give, such as what folders name, or what is picked in the files.
+    """
     facts = [fact for file in files for fact in (base_name(file.url), file.bytes, file.version)]
-    return f"{derive_key(*facts):016x}"
+    return f"{derive_key(*facts, *taken):016x}"
 
 
 def base_name(url: str) -> str:

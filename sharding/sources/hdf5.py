@@ -104,7 +104,7 @@ class Hdf5Source(Complete):
             schema=Schema(features=tuple(column.feature for column in columns), label=label),
             columns=columns,
             parts=tuple(parts),
-            fingerprint=fingerprint_files(files),
+            fingerprint=fingerprint_files(files, ("/".join((column.dataset, *column.keys)) for column in columns)),
             checked=columns,
             left_out=tuple(left_out),
         )

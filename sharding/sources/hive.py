@@ -40,10 +40,15 @@ class Partitions:
         """Those keys that are no column of the files themselves: a file knows its own values best."""
         return Partitions(root=self.root, fields=tuple(field for field in self.fields if field.name not in names))
 
+    def values(self, path: str) -> dict[str, str | None]:
+        """What the folders of a file say of the keys."""
+        found = _values(self.root, path) if self.fields else {}
+        return {name: found[name] for name in self.names}
+
     def column(self, name: str, path: str, rows: int) -> pa.Array:
         """The value of a key for a file, so many times."""
         (kind,) = (field.type for field in self.fields if field.name == name)
-        value = _values(self.root, path)[name]
+        value = self.values(path)[name]
         if value is None:
             return pa.nulls(rows, kind)
         return pa.repeat(pa.scalar(int(value) if kind == pa.int64() else value, kind), rows)

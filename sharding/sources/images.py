@@ -73,7 +73,7 @@ class ImageFolderSource:
             root=root,
             schema=_schema(label or "label"),
             parts=tuple(Part(path=names[run.start], pieces=(names[run], sizes[run])) for run in runs),
-            fingerprint=fingerprint_files(files),
+            fingerprint=fingerprint_files(files, names),
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:

@@ -110,7 +110,7 @@ class NpySource(Complete):
             schema=schema,
             columns=columns,
             parts=tuple(parts),
-            fingerprint=fingerprint_files(files),
+            fingerprint=fingerprint_files(files, ("/".join((leaf.holder, *leaf.keys)) for leaf in columns)),
             left_out=tuple(left_out),
         )
 

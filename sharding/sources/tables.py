@@ -153,7 +153,7 @@ class TableSource(Complete, ABC):
             url=url,
             schema=Schema.from_arrow(pa.schema([*fields, *partitions.fields]), label),
             parts=tuple(parts),
-            fingerprint=fingerprint_files(files),
+            fingerprint=fingerprint_files(files, (str(partitions.values(file.url)) for file in files)),
             partitions=partitions,
             left_out=left_out,
             given=given,

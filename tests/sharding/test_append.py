@@ -363,6 +363,21 @@ def test_images_are_prepared_as_those_of_the_dataset_were(tmp_path: Path) -> Non
     assert (image.images, image.min_width, image.max_width) == (24, 8, 8)
 
 
+def test_a_source_whose_kind_has_to_be_named_is_told_so(tmp_path: Path) -> None:
+    for number in range(4):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    rows = [f"{number}.png,{number % 2}" for number in range(4)]
+    for name in ("old", "new"):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["path,label", *rows]))
+    built(f"{tmp_path}/old.csv", tmp_path / "out", label="label", shards=2, source_kind="image-list")
+    with pytest.raises(SourceError, match=r"no column 'image'.* \(.*/out was built with --source-kind image-list: say"):
+        appended(f"{tmp_path}/new.csv", tmp_path / "out")
+    with pytest.raises(SourceError, match="no column 'image'"):
+        plan_append(AppendOptions(source=f"{tmp_path}/new.csv", destination=str(tmp_path / "out")))
+    found = appended(f"{tmp_path}/new.csv", tmp_path / "out", source_kind="image-list")
+    assert found.manifest.records == 8
+
+
 @pytest.mark.parametrize("how", [{"shards": 0}, {"shards": 2, "shard_bytes": 9}, {"splits": {"a": Fraction(1, 2)}}])
 def test_options_follow_the_rules_of_a_build(how: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

@@ -397,6 +397,16 @@ class TestBytes:
         assert plan.dealt is not None
         assert plan.dealt.shard_bytes.tolist() == [shard.bytes for shard in dataset.shards]
 
+    @pytest.mark.parametrize("lengths", [[20] * 2000 + [3000] * 2000, [3000] * 2000 + [20] * 2000])
+    def test_the_size_that_is_asked_for_is_met_whatever_the_first_records_are(
+        self, tmp_path: Path, lengths: list[int]
+    ) -> None:
+        table = pa.table({"id": np.arange(len(lengths)), "text": ["x" * length for length in lengths]})
+        pq.write_table(table, tmp_path / "a.parquet")
+        dataset = built(str(tmp_path / "a.parquet"), tmp_path / "out", balance="bytes", shard_bytes=1 << 20)
+        sizes = [shard.bytes for shard in dataset.shards]
+        assert 0.8 * (1 << 20) < min(sizes) <= max(sizes) < 1.1 * (1 << 20)
+
     def test_rows_of_a_shard_are_not_in_the_order_of_their_sizes(self, source: str, tmp_path: Path) -> None:
         dataset = built(source, tmp_path / "out", label="label", shards=1, balance="bytes")
         lengths = [len(row["text"]) for row in read_records(dataset, "train", 10**9)]
