@@ -12,15 +12,13 @@ __all__ = ["StageProfile", "name_bottleneck", "name_knob"]
 _KNOBS = {
     "fetch": "the storage is the limit{unfilled}: {larger}try {fetch_threads}{unset}; where that is no faster {end}: "
     "{fewer}{near}{smaller}{closer}",
-    "cache": "the cache is the limit: put it on a faster disk, {cache}; if this waits, other ranks bring the same "
-    "shards",
-    "fill": "writing the cache is the limit as long as it is not filled: put it on a faster disk, {cache}, or read "
-    "past it with no cache",
+    "cache": "the cache is the limit: {larger}put it on a faster disk, {cache}; if this waits, other ranks bring the "
+    "same shards",
+    "fill": "writing the cache is the limit as long as it is not filled: {larger}put it on a faster disk, {cache}, or "
+    "read past it with no cache",
     "verify": "checksums are the limit: the shards come from memory; more ranks per host share the work",
-    "open": "decoding whole shards is the limit: {larger}drop columns you do not use, {columns}, or more ranks per "
-    "host",
-    "plan": "planning windows is the limit: larger ones, {window_shards} or more, lack fewer classes; fewer classes "
-    "plan faster",
+    "open": "decoding whole shards is the limit: {larger}{unused}more ranks per host share the work",
+    "plan": "planning windows is the limit: {larger}try larger ones, {window_shards}{lacking}",
     "gather": "gathering samples is the limit: smaller records or more ranks per host",
     "deliver": "handing batches to TensorFlow is the limit: larger ones, {batch_size}, cross less often",
     "parse": "tf.io.parse_example is the limit: Parquet needs none, and is faster where most columns are numbers "
@@ -32,9 +30,10 @@ _UNPACKING = (
     "({reshard} --format {shard_format} --compression none), or more ranks per host"
 )
 _READING = (
-    "the disk is the limit, for mapped shards are read while they are checked: put them on a faster one, try "
-    "{fetch_threads}, or compress them"
+    "the disk is the limit, for mapped shards are read while they are checked: put them on a faster one, "
+    "{compressed}or try {fetch_threads}"
 )
+_OPENING = "opening files is the limit, for what is in them comes from memory: {larger}try {fetch_threads}{unset}"
 _AHEAD = "too little is fetched ahead of need to keep {threads} threads busy: try {prefetch_bytes}, or leave that out"
 _LINK = ("the link is full", "bring the data nearer")
 _THREADS = 4  # that fetch at least, unless their number is given
@@ -101,8 +100,10 @@ def name_knob(bottleneck: str, stages: tuple[StageProfile, ...], loader: Loader,
     manifest, given = loader.manifest, loader.arguments
     is_local, cached = given["url"].local_path is not None, given["cache"] is not None
     columns, cache = _as_option("columns", ["A", "B"]), _as_option("cache", "FOLDER")
-    all_columns = manifest.shard_format == "parquet" and given["columns"] is None
-    fewer = f"drop columns you do not use, {columns}, " if all_columns else ""
+    unused = f"drop columns you do not use, {columns}, or " if given["columns"] is None else ""
+    fewer = unused.removesuffix("or ") if manifest.shard_format == "parquet" else ""
+    lacking = ", which lack fewer classes; fewer classes plan faster"
+    records = manifest.split(given["split"]).records
     end, closer = ("the disk gives no more", "put the shards on a faster one") if is_local else _LINK
     near = f"keep what comes again on a local disk, {cache}, " if not is_local and not cached else ""
     reshard = "shard-dataset reshard SRC DST" + " --split-column split" * (len(manifest.splits) > 1)
@@ -115,13 +116,17 @@ def name_knob(bottleneck: str, stages: tuple[StageProfile, ...], loader: Loader,
         f"write larger shards, these hold {human_bytes(mean_bytes)} each ({reshard} --format {manifest.shard_format}), "
     )
     busy_threads = sum(stage.share for stage in stages if stage.name == "fetch")
-    checked_bytes = sum(stage.bytes for stage in stages if stage.name == "verify")
+    fetched_bytes, checked_bytes = (
+        sum(stage.bytes for stage in stages if stage.name == name) for name in ("fetch", "verify")
+    )
     if bottleneck == "open" and manifest.compression != "none":
         knob = _UNPACKING
     elif bottleneck == "verify" and disk_bytes > checked_bytes / 2:
         knob = _READING
     elif bottleneck == "fetch" and given["prefetch_bytes"] is not None and busy_threads < threads / 2:
         knob = _AHEAD
+    elif bottleneck == "fetch" and is_local and disk_bytes < fetched_bytes / 2:
+        knob = _OPENING
     else:
         knob = _KNOBS[bottleneck]
     return knob.format(
@@ -132,6 +137,7 @@ def name_knob(bottleneck: str, stages: tuple[StageProfile, ...], loader: Loader,
         larger=larger if given["where"] is None and shards > _FEW_SHARDS and mean_bytes < _SMALL_BYTES else "",
         unset=", or leave that out" if given["fetch_threads"] else "",
         smaller=smaller if compressible else "",
+        compressed=smaller.removesuffix("or ") if compressible else "",
         end=end,
         closer=closer,
         reshard=reshard,
@@ -140,8 +146,10 @@ def name_knob(bottleneck: str, stages: tuple[StageProfile, ...], loader: Loader,
         fetch_threads=_as_option("fetch_threads", 2 * (given["fetch_threads"] or 0) or _MORE_THREADS[is_local]),
         threads=threads,
         prefetch_bytes=_as_option("prefetch_bytes", max(2 * (given["prefetch_bytes"] or 0), _AHEAD_BYTES)),
+        unused=unused,
+        lacking="" if given["balance"] == "natural" else lacking,
         window_shards=_as_option("window_shards", 2 * given["window_shards"]),
-        batch_size=_as_option("batch_size", 2 * given["batch_size"]),
+        batch_size=_as_option("batch_size", min(2 * given["batch_size"], records)),
     )
 
 

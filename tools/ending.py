@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-__all__ = ["Terminated", "tidy_when_told_to_end"]
+__all__ = ["Terminated", "endings_held", "tidy_when_told_to_end"]
 
 
 class Terminated(KeyboardInterrupt):
@@ -47,3 +47,35 @@ def tidy_when_told_to_end() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def endings_held() -> Iterator[Callable[[], None]]:
+    """Hold back Ctrl-C, and what else tells a program to end, until what is yielded is called, or the body ends.
+
+    What is raised in the midst of TensorFlow may be lost in a callback of its, or end the process with a trace or
+    without a word. A second signal is not held back.
+    """
+    came: list[int] = []
+    handlers: dict[signal.Signals, Any] = {}
+    if current_thread() is main_thread():
+        known = {number: signal.getsignal(number) for number in (signal.SIGINT, *_ENDINGS)}
+        handlers = {number: handler for number, handler in known.items() if callable(handler)}
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        came.append(signum)
+        if len(came) > 1:
+            hear()
+
+    def hear() -> None:
+        if came:
+            handlers[signal.Signals(came[0])](came[0], None)
+
+    for number in handlers:
+        signal.signal(number, note)
+    try:
+        yield hear
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        hear()

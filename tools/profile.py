@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from ..sharding.dataset import open_dataset
 from ..sharding.errors import ConfigError
 from .bottleneck import StageProfile, name_bottleneck, name_knob
 from .console import align, human_bytes, stage_progress
+from .ending import endings_held
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
@@ -164,7 +165,8 @@ def profile(
         cache=open_cache(cache, cache_bytes),
     )
     total = max(steps or loader.steps_per_epoch, 2)
-    drained = _drain(loader, total, progress)
+    with endings_held() as end_if_told:
+        drained = _drain(loader, total, progress, end_if_told)
     seconds = drained.first_batch_seconds + drained.seconds
     stages = _stages(loader.stats(), seconds)
     bottleneck = name_bottleneck(stages, parses=loader.undecoded and not loader.finds)
@@ -223,7 +225,7 @@ class _Drained:
     disk_bytes: int
 
 
-def _drain(loader: Loader, total: int, progress: bool) -> _Drained:
+def _drain(loader: Loader, total: int, progress: bool, end_if_told: Callable[[], None]) -> _Drained:
     dataset = loader.epoch(0).take(total)  # TensorFlow is imported here, before the clock starts
     done = epoch = decoded_bytes = 0
     first_batch: Mapping[str, Any] = {}
@@ -233,6 +235,7 @@ def _drain(loader: Loader, total: int, progress: bool) -> _Drained:
         report("read", 0, total, 0)  # from here on it counts the seconds
         while done < total:
             for batch in dataset:
+                end_if_told()
                 done += 1
                 if done == 1:
                     first, first_batch = time.perf_counter(), batch

@@ -6,6 +6,7 @@ import inspect
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -174,6 +175,23 @@ def test_of_many_small_shards_larger_ones_are_said_to_help(datasets: dict[str, s
         assert "larger shards" not in name_knob(bottleneck, stages(), fewer, 0)
     picked = Loader(str(tmp_path / "d"), batch_size=8, where="A < 20")  # whose plan reads a part of the shards
     assert "larger shards" not in name_knob("open", stages(), picked, 0)
+
+
+def test_a_knob_does_not_repeat_what_was_done_nor_ask_for_what_cannot_be(datasets: dict[str, str]) -> None:
+    def told(bottleneck: str, *, kind: str = "tfrecord", disk_bytes: int = 0, **options: Any) -> str:
+        came = StageProfile(name=bottleneck, items=9, bytes=1000, busy_seconds=1.0, wait_seconds=0.0, share=3.0)
+        return name_knob(bottleneck, (came,), Loader(datasets[kind], batch_size=32, **options), disk_bytes)
+
+    assert "--columns" in told("open")
+    assert "--columns" not in told("open", columns=["A"])
+    assert "--batch-size 40 " in told("deliver")  # all there are
+    assert "classes" in told("plan", balance="uniform")
+    assert "classes" not in told("plan")
+    assert "compress" in told("verify", disk_bytes=900)
+    assert "compress" not in told("verify", kind="gzip", disk_bytes=900)
+    assert "compress" in told("fetch", disk_bytes=900)
+    assert told("fetch", disk_bytes=100).startswith("opening files is the limit")
+    assert "compress" not in told("fetch", disk_bytes=100)
 
 
 def test_threads_that_were_given_may_be_left_out(datasets: dict[str, str]) -> None:

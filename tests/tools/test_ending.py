@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ringfeed.tools.ending import Terminated, endings_held, tidy_when_told_to_end
 from ringfeed.tools.shard_dataset import main
 
 
@@ -205,3 +206,69 @@ def test_an_error_closes_the_output_although_workers_have_yet_to_import(tmp_path
     )  # fmt: skip
     assert done.returncode == 1
     assert "missing" in done.stderr
+
+
+class TestHeld:
+    """Signals that are held back while TensorFlow may be at work."""
+
+    @pytest.mark.parametrize(("sig", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+    @pytest.mark.parametrize("end", ["asked", "body", "error"])
+    def test_one_is_raised_when_it_is_asked_for_or_the_body_ends(self, sig: int, kind: type, end: str) -> None:
+        reached = []
+
+        def work() -> None:
+            with tidy_when_told_to_end(), endings_held() as hear:
+                hear()
+                os.kill(os.getpid(), sig)
+                reached.append("signal")
+                if end == "asked":
+                    hear()
+                    reached.append("asked")
+                if end == "error":
+                    raise ValueError
+
+        before = signal.getsignal(sig)
+        with pytest.raises(kind):
+            work()
+        assert reached == ["signal"]
+        assert signal.getsignal(sig) is before
+
+    def test_a_second_one_is_raised_at_once(self) -> None:
+        reached = []
+
+        def work() -> None:
+            with endings_held():
+                for number in range(3):
+                    reached.append(number)
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        assert reached == [0, 1]
+
+    def test_what_is_ignored_stays_ignored(self) -> None:
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            with endings_held() as hear:
+                os.kill(os.getpid(), signal.SIGHUP)
+                hear()
+        finally:
+            signal.signal(signal.SIGHUP, before)
+
+    def test_a_profile_that_reads_is_interrupted_in_one_line(self, source: str, tmp_path: Path) -> None:
+        assert main(["build", source, str(tmp_path / "d"), "--label", "status", "--shards", "2"]) == 0
+        code = "import sys; from ringfeed.tools import profile, cli; told = profile.Loader.epoch\n"
+        code += "def epoch(*args):\n    print('reading', flush=True)\n    return told(*args)\n"
+        code += "profile.Loader.epoch = epoch; sys.exit(cli.main(sys.argv[1:]))"
+        words = ["profile", str(tmp_path / "d"), "--batch-size", "8", "--steps", "1000000000"]
+        with subprocess.Popen(
+            [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            for _ in range(50):  # epochs
+                assert process.stdout.readline() == "reading\n"
+            process.send_signal(signal.SIGINT)
+            stderr = process.communicate(timeout=280)[1]
+        assert process.returncode == 130
+        assert stderr.endswith("ringfeed: interrupted\n")
+        assert "Traceback" not in stderr

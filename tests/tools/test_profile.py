@@ -242,7 +242,7 @@ def test_values_that_are_missing_in_other_columns_need_none(tmp_path: Path, caps
 
 @pytest.mark.parametrize(("sig", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_profile_that_is_told_to_end_says_so(dataset: str, tmp_path: Path, sig: int, status: int) -> None:
-    waits = "for _ in range(1000):\n    time.sleep(0.05)"
+    waits = "for _ in range(100):\n    time.sleep(0.05)"
     (tmp_path / "tensorflow.py").write_text(f"import time\nprint('reading', flush=True)\n{waits}")
     program = "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); from ringfeed.tools.cli import main; "
     with subprocess.Popen(
