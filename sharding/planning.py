@@ -271,7 +271,7 @@ def _sampled(parts: int) -> range:
 
 def _weighed(record: RecordBytes, census: Census, parts: int) -> RecordBytes:
     """Mean sizes of all records, by those of a sample: the first ones may be the short ones."""
-    every, first = np.zeros(2, np.int64), np.zeros(2, np.int64)  # bytes and records
+    every, first = np.zeros(2), np.zeros(2)  # bytes and records
     for number in range(parts):
         sizes = census.record_sizes(number)
         every += sizes.sum(), len(sizes)
@@ -279,4 +279,5 @@ def _weighed(record: RecordBytes, census: Census, parts: int) -> RecordBytes:
             head = sizes[:_SAMPLE_RECORDS]
             first += head.sum(), len(head)
     ratio = float(every[0] * first[1] / max(every[1] * first[0], 1)) or 1.0
-    return RecordBytes(stored=record.stored * ratio, draft=record.draft * ratio, whole=record.whole * ratio)
+    draft = record.draft * max(ratio, 1.0)  # which may lack just what makes the first ones larger
+    return RecordBytes(stored=record.stored * ratio, draft=draft, whole=record.whole * ratio)

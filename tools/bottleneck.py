@@ -103,7 +103,6 @@ def name_knob(bottleneck: str, stages: tuple[StageProfile, ...], loader: Loader,
     unused = f"drop columns you do not use, {columns}, or " if given["columns"] is None else ""
     fewer = unused.removesuffix("or ") if manifest.shard_format == "parquet" else ""
     lacking = ", which lack fewer classes; fewer classes plan faster"
-    records = manifest.split(given["split"]).records
     end, closer = ("the disk gives no more", "put the shards on a faster one") if is_local else _LINK
     near = f"keep what comes again on a local disk, {cache}, " if not is_local and not cached else ""
     reshard = "shard-dataset reshard SRC DST" + " --split-column split" * (len(manifest.splits) > 1)
@@ -149,7 +148,7 @@ def name_knob(bottleneck: str, stages: tuple[StageProfile, ...], loader: Loader,
         unused=unused,
         lacking="" if given["balance"] == "natural" else lacking,
         window_shards=_as_option("window_shards", 2 * given["window_shards"]),
-        batch_size=_as_option("batch_size", min(2 * given["batch_size"], records)),
+        batch_size=_as_option("batch_size", min(2 * given["batch_size"], loader.records)),
     )
 
 

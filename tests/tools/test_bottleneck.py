@@ -185,6 +185,7 @@ def test_a_knob_does_not_repeat_what_was_done_nor_ask_for_what_cannot_be(dataset
     assert "--columns" in told("open")
     assert "--columns" not in told("open", columns=["A"])
     assert "--batch-size 40 " in told("deliver")  # all there are
+    assert "--batch-size 36 " in told("deliver", where="A < 36")
     assert "classes" in told("plan", balance="uniform")
     assert "classes" not in told("plan")
     assert "compress" in told("verify", disk_bytes=900)
