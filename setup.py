@@ -6,7 +6,9 @@ OPTIONS = {"optional": True, "extra_compile_args": ["-O3"]}
 
 setup(
     ext_modules=[
-        Extension("ringfeed.sharding._kernels", ["sharding/kernels.c"], **OPTIONS),
-        Extension("ringfeed.pipeline._view_ops", ["pipeline/view_ops.c"], libraries=["dl"], **OPTIONS),
+        Extension("ringfeed.sharding.compute._kernels", ["sharding/compute/kernels.c"], **OPTIONS),
+        Extension(
+            "ringfeed.pipeline.deliver._string_views", ["pipeline/deliver/string_views.c"], libraries=["dl"], **OPTIONS
+        ),
     ]
 )

@@ -16,7 +16,7 @@ import pyarrow as pa
 import tensorflow as tf
 
 from ringfeed.pipeline import ImageTransform, Loader, RandomCrop
-from ringfeed.pipeline.transform import apply_transform
+from ringfeed.pipeline.transforms.apply import apply_transform
 from ringfeed.sharding import BuildOptions, build
 
 BATCH = 64

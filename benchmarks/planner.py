@@ -17,18 +17,18 @@ from pathlib import Path
 import numpy as np
 
 from ringfeed.pipeline import Loader
-from ringfeed.pipeline.plan import plan_epoch
+from ringfeed.pipeline.order.epoch_plan import plan_epoch
 from ringfeed.sharding import BuildOptions, Manifest, ShardInfo, SplitInfo, open_dataset
-from ringfeed.sharding.assign import Assignment
-from ringfeed.sharding.checksums import PREFIX
-from ringfeed.sharding.class_counts import ClassCounts
-from ringfeed.sharding.generations import index_name, shard_name
-from ringfeed.sharding.plan import plan_assignment, share_out
+from ringfeed.sharding.assignment.assignment import Assignment
+from ringfeed.sharding.building.shard_plan import plan_assignment, share_out
+from ringfeed.sharding.building.tasks import Bucketing
+from ringfeed.sharding.common.checksums import PREFIX
+from ringfeed.sharding.compute.class_counts import ClassCounts
+from ringfeed.sharding.dataset.file_names import index_name, shard_name
+from ringfeed.sharding.dataset.shard_table import seal
+from ringfeed.sharding.dataset.statistics import FeatureStatistics
 from ringfeed.sharding.schema import Feature, Schema
-from ringfeed.sharding.statistics import FeatureStatistics
-from ringfeed.sharding.table import seal
-from ringfeed.sharding.tasks import Bucketing
-from ringfeed.tools.inspection import inspection_text
+from ringfeed.tools.shard_dataset.inspection import inspection_text
 
 RECORDS, CLASSES, SHARDS = 10**9, 1000, 100_000
 BATCH = 1024

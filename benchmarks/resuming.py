@@ -20,8 +20,8 @@ from planner import apart
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, build, open_dataset
-from ringfeed.sharding.class_counts import ClassCounts
-from ringfeed.sharding.table import seal
+from ringfeed.sharding.compute.class_counts import ClassCounts
+from ringfeed.sharding.dataset.shard_table import seal
 
 FILES, COPIES, FILE_RECORDS, CLASSES = 4, 25_000, 10_000, 1000
 BATCH, DEEP_STEP = 512, 1_000_000

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from ringfeed.pipeline.quiet import quiet_tensorflow
+from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 
 with quiet_tensorflow():
     import tensorflow  # noqa: F401

@@ -1,20 +1,21 @@
 """A manifest in, batches out: which sample goes to which rank at which step, and how its bytes get there."""
 
-from .blend import CutMix, Mixup
-from .cache import Cache, MemoryCache
-from .counters import StageStats
-from .exposition import prometheus_text
-from .images import CentreCrop, ColourJitter, ImageTransform, Normalisation, RandomCrop
+from .deliver.to_numpy import Ragged
+from .fetch.shard_cache import Cache, MemoryCache
 from .loader import Loader
-from .mixing import Mixture, MixturePlan, SourceMix
-from .numpy_batches import Ragged
-from .padding import Pad
-from .plan import ClassMix, LoaderPlan, MissingClass
-from .quality import ShuffleQuality
-from .remainder import RecordRange
-from .selection import FilterPlan
-from .tabular import TabularPlan, TabularTransform, plan_columns
-from .targets import Balance, Ramp
+from .metrics.prometheus import prometheus_text
+from .metrics.stage_counters import StageStats
+from .mixture import Mixture, MixturePlan, SourceMix
+from .order.class_shares import Balance, Ramp
+from .order.epoch_plan import ClassMix, FilterPlan, LoaderPlan, MissingClass
+from .order.remainder import RecordRange
+from .order.shuffle_quality import ShuffleQuality
+from .transforms.image_options import CentreCrop, ColourJitter, Normalisation, RandomCrop
+from .transforms.images import ImageTransform
+from .transforms.mixup import CutMix, Mixup
+from .transforms.padding import Pad
+from .transforms.tabular import TabularTransform, plan_columns
+from .transforms.tabular_plan import TabularPlan
 
 __all__ = [
     "Balance",

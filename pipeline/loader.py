@@ -12,36 +12,37 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..sharding.class_counts import count_matrix
-from ..sharding.dataset import open_dataset
+from ..sharding.common.option_checks import boolean, integer, text, texts
+from ..sharding.compute.class_counts import count_matrix
+from ..sharding.dataset.dataset import open_dataset
+from ..sharding.dataset.manifest import Manifest
 from ..sharding.errors import ConfigError, CorruptionError
-from ..sharding.location import public_url
-from ..sharding.manifest import Manifest
-from ..sharding.storage import Place
-from .access import RandomAccess
-from .arguments import boolean, integer, text, texts
-from .balance import ClassSchedule
-from .buckets import Buckets
-from .cache import ShardCache, open_cache
-from .chunks import interleave
-from .columns import CLASS_ID, ORIGIN, Columns
-from .counters import StageStats
-from .epochs import Epochs, Origin
-from .features import checked_fill, delivered_schema, record_bytes
-from .labels import Labels
-from .lookahead import Lookahead
-from .order import EpochOrder, Geometry, Remainder, default_streams
-from .plan import LoaderPlan, plan_epoch
-from .pool import BufferPool
-from .quality import ShuffleQuality, shuffle_quality
-from .quarantine import OnBadShard, Quarantine
-from .selection import Selection
-from .shards import ShardFetcher
-from .state import shares_digest
-from .streams import OpenStreams
-from .targets import Balance, EpochLength, epoch_samples, parse_balance, settled_epoch, target_weights
-from .threads import Threads
-from .values import has_plain_values
+from ..sharding.storage.storage import Place
+from ..sharding.storage.urls import public_url
+from .base_loader import Epochs
+from .decode.buffer_pool import BufferPool
+from .decode.class_labels import Labels
+from .decode.columns import Columns
+from .decode.interleave import interleave
+from .decode.tfrecord_values import has_plain_values
+from .fetch.quarantine import OnBadShard, Quarantine
+from .fetch.shard_cache import ShardCache, open_cache
+from .fetch.threads import Threads
+from .metrics.stage_counters import StageStats
+from .order.class_balance import ClassSchedule
+from .order.class_shares import Balance, EpochLength, epoch_samples, parse_balance, settled_epoch, target_weights
+from .order.epoch_order import EpochOrder, Geometry, Remainder, default_streams
+from .order.epoch_plan import LoaderPlan, plan_epoch
+from .order.shuffle_quality import ShuffleQuality, shuffle_quality
+from .random_access import RandomAccess
+from .resume_state import shares_digest
+from .select.sample_columns import CLASS_ID, ORIGIN, Origin
+from .select.selected_columns import checked_fill, delivered_schema, record_bytes
+from .select.selected_rows import Selection
+from .streams.length_buckets import Buckets
+from .streams.prefetch_budget import Lookahead
+from .streams.shard_fetcher import ShardFetcher
+from .streams.stream_reader import OpenStreams
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc

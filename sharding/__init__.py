@@ -1,12 +1,15 @@
 """Datasets in, balanced shards and a manifest out. Needs no TensorFlow."""
 
-from .append import AppendOptions, append, plan_append
-from .build import build
-from .build_options import BuildOptions
-from .build_plan import BuildPlan
-from .cleaning import clean
-from .damage import Damage, Note
-from .dataset import Dataset, open_dataset, read_records
+from .building.append import AppendOptions, append, plan_append
+from .building.build import build
+from .building.build_plan import BuildPlan
+from .building.options import BuildOptions
+from .building.planning import plan_build
+from .dataset.damage import Damage, Note
+from .dataset.dataset import Dataset, open_dataset, read_records
+from .dataset.manifest import FileInfo, Generation, LostRecords, Manifest, ShardInfo, SplitInfo
+from .dataset.statistics import FeatureStatistics
+from .destination.clean import clean
 from .errors import (
     ConfigError,
     CorruptionError,
@@ -18,18 +21,15 @@ from .errors import (
     TrainingError,
     WorkerError,
 )
-from .export import Export, ExportOptions, export
-from .image_statistics import ImageStatistics
-from .manifest import FileInfo, Generation, LostRecords, Manifest, ShardInfo, SplitInfo
-from .planning import plan_build
+from .exporting.export import Export, ExportOptions, export
+from .formats.images.statistics import ImageStatistics
 from .progress import Progress
-from .rebuild import Original
-from .remedies import Remedy, RepairPlan, plan_repair
-from .repair import RepairReport, apply_repair, repair
+from .repairing.rebuild_plan import Original
+from .repairing.repair import RepairReport, apply_repair, repair
+from .repairing.repair_plan import Remedy, RepairPlan, plan_repair
 from .schema import Feature, Schema
-from .statistics import FeatureStatistics
-from .storage import Storage
-from .verify import Verification, VerifyProgress, check_dataset, verify
+from .storage.storage import Storage
+from .verifying.verify import Verification, VerifyProgress, check_dataset, verify
 
 __all__ = [
     "AppendOptions",

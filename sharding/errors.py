@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .wording import without_secrets
+from .messages import without_secrets
 
 __all__ = [
     "ConfigError",

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .errors import SourceError
-from .wording import listed
+from .messages import listed
 
-__all__ = ["MAX_FEATURES", "ExampleKind", "Feature", "Schema", "in_lists", "with_missing"]
+__all__ = ["MAX_FEATURES", "ExampleKind", "Feature", "Schema", "class_array", "in_lists", "label_type", "with_missing"]
 
 MAX_FEATURES = 1 << 15  # of a record: each costs each batch some 0.1 ms
 
@@ -323,3 +323,13 @@ def _field(feature: Feature, *, role: str) -> pa.Field:
     if len(feature.shape) > 1:
         metadata["shape"] = ",".join(map(str, feature.shape))
     return pa.field(feature.name, feature.arrow_type, metadata={k: v for k, v in metadata.items() if v} or None)
+
+
+def class_array(schema: Schema, classes: Sequence[object]) -> pa.Array:
+    """The values of the label, as the type of its column; without one, the value that stands for class None."""
+    return pa.array([False] * len(classes) if schema.label is None else classes, label_type(schema))
+
+
+def label_type(schema: Schema) -> pa.DataType:
+    """The type of the values of the label; of the one value that stands for it where there is none."""
+    return pa.bool_() if schema.label is None else schema[schema.label].primitive

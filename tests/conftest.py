@@ -7,33 +7,63 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import fsspec
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ringfeed.sharding import kernels
-from tests.lean import lean_environment
+from ringfeed.sharding.compute import kernels
+from tests.helpers.commands import Cli
+from tests.helpers.lean import lean_environment
 from tests.servers.hdfs import HdfsServer, hdfs
 from tests.servers.proxy import Proxy, proxied
 from tests.servers.seaweedfs import REGION, S3Server, seaweedfs
 from tests.servers.sharing import shared
 from tests.servers.store import Store
 
+ROOT = Path(__file__).resolve().parent.parent
+
 settings.register_profile("ringfeed", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are noisy
 settings.load_profile("ringfeed")
 
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 _LONGEST = (
-    "training/test_train.py", "tools/test_demo.py", "tools/test_shard_dataset.py", "training/test_distributed.py",
-    "tools/test_shard_dataset_errors.py", "sharding/test_faults.py", "sharding/test_engine.py",
-    "sharding/test_resume.py", "sharding/test_append.py", "sharding/test_append_faults.py", "sharding/test_rebuild.py",
-)  # fmt: skip
+    "training/test_train.py",
+    "tools/demo/test_run.py",
+    "tools/shard_dataset/test_program.py",
+    "training/test_distributed.py",
+    "tools/shard_dataset/test_errors.py",
+    "sharding/building/test_build_faults.py",
+    "sharding/engines/test_engine.py",
+    "sharding/building/test_resume.py",
+    "sharding/building/test_append.py",
+    "sharding/building/test_append_faults.py",
+    "sharding/repairing/test_rebuild_plan.py",
+)
 """Files that take minutes. They begin first, so that no core idles at the end."""
+
+
+def stale_files() -> list[str]:
+    """The modules of the tree that are not installed as they are here."""
+    stale = []
+    for layer in ("sharding", "pipeline", "training", "tools"):
+        installed = Path(import_module(f"ringfeed.{layer}").__path__[0])
+        for path in sorted((ROOT / layer).rglob("*.py")):
+            copy = installed / path.relative_to(ROOT / layer)
+            if not copy.exists() or copy.read_bytes() != path.read_bytes():
+                stale.append(str(path.relative_to(ROOT)))
+    return stale
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Test the tree, not an older copy of it that is installed."""
+    if not hasattr(session.config, "workerinput") and (stale := stale_files()):
+        names = ", ".join(stale[:3]) + (", ..." if len(stale) > 3 else "")
+        pytest.exit(f"the installed package is older than the tree ({names}); run: make setup", returncode=2)
 
 
 def pytest_configure() -> None:

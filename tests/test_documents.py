@@ -23,18 +23,22 @@ import pytest
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, build, open_dataset, read_records
-from ringfeed.tools import cli, shard_dataset
-from ringfeed.tools.shard_dataset_args import build_parser
+from ringfeed.tools import cli
+from ringfeed.tools.shard_dataset import program as shard_dataset
+from ringfeed.tools.shard_dataset.parser import build_parser
 from ringfeed.training import load_config
 from ringfeed.training.models import build_model
-from tests.conftest import Cli
-from tests.lean import lean_environment
-from tests.pipeline.pictures import write_pictures
+from tests.helpers.commands import Cli
+from tests.helpers.lean import lean_environment
+from tests.helpers.pictures import write_pictures
 from tests.servers.seaweedfs import S3Server
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
-ELSEWHERE = {"loader.md": "tests/pipeline/test_guide.py", "interoperability.md": "tests/test_interoperability.py"}
+ELSEWHERE = {
+    "loader.md": "tests/pipeline/test_loader_guide.py",
+    "interoperability.md": "tests/test_interoperability.py",
+}
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SUBCOMMANDS = r"build|append|reshard|inspect|verify|repair|cat|clean|export"
 COMMAND = re.compile(

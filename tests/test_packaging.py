@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from importlib import metadata
 from importlib.util import resolve_name
 from pathlib import Path
@@ -17,10 +18,31 @@ LAYERS = ("sharding", "pipeline", "training", "tools")
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
 
 
+SHARDING = (
+    "common", "compute", "storage", "formats", "dataset", "destination", "engines", "sources", "prepare", "assignment",
+    "building", "exporting", "verifying", "repairing",
+)  # fmt: skip
+PIPELINE = ("metrics", "order", "fetch", "select", "decode", "streams", "deliver", "transforms")
+ROOMS = (
+    "ringfeed.sharding",
+    *(f"ringfeed.sharding.{name}" for name in SHARDING),
+    *(f"ringfeed.pipeline.{name}" for name in PIPELINE),
+    "ringfeed.pipeline",
+    "ringfeed.training",
+    "ringfeed.tools",
+    *(f"ringfeed.tools.{name}" for name in ("shard_dataset", "profile", "demo", "environment")),
+)
+"""The folders in the order of their imports: the modules of each import from it and from those before it."""
+FACES = {"ringfeed.sharding", "ringfeed.pipeline", "ringfeed.training"}
+
+
 def module_name(path: Path) -> str:
     """`ringfeed.tools.cli` for tools/cli.py, `ringfeed.tools` for tools/__init__.py."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(("ringfeed", *(parts[:-1] if parts[-1] == "__init__" else parts)))
+
+
+PATHS = {module_name(path): path for path in MODULES}
 
 
 def imports(source: str, module: str, *, is_package: bool) -> Iterator[str]:
@@ -76,6 +98,45 @@ def test_the_layer_check_lets_earlier_layers_and_others_through() -> None:
 def test_a_layer_imports_only_the_ones_before_it(path: Path) -> None:
     is_package = path.name == "__init__.py"
     assert layer_faults(path.read_text(), module_name(path), is_package=is_package) == []
+
+
+def room_of(module: str, *, is_package: bool) -> str:
+    """The folder of `ROOMS` that a module is in."""
+    package = module if is_package else module.rpartition(".")[0]
+    return ".".join(package.split(".")[:3])
+
+
+def imported_modules(path: Path, tree: ast.AST) -> set[str]:
+    """The modules of this project that a part of a module imports."""
+    found = imports(ast.unparse(tree), module_name(path), is_package=path.name == "__init__.py")
+    return {name if name in PATHS else name.rpartition(".")[0] for name in found} & PATHS.keys()
+
+
+def test_every_folder_has_its_place_in_the_order() -> None:
+    rooms = {room_of(module_name(path), is_package=path.name == "__init__.py") for path in MODULES}
+    assert rooms == set(ROOMS)
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if module_name(path) not in FACES], ids=module_name)
+def test_a_folder_imports_only_the_ones_before_it(path: Path) -> None:
+    own = ROOMS.index(room_of(module_name(path), is_package=path.name == "__init__.py"))
+    for name in imported_modules(path, ast.parse(path.read_text())) - FACES:
+        room = room_of(name, is_package=PATHS[name].name == "__init__.py")
+        assert ROOMS.index(room) <= own, name
+
+
+def test_there_is_no_import_circle() -> None:
+    """Not even one of annotations: what stands under `TYPE_CHECKING` counts, what a function imports does not."""
+    graph: dict[str, set[str]] = {}
+    for path in MODULES:
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                node.body = [ast.Pass()]
+        graph[module_name(path)] = imported_modules(path, tree) - {module_name(path)}
+    with pytest.raises(CycleError):
+        TopologicalSorter({**graph, "ringfeed.sharding.errors": {"ringfeed.sharding"}}).prepare()
+    TopologicalSorter(graph).prepare()
 
 
 def test_only_training_distributed_imports_horovod() -> None:
@@ -152,7 +213,7 @@ def loaded_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("module", ["ringfeed.sharding", "ringfeed.tools.cli", "ringfeed.tools.commands"])
+@pytest.mark.parametrize("module", ["ringfeed.sharding", "ringfeed.tools.cli", "ringfeed.tools.shard_dataset.commands"])
 def test_a_bare_data_host_needs_neither_tensorflow_nor_horovod(module: str) -> None:
     loaded = loaded_by(f"import {module}")
     assert "ringfeed" in loaded

@@ -13,11 +13,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..pipeline.cache_folder import CacheEntry, CacheFolder, dataset_folder, is_cache
+from ..pipeline.fetch.disk_cache import CacheEntry, CacheFolder, dataset_folder, is_cache
 from ..sharding.errors import ConfigError
-from ..sharding.location import Location
-from ..sharding.storage import Storage, public_url
-from ..sharding.wording import listed, one_line
+from ..sharding.messages import listed, one_line
+from ..sharding.storage.location import Location
+from ..sharding.storage.storage import Storage, public_url
 from .console import align, human_bytes, human_seconds
 
 __all__ = ["add_arguments", "parse_age", "run"]

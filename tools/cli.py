@@ -12,20 +12,20 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol, cast
 
-from .arguments import CommandParser, HelpFormatter
-from .ending import Terminated
+from .argument_types import CommandParser, HelpFormatter
 from .probe import version_of
-from .starting import INTERRUPTED, interrupts_told, output_settled, settle_streams
+from .process_start import INTERRUPTED, interrupts_told, output_settled, settle_streams
+from .signals import Terminated
 
 __all__ = ["main"]
 
 COMMANDS = {
     "train": ("..training.train", "train a model, alone or as one rank of horovodrun"),
-    "profile": (".profile_command", "measure the loader stage by stage and say what holds it back"),
+    "profile": (".profile.command", "measure the loader stage by stage and say what holds it back"),
     "cache": (".cache", "show what a loader's cache holds, or clear it"),
-    "doctor": (".doctor", "report versions, collectives, GPUs and clients, and how to get what is missing"),
+    "doctor": (".environment.doctor", "report versions, collectives, GPUs and clients, and how to get what is missing"),
     "install-horovod": (
-        ".horovod_build",
+        ".environment.horovod_build",
         "build and install Horovod for the TensorFlow that is installed here",
     ),
 }

@@ -22,8 +22,8 @@ from rich.progress import (
 )
 from rich.table import Column
 
-from ..sharding.json_pieces import json_pieces
-from .starting import lead_nowhere
+from ..sharding.common.json_stream import json_pieces
+from .process_start import lead_nowhere
 
 __all__ = [
     "StageReport", "align", "human_bytes", "human_seconds", "print_event", "print_json", "prints_aside",

@@ -23,7 +23,7 @@ from safetensors import deserialize
 from safetensors.numpy import save
 
 from ..sharding.errors import CorruptionError
-from ..sharding.storage import Storage
+from ..sharding.storage.storage import Storage
 
 __all__ = ["Checkpoint", "CheckpointStore", "decode", "encode"]
 

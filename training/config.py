@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..pipeline.images import ColourJitter, RandomCrop
+from ..pipeline.transforms.image_options import ColourJitter, RandomCrop
 from ..sharding.errors import ConfigError
 
 __all__ = [

@@ -19,8 +19,8 @@ from typing import Any
 
 import yaml
 
+from ..sharding.common.strict_yaml import load_yaml
 from ..sharding.errors import ConfigError
-from ..sharding.strict_yaml import load_yaml
 from .config import TrainConfig
 
 __all__ = ["all_keys", "changed_keys", "describe_keys", "load_config", "parse_config", "to_tree"]

@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..pipeline.images import ImageTransform
+from ..pipeline.transforms.images import ImageTransform
+from ..sharding.dataset.manifest import Manifest
 from ..sharding.errors import ConfigError
-from ..sharding.manifest import Manifest
 from ..sharding.schema import Feature
 from .config import AugmentConfig, DataConfig
 from .preprocess import Element, Inputs, Preprocess, feature_columns, label_and_weight

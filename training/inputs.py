@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from ..pipeline import Loader
-from ..pipeline.cache import open_cache
-from ..sharding.dataset import open_dataset
+from ..pipeline.fetch.shard_cache import open_cache
+from ..sharding.dataset.dataset import open_dataset
 from ..sharding.errors import ConfigError
 from .config import TrainConfig
 from .distributed import Ring

@@ -14,20 +14,13 @@ from typing import Any
 
 import keras
 
-from ..pipeline.tabular import TabularPlan
+from ..pipeline.transforms.tabular_plan import TabularPlan
+from ..sharding.dataset.manifest import Manifest
 from ..sharding.errors import ConfigError
-from ..sharding.manifest import Manifest
 from .config import AugmentConfig, ModelConfig, TrainConfig
 from .images import image_column, image_preprocess, image_shape
 from .precision import compute_dtype
-from .preprocess import (
-    Element,
-    Preprocess,
-    feature_columns,
-    label_and_weight,
-    plan_tabular,
-    tabular_preprocess,
-)
+from .preprocess import Element, Preprocess, feature_columns, label_and_weight, plan_tabular, tabular_preprocess
 
 __all__ = ["BuiltModel", "build_model"]
 

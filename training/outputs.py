@@ -9,9 +9,9 @@ from contextlib import suppress
 from tempfile import TemporaryFile
 from typing import Any
 
-from ..sharding.drafts import make_folder
 from ..sharding.errors import StorageError
-from ..sharding.storage import Storage
+from ..sharding.storage.atomic_files import make_folder
+from ..sharding.storage.storage import Storage
 
 __all__ = ["METRICS_FORMAT", "check_writable", "encode_metrics", "write_file"]
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..pipeline.tabular import TabularPlan, missing_codes, plan_columns
-from ..pipeline.tabular_ops import tabular_inputs
+from ..pipeline.transforms.tabular import missing_codes, plan_columns
+from ..pipeline.transforms.tabular_ops import tabular_inputs
+from ..pipeline.transforms.tabular_plan import TabularPlan
+from ..sharding.dataset.manifest import Manifest
 from ..sharding.errors import ConfigError
-from ..sharding.manifest import Manifest
 from ..sharding.schema import Feature
 from .config import DataConfig
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..pipeline.order import ORDER
+from ..pipeline.order.epoch_order import ORDER
 from ..sharding.errors import TrainingError
 from .checkpoint import Checkpoint
 from .config import TrainConfig

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Sequence
 
-from ..pipeline.quiet import quiet_tensorflow
+from ..pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ..sharding.errors import RingfeedError
 from .config_file import describe_keys, load_config
 from .launch import world_from_environment

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow.types import is_binary, is_fixed_size_list, is_large_list, is_list, is_string
 
-from ..wording import brief
-from .pages import InPlace, read_vectors
+from ..messages import brief
+from .parquet_pages import InPlace, read_vectors
 
 __all__ = [
     "LENGTH_BYTES", "RowGroup", "check_columns", "column_spans", "footer_bytes", "groups_of_rows", "iterate_parquet",

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from .. import kernels
+from ..compute import kernels
 from ..errors import CorruptionError
-from .binary import binary_rows, data_of, join_binary, offsets_of
+from .arrow_binary import binary_rows, data_of, join_binary, offsets_of
 
 __all__ = [
     "FOOTER_BYTES", "HEADER_BYTES", "FrameBlock", "FrameDamage", "compress", "compressor",

@@ -1,17 +1,17 @@
 """What is done to records before they are dealt to shards: steps as values, and sources around a source."""
 
-from .carrying import open_carrying
+from .carried_column import open_carrying
 from .casts import Cast, SetTypes
-from .features_file import read_features
+from .comma_lists import split_columns
 from .image_source import ImageSource
-from .images import Encoding, ImageOptions, Size, parse_encoding, parse_size
-from .items import split_columns
-from .mapping import MapBatches
-from .opening import open_prepared, prepare
+from .image_transform import Encoding, ImageOptions, Size, parse_encoding, parse_size
+from .open import open_prepared, prepare
 from .options import PrepareOptions
-from .source import PreparedSource
-from .specs import parse_step, restore_options
+from .prepared_source import PreparedSource
+from .schema_file import read_features
 from .steps import Drop, DropNulls, FillNulls, Filter, Rename, Select, Step
+from .text_form import parse_step, restore_options
+from .user_map import MapBatches
 
 __all__ = [
     "Cast",

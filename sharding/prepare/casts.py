@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..casting import cast_column
+from ..compute.arrow_casts import cast_column
 from ..errors import ConfigError
 from ..schema import Feature, Schema
-from .columns import check_columns, check_distinct
-from .items import join_items
+from .column_names import check_columns, check_distinct
+from .comma_lists import join_items
 from .steps import OnColumns
 
 __all__ = ["Cast", "SetTypes"]

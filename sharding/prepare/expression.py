@@ -15,10 +15,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..casting import is_number
+from ..compute.arrow_casts import is_number
 from ..errors import ConfigError
-from ..wording import brief
-from .columns import check_columns
+from ..messages import brief
+from .column_names import check_columns
 
 __all__ = ["NULL", "column_name", "columns_of", "evaluate", "fits", "literal_word", "parse"]
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from ..compute.keyed_random import derive_key
 from ..errors import ConfigError, SourceError
-from ..keyed import derive_key
 from ..schema import Feature, Schema
 from ..sources.base import Around, Source, narrowed
-from .images import ImageOptions, NewImage, transform_all
+from .image_transform import ImageOptions, NewImage, transform_all
 
 __all__ = ["ImageSource"]
 

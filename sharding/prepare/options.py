@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..schema import Feature
-from .images import ImageOptions
-from .items import ALL
+from .comma_lists import ALL
+from .image_transform import ImageOptions
 from .steps import Step
 
 __all__ = ["PrepareOptions"]

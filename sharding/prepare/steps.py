@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..casting import cast_column, is_list
+from ..compute.arrow_casts import cast_column, is_list
 from ..errors import ConfigError, SourceError
+from ..messages import brief
 from ..schema import Feature, Schema
-from ..wording import brief
-from .columns import check_columns, check_distinct, in_order, visible, with_groups
+from .column_names import check_columns, check_distinct, in_order, visible, with_groups
+from .comma_lists import ALL, join_items
 from .expression import columns_of, evaluate
-from .items import ALL, join_items
 
 __all__ = ["Drop", "DropNulls", "FillNulls", "Filter", "OnColumns", "Rename", "Select", "Step"]
 

@@ -11,17 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ..compute.batches import BATCH_BYTES, BATCH_ROWS
 from ..errors import SourceError
 from ..schema import Feature, Schema
 
-__all__ = [
-    "BATCH_BYTES", "BATCH_ROWS", "NO_FEATURES", "PASS_OVER", "Around", "BadRecord", "Checked", "Choosing", "Complete",
+__all__ = [ "NO_FEATURES", "PASS_OVER", "Around", "BadRecord", "Checked", "Choosing", "Complete",
     "Narrowable", "Part", "Reject", "Sized", "Source", "base_of", "completed", "draft_columns", "fail_on_bad",
-    "late_bytes", "light", "narrowed", "pass_over", "rebased", "sliced",
+    "late_bytes", "light", "narrowed", "pass_over", "rebased",
 ]  # fmt: skip
 
-BATCH_ROWS = 1 << 16  # a source's batches hold at most so many records,
-BATCH_BYTES = 16 << 20  # and about so many bytes at most: what a build holds in memory is counted in them
 _FIRST_SLICE = 16  # records completed at once before it is known how large they are
 NO_FEATURES: Mapping[str, Feature] = MappingProxyType({})  # no types are given: all are inferred
 
@@ -220,24 +218,6 @@ def completed(source: Source, drafts: pa.RecordBatch) -> Iterator[pa.RecordBatch
         yield batch
         start += rows
         rows = max(1, min(BATCH_ROWS, 2 * rows, rows * BATCH_BYTES // max(1, batch.nbytes)))
-
-
-def sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Slices of at most `BATCH_ROWS` records and about `BATCH_BYTES` bytes; no byte is copied."""
-    if not batch.num_rows:
-        return
-    pieces = max(-(-batch.num_rows // BATCH_ROWS), sum(map(_column_bytes, batch.columns)) // BATCH_BYTES)
-    rows = -(-batch.num_rows // pieces)
-    for start in range(0, batch.num_rows, rows):
-        yield batch.slice(start, rows)
-
-
-def _column_bytes(column: pa.Array) -> int:
-    """Bytes of a column; of a dictionary's, about what it will have when each index is replaced by its value."""
-    if isinstance(column, pa.DictionaryArray) and len(column.dictionary):
-        return len(column) * int(column.dictionary.nbytes) // len(column.dictionary)
-    size: int = column.nbytes
-    return size
 
 
 def draft_columns(source: Source) -> frozenset[str]:

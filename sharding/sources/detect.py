@@ -6,38 +6,38 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ..dataset.manifest import MANIFEST_NAME
 from ..errors import SourceError
-from ..location import url_text
-from ..manifest import MANIFEST_NAME
 from ..schema import Feature
+from ..storage.urls import url_text
+from .arrays.hdf5 import SUFFIXES as HDF5_SUFFIXES
+from .arrays.hdf5 import Hdf5Source
+from .arrays.idx import SUFFIXES as IDX_SUFFIXES
+from .arrays.idx import IdxSource
+from .arrays.npy import SUFFIXES as NPY_SUFFIXES
+from .arrays.npy import NpySource
+from .arrays.url_selection import split_selection
 from .base import NO_FEATURES, Reject, Source, fail_on_bad
-from .csv import SUFFIXES as CSV_SUFFIXES
-from .csv import CsvSource
-from .files import SourceFile, list_files, plain_name
-from .hdf5 import SUFFIXES as HDF5_SUFFIXES
-from .hdf5 import Hdf5Source
-from .idx import SUFFIXES as IDX_SUFFIXES
-from .idx import IdxSource
-from .image_list import ImageListSource
-from .images import SUFFIXES as IMAGE_SUFFIXES
-from .images import ImageFolderSource
-from .ipc import SUFFIXES as IPC_SUFFIXES
-from .ipc import IpcSource
-from .iterable import IterableSource
-from .jsonl import SUFFIXES as JSONL_SUFFIXES
-from .jsonl import JsonlSource
-from .npy import SUFFIXES as NPY_SUFFIXES
-from .npy import NpySource
-from .orc import SUFFIXES as ORC_SUFFIXES
-from .orc import OrcSource
-from .parquet import SUFFIXES as PARQUET_SUFFIXES
-from .parquet import ParquetSource
+from .files.find import SourceFile, list_files, plain_name
+from .images.class_folders import SUFFIXES as IMAGE_SUFFIXES
+from .images.class_folders import ImageFolderSource
+from .images.image_list import ImageListSource
+from .records.python_function import IterableSource
+from .records.tfrecord import SUFFIXES as TFRECORD_SUFFIXES
+from .records.tfrecord import TFRecordSource
+from .records.webdataset import SUFFIXES as TAR_SUFFIXES
+from .records.webdataset import WebDatasetSource, expand_braces
 from .ringfeed import RingfeedSource, find_dataset
-from .selection import split_selection
-from .tfrecord import SUFFIXES as TFRECORD_SUFFIXES
-from .tfrecord import TFRecordSource
-from .webdataset import SUFFIXES as TAR_SUFFIXES
-from .webdataset import WebDatasetSource, expand_braces
+from .tables.ipc import SUFFIXES as IPC_SUFFIXES
+from .tables.ipc import IpcSource
+from .tables.orc import SUFFIXES as ORC_SUFFIXES
+from .tables.orc import OrcSource
+from .tables.parquet import SUFFIXES as PARQUET_SUFFIXES
+from .tables.parquet import ParquetSource
+from .text.csv import SUFFIXES as CSV_SUFFIXES
+from .text.csv import CsvSource
+from .text.jsonl import SUFFIXES as JSONL_SUFFIXES
+from .text.jsonl import JsonlSource
 
 __all__ = ["KINDS", "open_source"]
 

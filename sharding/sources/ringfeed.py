@@ -7,16 +7,17 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from ..dataset import Dataset, open_dataset
+from ..compute.batches import BATCH_ROWS
+from ..compute.keyed_random import derive_key
+from ..dataset.dataset import Dataset, open_dataset
+from ..dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
+from ..dataset.shard_records import read_index_rows, read_shard
 from ..errors import ConfigError, DatasetError, StorageError
-from ..keyed import derive_key
-from ..manifest import MANIFEST_NAME, Manifest, ShardInfo
-from ..retry import is_transient
 from ..schema import Feature, Schema
-from ..storage import Storage
-from .base import BATCH_ROWS, Complete, Part, Reject, fail_on_bad
-from .shards import read_index_rows, read_shard
-from .web import is_sent_below, without_query
+from ..storage.retry import is_transient
+from ..storage.storage import Storage
+from .base import Complete, Part, Reject, fail_on_bad
+from .files.http_listing import is_sent_below, without_query
 
 __all__ = ["SPLIT", "RingfeedSource", "find_dataset", "named_dataset", "only_split"]
 

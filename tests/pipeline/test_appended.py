@@ -12,7 +12,7 @@ import pytest
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import AppendOptions, append, open_dataset
-from tests.pipeline.conftest import make_table, numbered
+from tests.helpers.numbered_records import make_table, numbered
 
 OLD, NEW = 1000, 600
 

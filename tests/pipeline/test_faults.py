@@ -15,13 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ringfeed.pipeline import Loader, hedging
-from ringfeed.pipeline.counters import Counters
-from ringfeed.pipeline.reading import SourceReader
+from ringfeed.pipeline import Loader
+from ringfeed.pipeline.fetch import hedged_reads as hedging
+from ringfeed.pipeline.fetch.shard_files import SourceReader
+from ringfeed.pipeline.metrics.stage_counters import Counters
 from ringfeed.sharding import CorruptionError, DatasetError, StorageError, open_dataset
-from ringfeed.sharding.retry import RetryPolicy
-from ringfeed.sharding.storage import Storage
-from tests.pipeline.reading import batches
+from ringfeed.sharding.storage.retry import RetryPolicy
+from ringfeed.sharding.storage.storage import Storage
+from tests.helpers.reading import batches
 from tests.servers.hdfs import hdfs
 from tests.servers.proxy import Fault, Proxy
 from tests.servers.seaweedfs import S3Server

@@ -12,9 +12,9 @@ import pytest
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import CorruptionError, ExportOptions, export, open_dataset, read_records
-from ringfeed.sharding.checksums import checksum
-from ringfeed.sharding.table import seal
-from tests.sharding.conftest import built, make_table
+from ringfeed.sharding.common.checksums import checksum
+from ringfeed.sharding.dataset.shard_table import seal
+from tests.helpers.builds import built, make_table
 
 Make = Callable[..., Path]
 ALL_READ: dict[str, Callable[[str], object]] = {

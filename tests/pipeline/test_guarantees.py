@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfeed.pipeline import Loader, LoaderPlan, Mixture, Ragged, Ramp, RecordRange
-from ringfeed.pipeline.targets import parse_balance, target_weights
+from ringfeed.pipeline.order.class_shares import parse_balance, target_weights
 from ringfeed.sharding import AppendOptions, BuildOptions, ConfigError, CorruptionError, append, build, open_dataset
-from ringfeed.sharding.keyed import derive_key
+from ringfeed.sharding.compute.keyed_random import derive_key
 
 Ints = npt.NDArray[np.int64]
 Samples = dict[str, npt.NDArray[Any]]

@@ -17,14 +17,17 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ringfeed.pipeline import Loader, opening, streams
+from ringfeed.pipeline import Loader
 from ringfeed.pipeline import loader as loader_module
-from ringfeed.pipeline.columns import CLASS_ID, Columns, copied
-from ringfeed.pipeline.counters import Counters
-from ringfeed.pipeline.lending import LentRecords
-from ringfeed.pipeline.shards import ShardFetcher
+from ringfeed.pipeline.decode.columns import Columns, copied
+from ringfeed.pipeline.metrics.stage_counters import Counters
+from ringfeed.pipeline.select.sample_columns import CLASS_ID
+from ringfeed.pipeline.streams import open_window as opening
+from ringfeed.pipeline.streams import stream_reader as streams
+from ringfeed.pipeline.streams.borrowed_records import LentRecords
+from ringfeed.pipeline.streams.shard_fetcher import ShardFetcher
 from ringfeed.sharding import BuildOptions, ConfigError, CorruptionError, DatasetError, build, open_dataset
-from tests.pipeline.reading import read
+from tests.helpers.reading import read
 
 Make = Callable[..., str]
 RECORDS = 1000

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.sharding import BuildOptions, build, open_dataset
-from tests.lean import lean_environment
-from tests.pipeline import peak_memory
+from tests.helpers import peak_memory
+from tests.helpers.lean import lean_environment
 
 SHARD_RECORDS, WIDTH = 4096, 64  # 1 MiB of float32
 SPLITS = {"two": 2, "eight": 8, "thirty_two": 32}  # times 4 MiB

@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.pipeline import Loader
-from ringfeed.sharding import BuildOptions, CorruptionError, StorageError, build, clients, verify
-from ringfeed.sharding.storage import Storage
-from tests.pipeline.conftest import make_table
+from ringfeed.sharding import BuildOptions, CorruptionError, StorageError, build, verify
+from ringfeed.sharding.storage import filesystems as clients
+from ringfeed.sharding.storage.storage import Storage
+from tests.helpers.numbered_records import make_table
 from tests.servers.hdfs import HdfsServer
 from tests.servers.store import Store
 

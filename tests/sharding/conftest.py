@@ -3,22 +3,17 @@
 import csv
 import shutil
 from collections.abc import Callable, Iterator
-from fractions import Fraction
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ringfeed.sharding import BuildOptions, Dataset, Progress, build, open_dataset
-from ringfeed.sharding.storage import Storage
-
-SPLITS = {"train": Fraction(9, 10), "test": Fraction(1, 10)}
-OLD, NEW = 600, 500  # records of a dataset, and of what is appended to it
+from ringfeed.sharding import Dataset
+from tests.helpers.builds import SPLITS, built, make_table, newer_table
 
 settings.register_profile(  # the cores are shared: times mean nothing
     "ringfeed", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
@@ -30,21 +25,6 @@ settings.load_profile("ringfeed")
 def table() -> pa.Table:
     """600 records of every type, with a label of three unequal classes and a unique `id`."""
     return make_table(600)
-
-
-def make_table(rows: int) -> pa.Table:
-    rng = np.random.default_rng(0)
-    vectors = rng.normal(size=(rows, 4)).astype(np.float32)
-    return pa.table(
-        {
-            "id": pa.array(np.arange(rows)),
-            "vector": pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), 4),
-            "small": pa.array(rng.integers(-100, 100, rows).astype(np.int8)),
-            "price": pa.array(rng.normal(size=rows)),
-            "flag": pa.array(rng.random(rows) < 0.5),
-            "label": pa.array(rng.choice(["a", "b", "c"], rows, p=[0.7, 0.25, 0.05])),
-        }
-    )
 
 
 @pytest.fixture
@@ -65,12 +45,6 @@ def write_csv(tmp_path: Path) -> Callable[..., str]:
         return str(tmp_path / name)
 
     return write
-
-
-def built(source: str, destination: str | Path, **options: Any) -> Dataset:
-    """Build in this process and open what was built."""
-    build(BuildOptions(source=source, destination=str(destination), **options))
-    return open_dataset(str(destination))
 
 
 @pytest.fixture
@@ -114,54 +88,6 @@ def nothing_left(tmp_path: Path) -> Iterator[Path]:
     destination = tmp_path / "new" / "dataset"
     yield destination
     assert not destination.parent.exists()
-
-
-class Killed(BaseException):
-    """Nothing that is done after it has an effect on the store."""
-
-
-def ends_in_writes(work: Callable[[], object], root: Path, writes: int) -> bool:
-    """Whether some work on a dataset ends with so many writes to it; it is killed at the next one."""
-    write, steps = Storage.write, 0
-
-    def writing(storage: Storage, path: str, data: Any, **how: Any) -> None:
-        nonlocal steps
-        steps += storage.locate() == str(root)
-        if steps > writes:
-            raise Killed
-        write(storage, path, data, **how)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ringfeed.sharding.lease._BEAT_SECONDS", 600)  # which is a write, too
-        patch.setattr(Storage, "write", writing)
-        try:
-            work()
-        except Killed:
-            return False
-    return True
-
-
-def interrupt_after(shards: int, error: BaseException) -> Any:
-    """What to report to, to be interrupted once so many shards are written."""
-
-    def report(progress: Progress) -> None:
-        if progress.stage == "write" and progress.done >= shards:
-            raise error
-
-    return report
-
-
-def interrupted(options: BuildOptions, shards: int) -> None:
-    """Build until so many shards are written."""
-    with pytest.raises(KeyboardInterrupt):
-        build(options, report=interrupt_after(shards, KeyboardInterrupt()))
-
-
-def newer_table(rows: int = NEW, first: int = OLD) -> pa.Table:
-    """Records with numbers from `first` on, of which those of class c are of a new class."""
-    table = make_table(rows)
-    labels = pa.array(["aa" if value == "c" else value for value in table["label"].to_pylist()])
-    return table.set_column(0, "id", pa.array(np.arange(rows) + first)).set_column(5, "label", labels)
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
 """What the commands are tried on, and how their errors look."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from ringfeed.tools.shard_dataset import main
-
-ROWS = 400
+from ringfeed.tools.shard_dataset.program import main
+from tests.helpers.commands import ROWS
 
 
 @pytest.fixture
@@ -28,13 +26,3 @@ def dataset(source: str, tmp_path: Path) -> Path:
         == 0
     )
     return out
-
-
-def assert_one_line(done: "subprocess.CompletedProcess[str]", *words: str) -> None:
-    """The error is one line that holds the words; before it may stand lines of progress."""
-    errors = [line for line in done.stderr.splitlines() if not line.startswith(("count labels:", "read records:"))]
-    assert done.returncode == 1, done
-    assert len(errors) == 1, done.stderr
-    assert errors[0].startswith("shard-dataset: error: ")
-    for word in words:
-        assert word in errors[0]

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from ringfeed.pipeline import Cache
-from ringfeed.pipeline.cache_folder import CacheKey
-from ringfeed.pipeline.counters import Counters
-from ringfeed.sharding.checksums import checksum
+from ringfeed.pipeline.fetch.disk_cache import CacheKey
+from ringfeed.pipeline.metrics.stage_counters import Counters
+from ringfeed.sharding.common.checksums import checksum
 from ringfeed.tools.cli import main
 
 URLS = ("s3://bucket/flights", "s3://bucket/" + "long/" * 60 + "name")

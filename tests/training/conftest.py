@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from ringfeed.sharding import BuildOptions, build
-from tests.lean import lean_environment
+from tests.helpers.lean import lean_environment
 
 TIMEOUT_SECONDS = 240
 SPLITS = {"train": Fraction(3, 4), "test": Fraction(1, 4)}

@@ -11,14 +11,7 @@ import pytest
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config import TrainConfig
-from ringfeed.training.config_file import (
-    all_keys,
-    changed_keys,
-    describe_keys,
-    load_config,
-    parse_config,
-    to_tree,
-)
+from ringfeed.training.config_file import all_keys, changed_keys, describe_keys, load_config, parse_config, to_tree
 
 MINIMAL: dict[str, Any] = {"data": {"url": "x"}}
 

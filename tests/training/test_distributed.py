@@ -21,7 +21,7 @@ import tensorflow as tf
 from ringfeed.sharding.errors import TrainingError
 from ringfeed.training.distributed import SoloRing, assert_same_weights, connect
 from ringfeed.training.launch import World, world_from_environment
-from tests.lean import lean_environment
+from tests.helpers.lean import lean_environment
 
 pytest.importorskip("horovod", reason="Horovod is built by: make setup")
 

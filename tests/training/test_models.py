@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.dataset.statistics import FeatureStatistics
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.manifest import Manifest
 from ringfeed.sharding.schema import Feature
-from ringfeed.sharding.statistics import FeatureStatistics
 from ringfeed.training.config import AugmentConfig
 from ringfeed.training.config_file import parse_config
 from ringfeed.training.images import image_preprocess, image_shape
 from ringfeed.training.lars import LARS
 from ringfeed.training.models import build_model
 from ringfeed.training.optimizers import build_optimizer, build_schedule
-from tests.training.manifests import manifest_of
+from tests.helpers.manifests import manifest_of
 
 FEATURES = (
     Feature(name="x", dtype="float32"),

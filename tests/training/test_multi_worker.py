@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 from ringfeed.sharding import BuildOptions, build
-from tests.lean import lean_environment
+from tests.helpers import fitting
+from tests.helpers.lean import lean_environment
 from tests.servers.process import free_ports
-from tests.training import fitting
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.dataset.statistics import FeatureStatistics
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.manifest import Manifest
 from ringfeed.sharding.schema import Feature
-from ringfeed.sharding.statistics import FeatureStatistics
 from ringfeed.training.config import DataConfig
 from ringfeed.training.preprocess import feature_columns, fill_values, plan_tabular, tabular_preprocess
-from tests.training.manifests import manifest_of
+from tests.helpers.manifests import manifest_of
 
 FEATURES = (
     Feature(name="delay", dtype="float32"),

@@ -1,0 +1,3 @@
+"""From the bytes of a shard to columns of NumPy arrays."""
+
+__all__: list[str] = []

@@ -1,0 +1,264 @@
+"""The columns of opened shards, in memory: what samples are gathered from by number.
+
+NumPy arrays for whatever has a fixed shape, Arrow arrays for strings and lists. Records of TFRecord shards stay as they
+are until they are gathered: see `frames.py`; so do vectors of Parquet shards: see `InPlace`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...sharding.compute import kernels
+from ...sharding.compute.grouping import stable_order
+from ...sharding.compute.kernels import INLINE_AT, INLINE_BYTES, VIEW
+from ...sharding.formats.parquet import read_columns
+from ...sharding.formats.parquet_pages import InPlace
+from ...sharding.schema import Feature, Schema
+from .row_views import Picked, is_pickable, pick
+
+__all__ = [
+    "Column",
+    "Columns",
+    "compacted",
+    "concat_columns",
+    "copied",
+    "copy_views",
+    "filled_columns",
+    "filling",
+    "open_parquet",
+    "slice_columns",
+    "take_columns",
+    "take_from_segments",
+    "view_array",
+    "view_bytes",
+    "view_places",
+    "views_of",
+]
+
+_VIEW_SPAN = 1 << 30
+_ROWS = (np.ndarray, InPlace)  # with a `take` such as NumPy's
+
+Column: TypeAlias = npt.NDArray[Any] | Any  # in shards also `InPlace`, from there `Picked`; or Arrow, without types
+Columns: TypeAlias = Mapping[str, Column]
+
+
+def open_parquet(
+    data: pa.Buffer, schema: Schema, fill: Mapping[str, Any], groups: Sequence[int] | None = None
+) -> Columns:
+    """Columns of a whole Parquet shard; those of other features are not read.
+
+    Args:
+        data: of the file.
+        schema: of the features wanted.
+        fill: for each feature, what stands for a missing value. Floats need none: it is NaN.
+        groups: to read, by number; None for all row groups.
+    """
+    lengths = {feature.name: feature.elements or 0 for feature in schema.features if feature.numeric}
+    vectors = {name: (schema[name].dtype, length) for name, length in lengths.items() if length > 1}
+    others = [name for name in schema.names if name not in vectors]
+    found, table = read_columns(data, vectors, others, groups, schema.arrow)
+    rest = Schema(features=tuple(feature for feature in schema.features if feature.name not in found))
+    columns: dict[str, Column] = {}
+    for name, values in found.items():
+        shape = schema[name].fixed_shape or ()
+        columns[name] = replace(values, shape=shape) if isinstance(values, InPlace) else values.reshape(-1, *shape)
+    columns |= filled_columns(table, rest, fill)
+    return {name: columns[name] for name in schema.names}
+
+
+def filled_columns(table: pa.Table, schema: Schema, fill: Mapping[str, Any]) -> Columns:
+    """The columns of a table, with what stands for missing values.
+
+    Args:
+        table: of the schema's Arrow types; with other columns too.
+        schema: of the features wanted.
+        fill: as for `open_parquet`.
+    """
+    return {feature.name: _filled(table.column(feature.name), feature, fill) for feature in schema.features}
+
+
+def _filled(column: pa.ChunkedArray, feature: Feature, fill: Mapping[str, Any]) -> Column:
+    array = column.combine_chunks()
+    array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
+    if array.null_count:
+        array = _fill_nulls(array, feature, fill)
+    if not feature.numeric or feature.elements is None:
+        return array
+    if feature.shape == ():
+        return array.to_numpy(zero_copy_only=False)
+    values = array.values.slice(array.offset * feature.elements, len(array) * feature.elements)
+    return values.to_numpy(zero_copy_only=False).reshape(len(array), *(feature.fixed_shape or ()))
+
+
+def _fill_nulls(array: pa.Array, feature: Feature, fill: Mapping[str, Any]) -> pa.Array:
+    value = filling(feature, fill)
+    if value is None and feature.elements is not None:
+        raise ValueError(f"feature {feature.name!r} has missing values, and the statistics know of none")
+    if feature.shape == ():
+        return pc.fill_null(array, pa.scalar(value, array.type))
+    values = [] if feature.elements is None else [value] * feature.elements
+    return pc.if_else(array.is_valid(), array, pa.scalar(values, array.type))
+
+
+def filling(feature: Feature, fill: Mapping[str, Any]) -> Any:
+    """What stands for a missing value of a feature; for floats, if nothing is given, NaN."""
+    return fill.get(feature.name, float("nan") if feature.dtype.startswith("float") else None)
+
+
+def take_columns(columns: Columns, rows: npt.NDArray[np.int64]) -> dict[str, Column]:
+    """The given rows of each column, in that order."""
+    return {name: _take(values, rows) for name, values in columns.items()}
+
+
+def _take(values: Column, rows: npt.NDArray[np.int64]) -> Column:
+    return values.take(rows, axis=0) if isinstance(values, _ROWS) else _take_arrow(values, rows)
+
+
+def take_from_segments(
+    segments: Sequence[Columns], starts: Sequence[int], rows: npt.NDArray[np.int64]
+) -> dict[str, Column]:
+    """The given rows of segments that are numbered one after the other; the segments are not put together for it.
+
+    Rows that are more than a number each are not copied yet, either: they are `Picked`, and hold the segments' memory.
+
+    Args:
+        segments: one or more, of the same columns.
+        starts: number of the first row of each; from 0, ascending.
+        rows: numbers of rows, through all segments.
+    """
+    if len(segments) == 1:
+        return {n: pick(v, rows, {}, [v]) if is_pickable(v) else _take(v, rows) for n, v in segments[0].items()}
+    which = np.searchsorted(np.asarray(starts), rows, side="right") - 1
+    # Nearly all rows come from one segment: take them all from there, then put right those of the others.
+    main = int(np.bincount(which).argmax()) if len(rows) else 0
+    from_main = rows - starts[main]
+    places = {k: np.flatnonzero(which == k) for k in range(len(segments)) if k != main}
+    others = {k: (at, rows[at] - starts[k]) for k, at in places.items() if len(at)}
+    result: dict[str, Column] = {}
+    for name, first in segments[main].items():
+        column = [segment[name] for segment in segments]
+        if all(map(is_pickable, column)):
+            result[name] = pick(first, from_main, others, column)
+            continue
+        if not isinstance(first, _ROWS):
+            parts = [_take_arrow(values, rows[which == k] - starts[k]) for k, values in enumerate(column)]
+            result[name] = _take_arrow(pa.concat_arrays(parts), _inverse(stable_order(which)))
+            continue
+        result[name] = taken = first.take(from_main, axis=0, mode="clip")
+        for k, (at, own) in others.items():
+            taken[at] = column[k].take(own, axis=0)
+    return result
+
+
+def _take_arrow(values: Any, rows: npt.NDArray[np.int64]) -> Any:
+    """The given rows of an Arrow array; of views (for which Arrow has no such kernel) only where the bytes lie."""
+    if not pa.types.is_binary_view(values.type):
+        return values.take(pa.array(rows))
+    views = pa.py_buffer(views_of(values).take(rows))
+    return pa.Array.from_buffers(values.type, len(rows), [None, views, *values.buffers()[2:]])
+
+
+def compacted(columns: Columns) -> Columns:
+    """Columns that were taken from shards, holding nothing else of them; of views the bytes are copied."""
+    return {
+        name: values.cast(pa.large_binary()).cast(pa.binary_view())
+        if isinstance(values, pa.Array) and pa.types.is_binary_view(values.type)
+        else values
+        for name, values in columns.items()
+    }
+
+
+def views_of(values: Any) -> npt.NDArray[Any]:
+    """Where each value of an Arrow binary view lies, `VIEW` [values]; not copied."""
+    return np.frombuffer(values.buffers()[1], VIEW)[values.offset : values.offset + len(values)]
+
+
+def view_places(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Views of pieces of data, for `view_array`: `VIEW` [pieces], with no prefixes yet."""
+    views = np.zeros(len(starts), VIEW)
+    views["length"], views["buffer"], views["offset"] = lengths, starts // _VIEW_SPAN, starts % _VIEW_SPAN
+    return views
+
+
+def view_array(views: npt.NDArray[Any], data: pa.Buffer) -> pa.Array:
+    """An Arrow binary view of data: to gather and interleave its values moves 16 bytes of each, whatever its size.
+
+    A view's offset has 31 bits, so of a larger file it is several buffers that begin further and further on.
+    """
+    buffers = [data.slice(start) for start in range(0, max(data.size, 1), _VIEW_SPAN)]
+    return pa.Array.from_buffers(pa.binary_view(), len(views), [None, pa.py_buffer(views), *buffers])
+
+
+def view_bytes(data: pa.Buffer, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> pa.Array:
+    """Pieces of the data as an Arrow binary view.
+
+    Args:
+        data: of a file.
+        starts: of each piece, int64 [records].
+        ends: past the last byte of each.
+    """
+    content = np.frombuffer(data, np.uint8)
+    if kernels.are_compiled():
+        return view_array(kernels.view_bytes(content, starts, ends, _VIEW_SPAN), data)
+    views = view_places(starts, ends - starts)
+    cells = views.view(np.uint8).reshape(-1, VIEW.itemsize)
+    short = np.flatnonzero(ends - starts <= INLINE_BYTES)
+    cells[short, INLINE_AT:] = 0
+    for place in range(INLINE_BYTES):
+        rows = np.flatnonzero(starts + place < ends) if place < 4 else short[starts[short] + place < ends[short]]
+        cells[rows, INLINE_AT + place] = content[starts[rows] + place]
+    return view_array(views, data)
+
+
+def copy_views(values: Any, *, before: int = 0, after: int = 0) -> npt.NDArray[Any]:
+    """The viewed values as `bytes` objects [records], but for so many bytes at both ends of each."""
+    _, views, *data = values.buffers()
+    buffers, cells = [memoryview(buffer) for buffer in data], memoryview(views)
+    copies = np.empty(len(values), object)
+    for row, (length, _, buffer, offset) in enumerate(views_of(values).tolist()):
+        if length <= INLINE_BYTES:
+            at = VIEW.itemsize * (values.offset + row) + INLINE_AT
+            copies[row] = cells[at + before : at + length - after].tobytes()
+        else:
+            copies[row] = buffers[buffer][offset + before : offset + length - after].tobytes()
+    return copies
+
+
+def _inverse(permutation: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    inverse = np.empty_like(permutation)
+    inverse[permutation] = np.arange(len(permutation))
+    return inverse
+
+
+def concat_columns(parts: Sequence[Columns]) -> dict[str, Column]:
+    """The rows of all parts, one after the other."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    result: dict[str, Column] = {}
+    for name, first in parts[0].items():
+        arrays = [part[name] for part in parts]
+        if any(isinstance(array, Picked) for array in arrays):
+            result[name] = Picked.side_by_side(arrays, 1)
+        else:
+            result[name] = np.concatenate(arrays) if isinstance(first, np.ndarray) else pa.concat_arrays(arrays)
+    return result
+
+
+def copied(columns: Columns) -> Columns:
+    """Columns that hold the memory of no shard any more, nor of what was gathered of it, but for Arrow views."""
+    return {name: values if isinstance(values, pa.Array) else values.copy() for name, values in columns.items()}
+
+
+def slice_columns(columns: Columns, start: int, stop: int) -> dict[str, Column]:
+    """Rows ``[start, stop)`` of each column; nothing is copied."""
+    return {
+        name: values[start:stop] if isinstance(values, np.ndarray) else values.slice(start, stop - start)
+        for name, values in columns.items()
+    }

@@ -1,0 +1,80 @@
+"""The samples that a rank gathered from its streams, put side by side as whole batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...sharding.formats.example_encode import RecordLayout
+from ...sharding.schema import Schema
+from ..select.sample_columns import FRAMES
+from .buffer_pool import BufferPool, empty_aligned
+from .class_labels import Labels
+from .columns import Columns, concat_columns, take_columns
+from .row_views import Picked
+from .tfrecord_frames import decode_frames, decode_picked
+
+__all__ = ["interleave"]
+
+
+def interleave(
+    parts: Sequence[Columns],
+    widths: Sequence[int],
+    steps: int,
+    schema: Schema,
+    layout: RecordLayout | None,
+    pool: BufferPool | None = None,
+    labels: Labels | None = None,
+) -> Columns:
+    """Join the streams' samples, and decode the features of those that share a layout.
+
+    Args:
+        parts: of each stream, columns of ``steps * width`` rows, step after step.
+        widths: samples of each stream in a step.
+        steps: in each part.
+        schema: of the features delivered.
+        layout: of these in the records, if all share one.
+        pool: of memory for the result, or None.
+        labels: that were not read.
+
+    Returns:
+        Columns of ``steps * sum(widths)`` rows, step after step.
+    """
+    result: dict[str, Any] = {}
+    ragged: list[dict[str, Any]] = [{} for _ in parts]
+    for name, first in parts[0].items():
+        values = [part[name] for part in parts]
+        if any(isinstance(own, Picked) for own in values):
+            rows = Picked.side_by_side(values, steps)
+            if name == FRAMES and layout is not None:
+                result |= decode_picked(rows, schema, layout, pool)
+            else:
+                result[name] = rows.copy(pool)
+        elif isinstance(first, np.ndarray):
+            pieces = [own.reshape(steps, -1, *first.shape[1:]) for own in values]
+            if name == FRAMES and layout is not None:
+                result |= decode_frames(pieces, schema, layout, pool)
+            else:
+                result[name] = _side_by_side(pieces, pool)
+        else:
+            for columns, own in zip(ragged, values, strict=True):
+                columns[name] = own
+    if ragged[0]:
+        result |= take_columns(concat_columns(ragged), _interleaved_rows(widths, steps))
+    return result if labels is None else labels.added_to(result)
+
+
+def _side_by_side(pieces: Sequence[npt.NDArray[Any]], pool: BufferPool | None) -> npt.NDArray[Any]:
+    steps, *shape = pieces[0].shape[0], *pieces[0].shape[2:]
+    joined = empty_aligned((steps, sum(piece.shape[1] for piece in pieces), *shape), pieces[0].dtype, pool)
+    return np.concatenate(pieces, axis=1, out=joined).reshape(-1, *shape)
+
+
+def _interleaved_rows(widths: Sequence[int], steps: int) -> npt.NDArray[np.int64]:
+    """Where each row of the result lies among the parts' rows end to end."""
+    firsts = np.cumsum([0, *widths[:-1]]) * steps
+    rows = [at + np.arange(steps * width).reshape(steps, width) for at, width in zip(firsts, widths, strict=True)]
+    return np.concatenate(rows, axis=1).reshape(-1)

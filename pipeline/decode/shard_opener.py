@@ -1,0 +1,243 @@
+"""The bytes of a shard, whole or in part, to columns in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...sharding.dataset.consistency import as_described
+from ...sharding.dataset.dataset import Dataset
+from ...sharding.dataset.manifest import ShardInfo
+from ...sharding.dataset.shard_index import index_rows
+from ...sharding.formats.parquet import groups_of_rows
+from ...sharding.formats.shard_encode import sums_in_index
+from ...sharding.formats.tfrecord import decompress
+from ...sharding.schema import Schema
+from ...sharding.storage.storage import public_url
+from ..fetch.disk_cache import CacheKey
+from ..fetch.parquet_ranges import NotWorthwhile
+from ..fetch.shard_cache import ShardCache
+from ..fetch.shard_files import SourceReader
+from ..metrics.stage_counters import Counters
+from ..order.windows import Segment
+from ..select.selected_rows import Selection
+from .columns import Columns, open_parquet, take_columns
+from .page_locations import KnownPlaces
+from .tfrecord_frames import open_features, open_tfrecord
+from .tfrecord_values import open_values
+
+__all__ = ["OpenShard", "ShardOpener"]
+
+_places = KnownPlaces()  # of all loaders, which have an opener for each epoch
+
+
+@dataclass(frozen=True)
+class OpenShard:
+    """A shard in memory, or a part of it.
+
+    Attributes:
+        columns: of its records.
+        class_ids: of each record, int32 [records].
+        first: number of the first record in the shard.
+        index: is held here for others that open parts of the same shard.
+        rows: numbers of the records in the shard, if not all from `first` on.
+    """
+
+    columns: Columns
+    class_ids: npt.NDArray[np.int32]
+    first: int = 0
+    index: pa.RecordBatch | None = None
+    rows: npt.NDArray[np.int64] | None = None
+
+
+class ShardOpener:
+    """Brings in the shards of one split, and opens them. Any thread may ask.
+
+    Args:
+        dataset: opened.
+        schema: of the features wanted.
+        fill: see `Loader`.
+        counters: of the loader.
+        cache: that keeps copies of the files, or None.
+        selection: of the records that a filter lets through; None for all.
+        hedging: see `Loader`.
+        found: whether the features of undecoded records are found when a shard is opened: see `values.py`.
+
+    Attributes:
+        share: of the file of a whole shard that is read, 1 but where a few columns of Parquet are wanted.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        schema: Schema,
+        fill: Mapping[str, Any],
+        counters: Counters,
+        cache: ShardCache | None,
+        selection: Selection | None,
+        *,
+        hedging: bool,
+        found: bool,
+    ) -> None:
+        self._dataset = dataset
+        self._schema = schema
+        self._fill = fill
+        self._counters = counters
+        self._cache = cache
+        self._identity = public_url(dataset.storage.locate())
+        self._selection = selection
+        self._found = found
+        self._columns = None if cache is not None else self._few_columns()
+        self.share = 1.0
+        self._reader = SourceReader(dataset, counters, mapped=cache is None, hedging=hedging)
+
+    def close(self) -> None:
+        """Wait for no store any more."""
+        self._reader.close()
+
+    def index(self, info: ShardInfo) -> pa.RecordBatch:
+        """The index of a shard.
+
+        Raises:
+            CorruptionError: its bytes are not those that were written.
+            StorageError: the store refused.
+        """
+        read = partial(self._reader.index, info)
+        data = self._read(info.index_path, info.index_bytes, info.index_checksum, read)
+        written = info if self._selection is None else self._selection.written(info)
+        return index_rows(data, self._dataset.manifest, written, self._dataset.storage.locate(info.index_path))
+
+    def part(self, info: ShardInfo, index: pa.RecordBatch, segment: Segment) -> OpenShard | None:
+        """Records of a shard, and perhaps some beside them; None if they are not to be had alone.
+
+        Args:
+            info: of the shard.
+            index: of it.
+            segment: of the records.
+        """
+        read = self._open_rows if self._dataset.manifest.shard_format == "parquet" else self._open_frames
+        return read(info, index, segment)
+
+    def whole(self, info: ShardInfo) -> OpenShard:
+        """All records of a shard, or those that the filter lets through.
+
+        Raises:
+            CorruptionError: its bytes are not those that were written.
+            StorageError: the store refused.
+        """
+        few = self._columns
+        if few is None:
+            data = self._read_data(info)
+            index, size = self.index(info), data.size
+        else:
+            index = self.index(info)
+            data, size = self._read_columns(info, index, few)
+        with self._counters.busy("open", items=1, size=size), self._described(info):
+            class_ids, rows = index.column("class_id").to_numpy(), None
+            if self._selection is None:
+                columns = self._decode(data, index, known_as=info.checksum)
+                _check_rows(columns, index.num_rows)
+            else:
+                kept = self._selection.kept(info, data, index)
+                columns = take_columns(self._decode(data, index, kept.groups), kept.rows_read)
+                class_ids, rows = class_ids[kept.rows], kept.rows
+        return OpenShard(columns=columns, class_ids=class_ids, rows=rows)
+
+    def _open_frames(self, info: ShardInfo, index: pa.RecordBatch, segment: Segment) -> OpenShard | None:
+        own = index.slice(segment.start, segment.rows)
+        start = own.column("offset")[0].as_py()
+        data = self._reader.frames(info, start, own.column("length").to_numpy())
+        if data is None:
+            return None
+        with self._counters.busy("open", items=1, size=data.size), self._described(info):
+            own = own.set_column(0, "offset", pc.subtract(own.column("offset"), start))  # as if the file had no others
+            ids = own.column("class_id").to_numpy()
+            return OpenShard(columns=self._decode(data, own), class_ids=ids, first=segment.start, index=index)
+
+    def _open_rows(self, info: ShardInfo, index: pa.RecordBatch, segment: Segment) -> OpenShard | None:
+        rows, sums = (segment.start, segment.stop), self._sums(info, index)
+        names = self._columns or frozenset(self._dataset.manifest.schema.names)
+        try:
+            with self._described(info):
+                part = None if sums is None else self._reader.columns(info, sums, names, rows)
+        except NotWorthwhile:
+            part = None
+        if part is None:
+            return None
+        data, size = part
+        with self._counters.busy("open", items=1, size=size), self._described(info):
+            groups, there = groups_of_rows(data, rows)
+            ids = index.column("class_id").to_numpy()[there.start : there.stop]
+            columns = self._decode(data, index, groups)
+            _check_rows(columns, len(ids))
+            return OpenShard(columns=columns, class_ids=ids, first=there.start, index=index)
+
+    def _described(self, info: ShardInfo) -> AbstractContextManager[None]:
+        return as_described(self._dataset.storage.locate(info.path))
+
+    def _sums(self, info: ShardInfo, index: pa.RecordBatch) -> bytes | None:
+        with as_described(self._dataset.storage.locate(info.index_path)):
+            return sums_in_index(index)
+
+    def _few_columns(self) -> frozenset[str] | None:
+        """Names of the columns that are read of Parquet, if there are others than the label, which is small."""
+        manifest = self._dataset.manifest
+        columns = frozenset(self._schema.names) | (self._selection.columns if self._selection else frozenset())
+        others = frozenset(manifest.schema.names) - columns - {manifest.schema.label}
+        return columns if others and manifest.shard_format == "parquet" else None
+
+    def _read_data(self, info: ShardInfo) -> pa.Buffer:
+        return self._read(info.path, info.bytes, info.checksum, partial(self._reader.data, info))
+
+    def _read_columns(self, info: ShardInfo, index: pa.RecordBatch, columns: frozenset[str]) -> tuple[pa.Buffer, int]:
+        """The file of a shard, with these columns at least, and how many bytes of it were read."""
+        sums = self._sums(info, index)
+        part = None
+        if sums is not None:
+            try:
+                with self._described(info):
+                    part = self._reader.columns(info, sums, columns, None)
+            except NotWorthwhile:
+                self._columns = None  # nor will it be of the next
+        if part is not None:
+            self.share = part[1] / info.bytes
+            return part
+        data = self._read_data(info)
+        return data, data.size
+
+    def _read(self, path: str, size: int, expected: str, fetch: Callable[[], pa.Buffer]) -> pa.Buffer:
+        if self._cache is None:
+            return fetch()
+        key = CacheKey(dataset=self._identity, path=path, size=size, checksum=expected)
+        return self._cache.get(key, fetch, self._counters, partial(self._dataset.storage.copy_out, path))
+
+    def _decode(
+        self, data: pa.Buffer, index: pa.RecordBatch, groups: Sequence[int] | None = None, known_as: str = ""
+    ) -> Columns:
+        """The columns of a file, or of some of its row groups; of a whole one by its checksum, if that is told."""
+        manifest = self._dataset.manifest
+        if manifest.shard_format == "parquet":
+            find = partial(open_parquet, data, self._schema, self._fill, groups)
+            return _places.open(known_as, data, self._schema, find) if known_as else find()
+        if manifest.compression != "none":
+            data = pa.py_buffer(decompress(data.to_pybytes(), manifest.compression))
+        if self._found:
+            return open_values(data, index, manifest.schema, self._schema)
+        columns = open_tfrecord(data, index, manifest.layout)
+        if manifest.layout is None or self._schema.names == manifest.schema.names:
+            return columns
+        return open_features(columns, self._schema, manifest.layout.select(self._schema.names))
+
+
+def _check_rows(columns: Columns, records: int) -> None:
+    for name, values in columns.items():
+        if len(values) != records:
+            raise ValueError(f"it has {len(values)} records ({name!r}), not {records}")

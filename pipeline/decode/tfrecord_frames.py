@@ -1,0 +1,136 @@
+"""TFRecord shards as columns: whole frames, as they lie in the file.
+
+Where all records share a layout, frames are the rows of a byte matrix, the file itself; after rows were gathered,
+features are slices of it. Elsewhere frames are Arrow binary values, and TensorFlow parses what was gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...sharding.formats.example_encode import ColumnLayout, RecordLayout
+from ...sharding.formats.example_matrix import decode_cells
+from ...sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
+from ...sharding.schema import Feature, Schema
+from ..select.sample_columns import EXAMPLES, FRAMES
+from .buffer_pool import BufferPool, empty_aligned
+from .columns import Columns, view_array, view_places
+from .row_views import Picked
+
+__all__ = ["decode_frames", "decode_picked", "join_frames", "open_features", "open_tfrecord"]
+
+Int64 = npt.NDArray[np.int64]
+Bytes3D = npt.NDArray[np.uint8]
+
+
+def open_tfrecord(data: pa.Buffer, index: pa.RecordBatch, layout: RecordLayout | None) -> Columns:
+    """The frames of a whole, decompressed TFRecord shard; no byte is copied.
+
+    Args:
+        data: of the file.
+        index: its index, with offset and length.
+        layout: of its records, if they share one.
+
+    Returns:
+        The column `FRAMES`, or without a layout `EXAMPLES`.
+
+    Raises:
+        ValueError: the index is of other frames.
+    """
+    if layout is not None:
+        return {FRAMES: np.frombuffer(data, np.uint8).reshape(-1, HEADER_BYTES + layout.example_bytes + FOOTER_BYTES)}
+    offsets, lengths = index.column("offset").to_numpy(), index.column("length").to_numpy()
+    if lengths.sum() != data.size:
+        raise ValueError(f"its records take {lengths.sum()} bytes, not {data.size}")
+    return {EXAMPLES: _view_frames(data, offsets, lengths)}
+
+
+def _view_frames(data: pa.Buffer, offsets: Int64, lengths: Int64) -> pa.Array:
+    """Where each frame lies, as views."""
+    views = view_places(offsets, lengths)
+    views["prefix"] = lengths - (HEADER_BYTES + FOOTER_BYTES)  # its first four bytes: a frame begins with this number
+    return view_array(views, data)
+
+
+def join_frames(columns: Columns) -> Columns:
+    """Columns with the frames of `EXAMPLES`, if there are any, one after the other in memory: as Arrow large binary."""
+    if EXAMPLES not in columns:
+        return columns
+    frames: Any = columns[EXAMPLES]
+    return {**columns, EXAMPLES: frames.cast(pa.large_binary())}
+
+
+def open_features(columns: Columns, schema: Schema, layout: RecordLayout) -> Columns:
+    """Some features of all frames of a shard, decoded at once: where many are left out, gathering frames costs more.
+
+    Args:
+        columns: the column `FRAMES`.
+        schema: of the features wanted.
+        layout: of these.
+    """
+    return decode_frames([columns[FRAMES][None]], schema, layout)
+
+
+def decode_frames(
+    pieces: Sequence[Bytes3D], schema: Schema, layout: RecordLayout, pool: BufferPool | None = None
+) -> Columns:
+    """The features of gathered frames, the pieces side by side.
+
+    Args:
+        pieces: uint8 [steps, samples, frame bytes] each.
+        schema: of the features wanted.
+        layout: of these in the records.
+        pool: of memory, or None.
+
+    Returns:
+        By feature, [steps * samples of all pieces, *shape].
+    """
+    return {
+        feature.name: _decode_column(pieces, feature, place, pool)
+        for feature, place in zip(schema.features, layout.columns, strict=True)
+    }
+
+
+def decode_picked(frames: Picked, schema: Schema, layout: RecordLayout, pool: BufferPool | None) -> Columns:
+    """The features of frames that still lie in their shards.
+
+    Args:
+        frames: of which each is uint8 [frame bytes].
+        schema: as for `decode_frames`.
+        layout: as for `decode_frames`.
+        pool: as for `decode_frames`.
+
+    Returns:
+        By feature, [frames, *shape].
+    """
+    places = list(zip(schema.features, layout.columns, strict=True))
+    cells = frames.fields([_span(feature, place) for feature, place in places], pool)
+    return {
+        feature.name: decode_cells(part, feature, place.item_bytes).reshape(len(frames), *(feature.fixed_shape or ()))
+        for part, (feature, place) in zip(cells, places, strict=True)
+    }
+
+
+def _span(feature: Feature, place: ColumnLayout) -> tuple[int, int]:
+    """The bytes of a feature in a frame: the first, and how many."""
+    elements = feature.elements if feature.shape else 1
+    return HEADER_BYTES + place.offset, place.item_bytes * (elements or 0)
+
+
+def _decode_column(
+    pieces: Sequence[Bytes3D], feature: Feature, place: ColumnLayout, pool: BufferPool | None
+) -> npt.NDArray[Any]:
+    first, width = _span(feature, place)
+    values = [piece[..., first : first + width] for piece in pieces]
+    if feature.example_kind == "int64":
+        decoded = np.concatenate([decode_cells(part, feature, place.item_bytes) for part in values], axis=1)
+    else:
+        shape = (*values[0].shape[:1], sum(part.shape[1] for part in values), values[0].shape[2])
+        joined = empty_aligned(shape, np.uint8, pool)
+        decoded = decode_cells(np.concatenate(values, axis=1, out=joined), feature, place.item_bytes)
+    return decoded.reshape(-1, *(feature.fixed_shape or ()))

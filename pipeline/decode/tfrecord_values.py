@@ -1,0 +1,72 @@
+"""Large TFRecord records whose features are found when their shard is opened, so that nobody parses them later.
+
+Numbers become columns. Strings and bytes, such as encoded images, stay in the file: a column says where they lie.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ...sharding.dataset.manifest import Manifest
+from ...sharding.formats.arrow_binary import data_of, offsets_of
+from ...sharding.formats.example_decode import decode_examples, locate_examples
+from ...sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
+from ...sharding.schema import Feature, Schema
+from .columns import Columns, filled_columns, view_bytes
+
+__all__ = ["has_plain_values", "open_values"]
+
+_NUMBER_BYTES = 1024  # of a record
+
+
+def has_plain_values(manifest: Manifest, split: str, schema: Schema) -> bool:
+    """Whether each record has one string of each feature, or numbers, few enough to decode those of a whole shard."""
+    statistics = manifest.split(split).statistics
+    numbers = [f for f in schema.features if not _is_found(f)]
+    return (
+        all(statistics[name].nulls == 0 for name in schema.names)
+        and all(f.numeric and f.elements is not None for f in numbers)
+        and sum(np.dtype(f.dtype).itemsize * (f.elements or 0) for f in numbers) <= _NUMBER_BYTES
+    )
+
+
+def open_values(data: pa.Buffer, index: pa.RecordBatch, stored: Schema, schema: Schema) -> Columns:
+    """The features of a whole, decompressed TFRecord shard, for which `has_plain_values` holds.
+
+    Args:
+        data: of the file.
+        index: its index, with offset and length.
+        stored: schema of the dataset.
+        schema: of the features wanted.
+
+    Returns:
+        Numbers as NumPy arrays [records, *shape]; strings and bytes as Arrow binary views of `data`.
+    """
+    content = np.frombuffer(data, np.uint8)
+    starts = index.column("offset").to_numpy() + HEADER_BYTES
+    ends = starts + index.column("length").to_numpy() - (HEADER_BYTES + FOOTER_BYTES)
+    found = [feature.name for feature in schema.features if _is_found(feature)]
+    numbers = [feature.name for feature in schema.features if not _is_found(feature)]
+    located = locate_examples(content, starts, ends, stored, found, numbers)
+    if located is not None:
+        places, batch = located
+        views = {name: view_bytes(data, *place) for name, place in places.items()}
+    else:
+        batch = decode_examples(content, starts, ends, stored, schema.names)
+        views = {name: _view_copies(batch.column(name)) for name in found}
+    columns = views | dict(filled_columns(pa.Table.from_batches([batch]), schema.select(numbers), {}))
+    return {name: columns[name] for name in schema.names}
+
+
+def _is_found(feature: Feature) -> bool:
+    return feature.example_kind == "bytes" and feature.shape == ()
+
+
+def _view_copies(values: Any) -> pa.Array:
+    """Views of an Arrow array's own values."""
+    copies = values.cast(pa.large_binary())
+    offsets = offsets_of(copies)
+    return view_bytes(data_of(copies), offsets[:-1], offsets[1:])

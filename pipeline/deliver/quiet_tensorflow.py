@@ -1,0 +1,28 @@
+"""TensorFlow without its chatter on standard error, for the command line."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ...sharding.common.stderr_filter import without_lines
+
+__all__ = ["quiet_tensorflow"]
+
+_NOISE = re.compile(rb"(I\d{4} |WARNING: All log messages before absl|To enable the following instructions)")
+
+
+@contextmanager
+def quiet_tensorflow() -> Iterator[None]:
+    """Hold back what TensorFlow's C++ code says while it is imported, unless it is a warning or worse.
+
+    TensorFlow 2.21 writes two information lines before it reads TF_CPP_MIN_LOG_LEVEL. A user who sets that variable
+    to 0 sees everything.
+    """
+    if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") == "0":
+        yield
+    else:
+        with without_lines(_NOISE):
+            yield

@@ -1,0 +1,168 @@
+"""Batches as NumPy arrays, with no TensorFlow: the same samples, values and dtypes as those of `Loader.epoch`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...sharding.dataset.consistency import as_described
+from ...sharding.errors import RingfeedError
+from ...sharding.formats.arrow_binary import data_of, offsets_of
+from ...sharding.formats.example_decode import decode_examples
+from ...sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
+from ...sharding.schema import Feature, Schema
+from ..decode.columns import Columns, filled_columns, slice_columns
+from ..metrics.stage_counters import Counters
+from ..select.sample_columns import EXAMPLES
+from .background_iterator import prefetch
+
+__all__ = ["NumpyBatch", "Ragged", "iterate_numpy"]
+
+Array = npt.NDArray[Any]
+
+
+class Ragged(NamedTuple):
+    """Rows of variable length, end to end, as `tf.RaggedTensor` holds them.
+
+    Attributes:
+        values: of all rows, [sum(row_lengths)].
+        row_lengths: values in each row, int64 [rows].
+
+    >>> [row.tolist() for row in Ragged(np.array([1, 2, 3]), np.array([2, 0, 1])).rows()]
+    [[1, 2], [], [3]]
+    """
+
+    values: Array
+    row_lengths: npt.NDArray[np.int64]
+
+    def rows(self) -> list[Array]:
+        """Each row, as a view of the values."""
+        return np.split(self.values, np.cumsum(self.row_lengths)[:-1]) if len(self.row_lengths) else []
+
+
+NumpyBatch = dict[str, "Array | Ragged"]
+
+
+def iterate_numpy(
+    chunks: Generator[tuple[int, Columns], None, None],
+    stored: Schema,
+    schema: Schema,
+    fill: Mapping[str, Any],
+    *,
+    counters: Counters,
+    prefetch_bytes: int,
+) -> Generator[NumpyBatch, None, None]:
+    """The batches of chunks, which are gathered and decoded ahead in a background thread.
+
+    Args:
+        chunks: of steps; see `Loader.chunks`.
+        stored: the schema of the dataset.
+        schema: of the features wanted.
+        fill: what stands for missing values.
+        counters: of the loader.
+        prefetch_bytes: that may be ready and not yet taken; 0 for no thread.
+
+    Raises:
+        RingfeedError: this process was forked from the one that the iterator was begun in.
+    """
+    process = os.getpid()
+
+    def decoded() -> Generator[tuple[int, Columns], None, None]:
+        for steps, columns in chunks:
+            with counters.busy("deliver", size=_columns_bytes(columns)):
+                whole = _decode_messages(columns, stored, schema, fill)
+            yield steps, whole
+
+    def size(chunk: tuple[int, Columns]) -> int:
+        return _columns_bytes(chunk[1])
+
+    def queued(change: int) -> None:
+        counters.add("deliver", queue=change)
+
+    for steps, columns in prefetch(decoded(), size, prefetch_bytes, queued):
+        for batch in _batches(columns, steps, schema):
+            yield batch
+            if os.getpid() != process:
+                raise RingfeedError(
+                    "this iterator was begun in the process that this one was forked from, and its threads are not "
+                    "there in it; make one here: loader.numpy_epoch(epoch, start_step)"
+                )
+
+
+def _decode_messages(columns: Columns, stored: Schema, schema: Schema, fill: Mapping[str, Any]) -> Columns:
+    """The features of gathered TFRecord frames that share no layout; other columns stay as they are.
+
+    Args:
+        columns: with `EXAMPLES`, or without: then there is nothing to do.
+        stored: the schema of the dataset, in whose order the records hold their features.
+        schema: of the features wanted.
+        fill: what stands for missing values.
+    """
+    if EXAMPLES not in columns:
+        return columns
+    frames: Any = columns[EXAMPLES]
+    offsets, data = offsets_of(frames), np.frombuffer(data_of(frames), np.uint8)
+    starts, ends = offsets[:-1] + HEADER_BYTES, offsets[1:] - FOOTER_BYTES
+    with as_described("a record"):
+        table = pa.Table.from_batches([decode_examples(data, starts, ends, stored, schema.names)])
+        decoded = filled_columns(table, schema, fill)
+    return {**decoded, **{name: values for name, values in columns.items() if name != EXAMPLES}}
+
+
+def _batches(columns: Columns, steps: int, schema: Schema) -> Iterator[NumpyBatch]:
+    """The batches of a chunk.
+
+    Args:
+        columns: of ``steps * batch`` rows, step after step; decoded.
+        steps: in the chunk.
+        schema: of the features in it.
+
+    Yields:
+        By feature: numbers as arrays [batch, *shape] of the feature's dtype, which are the caller's own to write to;
+        strings and bytes as arrays of `bytes` objects, as TensorFlow's tensors give them; features of variable length
+        as `Ragged`.
+    """
+    rows = len(next(iter(columns.values()))) // steps
+    for step in range(steps):
+        batch = slice_columns(columns, step * rows, (step + 1) * rows)
+        yield {
+            name: _writable(values) if isinstance(values, np.ndarray) else _from_arrow(values, schema[name])
+            for name, values in batch.items()
+        }
+
+
+def _columns_bytes(columns: Columns) -> int:
+    """Bytes that the columns hold in memory."""
+    return sum(int(values.nbytes) for values in columns.values())
+
+
+def _from_arrow(values: Any, feature: Feature) -> Array | Ragged:
+    if feature.elements is None:
+        lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False).astype(np.int64)
+        return Ragged(_flat(pc.list_flatten(values), feature), lengths)
+    if feature.shape == ():
+        return _flat(values, feature)
+    return _flat(pc.list_flatten(values), feature).reshape(len(values), *(feature.fixed_shape or ()))
+
+
+def _flat(values: Any, feature: Feature) -> Array:
+    if not feature.numeric:
+        return _objects(values.cast(pa.binary()).to_pylist())
+    return _writable(values.to_numpy(zero_copy_only=False))
+
+
+def _objects(values: Sequence[bytes]) -> Array:
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+def _writable(values: Array) -> Array:
+    """Arrow's memory is read-only, which `torch.from_numpy` warns of."""
+    return values if values.flags.writeable else values.copy()

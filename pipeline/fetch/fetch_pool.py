@@ -1,0 +1,139 @@
+"""Threads that do what is needed soonest first, as many at a time as a `Climber` says."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Generic, TypeVar
+
+from ...sharding.errors import RingfeedError
+from .adaptive_limit import Climber
+from .threads import Threads
+
+__all__ = ["FetchPool"]
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Task(Generic[T]):
+    future: Future[T]
+    function: Callable[[], T]
+    size: int
+
+
+@dataclass(order=True, slots=True)
+class _Entry(Generic[T]):
+    """A task at a step; of several entries of one task the first that comes up counts."""
+
+    step: int
+    number: int
+    task: _Task[T] = field(compare=False)
+
+
+class FetchPool(Generic[T]):
+    """Runs functions in background threads, by the steps that need them.
+
+    Args:
+        climber: says how many at a time.
+        most: threads.
+    """
+
+    def __init__(self, climber: Climber, most: int) -> None:
+        self._climber = climber
+        self._threads = Threads(most, "fetch")
+        self._entries: list[_Entry[T]] = []
+        self._waiting: dict[Future[T], _Task[T]] = {}
+        self._numbers = count()
+        self._running = 0
+        self._closed = False
+        self._lock = threading.RLock()  # the garbage collector may close it in a thread that holds this
+
+    def submit(self, step: int, function: Callable[[], T], size: int) -> Future[T]:
+        """Begin as soon as a thread is free and nothing is needed sooner.
+
+        Args:
+            step: that needs the result.
+            function: to run.
+            size: bytes that it brings.
+
+        Returns:
+            The result to come; cancelled, if the pool was closed.
+
+        Raises:
+            RingfeedError: the system starts no thread.
+        """
+        task: _Task[T] = _Task(future=Future(), function=function, size=size)
+        with self._lock:
+            if self._closed:
+                task.future.cancel()
+                return task.future
+            self._waiting[task.future] = task
+            heapq.heappush(self._entries, _Entry(step, next(self._numbers), task))
+        self._begin()
+        return task.future
+
+    def hasten(self, future: Future[T], step: int) -> None:
+        """It is needed by this step, too; that changes something if it has not begun, and the step is sooner."""
+        with self._lock:
+            task = self._waiting.get(future)
+            if task is not None:
+                heapq.heappush(self._entries, _Entry(step, next(self._numbers), task))
+
+    def close(self) -> None:
+        """Begin nothing more, cancel what has not begun, and let the threads end."""
+        with self._lock:
+            self._closed = True
+            waiting = list(self._waiting)
+            self._waiting.clear()
+            self._entries = []  # another, as this thread may be amid a change of that one
+        for future in waiting:
+            future.cancel()
+        self._threads.close()
+
+    def _begin(self) -> None:
+        """Put threads to work, as far as there is some."""
+        with self._lock:
+            new = max(min(self._climber.limit - self._running, len(self._waiting)), 0)
+            self._running += new
+        for begun in range(new):
+            try:
+                self._threads.submit(self._work)
+            except RuntimeError:  # closed meanwhile
+                return
+            except RingfeedError:
+                with self._lock:
+                    self._running -= new - begun
+                raise
+
+    def _work(self) -> None:
+        while (task := self._take()) is not None:
+            if task.future.set_running_or_notify_cancel():
+                _run(task)
+            with self._lock:
+                self._climber.finished(task.size, time.monotonic(), queued=bool(self._waiting))
+            del task  # a thread that waits holds no shard
+            self._begin()
+
+    def _take(self) -> _Task[T] | None:
+        """The task that is needed soonest; None for a thread that is to end."""
+        with self._lock:
+            if self._running <= self._climber.limit:
+                while self._entries:
+                    task = heapq.heappop(self._entries).task
+                    if self._waiting.pop(task.future, None) is not None:
+                        return task
+            self._running -= 1
+            return None
+
+
+def _run(task: _Task[T]) -> None:
+    try:
+        task.future.set_result(task.function())
+    except BaseException as error:
+        task.future.set_exception(error)

@@ -1,0 +1,3 @@
+"""Plan an epoch: which record comes at which position. Pure arithmetic, no I/O."""
+
+__all__: list[str] = []

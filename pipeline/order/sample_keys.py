@@ -1,0 +1,34 @@
+"""Keys of samples: what random augmentation draws from, so that it resumes bit for bit and knows no ranks.
+
+A key is a pure function of (seed, epoch, position in the epoch's global order). The same record has another key each
+time it comes, in another epoch or as a repeat within one, and is augmented differently.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ...sharding.compute.keyed_random import derive_key, mix64
+
+__all__ = ["sample_keys"]
+
+
+def sample_keys(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The keys of some positions of an epoch, as `tf.random.stateless_*` take them.
+
+    Args:
+        seed: of the order.
+        epoch: from 0.
+        positions: ``step * batch_size`` and the place in the global batch, [n].
+
+    Returns:
+        int64 [n, 2]; within an epoch no two positions share a first half.
+
+    >>> keys = sample_keys(7, 0, np.arange(3))
+    >>> keys.shape, bool((keys[1:] == sample_keys(7, 0, np.arange(1, 3))).all())
+    ((3, 2), True)
+    """
+    salts = [np.uint64(derive_key(seed, "epoch", epoch, "sample", half)) for half in (0, 1)]
+    numbers = positions.astype(np.uint64)
+    return np.stack([mix64(numbers ^ salt) for salt in salts], axis=-1).view(np.int64)

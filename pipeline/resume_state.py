@@ -1,0 +1,58 @@
+"""Where a loader stands, as JSON, and whether another one goes on from there with the same batches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from ..sharding.common.option_checks import mapping, texts
+from ..sharding.errors import ConfigError
+
+__all__ = ["check_state", "shares_digest"]
+
+
+def shares_digest(*weights: npt.NDArray[np.float64] | None) -> str | None:
+    """What tells the shares of an epoch, or of several, from others; None for the natural mix."""
+    if all(each is None for each in weights):
+        return None
+    return xxhash.xxh3_64_hexdigest(b"".join(b"natural" if each is None else each.tobytes() for each in weights))
+
+
+def check_state(state: Mapping[str, Any], expected: Mapping[str, Any], what: str = "") -> None:
+    """Hold a state against that which a loader would give at the same place.
+
+    Args:
+        state: as it came out of JSON.
+        expected: of the loader, for the same epoch and step.
+        what: the name of the dataset, with a dot, in a mixture.
+
+    Raises:
+        ConfigError: the batches to come are not those that would have come; names what is different.
+    """
+    lacking = [name for name in expected if name not in state]
+    if lacking:
+        raise ConfigError(f"this is no state of such a loader: it has no {what}{lacking[0]}")
+    for name, own in expected.items():
+        kept = state[name]
+        if name == "datasets" and isinstance(kept, Mapping) and kept.keys() == own.keys():
+            for dataset in own:
+                check_state(
+                    mapping(f"datasets.{dataset} of a state", kept[dataset], "what `state` told"),
+                    own[dataset],
+                    f"{dataset}.",
+                )
+        elif name == "quarantined" and isinstance(kept, list):
+            if missing := sorted(set(texts(f"{what}quarantined of a state", kept, "paths")) - set(own)):
+                raise ConfigError(
+                    f"the state has shards in quarantine; make the loader with {what}quarantined={missing}"
+                )
+        elif kept != own:
+            raise ConfigError(
+                f"the state is of {what}{name}={json.dumps(kept)}, this loader has {json.dumps(own)}: "
+                "its batches are others"
+            )

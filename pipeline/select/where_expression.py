@@ -1,0 +1,140 @@
+"""Which records an expression lets through: one of the language of `shard-dataset build --filter`, or of pyarrow."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...sharding.errors import ConfigError
+from ...sharding.messages import brief
+from ...sharding.prepare.column_names import check_columns
+from ...sharding.prepare.expression import columns_of, evaluate
+from ...sharding.prepare.pushdown import implied
+from ...sharding.schema import Schema
+
+__all__ = ["RowFilter", "open_filter"]
+
+Int64 = npt.NDArray[np.int64]
+_ROW = "\0row"
+_NO_COLUMN = re.compile(r"No match for FieldRef\.(?:Name\()?(.+?)\)? in ", re.DOTALL)  # as Arrow says it
+
+
+class RowFilter(Protocol):
+    """Decides record by record."""
+
+    @property
+    def text(self) -> str:
+        """The expression."""
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Those that it reads."""
+
+    @property
+    def implied(self) -> pc.Expression:
+        """What holds of each record that is let through, for statistics to be held against."""
+
+    def rows(self, columns: Mapping[str, pa.Array]) -> Int64:
+        """The records that are let through, ascending; not those for which the expression is unknown."""
+
+
+def open_filter(where: str | pc.Expression, schema: Schema) -> RowFilter:
+    """A filter for records of a schema.
+
+    Raises:
+        ConfigError: the expression is none, or does not fit the columns.
+    """
+    made: RowFilter
+    if isinstance(where, pc.Expression):
+        made = _ArrowFilter(where, schema)
+    elif isinstance(where, str):
+        made = _TextFilter(where, schema)
+    else:
+        raise ConfigError(f"where must be an expression, as text or of pyarrow.compute, got {where!r}")
+    made.rows({name: pa.array([], schema[name].arrow_type) for name in made.columns})  # fits their types, or raises
+    return made
+
+
+class _TextFilter:
+    def __init__(self, text: str, schema: Schema) -> None:
+        self.text = text
+        try:
+            self.columns = columns_of(text, schema.names)
+        except ConfigError as error:
+            raise _named(error) from error
+        self.implied = implied(text, schema)
+
+    def rows(self, columns: Mapping[str, pa.Array]) -> Int64:
+        try:
+            return _numbers(evaluate(self.text, columns))
+        except ConfigError as error:
+            raise _named(error) from error
+        except pa.ArrowInvalid as error:
+            raise ConfigError(f"where {self.text!r}: {brief(error, 300)}") from error
+
+
+class _ArrowFilter:
+    def __init__(self, expression: pc.Expression, schema: Schema) -> None:
+        self.text = str(expression)
+        self._expression = expression
+        self._empty = {name: pa.array([], schema[name].arrow_type) for name in schema.names}
+        self._check_names()
+        self.rows(self._empty)
+        self.columns = frozenset(name for name in schema.names if self._needs(name))
+        if not self.columns:
+            raise ConfigError(f"where {self.text!r}: the expression names no column")
+        # pyarrow 26.0.1 forgets NaN where it holds an expression against statistics: see `prepare.pushdown`.
+        floats = any(schema[name].dtype.startswith("float") for name in self.columns)
+        self.implied = pc.scalar(True) if floats else expression
+
+    def _check_names(self) -> None:
+        """Refuses columns by position, which would be others where not all are read: Arrow writes down names alone."""
+        try:
+            pickle.dumps(self._expression)
+        except pa.ArrowNotImplementedError as error:
+            raise ConfigError(
+                f"where {self.text!r}: name the columns, such as pc.field({next(iter(self._empty))!r}), and not by "
+                f"position ({brief(error, 300)})"
+            ) from error
+
+    def _needs(self, name: str) -> bool:
+        """Whether the expression means nothing without a column: it does not tell what it names."""
+        try:
+            self.rows({other: values for other, values in self._empty.items() if other != name})
+        except ConfigError:
+            return True
+        return False
+
+    def rows(self, columns: Mapping[str, pa.Array]) -> Int64:
+        from pyarrow import acero
+
+        records = len(next(iter(columns.values()), ()))
+        table = pa.table({**columns, _ROW: np.arange(records)})
+        plan = acero.Declaration.from_sequence(
+            [
+                acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),
+                acero.Declaration("filter", acero.FilterNodeOptions(self._expression)),
+            ]
+        )
+        try:
+            kept = plan.to_table(use_threads=False).column(_ROW)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError) as error:
+            unknown = _NO_COLUMN.match(str(error))
+            check_columns(f"where {self.text!r}", unknown.groups() if unknown else (), self._empty)
+            raise ConfigError(f"where {self.text!r}: {brief(error, 300)}") from error
+        return np.sort(kept.to_numpy())
+
+
+def _numbers(truth: pa.BooleanArray) -> Int64:
+    return np.flatnonzero(pc.fill_null(truth, False).to_numpy(zero_copy_only=False))
+
+
+def _named(error: ConfigError) -> ConfigError:
+    return ConfigError("where " + str(error).removeprefix("--filter "))

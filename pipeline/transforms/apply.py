@@ -1,0 +1,90 @@
+"""Functions of the user, or of this package, on each batch of an epoch, in TensorFlow graph operations."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ...sharding.common.option_checks import integer
+from ...sharding.errors import ConfigError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+__all__ = ["GraphTransform", "Transform", "apply_transform", "check_has", "with_added"]
+
+Transform: TypeAlias = Callable[[Any], Any]
+_NO_ELEMENT = ("Unsupported return value from function", "Length for attr 'output_")  # as TensorFlow says it
+
+
+def check_has(element: Mapping[str, Any], name: str) -> None:
+    """Hold an element against a feature that a transform needs.
+
+    Raises:
+        ConfigError: it has none of such a name.
+    """
+    if name not in element:
+        raise ConfigError(f"the element has no feature {name!r}; it has: {', '.join(sorted(element))}")
+
+
+def with_added(element: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """An element with more entries.
+
+    Raises:
+        ConfigError: it has one of such a name, which would be lost.
+    """
+    for name in new:
+        if name in element:
+            raise ConfigError(f"the element has a feature {name!r} already, which is to be added; rename that one")
+    return {**element, **new}
+
+
+class GraphTransform(ABC):
+    """A function of an element that is TensorFlow operations as it stands: AutoGraph does not rewrite it.
+
+    So errors about its arguments reach the user as they were raised.
+    """
+
+    __slots__ = ("__weakref__",)  # which tf.function needs
+
+    @abstractmethod
+    def __call__(self, element: Mapping[str, Any]) -> dict[str, Any]:
+        """The element, changed."""
+
+
+def apply_transform(
+    dataset: tf.data.Dataset, transform: Transform | Sequence[Transform], num_parallel_calls: int | None
+) -> tuple[tf.data.Dataset, list[Transform]]:
+    """Map a dataset of batches, in order, several batches at a time; and the functions, one by one.
+
+    Args:
+        dataset: of a loader.
+        transform: of one element, whole; or several functions, each given what the one before returned.
+        num_parallel_calls: batches worked on at a time; by default one for each core of this process. Under
+            `tf.config.experimental.enable_op_determinism` give 1: tf.data works on one whatever is asked for.
+
+    Raises:
+        ConfigError: `num_parallel_calls` is less than 1, or what is given is no function, or returns no element.
+    """
+    import tensorflow as tf
+
+    cores = len(os.sched_getaffinity(0))
+    calls = cores if num_parallel_calls is None else integer("num_parallel_calls", num_parallel_calls, 1)
+    given: Any = transform
+    functions = [given] if callable(given) or not isinstance(given, Iterable) else list(given)
+    if not all(map(callable, functions)):
+        raise ConfigError(f"transform must be a function of one element, or several, got {transform!r}")
+    for function in functions:
+        plain = tf.autograph.experimental.do_not_convert(function) if isinstance(function, GraphTransform) else function
+        try:
+            dataset = dataset.map(plain) if calls == 1 else dataset.map(plain, calls, deterministic=True)
+        except (TypeError, tf.errors.InvalidArgumentError) as error:
+            if not any(sign in str(error) for sign in _NO_ELEMENT):
+                raise
+            raise ConfigError(
+                f"transform {getattr(function, '__name__', function)!r} must return the element changed: tensors, in a "
+                "dict or a tuple; what it returned holds none, or something else, such as None"
+            ) from error
+    return dataset, functions

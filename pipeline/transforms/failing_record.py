@@ -1,0 +1,205 @@
+"""Which record it is that a transform fails on, such as an image that cannot be decoded: found once it has failed.
+
+TensorFlow's own error names an operation. As long as all goes well, what is here does no more than to count batches.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ...sharding.errors import ConfigError, DatasetError, RingfeedError
+from ..deliver.to_numpy import NumpyBatch, Ragged
+from ..select.sample_columns import SAMPLE_KEY, Origin
+from .apply import Transform
+from .image_ops import decode
+from .images import ImageTransform
+
+__all__ = ["FailedBatch", "watched"]
+
+_NOT_SAID = re.compile(r"^\{\{.*?\}\} | \[Op:.*$|\s*\[\[.*$", re.DOTALL)  # of TensorFlow's text: where in its graph
+
+
+def watched(dataset: tf.data.Dataset, first: int, stop: int, explain: Callable[[int], Exception]) -> tf.data.Dataset:
+    """The same batches; in the place of one that fails comes the error that explains it.
+
+    Batches are numbered by zipping, which counts those that fail, too. These are then left out, so the next one has not
+    the number that it should.
+
+    Args:
+        dataset: of the batches of the steps ``[first, stop)``.
+        first: step.
+        stop: of the steps.
+        explain: makes the error of a step that failed. TensorFlow never lets go of it.
+    """
+    try:
+        nothing = tf.nest.map_structure(_nothing, dataset.element_spec)
+    except TypeError:
+        return dataset
+    steps = tf.data.Dataset.range(first, stop)
+    end = tf.data.Dataset.from_tensors((tf.constant(-1, tf.int64), nothing))  # so that the last ones may fail, too
+    came = tf.data.Dataset.zip(steps, dataset).ignore_errors().concatenate(end)
+
+    def fail(step: np.int64) -> np.bool_:
+        raise explain(int(step)).with_traceback(None) from None
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    def check(step: tf.Tensor, numbered: tuple[tf.Tensor, Any]) -> Any:
+        number, batch = numbered
+        is_next = tf.cond(tf.equal(step, number), lambda: True, lambda: tf.numpy_function(fail, [step], tf.bool))
+        with tf.control_dependencies([is_next]):
+            return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
+
+    checked = tf.data.Dataset.zip(steps, came).map(check)
+    if checked.element_spec != dataset.element_spec:
+        return dataset
+    return checked.apply(tf.data.experimental.assert_cardinality(stop - first))
+
+
+def _nothing(spec: Any) -> Any:
+    """A value that fits, which nobody gets to see.
+
+    Raises:
+        TypeError: it is none of a tensor, dense or ragged.
+    """
+    if not isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec) or spec.dtype in (tf.variant, tf.resource):
+        raise TypeError(f"{spec} is of no tensor")
+    sizes = [] if spec.shape.rank is None else [size or 0 for size in spec.shape]
+    if isinstance(spec, tf.TensorSpec):
+        return tf.zeros(sizes, spec.dtype)
+    rows = [sizes[0], *[0] * (spec.ragged_rank - 1)]
+    splits = [tf.zeros([count + 1], spec.row_splits_dtype) for count in rows]
+    return tf.RaggedTensor.from_nested_row_splits(tf.zeros([0, *sizes[spec.ragged_rank + 1 :]], spec.dtype), splits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedBatch:
+    """A batch that transforms failed on, as it came from the loader.
+
+    Attributes:
+        epoch: it is of.
+        step: it is of.
+        origins: of its samples.
+        batch: the values.
+        bytes_features: names of those that may hold images.
+        undeclared: those of which the dataset does not say so.
+    """
+
+    epoch: int
+    step: int
+    origins: Sequence[Origin]
+    batch: NumpyBatch
+    bytes_features: Sequence[str]
+    undeclared: Container[str]
+
+    def explain(self, functions: Sequence[Transform]) -> RingfeedError:
+        """The error that says which record it is, and what to do: each is tried alone.
+
+        Args:
+            functions: the transforms.
+        """
+        samples: list[Any] = list(self._samples())
+        for function in functions:
+            failed: dict[int, str] = {}
+            for number, sample in enumerate(samples):
+                try:
+                    samples[number] = _called(function, sample)
+                except tf.errors.OpError as error:
+                    failed[number] = _line(error)
+                except Exception:  # as of one that takes whole batches alone
+                    return self._explain_whole(functions)
+            if failed:
+                return self._blame(function, failed) or self._explain_whole(functions)
+        return self._explain_whole(functions)
+
+    def _samples(self) -> Iterator[dict[str, Any]]:
+        """Batches of one."""
+        ragged = {name: values.rows() for name, values in self.batch.items() if isinstance(values, Ragged)}
+        for number in range(len(self.origins)):
+            yield {
+                name: _tensor(_only(ragged[name][number]) if name in ragged else values[number : number + 1])
+                for name, values in self.batch.items()
+            }
+
+    def _blame(self, function: Transform, failed: dict[int, str]) -> RingfeedError | None:
+        """The error of one of the samples that a function failed on; None if it is not for what they hold."""
+        if isinstance(function, ImageTransform):
+            number = min(failed)
+            return self._undecodable(function.feature, number, failed[number])
+        for name in self.bytes_features:
+            undecodable = {number: said for number in range(len(self.origins)) if (said := self._decoded(name, number))}
+            found = sorted(failed.keys() & undecodable.keys())
+            if found and len(undecodable) < len(self.origins):  # else these are no images
+                return self._undecodable(name, found[0], undecodable[found[0]])
+        if len(failed) == len(self.origins):
+            return None
+        number = min(failed)
+        return DatasetError(
+            f"{self._said(number)}: transform {_name(function)} fails: {failed[number]}; mend the record or leave it "
+            "out, or let the transform take it"
+        )
+
+    def _undecodable(self, feature: str, number: int, reason: str) -> RingfeedError:
+        what = f"the image in feature {feature!r} cannot be decoded: {reason.rstrip('.')}"
+        command = (
+            f"shard-dataset reshard {shlex.quote(self.origins[number].dataset)} DST --encode png --on-bad-record skip:1"
+        )
+        if feature in self.undeclared:
+            command += f" --schema FILE, where it says features: {{{feature}: {{dtype: binary, encoding: image}}}}"
+        return DatasetError(
+            f"{self._said(number)}: {what}; convert other formats, and leave out what is damaged, with: {command}"
+        )
+
+    def _said(self, number: int) -> str:
+        origin = self.origins[number]
+        key = f" ({SAMPLE_KEY} {self.batch[SAMPLE_KEY][number].tolist()})" if SAMPLE_KEY in self.batch else ""
+        return f"{origin.dataset}: record {origin.record} of {origin.shard}{key}"
+
+    def _decoded(self, feature: str, number: int) -> str | None:
+        """What there is to say against an image."""
+        try:
+            decode(tf.constant(self.batch[feature][number]), 3)
+        except tf.errors.OpError as error:
+            return _line(error)
+        return None
+
+    def _explain_whole(self, functions: Sequence[Transform]) -> RingfeedError:
+        element: Any = {name: _tensor(values) for name, values in self.batch.items()}
+        datasets = ", ".join(dict.fromkeys(origin.dataset for origin in self.origins))
+        where = f"{datasets}: step {self.step} of epoch {self.epoch}"
+        for function in functions:
+            try:
+                element = _called(function, element)
+            except Exception as error:
+                return ConfigError(f"{where}: transform {_name(function)} fails: {_line(error)}")
+        return RingfeedError(f"{where}: a transform failed, and did not when tried again; go on from this step")
+
+
+def _called(function: Transform, element: Any) -> Any:
+    return function(*element) if type(element) is tuple else function(element)  # as tf.data does
+
+
+def _only(row: Any) -> Ragged:
+    return Ragged(row, np.array([len(row)], np.int64))
+
+
+def _tensor(values: Any) -> Any:
+    if isinstance(values, Ragged):
+        return tf.RaggedTensor.from_row_lengths(tf.constant(values.values), values.row_lengths)
+    return tf.constant(values)
+
+
+def _name(function: Transform) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _line(error: Exception) -> str:
+    """What is wrong, by an error of TensorFlow or another."""
+    text = error.message if isinstance(error, tf.errors.OpError) else str(error)
+    return next(iter(_NOT_SAID.sub("", str(text)).strip().splitlines()), type(error).__name__)

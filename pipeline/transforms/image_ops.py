@@ -1,0 +1,260 @@
+"""Decoding and augmenting images in TensorFlow operations, image by image, side by side within a batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from ...sharding.errors import ConfigError
+from ...sharding.formats.images.file_types import BMP_GREYS
+from ..select.sample_columns import SAMPLE_KEY
+from .apply import check_has
+from .image_options import CentreCrop, ColourJitter, Normalisation, RandomCrop
+
+if TYPE_CHECKING:
+    from .images import ImageTransform
+
+__all__ = ["crop_window", "decode", "fitted", "normalise", "transform_images"]
+
+_ONLY_COLOURS = (b"GIF8", b"RIFF", b"BM")  # how GIF, WebP and BMP begin, of which TensorFlow makes no grey
+_NO_PALETTES = (
+    "a BMP whose colours are in a palette, which TensorFlow does not read; write the images as others, with: "
+    "shard-dataset reshard SRC DST --encode png"
+)
+# As Pillow decodes, whose pixels the stored statistics are of. TensorFlow's default is coarser, and a little darker.
+_DCT = "INTEGER_ACCURATE"
+_JPEG_SCALES = (1, 2, 4, 8)  # by which libjpeg divides sides as it decodes
+_BOXES = 100  # drawn for a random crop; of the default ones, of an image of 1:10 none fits in 9 % of cases
+_PHILOX = "philox"  # named, so that no device draws by another algorithm
+
+
+def transform_images(element: Mapping[str, Any], options: ImageTransform) -> dict[str, Any]:
+    """The element with the images of one feature decoded, cropped, resized, augmented and scaled.
+
+    Raises:
+        ConfigError: the element lacks the feature, or the keys to draw by.
+    """
+    check_has(element, options.feature)
+    if options.random and SAMPLE_KEY not in element:
+        raise ConfigError(f"random augmentation draws by {SAMPLE_KEY!r}: make the Loader with sample_keys=True")
+    values = element[options.feature]
+    if values.dtype != tf.string and options.shape is None:
+        raise ConfigError(
+            f"feature {options.feature!r} is {values.dtype.name}, and images are decoded from bytes; name the feature "
+            "that holds their files, and one ImageTransform for each"
+        )
+    if options.shape is not None and (
+        values.dtype != tf.uint8 or not values.shape[1:].is_compatible_with(options.shape)
+    ):
+        raise ConfigError(
+            f"feature {options.feature!r} holds {values.dtype.name} {values.shape[1:]}, not uint8 tensors of "
+            f"shape={options.shape}; use ImageTransform.for_dataset, which finds the shape"
+        )
+    keys = element[SAMPLE_KEY] if options.random else tf.zeros([tf.shape(values)[0], 2], tf.int64)
+    images = tf.map_fn(
+        lambda one: _one_image(one[0], one[1], options),
+        (values, keys),
+        fn_output_signature=tf.TensorSpec([*options.size, options.channels], _held(options)),
+    )
+    images.set_shape([values.shape[0], *options.size, options.channels])
+    return {**element, options.feature: _scaled(images, options)}
+
+
+def _held(options: ImageTransform) -> tf.DType:
+    """What images are kept as until the batch is whole."""
+    return tf.uint8 if options.dtype == "uint8" else tf.float32
+
+
+def _one_image(value: Any, key: Any, options: ImageTransform) -> Any:
+    """One image of the wanted size in [0, 255]."""
+    crop_key, draws = _draws(key)
+    image = fitted(tf.cast(_cropped(value, crop_key, options), tf.float32), options.size)
+    if options.flip_left_right:
+        image = tf.where(draws[0] < 0.5, image[:, ::-1], image)
+    if options.flip_up_down:
+        image = tf.where(draws[1] < 0.5, image[::-1], image)
+    if options.jitter is not None and options.jitter != ColourJitter():
+        image = 255.0 * jitter_colours(image / 255.0, draws[2:], options.jitter)
+    return tf.cast(tf.round(image), tf.uint8) if _held(options) == tf.uint8 else image
+
+
+def _draws(key: Any) -> tuple[Any, Any]:
+    """The seed of the crop, and six numbers in [0, 1) for the rest."""
+    crop_key, rest = tf.unstack(tf.random.split(key, 2, alg=_PHILOX))
+    return crop_key, tf.random.stateless_uniform([6], rest, alg=_PHILOX)
+
+
+def _cropped(value: Any, key: Any, options: ImageTransform) -> Any:
+    """The part of one image that is wanted, uint8 [height, width, channels]."""
+    if options.shape is not None:
+        return _cropped_pixels(tf.reshape(value, [*options.shape[:2], options.channels]), key, options)
+    if options.jpeg:
+        return _cropped_jpeg(value, key, options)
+    return tf.cond(
+        _is_jpeg(value),
+        lambda: _cropped_jpeg(value, key, options),
+        lambda: _cropped_pixels(_decode_other(value, options.channels), key, options),
+    )
+
+
+def _is_jpeg(value: Any) -> Any:
+    return tf.equal(tf.strings.substr(value, 0, 3), b"\xff\xd8\xff")
+
+
+def decode(value: Any, channels: int) -> Any:
+    """One image file of any format that TensorFlow knows, whole: uint8 [height, width, channels]."""
+    return tf.cond(_is_jpeg(value), lambda: _decode_jpeg(value, channels), lambda: _decode_other(value, channels))
+
+
+def _decode_other(value: Any, channels: int) -> Any:
+    """One that is no JPEG."""
+    head = _Head(value)
+    with tf.control_dependencies([tf.debugging.Assert(~head.is_palette_bitmap, [_NO_PALETTES])]):
+        value = tf.identity(value)
+
+    def decoded(count: int) -> Any:
+        return tf.io.decode_image(value, channels=count, expand_animations=False)
+
+    def as_colours() -> Any:
+        return tf.cond(head.is_transparent_webp, lambda: decoded(4)[..., :3], lambda: decoded(3))
+
+    if channels != 1:
+        return as_colours()
+    return tf.cond(head.only_colours, lambda: tf.image.rgb_to_grayscale(as_colours()), lambda: decoded(1))
+
+
+class _Head:
+    """What the first bytes of an image file tell of what TensorFlow makes of it.
+
+    Attributes:
+        only_colours: it makes no grey of it.
+        is_transparent_webp: it makes four channels of it, and no fewer.
+        is_palette_bitmap: it takes the numbers of its colours for greys.
+    """
+
+    def __init__(self, value: Any) -> None:
+        start = tf.strings.substr(tf.strings.join([tf.strings.substr(value, 0, 32), bytes(32)]), 0, 32)
+        numbers = tf.cast(tf.io.decode_raw(start, tf.uint8), tf.int32)
+        self.only_colours = tf.reduce_any([tf.strings.substr(start, 0, len(kind)) == kind for kind in _ONLY_COLOURS])
+
+        chunk = tf.strings.substr(start, 12, 4)
+        extended = (chunk == b"VP8X") & (tf.bitwise.bitwise_and(numbers[20], 0x10) != 0)
+        lossless = (chunk == b"VP8L") & (tf.bitwise.bitwise_and(numbers[24], 0x10) != 0)
+        self.is_transparent_webp = (tf.strings.substr(start, 0, 4) == b"RIFF") & (extended | lossless)
+
+        bits, colours = numbers[28] + 256 * numbers[29], 14 + numbers[14] + 256 * numbers[15]
+        palette = tf.strings.substr(value, tf.minimum(colours, tf.strings.length(value)), len(BMP_GREYS))
+        few = (tf.strings.substr(start, 0, 2) == b"BM") & (bits <= 8)
+        self.is_palette_bitmap = few & ~((bits == 8) & (palette == BMP_GREYS))
+
+
+def fitted(image: Any, size: Sequence[int]) -> Any:
+    """A float32 image [height, width, channels] of a size, by antialiased bilinear filtering; as it is, if it fits."""
+    fits = tf.reduce_all(tf.equal(tf.shape(image)[:2], size))
+    image = tf.cond(fits, lambda: image, lambda: tf.image.resize(image, size, antialias=True))
+    return tf.ensure_shape(image, [*size, None])
+
+
+def _cropped_jpeg(value: Any, key: Any, options: ImageTransform) -> Any:
+    """Only what is wanted is decoded, as far as a JPEG allows it."""
+    shape = tf.io.extract_jpeg_shape(value)
+    window = None if options.crop is None else crop_window(shape, key, options)
+    if not options.jpeg_scaling:
+        return _decode_jpeg(value, options.channels, window)
+
+    def decoded(scale: int) -> Any:
+        return _decode_jpeg(value, options.channels, None if window is None else _divided(window, scale), scale)
+
+    extent = shape[:2] if window is None else window[2:]
+    fits = [tf.reduce_all(extent // scale >= options.size) for scale in _JPEG_SCALES[1:]]
+    branches = [functools.partial(decoded, scale) for scale in _JPEG_SCALES]
+    return tf.switch_case(tf.reduce_sum(tf.cast(fits, tf.int32)), branches)
+
+
+def _divided(window: Any, scale: int) -> Any:
+    """A window of an image of sides divided by a scale, each edge of it the nearest that there is."""
+    begin, end = ((edge + scale // 2) // scale for edge in (window[:2], window[:2] + window[2:]))
+    return tf.concat([begin, end - begin], axis=0)
+
+
+def _decode_jpeg(value: Any, channels: int, window: Any = None, scale: int = 1) -> Any:
+    """A JPEG file, or what lies in a window of it, of sides divided by a scale."""
+
+    def decoded(count: int) -> Any:
+        if window is None:
+            return tf.io.decode_jpeg(value, channels=count, ratio=scale, dct_method=_DCT)
+        return tf.io.decode_and_crop_jpeg(value, window, channels=count, ratio=scale, dct_method=_DCT)
+
+    if channels != 1:
+        return decoded(channels)
+    is_cmyk = tf.equal(tf.io.extract_jpeg_shape(value)[2], 4)  # of which libjpeg makes no grey
+    return tf.cond(is_cmyk, lambda: tf.image.rgb_to_grayscale(decoded(3)), lambda: decoded(1))
+
+
+def _cropped_pixels(image: Any, key: Any, options: ImageTransform) -> Any:
+    if options.crop is None:
+        return image
+    window = crop_window(tf.shape(image), key, options)
+    return tf.slice(image, [window[0], window[1], 0], [window[2], window[3], -1])
+
+
+def crop_window(shape: Any, key: Any, options: ImageTransform) -> Any:
+    """The part of an image to take: int32 [top, left, height, width], inside the image and not empty.
+
+    Args:
+        shape: height, width and channels of the image, int32 [3].
+        key: to draw by, int64 [2].
+        options: with a crop.
+    """
+    if isinstance(options.crop, RandomCrop):
+        return _random_window(tf.cast(shape[:2], tf.float64), key, options.crop)
+    fraction = options.crop.fraction if isinstance(options.crop, CentreCrop) else 1.0
+    extent, wanted = tf.cast(shape[:2], tf.float64), tf.constant(options.size, tf.float64)
+    size = tf.cast(tf.round(wanted * tf.reduce_min(extent / wanted) * fraction), tf.int32)
+    size = tf.clip_by_value(size, 1, shape[:2])
+    return tf.concat([(shape[:2] - size) // 2, size], axis=0)
+
+
+def _random_window(extent: Any, key: Any, crop: RandomCrop) -> Any:
+    """The first of some random boxes that fits into an image of this height and width; or the whole image."""
+    draws = tf.random.stateless_uniform([4, _BOXES], key, dtype=tf.float64, alg=_PHILOX)
+    areas = tf.reduce_prod(extent) * (crop.area[0] + draws[0] * (crop.area[1] - crop.area[0]))
+    ratios = crop.ratio[0] * (crop.ratio[1] / crop.ratio[0]) ** draws[1]
+    sizes = tf.maximum(tf.round(tf.sqrt(tf.stack([areas / ratios, areas * ratios], axis=1))), 1)
+    fits = tf.reduce_all(sizes <= extent, axis=1)
+    first = tf.argmax(tf.cast(fits, tf.int32))
+    size = tf.where(fits[first], sizes[first], extent)
+    begin = tf.floor(draws[2:, first] * (extent - size + 1))
+    return tf.cast(tf.concat([begin, size], axis=0), tf.int32)
+
+
+def jitter_colours(image: Any, draws: Any, jitter: ColourJitter) -> Any:
+    """See `ColourJitter`: an image in [0, 1], by four numbers in [0, 1)."""
+    signed = 2.0 * draws - 1.0
+    if jitter.brightness:
+        image = image * (1.0 + signed[0] * jitter.brightness)
+    if jitter.contrast:
+        image = tf.image.adjust_contrast(image, 1.0 + signed[1] * jitter.contrast)
+    image = tf.clip_by_value(image, 0.0, 1.0)  # saturation and hue are of colours that there are
+    if jitter.saturation:
+        image = tf.image.adjust_saturation(image, 1.0 + signed[2] * jitter.saturation)
+    if jitter.hue:
+        image = tf.image.adjust_hue(image, signed[3] * jitter.hue)
+    return tf.clip_by_value(image, 0.0, 1.0)
+
+
+def _scaled(images: Any, options: ImageTransform) -> Any:
+    if isinstance(options.scale, Normalisation):
+        images = normalise(images, options.scale)
+    elif options.scale == "unit":
+        images = images / 255.0
+    return tf.cast(images, options.dtype)
+
+
+def normalise(images: Any, statistics: Normalisation) -> Any:
+    """Float32 images [..., channels] in [0, 255], less the mean, by the deviation of each channel."""
+    std = [value or 1.0 for value in statistics.std]
+    return (images - tf.constant(statistics.mean, tf.float32)) / tf.constant(std, tf.float32)

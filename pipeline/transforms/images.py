@@ -1,0 +1,160 @@
+"""What becomes of the images of a batch: crop, size, flips, colour, scale, dtype. The work is in `image_ops.py`.
+
+Here nothing imports TensorFlow; calling an `ImageTransform` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ...sharding.common.option_checks import boolean, integer, numbers
+from ...sharding.dataset.manifest import Manifest
+from ...sharding.errors import ConfigError
+from .apply import GraphTransform
+from .image_options import IMAGE_DTYPES, CentreCrop, ColourJitter, Normalisation, RandomCrop, image_feature
+
+__all__ = [
+    "ImageTransform",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageTransform(GraphTransform):
+    """Encoded images, or uint8 tensors, of a loader's element to a batch of one size; other features pass as they are.
+
+    A function for `Loader.epoch(transform=...)`. Crop, flips and jitter are drawn by ``sample_key``, so a loader
+    with ``sample_keys=True`` gives the same augmented batches on any number of ranks, and wherever it resumes.
+    The feature becomes a tensor of `dtype`, [batch, *size, channels].
+
+    Attributes:
+        feature: that holds images.
+        size: height and width that they are brought to, by antialiased bilinear filtering.
+        channels: 1 or 3, of what files are decoded to; uint8 tensors keep those that they have, as `shape` says.
+        crop: None takes the whole image.
+        flip_left_right: whether half of the images are mirrored.
+        flip_up_down: whether half of them are turned upside down.
+        jitter: of colours.
+        scale: ``unit`` for [0, 1], ``bytes`` for 0 to 255, or a `Normalisation`.
+        dtype: ``float32``, ``float16`` or ``bfloat16``; ``uint8``, rounded, goes with ``bytes``.
+        jpeg: whether all are JPEG files, which spares looking; see `for_dataset`.
+        jpeg_scaling: whether a JPEG is decoded to a half, a quarter or an eighth of its sides where what is wanted of
+            it still has `size` at least. Photographs much larger than that take a fraction of the time; pixels differ
+            slightly from those of the whole image brought to `size`.
+        shape: of uint8 tensors, (height, width) or (height, width, channels); None for encoded images.
+
+    Raises:
+        ConfigError: a value its rule forbids.
+    """
+
+    feature: str
+    size: tuple[int, int]
+    channels: int = 3
+    crop: RandomCrop | CentreCrop | None = None
+    flip_left_right: bool = False
+    flip_up_down: bool = False
+    jitter: ColourJitter | None = None
+    scale: Literal["unit", "bytes"] | Normalisation = "unit"
+    dtype: str = "float32"
+    jpeg: bool = False
+    jpeg_scaling: bool = False
+    shape: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        numbers("size", self.size, 2)
+        if min(integer("size", side) for side in self.size) < 1:
+            raise ConfigError(f"size must be a height and a width of at least 1, got {self.size}")
+        if not isinstance(self.crop, RandomCrop | CentreCrop | None):
+            raise ConfigError(f"crop must be a RandomCrop, a CentreCrop or None, got {self.crop!r}")
+        if not isinstance(self.jitter, ColourJitter | None):
+            raise ConfigError(f"jitter must be a ColourJitter or None, got {self.jitter!r}")
+        for name in ("flip_left_right", "flip_up_down", "jpeg", "jpeg_scaling"):
+            boolean(name, getattr(self, name))
+        if self.shape is not None:
+            self._take_shape()
+        if self.channels not in (1, 3):
+            raise ConfigError(f"channels must be 1 or 3, got {self.channels}")
+        if self.dtype not in IMAGE_DTYPES:
+            raise ConfigError(f"dtype must be one of {', '.join(IMAGE_DTYPES)}, got {self.dtype!r}")
+        if not isinstance(self.scale, Normalisation) and self.scale not in ("unit", "bytes"):
+            raise ConfigError(f"scale must be 'unit', 'bytes' or a Normalisation, got {self.scale!r}")
+        if self.dtype == "uint8" and self.scale != "bytes":
+            raise ConfigError(f"dtype='uint8' needs scale='bytes', got {self.scale!r}")
+        if isinstance(self.scale, Normalisation) and len(self.scale.mean) not in (1, self.channels):
+            raise ConfigError(f"images of {self.channels} channels cannot have the mean {self.scale.mean}")
+        if self.channels == 1 and self.jitter and (self.jitter.saturation or self.jitter.hue):
+            raise ConfigError("saturation and hue need channels=3")
+
+    def _take_shape(self) -> None:
+        numbers("shape", self.shape)
+        shape = tuple(integer("shape", side) for side in self.shape or ())
+        if len(shape) not in (2, 3) or min(shape) < 1:
+            raise ConfigError(f"shape must be (height, width) or (height, width, channels), got {self.shape}")
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "channels", shape[2] if len(shape) == 3 else 1)
+
+    @classmethod
+    def for_dataset(
+        cls,
+        manifest: Manifest,
+        feature: str,
+        *,
+        size: tuple[int, int],
+        channels: int = 3,
+        crop: RandomCrop | CentreCrop | None = None,
+        flip_left_right: bool = False,
+        flip_up_down: bool = False,
+        jitter: ColourJitter | None = None,
+        scale: Literal["unit", "bytes", "statistics"] | Normalisation = "unit",
+        dtype: str = "float32",
+        jpeg_scaling: bool = False,
+        statistics_split: str = "train",
+    ) -> ImageTransform:
+        """The transform of a feature of a dataset, of which the manifest knows formats, shape and statistics.
+
+        Args:
+            manifest: of the dataset.
+            feature: see `ImageTransform`, as for all but these two:
+            scale: ``statistics`` normalises by the stored mean and deviation of each channel,
+            statistics_split: of this split, in evaluation too.
+
+        Raises:
+            ConfigError: the feature holds no images, or there are no statistics of it.
+        """
+        found = image_feature(manifest, feature)
+        if found.fixed_shape:
+            channels = found.fixed_shape[2] if len(found.fixed_shape) == 3 else 1  # for the statistics
+        if scale == "statistics":
+            scale = Normalisation.of(manifest, feature, split=statistics_split, channels=channels)
+        known = [split.statistics[feature] for split in manifest.splits.values() if split.records]
+        return cls(
+            feature=feature,
+            size=size,
+            channels=channels,
+            crop=crop,
+            flip_left_right=flip_left_right,
+            flip_up_down=flip_up_down,
+            jitter=jitter,
+            scale=scale,
+            dtype=dtype,
+            jpeg=not found.fixed_shape and all(of.vocabulary == ("jpeg",) and not of.nulls for of in known),
+            jpeg_scaling=jpeg_scaling,
+            shape=found.fixed_shape or None,
+        )
+
+    @property
+    def random(self) -> bool:
+        """Whether anything is drawn."""
+        jitter = self.jitter is not None and self.jitter != ColourJitter()
+        return isinstance(self.crop, RandomCrop) or self.flip_left_right or self.flip_up_down or jitter
+
+    def __call__(self, element: Mapping[str, Any]) -> dict[str, Any]:
+        """The element with its images decoded: dtype [batch, *size, channels].
+
+        Raises:
+            ConfigError: the element lacks the feature, or the keys to draw by.
+        """
+        from .image_ops import transform_images
+
+        return transform_images(element, self)

@@ -1,0 +1,101 @@
+"""Features of variable length as tensors: padded, with the length of each, and a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...sharding.common.option_checks import boolean, integer, text
+from ...sharding.errors import ConfigError
+from .apply import GraphTransform, with_added
+
+__all__ = ["Pad"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pad(GraphTransform):
+    """A ragged feature padded, for `Loader.epoch(transform=...)`.
+
+    Added are ``FEATURE_length``, int32 [batch], and ``FEATURE_mask``, bool [batch, length], true where values are.
+
+    Attributes:
+        feature: of variable length.
+        length: to pad to; by default that of the longest in this rank's batch, so that shapes differ between ranks.
+        value: put in, of the feature's dtype; by default 0, False or the empty text.
+        multiple_of: the length of the longest is rounded up to one of this, so that fewer shapes are compiled for.
+        truncate: whether longer ones are cut off at `length`; else they are an error when they come.
+
+    Raises:
+        ConfigError: a value its rule forbids.
+    """
+
+    feature: str
+    length: int | None = None
+    value: Any = None
+    multiple_of: int = 1
+    truncate: bool = False
+
+    def __post_init__(self) -> None:
+        text("feature", self.feature)
+        if self.length is not None:  # those of NumPy would make TensorFlow count in int64 here, and in int32 there
+            object.__setattr__(self, "length", integer("length", self.length, 1))
+        object.__setattr__(self, "multiple_of", integer("multiple_of", self.multiple_of))
+        boolean("truncate", self.truncate)
+        if self.multiple_of < 1 or (self.multiple_of > 1 and self.length is not None):
+            raise ConfigError(f"multiple_of must be at least 1, and 1 where length is given, got {self.multiple_of}")
+        if self.truncate and self.length is None:
+            raise ConfigError("truncate=True needs a length")
+
+    def __call__(self, element: Mapping[str, Any]) -> dict[str, Any]:
+        """The element with its feature padded.
+
+        Raises:
+            ConfigError: it has no such feature of variable length, or others of the names that are added; or `value` is
+                none of its dtype.
+        """
+        import tensorflow as tf
+
+        values = element.get(self.feature)
+        if not isinstance(values, tf.RaggedTensor):
+            raise ConfigError(f"the element has no feature {self.feature!r} of variable length")
+        if self.value is not None and not _fits(self.value, values.dtype):
+            raise ConfigError(
+                f"value of Pad must be one {values.dtype.name}, as feature {self.feature!r} holds, got {self.value!r}"
+            )
+        lengths = tf.cast(values.row_lengths(), tf.int32)
+        longest = tf.reduce_max(tf.concat([lengths, [0]], axis=0))
+        width: Any = self.length
+        if self.length is None:
+            width = -(-longest // self.multiple_of) * self.multiple_of
+        elif self.truncate:
+            lengths = tf.minimum(lengths, self.length)
+        else:
+            message = f"a value of {self.feature} is longer than Pad(length={self.length}): raise it, or truncate=True"
+            with tf.control_dependencies([tf.debugging.assert_less_equal(longest, self.length, message)]):
+                lengths = tf.identity(lengths)
+        inside = tf.sequence_mask(lengths, width)
+        shape = [values.shape[0], self.length] if self.length is not None else tf.stack([-1, width])
+        filler = None if self.value is None else _constant(self.value, values.dtype)
+        padded = {**element, self.feature: values.to_tensor(filler, shape=shape)}
+        return with_added(padded, {f"{self.feature}_length": lengths, f"{self.feature}_mask": inside})
+
+
+def _fits(value: Any, dtype: Any) -> bool:
+    """Whether a value is one of a dtype of TensorFlow; a float may be rounded."""
+    given = np.asarray(value)
+    if given.ndim:
+        return False
+    if dtype == "string" or given.dtype.kind not in "biuf":
+        return dtype == "string" and given.dtype.kind in "SU"
+    with np.errstate(invalid="ignore"):
+        return dtype.is_floating or np.array_equal(given.astype(dtype.as_numpy_dtype), given)
+
+
+def _constant(value: Any, dtype: Any) -> Any:
+    """A value of a dtype of TensorFlow, which would make float32 of a Python float, and int64 of an integer, first."""
+    import tensorflow as tf
+
+    return tf.constant(value if dtype == "string" else np.asarray(value).astype(dtype.as_numpy_dtype), dtype)

@@ -1,0 +1,96 @@
+"""Columns of a batch as inputs of a model, in TensorFlow operations: standardised numbers, and ids of categories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ...sharding.errors import ConfigError
+from .tabular_plan import CategoryColumn, NumericColumn, TabularPlan
+
+__all__ = ["tabular_inputs", "text_ids"]
+
+Element = Mapping[str, Any]
+
+
+def tabular_inputs(element: Element, plan: TabularPlan) -> dict[str, Any]:
+    """See `TabularTransform`."""
+    inputs = {}
+    if plan.numeric:
+        inputs["numeric"] = _numeric(element, plan.numeric)
+    if plan.categories:
+        inputs["categories"] = tf.stack([_ids(column)(element[column.name]) for column in plan.categories], axis=1)
+    return inputs
+
+
+def _numeric(element: Element, columns: Sequence[NumericColumn]) -> Any:
+    """Standardise in float64: an int64 time stamp in microseconds has more digits than float32."""
+    values = tf.concat([_as_float64(element[c.name], c) for c in columns], axis=1)
+    repeats = [c.elements for c in columns]
+    mean = np.repeat([c.mean for c in columns], repeats)
+    std = np.repeat([c.std for c in columns], repeats)
+    is_finite = tf.math.is_finite(values)
+    standardised = tf.cast(tf.where(is_finite, (values - mean) / std, tf.zeros_like(values)), tf.float32)
+    flagged = np.flatnonzero(np.repeat([c.has_missing for c in columns], repeats))
+    if not flagged.size:
+        return standardised
+    missing = tf.cast(tf.logical_not(tf.gather(is_finite, flagged, axis=1)), tf.float32)
+    return tf.concat([standardised, missing], axis=1)
+
+
+def _as_float64(values: Any, column: NumericColumn) -> Any:
+    """[batch, elements], with NaN for what is missing."""
+    numbers = tf.cast(values, tf.float64)
+    if column.missing_code is not None:
+        numbers = tf.where(tf.equal(values, column.missing_code), tf.constant(np.nan, tf.float64), numbers)
+    return tf.reshape(numbers, [-1, column.elements])
+
+
+def _ids(column: CategoryColumn) -> Callable[[Any], Any]:
+    if column.vocabulary is not None:
+        return text_ids(column.vocabulary)
+
+    def from_code(values: Any) -> Any:
+        ids = tf.cast(values, tf.int64) - column.smallest + 1
+        known = (ids >= 1) & (ids < column.size)
+        if column.missing_code is not None:
+            known &= tf.not_equal(values, column.missing_code)
+        return tf.cast(tf.where(known, ids, tf.zeros_like(ids)), tf.int32)
+
+    return from_code
+
+
+def text_ids(vocabulary: Sequence[str]) -> Callable[[Any], Any]:
+    """A function from texts, string [batch], to int32 [batch]: 1 + the place in the vocabulary, or 0 where not in it.
+
+    By hash, then by comparing the text itself. `tf.lookup` tables are stateful, so under op determinism tf.data would
+    run the whole preprocessing on one thread.
+
+    Raises:
+        ConfigError: two texts of the vocabulary are equal, or have one hash.
+
+    >>> text_ids(["AA", "B6"])(tf.constant(["B6", "", "AA"])).numpy().tolist()
+    [2, 0, 1]
+    """
+    if not vocabulary:
+        return lambda values: tf.zeros_like(values, tf.int32)
+    with tf.init_scope():  # now, also where a graph is being made
+        words = tf.constant(vocabulary, tf.string)
+        hashes = _hash(words).numpy()
+    order = np.argsort(hashes)
+    if np.unique(hashes).size != len(vocabulary):
+        raise ConfigError("two texts of a vocabulary are equal, or share a 62-bit hash")
+
+    def lookup(values: Any) -> Any:
+        place = tf.minimum(tf.searchsorted(tf.constant(hashes[order]), _hash(values)), len(vocabulary) - 1)
+        candidate = tf.gather(tf.constant(order, tf.int32), place)
+        return tf.where(tf.equal(tf.gather(words, candidate), values), candidate + 1, 0)
+
+    return lookup
+
+
+def _hash(values: Any) -> Any:
+    return tf.strings.to_hash_bucket_fast(values, 2**62)

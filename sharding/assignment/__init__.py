@@ -1,0 +1,3 @@
+"""Decide which record goes to which split and shard."""
+
+__all__: list[str] = []

@@ -1,0 +1,213 @@
+"""What the first pass notes of the records where their places depend on more than their classes: one file a part.
+
+A note tells the class of a record, the value of the column that decides its split, and its size, as far as they are
+asked for. Where no sizes are, records of one class and value share a note, so that it is the groups that take room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import ConfigError, SourceError
+from ..formats.example_lengths import example_lengths
+from ..formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
+from ..prepare.column_names import check_columns
+from ..prepare.screening.record_origins import tell_origin
+from ..schema import Feature, class_array
+from ..sources import Part, Source
+from ..sources.base import late_bytes, narrowed
+from ..storage.storage import Storage
+from .label_counts import Tally
+
+__all__ = ["Census", "Notes", "check_column", "take_census"]
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+_CLASS, _VALUE, _COUNT, _BYTES = "class", "value", "count", "bytes"  # columns of a file of notes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notes:
+    """The notes on a part.
+
+    Attributes:
+        classes: the values of the label; none where there is no label.
+        class_codes: which of them each note is of; int32 [notes].
+        values: of the column that decides the split; none where there is no such column.
+        value_codes: which of them each note is of; int32 [notes].
+        counts: records that each note is of; int64 [notes].
+        sizes: in bytes, of the one record that each note is of; int64 [notes]. None at all where they were not asked.
+    """
+
+    classes: pa.Array
+    class_codes: Int32
+    values: pa.Array
+    value_codes: Int32
+    counts: Int64
+    sizes: Int64
+
+    def class_ids(self, classes: pa.Array) -> Int64:
+        """The position of each note's class among all classes, int64 [notes]."""
+        if not len(self.classes):  # there is no label, or no record
+            return np.zeros(len(self.class_codes), np.int64)
+        ids: Int64 = pc.index_in(self.classes, value_set=classes).to_numpy().astype(np.int64)
+        return ids[self.class_codes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Census:
+    """What to note, and where.
+
+    Attributes:
+        by: the column that decides the split of each record. Or None.
+        kind: the type of its values.
+        flag: that names it, for errors.
+        sizes: whether the size of each record is noted.
+        folder: that all tasks read and write; it holds a few files a part.
+    """
+
+    by: str | None
+    kind: pa.DataType | None
+    flag: str
+    sizes: bool
+    folder: Storage
+
+    def write(self, kind: str, number: int, table: pa.Table) -> None:
+        """Write a table about a part."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        self.folder.write(f"{number:06d}.{kind}.arrow", sink.getvalue(), durable=False)
+
+    def read(self, kind: str, number: int) -> pa.Table:
+        """The table of a kind about a part."""
+        with pa.ipc.open_file(self.folder.map(f"{number:06d}.{kind}.arrow")) as reader:
+            return reader.read_all().combine_chunks()
+
+    def record_sizes(self, number: int) -> Int64:
+        """The size of each record of a part in bytes, as TFRecord has it, int64 [records]."""
+        sizes: Int64 = self.read("notes", number).column(_BYTES).to_numpy()
+        return sizes
+
+    def notes(self, number: int) -> Notes:
+        """What `take_census` noted of a part."""
+        table = self.read("notes", number)
+        rows = len(table)
+        classes, class_codes = _decoded(table, _CLASS)
+        values, value_codes = _decoded(table, _VALUE)
+        sizes = table.column(_BYTES).to_numpy() if self.sizes else np.empty(0, np.int64)
+        counts = np.ones(rows, np.int64) if self.sizes else table.column(_COUNT).to_numpy()
+        return Notes(
+            classes=classes,
+            class_codes=class_codes,
+            values=values,
+            value_codes=value_codes,
+            counts=counts,
+            sizes=sizes,
+        )
+
+
+def check_column(source: Source, column: str, flag: str) -> pa.DataType:
+    """The type of a column that is to decide the splits, found before any of it is read.
+
+    Raises:
+        ConfigError: there is none of this name, it is the label, its values are no strings, integers or bools, or they
+            are known only once the images are read.
+    """
+    drafts = source.sample(source.parts[0], 1).schema if source.parts else source.schema.arrow
+    if column not in drafts.names:
+        check_columns(flag, [column], source.schema.names)
+        raise ConfigError(f"{flag} {column}: the column is known only once the images are read; name another")
+    if column == source.schema.label:
+        raise ConfigError(f"{flag} {column}: that is the label, so each class would be in one split alone")
+    feature = Feature.from_arrow(drafts.field(column))
+    if feature.shape != () or feature.dtype == "binary" or feature.dtype.startswith("float"):
+        what = f"lists of {feature.dtype}" if feature.shape else f"{feature.dtype} values"
+        raise ConfigError(f"{flag} {column}: the column holds {what}; it has to hold strings, integers or bools")
+    return feature.primitive
+
+
+def take_census(source: Source, part: Part, number: int, census: Census) -> Tally:
+    """Take the notes on a part, and count the records of each class as `tasks.count_classes` does.
+
+    Only the columns that are asked for are read, where the source can leave others unread and no sizes are asked for.
+
+    Args:
+        source: of the records.
+        part: of the source.
+        number: of the part.
+        census: what to note.
+
+    Raises:
+        SourceError: a record has no label, or no value in the column that decides its split.
+    """
+    label = source.schema.label
+    columns = {role: name for role, name in {_CLASS: label, _VALUE: census.by}.items() if name is not None}
+    kinds = {_CLASS: None if label is None else source.schema[label].primitive, _VALUE: census.kind}
+    fields = [(role, pa.dictionary(pa.int32(), kinds[role])) for role in columns]
+    schema = pa.schema([*fields, *([(_BYTES, pa.int64())] if census.sizes else [])])
+    batches = list(_noted(source, part, columns, census))
+    table = pa.Table.from_batches(batches, schema).unify_dictionaries().combine_chunks()
+    classes, class_codes = _decoded(table, _CLASS)
+    census.write("notes", number, table if census.sizes else _tallied(table, columns))
+    if _CLASS not in columns:
+        return Tally(values=class_array(source.schema, [None]), counts=np.array([len(table)]))
+    return Tally(values=classes, counts=np.bincount(class_codes, minlength=len(classes)))
+
+
+def _noted(source: Source, part: Part, columns: dict[str, str], census: Census) -> Iterator[pa.RecordBatch]:
+    reader = source if census.sizes else narrowed(source, list(columns.values()))
+    position = 0
+    for batch in reader.drafts(part):
+        found: dict[str, Any] = {}
+        for role, name in columns.items():
+            column = batch.column(name)
+            if column.null_count:
+                position += int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+                what = f"the label {name!r}" if role == _CLASS else f"{census.flag} {name}"
+                place = tell_origin(source, part, position, name)
+                raise SourceError(f"{part.path}: {place} has no value for {what}; drop or fill it first")
+            found[role] = column.dictionary_encode()
+        if census.sizes:
+            found[_BYTES] = pa.array(_sizes(source, part, batch))
+        position += batch.num_rows
+        yield pa.record_batch(found)
+
+
+def _sizes(source: Source, part: Part, drafts: pa.RecordBatch) -> Int64:
+    """About how many bytes each record will take in a TFRecord shard."""
+    schema = source.schema.only(drafts.schema.names)
+    lengths = example_lengths(drafts.select(list(schema.names)), schema)
+    return lengths + late_bytes(source, part, drafts) + HEADER_BYTES + FOOTER_BYTES
+
+
+def _decoded(table: pa.Table, name: str) -> tuple[pa.Array, Int32]:
+    """The values of a column, and which of them each row has."""
+    if name not in table.schema.names:
+        return pa.nulls(0), np.zeros(len(table), np.int32)
+    column = table.column(name)
+    if not len(column):
+        return pa.array([], column.type.value_type), np.empty(0, np.int32)
+    (chunk,) = column.chunks
+    return chunk.dictionary, chunk.indices.to_numpy()
+
+
+def _tallied(table: pa.Table, columns: dict[str, str]) -> pa.Table:
+    """A row for each class and value that come together, in the order of values."""
+    decoded = {role: _decoded(table, role) for role in columns}
+    classes = max(1, len(decoded[_CLASS][0])) if _CLASS in decoded else 1
+    class_codes = decoded[_CLASS][1] if _CLASS in decoded else np.zeros(len(table), np.int32)
+    keys, counts = np.unique(decoded[_VALUE][1].astype(np.int64) * classes + class_codes, return_counts=True)
+    codes = {_CLASS: keys % classes, _VALUE: keys // classes}
+    found: dict[str, Any] = {
+        role: pa.DictionaryArray.from_arrays(pa.array(codes[role], pa.int32()), values)
+        for role, (values, _) in decoded.items()
+    }
+    return pa.table(found | {_COUNT: counts.astype(np.int64)})

@@ -1,0 +1,194 @@
+"""How many records of each class there are, in all and in each part: a few bytes for a class and a part it occurs in.
+
+A million classes as Python's numbers, in a dictionary for each part, would take more memory than the records do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..compute.class_counts import narrow_counts
+from ..compute.grouping import group
+from ..errors import SourceError
+from ..prepare.screening.record_origins import tell_origin
+from ..schema import Schema, class_array, label_type
+from ..sources import Part, Source
+
+__all__ = [
+    "LabelCounts",
+    "StratumCounts",
+    "Tally",
+    "count_classes",
+    "count_strata",
+    "following",
+    "sum_by_key",
+    "tally_batches",
+]
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+_AT_ONCE = 1 << 18  # values that are united with those known, at the least: each time, all of these are hashed anew
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """Distinct values of the label, and how many records have each; where there is no label, the value is False.
+
+    Attributes:
+        values: each once, in any order.
+        counts: int64 [values].
+    """
+
+    values: pa.Array
+    counts: Int64
+
+    @property
+    def records(self) -> int:
+        """Records in all."""
+        return int(self.counts.sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StratumCounts:
+    """Records of a part by stratum (see `Assignment`), as far as there are any.
+
+    Attributes:
+        strata: that occur, ascending; int64 [n].
+        counts: records of each, [n], of the narrowest type.
+    """
+
+    strata: Int64
+    counts: npt.NDArray[np.unsignedinteger]
+
+
+def tally_batches(batches: Iterable[pa.Array], kind: pa.DataType) -> Tally:
+    """How often each value comes in arrays that hold no nulls.
+
+    >>> tally = tally_batches([pa.array([3, 1]), pa.array([1, 1])], pa.int64())
+    >>> tally.values.to_pylist(), tally.counts.tolist()
+    ([3, 1], [1, 3])
+    """
+    known = Tally(values=pa.array([], kind), counts=np.empty(0, np.int64))
+    held: list[Tally] = []
+    for labels in batches:
+        found = pc.value_counts(labels if labels.type == kind else labels.cast(kind))
+        held.append(Tally(values=found.field("values"), counts=found.field("counts").to_numpy()))
+        if sum(len(tally.values) for tally in held) >= max(_AT_ONCE, len(known.values)):
+            known, held = _united(known, held)[0], []
+    return _united(known, held)[0]
+
+
+def _united(known: Tally, more: Sequence[Tally]) -> tuple[Tally, list[Int32]]:
+    """All values, those known first; and for each tally of `more`, where among them its values are."""
+    arrays = [known.values, *(tally.values for tally in more)]
+    encoded = pa.chunked_array(arrays).dictionary_encode().combine_chunks()
+    codes: Int32 = encoded.indices.to_numpy()
+    counts = np.zeros(len(encoded.dictionary), np.int64)
+    np.add.at(counts, codes, np.concatenate([known.counts, *(tally.counts for tally in more)]))
+    bounds = np.cumsum([len(array) for array in arrays])
+    return Tally(values=encoded.dictionary, counts=counts), np.split(codes, bounds[:-1])[1:]
+
+
+class LabelCounts:
+    """Gathers what is counted in each part, in whatever order the parts come."""
+
+    def __init__(self, schema: Schema, parts: int) -> None:
+        self._known = Tally(values=class_array(schema, []), counts=np.empty(0, np.int64))
+        self._codes = [np.empty(0, np.int32)] * parts
+        self._counts: list[npt.NDArray[np.unsignedinteger]] = [np.empty(0, np.uint8)] * parts
+        self._held: list[tuple[int, Tally]] = []
+
+    def add(self, number: int, tally: Tally) -> None:
+        """Take in what was counted in the part of a number."""
+        self._held.append((number, tally))
+        if sum(len(held.values) for _, held in self._held) >= max(_AT_ONCE, len(self._known.values)):
+            self._take_in()
+
+    def _take_in(self) -> None:
+        self._known, found = _united(self._known, [tally for _, tally in self._held])
+        for (number, tally), codes in zip(self._held, found, strict=True):
+            self._codes[number], self._counts[number] = codes.copy(), narrow_counts(tally.counts)
+        self._held.clear()
+
+    @property
+    def totals(self) -> Tally:
+        """Records of each class in all parts."""
+        if self._held:
+            self._take_in()
+        return self._known
+
+    def by_part(self, classes: pa.Array) -> tuple[StratumCounts, ...]:
+        """Records of each part by class, whose ids are the places in an array that holds all of them."""
+        ids = pc.index_in(self.totals.values, value_set=classes).to_numpy().astype(np.int64)
+        return tuple(_sorted(ids[codes], counts) for codes, counts in zip(self._codes, self._counts, strict=True))
+
+
+def _sorted(strata: Int64, counts: npt.NDArray[np.unsignedinteger]) -> StratumCounts:
+    order = np.argsort(strata)
+    return StratumCounts(strata=strata[order], counts=counts[order])
+
+
+def sum_by_key(keys: Int64, counts: Int64) -> tuple[Int64, Int64]:
+    """Distinct keys from 0, ascending, and the sum of the counts of each.
+
+    >>> keys, counts = sum_by_key(np.array([5, 2, 5]), np.array([1, 10, 100]))
+    >>> keys.tolist(), counts.tolist()
+    ([2, 5], [10, 101])
+    """
+    groups = group(keys)
+    starts = groups.bounds[:-1]
+    return keys[groups.order[starts]], np.add.reduceat(counts[groups.order], starts) if len(starts) else counts[:0]
+
+
+def count_strata(strata: Int64, counts: Int64) -> StratumCounts:
+    """Records by stratum, where a stratum may come several times."""
+    keys, sums = sum_by_key(strata, counts)
+    return StratumCounts(strata=keys, counts=narrow_counts(sums))
+
+
+def following(parts: Iterable[StratumCounts], strata: int) -> Iterator[Int64]:
+    """For each part, how many records of each of its strata come in the parts before it; int64 [its strata].
+
+    Args:
+        parts: of a source, in order.
+        strata: how many there are.
+
+    >>> one = StratumCounts(strata=np.array([0, 2]), counts=np.array([5, 7], np.uint8))
+    >>> [firsts.tolist() for firsts in following([one, one], strata=3)]
+    [[0, 0], [5, 7]]
+    """
+    before = np.zeros(strata, np.int64)
+    for part in parts:
+        yield before[part.strata]
+        before[part.strata] += part.counts
+
+
+def count_classes(source: Source, part: Part) -> Tally:
+    """Records of each class in a part.
+
+    Raises:
+        SourceError: a label is missing or of a type that makes no classes.
+    """
+    if source.schema.label is None:
+        records = sum(map(len, source.labels(part)))
+        return Tally(values=class_array(source.schema, [None]), counts=np.array([records]))
+    return tally_batches(_checked_labels(source, part), label_type(source.schema))
+
+
+def _checked_labels(source: Source, part: Part) -> Iterator[pa.Array]:
+    label, position = str(source.schema.label), 0
+    for labels in source.labels(part):
+        if labels.null_count:
+            position += int(np.flatnonzero(labels.is_null().to_numpy(zero_copy_only=False))[0])
+            raise SourceError(
+                f"{part.path}: {tell_origin(source, part, position, label)} has no value for the label {label!r}; "
+                "drop or fill it first, or pass over such records with --on-bad-record skip:N"
+            )
+        position += len(labels)
+        yield labels

@@ -1,0 +1,118 @@
+"""Where the records of a part go, batch by batch, in the second pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..compute.grouping import group
+from ..errors import SourceError
+from .assignment import Assignment
+from .census import Census
+
+__all__ = ["Placement", "Placer", "take_ordinals"]
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+_CHANGED = "the source changed while it was read"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """What decides the places of a part's records; it can be sent to another process, whatever their number.
+
+    Attributes:
+        assignment: of records to shards.
+        label: the column of the classes, or None.
+        classes: the values of the label that occur in the part.
+        class_ids: of each of them, int32 [classes].
+        strata: that occur in the part, ascending; int64 [strata].
+        first_ordinals: how many records of each of them come before the part, int64 [strata].
+        census: where more than the class decides: it holds, for each part, the splits of the values in it, or the
+            places of its records.
+    """
+
+    assignment: Assignment
+    label: str | None
+    classes: pa.Array
+    class_ids: Int32
+    strata: Int64
+    first_ordinals: Int64
+    census: Census | None = None
+
+
+class Placer:
+    """Takes the records of a part, by its number, in their order, and says where each goes."""
+
+    def __init__(self, placement: Placement, number: int) -> None:
+        self._placement = placement
+        self._ordinals = placement.first_ordinals.copy()
+        self.records = 0  # taken so far
+        census = placement.census
+        self._places = census.read("places", number).column("place").to_numpy() if census and census.sizes else None
+        self._splits = census.read("splits", number) if census and not census.sizes else None
+
+    def locate(self, batch: pa.RecordBatch) -> tuple[Int32, Int64, Int64]:
+        """Class id, shard and slot of each record; int32, int64 and int64 [rows].
+
+        Raises:
+            SourceError: a record was not there in the first pass.
+        """
+        label, assignment = self._placement.label, self._placement.assignment
+        rows = slice(self.records, self.records + batch.num_rows)
+        self.records = rows.stop
+        class_ids = np.zeros(batch.num_rows, np.int32)
+        if label is not None:
+            found = _index(batch.column(label), self._placement.classes, "a label")
+            class_ids = self._placement.class_ids[found]
+        if self._places is not None:
+            if rows.stop > len(self._places):
+                raise SourceError(f"{_CHANGED}: there are records that the first pass did not see; build again")
+            return class_ids, *assignment.shards_of(self._places[rows])
+        strata = class_ids.astype(np.int64)
+        if self._splits is not None and self._placement.census is not None:
+            column = str(self._placement.census.by)
+            found = _index(batch.column(column), self._splits.column("value"), f"a value of {column!r}")
+            splits = self._splits.column("split").to_numpy()[found]
+            strata += splits * np.int64(assignment.classes)
+        ordinals = take_ordinals(self._known(strata), self._ordinals)
+        try:
+            return class_ids, *assignment.locate(strata, ordinals)
+        except ValueError as error:  # more of a class than were counted
+            raise SourceError(f"{_CHANGED}: there are records that the first pass did not see; build again") from error
+
+    def _known(self, strata: Int64) -> Int64:
+        """Where those of the records are among the strata of the part."""
+        known = self._placement.strata
+        found = np.searchsorted(known, strata)
+        if len(strata) and (not len(known) or np.any(known[np.minimum(found, len(known) - 1)] != strata)):
+            raise SourceError(f"{_CHANGED}: a record appeared that the first pass did not see; build again")
+        return found
+
+
+def _index(column: pa.Array, values: pa.Array, what: str) -> Int64:
+    found = pc.index_in(column, value_set=values)
+    if found.null_count:
+        raise SourceError(f"{_CHANGED}: {what} appeared that the first pass did not see; build again")
+    result: Int64 = found.to_numpy()
+    return result
+
+
+def take_ordinals(strata: npt.NDArray[np.integer], next_ordinals: Int64) -> Int64:
+    """Number the records of each stratum on from `next_ordinals`, which is moved on.
+
+    >>> following = np.array([10, 20])
+    >>> take_ordinals(np.array([1, 0, 1]), following).tolist(), following.tolist()
+    ([20, 10, 21], [11, 22])
+    """
+    by_stratum = group(strata)
+    counts = np.diff(by_stratum.bounds)
+    within = np.arange(len(strata)) - np.repeat(by_stratum.bounds[:-1], counts)
+    result = np.empty(len(strata), np.int64)
+    result[by_stratum.order] = within + np.repeat(next_ordinals[by_stratum.values], counts)
+    next_ordinals[by_stratum.values] += counts
+    return result

@@ -1,0 +1,41 @@
+"""What a build may use: its engine, and how many tasks are submitted at a time, on this machine or on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from ..engines.engine import open_engine
+from ..engines.executors import ClusterExecutor
+from ..engines.memory import MemoryShare
+from .build_plan import BuildPlan
+from .options import BuildOptions
+
+__all__ = ["at_once", "build_engine", "memory_share", "tasks_at_once"]
+
+_TASK_BYTES = 1 << 30  # that a task on a cluster may use, unless it is told
+
+
+def build_engine(options: BuildOptions, holds: str | None = None) -> AbstractContextManager[Executor]:
+    """The engine that the options name; `holds` as for `open_engine`."""
+    return open_engine(options.engine, options.workers, spills_here=options.spill is None, holds=holds)
+
+
+def at_once(pool: Executor, options: BuildOptions) -> int | Callable[[], int]:
+    """How many tasks to have submitted and not ended, where memory sets no limit."""
+    return pool.at_once if isinstance(pool, ClusterExecutor) else options.memory.ahead
+
+
+def memory_share(pool: Executor, options: BuildOptions, plan: BuildPlan) -> MemoryShare:
+    """What this machine's processes may hold together; of a cluster, which spreads tasks as it likes, each task."""
+    share = options.memory
+    if isinstance(pool, ClusterExecutor):
+        share = MemoryShare(budget=options.memory_bytes or _TASK_BYTES, workers=1, alone=True)
+    return replace(share, classes=plan.class_bytes)
+
+
+def tasks_at_once(pool: Executor, options: BuildOptions, fitting: int) -> int | Callable[[], int]:
+    """How many tasks to have submitted and not ended, if so many fit into the memory of this machine."""
+    return at_once(pool, options) if isinstance(pool, ClusterExecutor) else fitting

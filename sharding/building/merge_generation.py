@@ -1,0 +1,64 @@
+"""A dataset and what an append has written for it, as one: pure functions of what the two say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ..compute.class_counts import padded_counts
+from ..dataset.dataset import Dataset
+from ..dataset.file_names import table_name
+from ..dataset.manifest import Manifest, ShardInfo, SplitInfo
+from ..dataset.statistics import merge_statistics
+from ..dataset.tfds_files import is_tfds
+
+__all__ = ["merge_generation"]
+
+
+def merge_generation(base: Dataset, added: Manifest, shards: Sequence[ShardInfo]) -> tuple[Manifest, list[ShardInfo]]:
+    """The dataset with one more generation; not yet sealed.
+
+    Args:
+        base: that is appended to.
+        added: what would be said of the new shards if they were a dataset: its classes begin with those of `base`, its
+            schema, format and compression are the same, and its layout is that of `base`, or None.
+        shards: the new ones.
+    """
+    manifest = base.manifest
+    classes = len(added.classes)
+    kept = added.layout == manifest.layout
+    before = (entry if kept else replace(entry, layout=manifest.layout) for entry in manifest.all_generations)
+    generations = (*before, *added.all_generations)
+    merged = replace(
+        manifest,
+        classes=added.classes,
+        splits=_merge_splits(manifest.splits, added.splits, classes),
+        layout=manifest.layout if kept else None,
+        shards_path=table_name(len(generations) - 1),
+        files={path: info for path, info in manifest.files.items() if not is_tfds(path)} | dict(added.files),
+        lost=tuple(
+            replace(entry, class_counts=tuple(padded_counts(entry.class_counts, classes))) for entry in manifest.lost
+        ),
+        generations=generations,
+    )
+    old = [replace(shard, class_counts=padded_counts(shard.class_counts, classes)) for shard in base.shards]
+    return merged, [*old, *shards]
+
+
+def _merge_splits(old: Mapping[str, SplitInfo], new: Mapping[str, SplitInfo], classes: int) -> dict[str, SplitInfo]:
+    result = {
+        name: replace(split, class_counts=padded_counts(split.class_counts, classes)) for name, split in old.items()
+    }
+    for name, more in new.items():
+        known = result.get(name)
+        result[name] = more if known is None else _sum(known, more)
+    return result
+
+
+def _sum(a: SplitInfo, b: SplitInfo) -> SplitInfo:
+    return SplitInfo(
+        records=a.records + b.records,
+        shards=a.shards + b.shards,
+        class_counts=tuple(x + y for x, y in zip(a.class_counts, b.class_counts, strict=True)),
+        statistics={name: merge_statistics(known, b.statistics[name]) for name, known in a.statistics.items()},
+    )

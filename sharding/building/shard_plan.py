@@ -1,0 +1,148 @@
+"""What a build will do, decided before a byte is written: pure functions of counts and options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from math import ceil
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..assignment.assignment import NOTHING_THERE, Assignment, SplitLayout, shards_per_split, split_class_counts
+from ..assignment.label_counts import Tally
+from ..compute.class_counts import ClassCounts
+from ..errors import ConfigError, SourceError
+from ..messages import counted
+from ..schema import Schema
+from .options import BuildOptions
+
+__all__ = ["DEFAULT_SHARDS", "check_label", "plan_assignment", "share_out", "sort_classes"]
+
+DEFAULT_SHARDS = 16  # at least so many by default: enough for ranks to share and to read in parallel
+_DEFAULT_SHARD_BYTES = 256 << 20
+_MAX_SHARD_BYTES = 1 << 30  # below the 2 GiB of one Arrow string column, with room for an estimate that is wrong
+_MAX_COUNTS = 1 << 28  # of a class in a shard: 0.25 to 2 GiB in a reader's memory
+
+
+def check_label(schema: Schema) -> None:
+    """Refuse a label that makes no classes, before any of it is read.
+
+    Raises:
+        SourceError: it is a number with a fraction, bytes, or a list.
+    """
+    if schema.label is None:
+        return
+    label = schema[schema.label]
+    if label.shape != () or label.dtype == "binary" or label.dtype.startswith("float"):
+        what = f"lists of {label.dtype}" if label.shape else f"{label.dtype} values"
+        raise SourceError(
+            f"the label column {label.name!r} holds {what}, which make no classes: a label is a string, an integer or "
+            "a bool: cast it with --cast, or, for regression, leave out --label"
+        )
+
+
+def sort_classes(found: Tally, source: str, min_records: int, *, labelled: bool = True) -> pa.Array:
+    """The classes in order of their values; their positions are the class ids.
+
+    Args:
+        found: records of each class.
+        source: what they are of, for errors.
+        min_records: that a class must have.
+        labelled: whether there is a label; else the one class has no name.
+
+    Raises:
+        SourceError: there are no records, or a class has too few.
+    """
+    if not found.records:
+        raise SourceError(f"{source} holds no records")
+    order = pc.sort_indices(found.values)
+    values, counts = found.values.take(order), found.counts[order.to_numpy()]
+    rare = np.flatnonzero(counts < min_records)
+    if rare.size:
+        count = int(counts[rare[0]])
+        number = counted(count, "record")
+        if not labelled:
+            raise SourceError(f"{source} has {number}, fewer than {min_records}; pass --min-class-records {count}")
+        more = f" (and {counted(rare.size - 1, 'more class/more classes')})" if rare.size > 1 else ""
+        raise SourceError(
+            f"class {values[rare[0]].as_py()!r} has {number}, fewer than {min_records}{more}: it can be neither "
+            "balanced nor split; drop it, merge it with another, or pass --min-class-records 1"
+        )
+    return values
+
+
+def share_out(
+    classes: Sequence[Any],
+    class_counts: Sequence[int],
+    splits: Mapping[str, Fraction],
+    *,
+    there: Mapping[str, Sequence[int]] = NOTHING_THERE,
+) -> dict[str, ClassCounts]:
+    """Records of each class, by split.
+
+    Args:
+        classes: the values of the label.
+        class_counts: records of each class.
+        splits: share of each.
+        there: records of its classes, which come first, that the dataset which is appended to has in each split.
+
+    Raises:
+        SourceError: a new class has fewer records than there are splits.
+    """
+    per_split = split_class_counts(class_counts, splits, there=there)
+    known_classes = max(map(len, there.values()), default=0)
+    for name, counts in per_split.items():
+        if 0 in counts[known_classes:]:
+            i = counts.index(0, known_classes)
+            number = counted(class_counts[i], "record")
+            few = f"too few for one in each of {len(per_split)} splits ({name!r} gets none)"
+            if classes[i] is None:
+                raise SourceError(f"the source has {number}, {few}; give more, or ask for fewer splits")
+            raise SourceError(f"class {classes[i]!r} has {number}, {few}; drop it, or merge it with another")
+    return per_split
+
+
+def plan_assignment(
+    options: BuildOptions,
+    per_split: Mapping[str, Sequence[int]],
+    record_bytes: float,
+    *,
+    divided: bool = False,
+    generation: int = 0,
+) -> Assignment:
+    """Splits, shards and class counts. A split that gets no record gets no shard.
+
+    Args:
+        options: of the build.
+        per_split: records of each class, by split.
+        record_bytes: estimated mean size of a record on storage.
+        divided: whether the split of each record is given.
+        generation: of the dataset that is appended to; 0 is a build.
+
+    Raises:
+        ConfigError: there are more shards than records, or shards that are too large.
+    """
+    records = {name: sum(counts) for name, counts in per_split.items() if any(counts)}
+    largest = max(records.values())
+    shards = options.shards
+    if shards is None:
+        wanted = max(1, ceil(largest * record_bytes / (options.shard_bytes or _DEFAULT_SHARD_BYTES)))
+        shards = min(wanted if options.shard_bytes else max(wanted, DEFAULT_SHARDS), largest)
+    if largest * record_bytes / shards > _MAX_SHARD_BYTES:
+        raise ConfigError(
+            f"shards must be of at most {_MAX_SHARD_BYTES >> 20} MiB, for each is put together in memory; {shards} "
+            f"would have about {largest * record_bytes / shards / (1 << 20):.0f} MiB; ask for more of them"
+        )
+    sizes = shards_per_split(records, shards)
+    classes = max(map(len, per_split.values()))
+    cells = classes * sum(sizes.values())
+    if cells > _MAX_COUNTS:
+        raise ConfigError(
+            f"{classes:,} classes in {sum(sizes.values()):,} shards are {cells:,} counts, which every reader holds in "
+            f"memory, and the most are {_MAX_COUNTS:,}; ask for fewer shards, or name a label with fewer values"
+        )
+    splits = tuple(SplitLayout(name=n, shards=sizes[n], class_counts=per_split[n]) for n in records)
+    return Assignment(seed=options.seed, splits=splits, divided=divided, generation=generation)

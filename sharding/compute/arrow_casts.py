@@ -1,0 +1,133 @@
+"""Columns of one Arrow type brought into another; a value that has no place there is an error, never changed."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import SourceError
+from ..messages import brief
+from ..schema import Feature, with_missing
+
+__all__ = ["can_become", "cast_column", "declared_column", "is_list", "is_number"]
+
+_TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+_INFINITE = ("inf", "infinity")  # as Arrow reads them, without a sign and in lower case
+
+
+def can_become(kind: pa.DataType, feature: Feature) -> bool:
+    """Whether `declared_column` makes a feature of columns of a type, if their values have a place in it.
+
+    >>> can_become(pa.decimal128(3, 2), Feature(name="x", dtype="float64"))
+    True
+    >>> can_become(pa.list_(pa.list_(pa.int8())), Feature(name="x", dtype="int8", shape=(2, 2)))
+    True
+    """
+    if pa.types.is_null(kind):
+        return True
+    for _ in feature.shape:
+        if not is_list(kind):
+            return False
+        kind = kind.value_type
+    if is_list(kind) or pa.types.is_temporal(kind):  # a unit of time would be lost
+        return False
+    try:
+        pc.cast(pa.array([], kind), feature.primitive)
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        return False
+    return True
+
+
+def declared_column(column: pa.Array, feature: Feature, what: str) -> pa.Array:
+    """A column as a feature that its type `can_become`.
+
+    Args:
+        column: nulls alone, scalars or lists of lists as deep as the feature's shape.
+        feature: with the type wanted.
+        what: it is, for errors.
+
+    Raises:
+        SourceError: a value has no place in it.
+    """
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), feature.arrow_type)
+    if len(feature.shape) > 1:
+        column = _flattened(column, feature, what)
+    return cast_column(column, feature.arrow_type, what)
+
+
+def _flattened(column: pa.Array, feature: Feature, what: str) -> pa.Array:
+    """Tensors as lists of all their elements; those that are missing stay so."""
+    present = column.is_valid()
+    values = column.filter(present)
+    for size in feature.shape:
+        if pc.any(pc.fill_null(pc.not_equal(pc.list_value_length(values), size), True)).as_py():
+            raise SourceError(
+                f"{what}: a value is not of shape {list(feature.shape)}; give the one that all have, or drop the column"
+            )
+        values = values.flatten()
+    return with_missing(pa.FixedSizeListArray.from_arrays(values, feature.elements), present)
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether a type is of integers or floats; decimals are no numbers here."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a type is of lists, of one length or of several."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def cast_column(column: pa.Array, kind: pa.DataType, what: str) -> pa.Array:
+    """A column in another type.
+
+    Raises:
+        SourceError: a value has no place in it.
+    """
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if column.type == kind:
+        return column
+    try:
+        result = pc.cast(column, kind)
+        _check_held(column, result)
+    except pa.ArrowInvalid as error:
+        raise SourceError(
+            f"{what}: {brief(error)}; choose a type that holds every value, or drop those records with --filter first"
+        ) from error
+    return result
+
+
+def _check_held(column: pa.Array, result: pa.Array) -> None:
+    """Refuse what Arrow lets pass: infinity for a large number, true for any, an integer that float16 rounds.
+
+    Raises:
+        pa.ArrowInvalid: names the first such value.
+    """
+    while is_list(column.type):
+        column, result = column.flatten(), result.flatten()
+    before, after = column.type, result.type
+    if pa.types.is_floating(after):
+        if pa.types.is_integer(before):
+            changed = pc.not_equal(result.cast(pa.float64()), column.cast(pa.float64(), safe=False))
+        elif pa.types.is_floating(before):
+            changed = pc.and_(_infinite(result), pc.invert(_infinite(column)))
+        elif before in _TEXTS:
+            told = pc.is_in(pc.utf8_lower(pc.utf8_ltrim(column.cast(pa.string()), "+-")), pa.array(_INFINITE))
+            changed = pc.and_(_infinite(result), pc.invert(told))
+        elif pa.types.is_decimal(before):
+            changed = pc.not_equal(result.cast(before), column)
+        else:
+            return
+    elif pa.types.is_boolean(after) and is_number(before):
+        changed = pc.not_equal(result.cast(before), column)
+    else:
+        return
+    lost = column.filter(changed)
+    if len(lost):
+        raise pa.ArrowInvalid(f"value {lost[0].as_py()!r} has no place in it")
+
+
+def _infinite(column: pa.Array) -> pa.Array:
+    return pc.is_inf(column.cast(pa.float64()))

@@ -1,0 +1,192 @@
+"""Records by class, as narrow integers: 100,000 shards of 1,000 classes are 100 million counts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from ..common.fork_safe_locks import renew_in_forks
+
+__all__ = ["ClassCounts", "count_matrix", "count_rows", "narrow_counts", "padded_counts"]
+
+Rows = tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]
+
+
+class ClassCounts(Sequence[int]):
+    """A tuple of counts to look at, equal to one that holds the same; below, an array of the narrowest type.
+
+    >>> counts = ClassCounts([3, 0, 250])
+    >>> counts == (3, 0, 250), counts[-1], sum(counts), counts
+    (True, 250, 253, (3, 0, 250))
+    >>> np.asarray(counts)
+    array([  3,   0, 250], dtype=uint8)
+    """
+
+    __slots__ = ("_counts", "_deferred", "_hash")
+    _counts: npt.NDArray[np.unsignedinteger]
+    _deferred: tuple[_DeferredRows, int] | None
+    _hash: int | None
+
+    def __init__(self, counts: Sequence[int] | npt.NDArray[np.integer]) -> None:
+        array = np.asarray(counts, np.int64)
+        if array.ndim != 1:
+            raise ValueError(f"counts must be a list, got {counts!r}")
+        self._counts = narrow_counts(array)
+        self._deferred = None
+        self._hash = None
+
+    @classmethod
+    def _over(cls, counts: npt.NDArray[np.unsignedinteger]) -> ClassCounts:
+        made = cls.__new__(cls)
+        made._counts, made._deferred, made._hash = counts, None, None
+        return made
+
+    @classmethod
+    def _of(cls, deferred: tuple[_DeferredRows, int]) -> ClassCounts:
+        made = cls.__new__(cls)
+        made._deferred, made._hash = deferred, None  # without `_counts`
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        """The counts of a deferred row, when they are first looked at; then they are an attribute like any."""
+        if name != "_counts" or self._deferred is None:
+            raise AttributeError(name)
+        rows, number = self._deferred
+        self._counts = rows.row(number)
+        return self._counts
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> ClassCounts: ...
+    def __getitem__(self, index: int | slice) -> int | ClassCounts:
+        if isinstance(index, slice):
+            return ClassCounts._over(self._counts[index])
+        return int(self._counts[index])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._counts.tolist())
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.array(self._counts, dtype) if copy else np.asarray(self._counts, dtype)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ClassCounts):
+            return bool(np.array_equal(self._counts, other._counts))
+        return tuple(self) == other if isinstance(other, tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(tuple(self))
+        return self._hash
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ClassCounts, (self._counts.copy(),)  # of a row of a large array, the row alone
+
+
+class _DeferredRows:
+    """Rows that are read together when one of them is first looked at."""
+
+    def __init__(self, read: Callable[[], Iterable[Rows]]) -> None:
+        self._read = read
+        self._rows: list[npt.NDArray[np.unsignedinteger]] | None = None
+        self._lock = threading.RLock()
+        renew_in_forks(self)
+
+    def row(self, number: int) -> npt.NDArray[np.unsignedinteger]:
+        with self._lock:
+            if self._rows is None:
+                self._rows = self.rows()
+        return self._rows[number]
+
+    def rows(self) -> list[npt.NDArray[np.unsignedinteger]]:
+        """All rows, read anew unless they were kept."""
+        if self._rows is not None:
+            return self._rows
+        found = []
+        for values, offsets in self._read():
+            narrow = narrow_counts(values)
+            found += [narrow[start:stop] for start, stop in pairwise(offsets.tolist())]
+        return found
+
+
+def count_rows(read: Callable[[], Iterable[Rows]], rows: int) -> list[ClassCounts]:
+    """So many rows, which are read together when the counts of one of them are first looked at.
+
+    Args:
+        read: gives them, some at a time: their values end to end, and offsets, so that row i is
+            ``values[offsets[i]:offsets[i + 1]]``.
+        rows: how many.
+
+    >>> count_rows(lambda: [(np.array([1, 2, 3]), np.array([0, 2, 3])), (np.array([4]), np.array([0, 1]))], 3)
+    [(1, 2), (3,), (4,)]
+    """
+    deferred = _DeferredRows(read)
+    return [ClassCounts._of((deferred, number)) for number in range(rows)]
+
+
+def count_matrix(rows: Sequence[Sequence[int]]) -> npt.NDArray[np.unsignedinteger]:
+    """Rows of one length as a matrix, of the narrowest type that any of them needs.
+
+    >>> count_matrix([(1, 2), ClassCounts([3, 300])])
+    array([[  1,   2],
+           [  3, 300]], dtype=uint16)
+    """
+    result: npt.NDArray[np.unsignedinteger] = np.empty((0, 0), np.uint8)
+    for number, row in enumerate(_arrays(rows)):
+        if number == 0:
+            result = np.empty((len(rows), len(row)), row.dtype)
+        if row.dtype.itemsize > result.dtype.itemsize:
+            result = result.astype(row.dtype)
+        result[number] = row
+    return result
+
+
+def _arrays(rows: Sequence[Sequence[int]]) -> Iterator[npt.NDArray[np.unsignedinteger]]:
+    """The narrow array of each row. Deferred ones are read for this alone: to keep them would take twice the memory."""
+    source: _DeferredRows | None = None
+    read: list[npt.NDArray[np.unsignedinteger]] = []
+    for row in rows:
+        counts = row if isinstance(row, ClassCounts) else ClassCounts(row)
+        if counts._deferred is None:
+            yield counts._counts
+            continue
+        rows_there, number = counts._deferred
+        if rows_there is not source:
+            source, read = rows_there, rows_there.rows()
+        yield read[number]
+
+
+def padded_counts(counts: Sequence[int], classes: int) -> Sequence[int]:
+    """Counts with zeros for classes that came later.
+
+    Args:
+        counts: of the first classes.
+        classes: how many there are.
+
+    >>> padded_counts(ClassCounts([3, 1]), 3)
+    (3, 1, 0)
+    """
+    return counts if len(counts) == classes else ClassCounts(np.pad(np.asarray(counts), (0, classes - len(counts))))
+
+
+def narrow_counts(counts: npt.NDArray[np.integer]) -> npt.NDArray[np.unsignedinteger]:
+    """Counts as the narrowest type that holds them.
+
+    Raises:
+        ValueError: one is negative.
+    """
+    if counts.min(initial=0) < 0:
+        raise ValueError(f"counts must be at least 0, got {counts.min()}")
+    return counts.astype(np.min_scalar_type(counts.max(initial=0)))

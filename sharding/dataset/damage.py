@@ -1,0 +1,112 @@
+"""What may be wrong with a dataset's files, in words and in numbers: values, and nothing that reads or decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..messages import listed
+
+__all__ = ["Damage", "Note", "content_problem", "first_difference", "kind_of_size", "runs", "runs_text"]
+
+_RUNS_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """A file that is not as it was written, or (found by a deep check) was written wrong.
+
+    Attributes:
+        path: relative to the dataset's root.
+        problem: what is wrong with it, and where, in words.
+        kind: ``missing``; ``truncated``, ``extended``, ``altered``: too short, too long, of the right size;
+            ``swapped``: the bytes are those of another file of the dataset; ``stale``: an index of other records.
+            Of a deep check: ``unparsable``, ``mislabelled``, ``miscounted``.
+        split: of the shard.
+        record: number of the first damaged record, or of the first record of the damaged row group.
+        records: all damaged records of a TFRecord shard, as half-open runs; empty where that cannot be told.
+        row_group: the first damaged one of a Parquet shard.
+        column: the first damaged one in it.
+        offset: of the first damaged record, column or byte in the file; of compressed TFRecord in what the file
+            decompresses to, if the damage reaches a record.
+    """
+
+    path: str
+    problem: str
+    kind: str
+    split: str | None = None
+    record: int | None = None
+    records: tuple[tuple[int, int], ...] = ()
+    row_group: int | None = None
+    column: str | None = None
+    offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Something about the folder that is no damage, such as a file that the dataset does not know."""
+
+    path: str
+    remark: str
+
+
+def kind_of_size(actual_bytes: int, expected_bytes: int) -> str:
+    """The kind of a damage, as far as sizes tell.
+
+    >>> kind_of_size(9, 10), kind_of_size(11, 10), kind_of_size(10, 10)
+    ('truncated', 'extended', 'altered')
+    """
+    if actual_bytes == expected_bytes:
+        return "altered"
+    return "truncated" if actual_bytes < expected_bytes else "extended"
+
+
+def content_problem(actual_bytes: int, expected_bytes: int) -> str:
+    """What is wrong with a file whose checksum is wrong, as far as sizes tell.
+
+    >>> content_problem(9, 10), content_problem(10, 10)
+    ('it has 9 bytes, 10 were written', 'its checksum does not match')
+    """
+    if actual_bytes != expected_bytes:
+        return f"it has {actual_bytes} bytes, {expected_bytes} were written"
+    return "its checksum does not match"
+
+
+def first_difference(actual: memoryview | bytes, expected: memoryview | bytes) -> int | None:
+    """Offset of the first byte in which two files differ; where the shorter one ends if it is a part of the other.
+
+    >>> first_difference(b"abcd", b"abxd"), first_difference(b"ab", b"abc"), first_difference(b"ab", b"ab")
+    (2, 2, None)
+    """
+    common = min(len(actual), len(expected))
+    differ = np.flatnonzero(np.frombuffer(actual, np.uint8)[:common] != np.frombuffer(expected, np.uint8)[:common])
+    if len(differ):
+        return int(differ[0])
+    return None if len(actual) == len(expected) else common
+
+
+def runs(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Ascending numbers as half-open runs.
+
+    >>> runs([1, 2, 3, 7])
+    ((1, 4), (7, 8))
+    """
+    result: list[tuple[int, int]] = []
+    for number in numbers:
+        if result and result[-1][1] == number:
+            result[-1] = (result[-1][0], number + 1)
+        else:
+            result.append((number, number + 1))
+    return tuple(result)
+
+
+def runs_text(found: Iterable[tuple[int, int]]) -> str:
+    """Half-open runs for people, the first few of them.
+
+    >>> runs_text([(1, 4), (7, 8)])
+    '1-3, 7'
+    """
+    words = [str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in found]
+    return listed(words, _RUNS_SHOWN)

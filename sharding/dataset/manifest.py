@@ -1,0 +1,392 @@
+"""What a dataset says of itself in `dataset.json`, its commit record. Its table of shards is in `sharding/table.py`.
+
+Pure: bytes in, values out. `sharding/dataset.py` does the reading and the checking against storage.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ..common.checksums import checksum
+from ..common.json_stream import json_pieces
+from ..common.type_checks import misfit
+from ..compute.class_counts import ClassCounts
+from ..errors import CorruptionError, DatasetError
+from ..formats.example_encode import RecordLayout
+from ..schema import Schema
+from .file_names import table_name
+from .statistics import FeatureStatistics
+
+__all__ = [
+    "FORMAT_VERSION",
+    "MANIFEST_NAME",
+    "SHARDS_NAME",
+    "FileInfo",
+    "Generation",
+    "LostRecords",
+    "Manifest",
+    "ShardInfo",
+    "SplitInfo",
+    "describe",
+]
+
+MANIFEST_NAME = "dataset.json"
+SHARDS_NAME = table_name(0)
+FORMAT_VERSION = (1, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileInfo:
+    """What a file was written with: of a shard, or for other programs, which ringfeed checks but does not read."""
+
+    bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardInfo:
+    """One shard: a data file and its index. Paths are relative to the dataset's root.
+
+    Its `class_counts` are a tuple, or `ClassCounts`, which are equal to one.
+    """
+
+    split: str
+    path: str
+    bytes: int
+    records: int
+    checksum: str
+    class_counts: Sequence[int]
+    index_path: str
+    index_bytes: int
+    index_checksum: str
+
+    def __post_init__(self) -> None:
+        for path in (self.path, self.index_path):
+            _check_inside(path, SHARDS_NAME)
+
+    @property
+    def files(self) -> dict[str, FileInfo]:
+        """Its two files, by path: the data file first."""
+        return {
+            self.path: FileInfo(bytes=self.bytes, checksum=self.checksum),
+            self.index_path: FileInfo(bytes=self.index_bytes, checksum=self.index_checksum),
+        }
+
+
+def _check_inside(path: str, where: str) -> None:
+    if "/" not in path and "\\" not in path and path not in ("", ".", ".."):
+        return  # as nearly all of many thousands
+    parts = path.split("/")
+    nowhere = {"", "."}.issuperset(parts)
+    if nowhere or path.startswith("/") or ".." in parts or "\\" in path or "://" in path:
+        raise DatasetError(f"the path {path!r} in {where} leaves the dataset's root; it is not opened")
+
+
+def describe(data: bytes) -> FileInfo:
+    """What the manifest says of a file with these bytes."""
+    return FileInfo(bytes=len(data), checksum=checksum(data))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitInfo:
+    """One split: totals over its shards, and the statistics of its features by name."""
+
+    records: int
+    shards: int
+    class_counts: Sequence[int]
+    statistics: Mapping[str, FeatureStatistics] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `dataset.json`."""
+        value = asdict(replace(self, class_counts=(), statistics={}))
+        statistics = {name: entry.to_json() for name, entry in self.statistics.items()}
+        return value | {"class_counts": list(self.class_counts), "statistics": statistics}  # the keys stay in order
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> SplitInfo:
+        """The inverse of `to_json`."""
+        return cls(
+            records=value["records"],
+            shards=value["shards"],
+            class_counts=ClassCounts(value["class_counts"]),
+            statistics={name: FeatureStatistics.from_json(entry) for name, entry in value["statistics"].items()},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostRecords:
+    """Records that were damaged beyond repair: those of one shard that was written, and is not there any more."""
+
+    split: str
+    path: str
+    records: int
+    class_counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What a build, or an append to what it wrote, has put into a dataset.
+
+    Attributes:
+        plan: fingerprint of all that shaped its bytes.
+        source: where its records came from: ``url`` and ``fingerprint``.
+        seed: of its assignment.
+        options: what was asked, or followed from the dataset, as far as it shapes the bytes.
+        writer: name and version of the program that wrote it.
+        classes: how many the dataset has had since.
+        records: that it wrote, by split.
+        shards: that it wrote, by split.
+        layout: that its records share, where those of the dataset have shared none since a later append.
+    """
+
+    plan: str
+    source: Mapping[str, str]
+    seed: int
+    options: Mapping[str, Any]
+    writer: str
+    classes: int
+    records: Mapping[str, int]
+    shards: Mapping[str, int]
+    layout: RecordLayout | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `dataset.json`."""
+        value = asdict(replace(self, layout=None)) | {"layout": self.layout and self.layout.to_json()}
+        return {name: entry for name, entry in value.items() if entry is not None}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Generation:
+        """The inverse of `to_json`."""
+        layout = value.get("layout")
+        return cls(**(dict(value) | {"layout": layout and RecordLayout.from_json(layout)}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """All of `dataset.json`.
+
+    Attributes:
+        shard_format: ``tfrecord`` or ``parquet``.
+        compression: of the shards: ``none``, ``gzip``, ...
+        schema: features and label.
+        classes: the values of the label; the index of one is its class id. Sorted, but that those which came with an
+            append stand after those before it. Without a label, one: None.
+        splits: by name, in the order asked for.
+        layout: where each column lies in each TFRecord record, if all records share one layout.
+        seed: of the assignment.
+        source: where the data came from: ``url`` and ``fingerprint``.
+        options: what was asked of the build, as far as it shapes the bytes.
+        writer: name and version of the program that wrote it.
+        plan: fingerprint of all that shaped the bytes: builds of one plan write the same dataset.
+        shards_checksum: of `shards.parquet`.
+        shards_bytes: its size.
+        shards_rows: checksum of its rows, whichever version of Arrow encodes them.
+        shards_path: its name; a repair that leaves records out writes a table of another name.
+        files: by path, those for other programs, beside the shards and their indexes.
+        lost: what such repairs left out. The statistics of the splits are still those of all records that were written.
+        generations: what the build and each append have written; none if nothing was appended. `seed`, `source`,
+            `options`, `writer` and `plan` are those of the build.
+    """
+
+    shard_format: str
+    compression: str
+    schema: Schema
+    classes: tuple[Any, ...]
+    splits: Mapping[str, SplitInfo]
+    layout: RecordLayout | None
+    seed: int
+    source: Mapping[str, str]
+    options: Mapping[str, Any]
+    writer: str
+    plan: str = ""
+    shards_checksum: str = ""
+    shards_bytes: int = 0
+    shards_rows: str = ""
+    shards_path: str = SHARDS_NAME
+    files: Mapping[str, FileInfo] = field(default_factory=dict)
+    lost: tuple[LostRecords, ...] = ()
+    generations: tuple[Generation, ...] = ()
+
+    def __post_init__(self) -> None:
+        for path in (self.shards_path, *self.files):
+            _check_inside(path, MANIFEST_NAME)
+
+    @property
+    def records(self) -> int:
+        """Records in all splits."""
+        return sum(split.records for split in self.splits.values())
+
+    @property
+    def all_generations(self) -> tuple[Generation, ...]:
+        """Those written down, or the only one."""
+        if self.generations:
+            return self.generations
+        built = Generation(
+            plan=self.plan,
+            source=self.source,
+            seed=self.seed,
+            options=self.options,
+            writer=self.writer,
+            classes=len(self.classes),
+            records={name: split.records for name, split in self.splits.items()},
+            shards={name: split.shards for name, split in self.splits.items()},
+        )
+        return (built,)
+
+    @property
+    def written(self) -> dict[str, ClassCounts]:
+        """Records of each class by split, as they were written, before repairs left some out."""
+        counts = {name: np.array(split.class_counts, np.int64) for name, split in self.splits.items()}
+        for entry in self.lost:
+            counts[entry.split] = counts.get(entry.split, 0) + np.array(entry.class_counts, np.int64)
+        return {name: ClassCounts(of_split) for name, of_split in counts.items()}
+
+    def layout_of(self, generation: int) -> RecordLayout | None:
+        """The layout that the records of a generation share, whether or not those of the others do."""
+        return self.all_generations[generation].layout if self.layout is None else self.layout
+
+    @property
+    def file_compression(self) -> str:
+        """Of a shard's file as a whole; Parquet compresses its pages, each by itself."""
+        return "none" if self.shard_format == "parquet" else self.compression
+
+    def split(self, name: str) -> SplitInfo:
+        """One split.
+
+        Raises:
+            DatasetError: there is none of this name.
+        """
+        if name not in self.splits:
+            raise DatasetError(f"there is no split {name!r}; the dataset has {', '.join(map(repr, self.splits))}")
+        return self.splits[name]
+
+    def encode(self) -> bytes:
+        """The bytes of `dataset.json`: canonical JSON whose last key is the checksum of all before it."""
+        table = {"path": self.shards_path, "bytes": self.shards_bytes, "checksum": self.shards_checksum}
+        body = _dump(self.described() | {"shards": table | ({"rows": self.shards_rows} if self.shards_rows else {})})
+        return _with_checksum(body, checksum(body))
+
+    def described(self) -> dict[str, Any]:
+        """As JSON, all of it but what it says of the table."""
+        value = {
+            "format_version": ".".join(map(str, FORMAT_VERSION)),
+            "shard_format": self.shard_format,
+            "compression": self.compression,
+            "features": self.schema.to_json(),
+            "classes": list(self.classes),
+            "splits": {name: split.to_json() for name, split in self.splits.items()},
+            "layout": self.layout and self.layout.to_json(),
+            "seed": self.seed,
+            "source": dict(self.source),
+            "options": dict(self.options),
+            "writer": self.writer,
+            "plan": self.plan,
+        }
+        if self.files:
+            value["files"] = {path: asdict(info) for path, info in self.files.items()}
+        value |= {"lost": [asdict(shard) for shard in self.lost]} if self.lost else {}
+        return value | ({"generations": [entry.to_json() for entry in self.generations]} if self.generations else {})
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> Manifest:
+        """The inverse of `encode`.
+
+        Args:
+            data: the bytes of the file.
+            path: of the file, for errors.
+
+        Raises:
+            CorruptionError: a byte is not what was written.
+            DatasetError: a newer version wrote it, or another program.
+        """
+        try:
+            value = json.loads(data)
+            version = tuple(int(part) for part in value["format_version"].split("."))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CorruptionError(f"{path} is damaged, or no ringfeed dataset: {error}") from error
+        if version[0] != FORMAT_VERSION[0]:
+            raise DatasetError(
+                f"{path} has format version {value['format_version']}, this ringfeed reads {FORMAT_VERSION[0]}.x; "
+                "upgrade with: pip install --upgrade ringfeed"
+            )
+        stored = value.pop("checksum", None)
+        try:
+            body = _dump(value)
+            intact = checksum(body) == stored and _with_checksum(body, stored) == data
+        except ValueError:  # a damaged number may be infinite, which none that was written is
+            intact = False
+        if not intact:
+            raise CorruptionError(f"{path} is damaged: its checksum does not match its content")
+        return cls.restored(value, path)
+
+    @classmethod
+    def restored(cls, value: Mapping[str, Any], path: str) -> Manifest:
+        """From JSON as `described` gives it, or with what is said of the table under ``shards``.
+
+        Args:
+            value: the JSON.
+            path: of the file that it is from, for errors.
+
+        Raises:
+            DatasetError: it is whole, but not what this version writes.
+        """
+        try:
+            manifest = cls._restored(value)
+            if problem := misfit(manifest, cls):
+                raise TypeError(problem)
+            if any(generation.classes > len(manifest.classes) for generation in manifest.generations):
+                raise ValueError("a generation has more classes than the dataset")
+        except DatasetError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise DatasetError(
+                f"{path} is as it was written, but not by this version of ringfeed, which cannot read it "
+                f"({type(error).__name__}: {error}); upgrade with: pip install --upgrade ringfeed"
+            ) from error
+        return manifest
+
+    @classmethod
+    def _restored(cls, value: Mapping[str, Any]) -> Manifest:
+        table = value.get("shards", {"checksum": "", "bytes": 0})
+        return cls(
+            shard_format=value["shard_format"],
+            compression=value["compression"],
+            schema=Schema.from_json(value["features"]),
+            classes=tuple(value["classes"]),
+            splits={name: SplitInfo.from_json(split) for name, split in value["splits"].items()},
+            layout=value["layout"] and RecordLayout.from_json(value["layout"]),
+            seed=value["seed"],
+            source=value["source"],
+            options=value["options"],
+            writer=value["writer"],
+            plan=value.get("plan", ""),
+            shards_checksum=table["checksum"],
+            shards_bytes=table["bytes"],
+            shards_rows=table.get("rows", ""),
+            shards_path=table.get("path", SHARDS_NAME),
+            files={path: FileInfo(**info) for path, info in value.get("files", {}).items()},
+            lost=tuple(
+                LostRecords(**(dict(entry) | {"class_counts": tuple(entry["class_counts"])}))
+                for entry in value.get("lost", ())
+            ),
+            generations=tuple(map(Generation.from_json, value.get("generations", ()))),
+        )
+
+
+def _dump(value: Mapping[str, Any]) -> bytes:
+    sink = io.BytesIO()
+    for piece in json_pieces(value, 1, ensure_ascii=False, allow_nan=False):
+        sink.write(piece.encode("utf-8", "surrogatepass"))
+    sink.write(b"\n")
+    return sink.getvalue()
+
+
+def _with_checksum(body: bytes, stored: str) -> bytes:
+    """What `_dump` makes of the same value with the checksum as its last key."""
+    return body.removesuffix(b"\n}\n") + f',\n "checksum": {json.dumps(stored)}\n}}\n'.encode()

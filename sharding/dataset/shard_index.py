@@ -1,0 +1,203 @@
+"""A shard's index: its rows where its checksum was right; else read with suspicion, made again, and held against it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..formats.block_checksums import block_sums
+from ..formats.example_decode import decode_example
+from ..formats.parquet import read_parquet
+from ..formats.shard_encode import encode_index
+from ..formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
+from ..formats.tfrecord_scan import scan_frames
+from ..messages import brief
+from .consistency import as_described
+from .manifest import Manifest, ShardInfo
+
+__all__ = [
+    "Index", "classes_of_messages", "classes_of_table", "frame_bounds", "index_rows", "read_index", "rebuild_index",
+]  # fmt: skip
+
+_TYPES = {"offset": pa.int64(), "length": pa.int32(), "class_id": pa.int32()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """What an index says.
+
+    Attributes:
+        class_ids: int32 [records].
+        offsets: of the frames and of the end of the last, int64 [records + 1]; None for Parquet.
+    """
+
+    class_ids: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64] | None
+
+    def differing_records(self, other: Index) -> npt.NDArray[np.int64]:
+        """Numbers of the records of which two indexes of as many records say different things."""
+        differ = self.class_ids != other.class_ids
+        if self.offsets is not None and other.offsets is not None:
+            differ |= (self.offsets[:-1] != other.offsets[:-1]) | (np.diff(self.offsets) != np.diff(other.offsets))
+        return np.flatnonzero(differ)
+
+
+def index_rows(data: pa.Buffer, manifest: Manifest, shard: ShardInfo, where: str) -> pa.RecordBatch:
+    """The rows of an index whose checksum was right.
+
+    Args:
+        data: of the index.
+        manifest: of the dataset.
+        shard: as it was written.
+        where: the index is, for the error.
+
+    Raises:
+        CorruptionError: it is of another shard: a place that it names may lie outside of this one.
+    """
+    with as_described(where):
+        index = pa.ipc.open_file(pa.BufferReader(data)).read_all().combine_chunks()
+        index.validate()
+        if index.num_rows != shard.records:
+            raise ValueError(f"it has {index.num_rows} rows for {shard.records} records")
+        names = ["class_id"] if manifest.shard_format == "parquet" else ["offset", "length", "class_id"]
+        for name in names:
+            column = index.column(name)
+            if column.type != _TYPES[name] or column.null_count:
+                raise ValueError(f"its column {name!r} is of type {column.type}, with {column.null_count} nulls")
+        numbers = {name: index.column(name).to_numpy() for name in names}
+        class_ids = numbers["class_id"]
+        if class_ids.min(initial=0) < 0 or class_ids.max(initial=0) >= len(manifest.classes):
+            raise ValueError(f"it has classes {class_ids.min()} to {class_ids.max()}, of {len(manifest.classes)}")
+        if len(names) > 1:
+            _check_places(numbers["offset"], numbers["length"], manifest, shard)
+        return index.to_batches()[0] if shard.records else pa.RecordBatch.from_pylist([], index.schema)
+
+
+def _check_places(
+    offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int32], manifest: Manifest, shard: ShardInfo
+) -> None:
+    ends = offsets + lengths
+    if lengths.min(initial=HEADER_BYTES + FOOTER_BYTES) < HEADER_BYTES + FOOTER_BYTES:
+        raise ValueError(f"it has a record of {lengths.min()} bytes")
+    if (offsets[1:] != ends[:-1]).any() or offsets[:1].any():
+        raise ValueError("a record does not begin where the one before it ends")
+    if len(ends) and manifest.compression == "none" and ends[-1] != shard.bytes:
+        raise ValueError(f"its records end at byte {ends[-1]}, their shard at {shard.bytes}")
+
+
+def read_index(data: pa.Buffer, manifest: Manifest) -> Index:
+    """Read an index that may be damaged.
+
+    Raises:
+        ValueError: it is none, or contradicts itself or the dataset's classes.
+    """
+    names = ["class_id"] if manifest.shard_format == "parquet" else ["offset", "length", "class_id"]
+    try:
+        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        table.validate(full=True)
+        columns = [table.column(name).to_numpy() for name in names]
+    except Exception as error:  # damaged bytes make a reader raise anything
+        raise ValueError(f"it cannot be read: {brief(error)}") from error
+    if table.column_names != names or [column.dtype.name for column in columns][-1] != "int32":
+        raise ValueError(f"it has the columns {', '.join(table.column_names)}, not {', '.join(names)}")
+    class_ids = columns[-1]
+    strange = np.flatnonzero((class_ids < 0) | (class_ids >= len(manifest.classes)))
+    if len(strange):
+        record = int(strange[0])
+        raise ValueError(f"record {record} has class id {class_ids[record]}, of {len(manifest.classes)} classes")
+    if len(columns) == 1:
+        return Index(class_ids=class_ids, offsets=None)
+    starts, lengths = columns[0].astype(np.int64), columns[1].astype(np.int64)
+    offsets = np.append(np.zeros(1, np.int64), np.cumsum(lengths))
+    broken = np.flatnonzero((offsets[:-1] != starts) | (lengths < HEADER_BYTES + FOOTER_BYTES))
+    if len(broken):
+        raise ValueError(f"record {broken[0]} does not begin where the one before it ends")
+    return Index(class_ids=class_ids, offsets=offsets)
+
+
+def frame_bounds(manifest: Manifest, shard: ShardInfo, index: Index | None) -> list[tuple[int, int]] | None:
+    """Where each frame of a TFRecord shard lies, ``[offset, stop)``: by its index, or the layout that all share."""
+    if index is not None and index.offsets is not None:
+        offsets = index.offsets
+    elif manifest.layout is not None:
+        width = HEADER_BYTES + manifest.layout.example_bytes + FOOTER_BYTES
+        offsets = np.arange(shard.records + 1, dtype=np.int64) * width
+    else:
+        return None
+    return list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
+
+
+def rebuild_index(data: pa.Buffer, manifest: Manifest, written_bytes: int) -> tuple[Index, pa.Buffer]:
+    """The index of an intact shard, and its bytes.
+
+    Args:
+        data: of the shard, decompressed.
+        manifest: of the dataset.
+        written_bytes: size of the index as it was written: it tells of older versions, which left something out.
+
+    Raises:
+        ValueError: the shard is damaged, or holds a label that the dataset does not know.
+    """
+    if manifest.shard_format == "parquet":
+        try:
+            table = read_parquet(data, [manifest.schema.label or manifest.schema.names[0]])
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"the shard cannot be read: {brief(error)}") from error
+        index = Index(class_ids=classes_of_table(table, manifest), offsets=None)
+        older = encode_index(index.class_ids)
+        return index, older if older.size == written_bytes else encode_index(index.class_ids, sums=block_sums(data))
+    view = memoryview(data)
+    offsets = [0]
+
+    def messages() -> Iterator[bytes]:
+        for frame in scan_frames(view, None):
+            if frame.problem:
+                raise ValueError(f"record {frame.record} of the shard {frame.problem}")
+            offsets.append(frame.stop)
+            yield bytes(view[frame.payload])
+
+    class_ids = classes_of_messages(messages(), manifest)
+    index = Index(class_ids=class_ids, offsets=np.array(offsets, np.int64))
+    return index, encode_index(index.class_ids, index.offsets)
+
+
+def classes_of_messages(messages: Iterator[bytes], manifest: Manifest) -> npt.NDArray[np.int32]:
+    """The class id of each `tf.train.Example`, by its label.
+
+    Raises:
+        ValueError: a label is missing, unknown, or cannot be parsed.
+    """
+    label = manifest.schema.label
+    if label is None:
+        return np.zeros(sum(1 for _ in messages), np.int32)
+    ids = {value: number for number, value in enumerate(manifest.classes)}
+    only_label = manifest.schema.only([label])
+    found = []
+    for number, message in enumerate(messages):
+        try:
+            found.append(ids[decode_example(message, only_label)[label]])
+        except Exception as error:  # bytes that are no Example make the decoder raise anything
+            raise ValueError(f"record {number} has no label that the dataset knows") from error
+    return np.array(found, np.int32)
+
+
+def classes_of_table(table: pa.Table, manifest: Manifest) -> npt.NDArray[np.int32]:
+    """The class id of each row, by its label.
+
+    Raises:
+        ValueError: a label is missing or unknown.
+    """
+    label = manifest.schema.label
+    if label is None:
+        return np.zeros(table.num_rows, np.int32)
+    column = table.column(label).combine_chunks()
+    ids = pc.index_in(column, value_set=pa.array(manifest.classes, column.type))
+    if ids.null_count:
+        record = int(np.flatnonzero(ids.is_null().to_numpy(zero_copy_only=False))[0])
+        raise ValueError(f"record {record} has no label that the dataset knows")
+    return np.asarray(ids.to_numpy(zero_copy_only=False)).astype(np.int32)

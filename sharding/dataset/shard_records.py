@@ -1,0 +1,103 @@
+"""The records of one shard of a dataset as record batches, some MiB at a time, once its checksum was found right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ..compute.batches import BATCH_BYTES, BATCH_ROWS, sliced
+from ..formats.example_decode import decode_examples
+from ..formats.example_matrix import decode_matrix
+from ..formats.parquet import check_columns, iterate_parquet
+from ..formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
+from ..storage.storage import Storage
+from .consistency import as_described
+from .dataset import read_checked
+from .manifest import Manifest, ShardInfo
+from .shard_index import index_rows
+
+__all__ = ["decode_tfrecord", "read_index_rows", "read_shard"]
+
+_DECODE_BYTES = BATCH_BYTES // 4  # of TFRecords at a time: an integer of one byte may be eight when it is decoded
+
+
+def read_shard(
+    storage: Storage, manifest: Manifest, shard: ShardInfo, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Columns of a shard, all by default, in the schema's order and Arrow types.
+
+    Args:
+        storage: of the dataset.
+        manifest: of the dataset.
+        shard: one of its shards.
+        columns: names of features.
+
+    Raises:
+        CorruptionError: the shard, or its index, is damaged or missing.
+    """
+    names = manifest.schema.names if columns is None else columns
+    data = read_checked(storage, shard.path, shard.bytes, shard.checksum)
+    expected, records = manifest.schema.select(names).arrow, 0
+    with as_described(storage.locate(shard.path)):
+        if manifest.shard_format == "parquet":
+            batches = iterate_parquet(data, BATCH_ROWS, names, BATCH_BYTES)
+        else:
+            index = None if manifest.layout is not None else read_index_rows(storage, manifest, shard)
+            batches = decode_tfrecord(manifest, shard, data, index, names)
+        for batch in batches:
+            check_columns(batch.schema, expected)
+            records += batch.num_rows
+            yield from sliced(batch)
+        if records != shard.records:
+            raise ValueError(f"it has {records} records, not {shard.records}")
+
+
+def read_index_rows(storage: Storage, manifest: Manifest, shard: ShardInfo) -> pa.RecordBatch:
+    """The index of a shard.
+
+    Raises:
+        CorruptionError: it is damaged or missing, or of another shard.
+    """
+    data = read_checked(storage, shard.index_path, shard.index_bytes, shard.index_checksum)
+    return index_rows(data, manifest, shard, storage.locate(shard.index_path))
+
+
+def decode_tfrecord(
+    manifest: Manifest, shard: ShardInfo, data: pa.Buffer, index: pa.RecordBatch | None, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Columns of a TFRecord shard. The records' own CRCs need no look, as the checksum of the file was right.
+
+    Args:
+        manifest: of the dataset.
+        shard: one of its shards.
+        data: of the file.
+        index: of the shard; None where all records share a layout.
+        columns: names of features.
+    """
+    schema, layout = manifest.schema, manifest.layout
+    stream: pa.NativeFile = pa.BufferReader(data)
+    if manifest.compression != "none":
+        stream = pa.CompressedInputStream(stream, "gzip")  # its decoder knows zlib's header as well
+    if layout is not None:
+        lengths = np.full(shard.records, HEADER_BYTES + layout.example_bytes + FOOTER_BYTES)
+    else:
+        assert index is not None
+        lengths = index.column("length").to_numpy().astype(np.int64)
+    ends = np.cumsum(lengths)
+    if manifest.compression == "none" and ends[-1:].sum() != data.size:
+        raise ValueError(f"its records take {ends[-1:].sum()} bytes, not {data.size}")
+    start = 0
+    while start < shard.records:
+        before = int(ends[start] - lengths[start])
+        stop = max(start + 1, min(int(np.searchsorted(ends, before + _DECODE_BYTES)), start + BATCH_ROWS))
+        frames = np.frombuffer(stream.read_buffer(int(ends[stop - 1]) - before), np.uint8)
+        if layout is not None:
+            messages = frames.reshape(stop - start, -1)[:, HEADER_BYTES:-FOOTER_BYTES]
+            yield decode_matrix(messages, schema.select(columns), layout.select(columns))
+        else:
+            last = ends[start:stop] - before
+            first = last - lengths[start:stop] + HEADER_BYTES
+            yield decode_examples(frames, first, last - FOOTER_BYTES, schema, columns)
+        start = stop

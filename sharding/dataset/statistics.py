@@ -1,0 +1,193 @@
+"""Statistics of features, computed shard by shard and merged without loss of precision."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import frexp, fsum, hypot, sqrt
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..formats.images.file_types import image_formats
+from ..formats.images.statistics import ImageStatistics, merge_image_statistics, summarise_images
+from ..schema import Feature
+
+__all__ = ["VOCABULARY_CHARACTERS", "VOCABULARY_LIMIT", "FeatureStatistics", "merge_statistics", "summarise"]
+
+VOCABULARY_LIMIT = 1000  # distinct strings; above it a feature is text or an identifier, and no vocabulary is kept
+
+VOCABULARY_CHARACTERS = 1 << 16  # so that `dataset.json` stays small
+_BLOCK = 1 << 16  # elements widened to float64 at once: 512 KiB, which a core's cache holds
+_EXACT = 1 << 53  # up to it float64 holds every integer
+_PLAIN = 2.0**-400, 2.0**400  # of numbers between these, squares neither overflow nor vanish
+_SEEN = 2.0**-30  # of the deviation: what float64 rounds off a mean matters to no merge if it is less
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureStatistics:
+    """What is known of one feature's values in one split, over all elements of its tensors.
+
+    Attributes:
+        count: finite elements (all that are not null, for strings and bytes).
+        nulls: records without a value.
+        nonfinite: elements that are NaN or infinite.
+        mean, std, min, max: over the finite elements; std is the population's. None where count is 0.
+        mean_rest: what float64 rounds off the mean, where it is much beside std: of 2**60 and 2**60 + 1, 0.5.
+        vocabulary: the distinct strings of a scalar feature, sorted, where there are at most `VOCABULARY_LIMIT` of at
+            most `VOCABULARY_CHARACTERS` together; of a feature of image files, their formats. Else None.
+        image: of a feature that holds image files. Else None.
+    """
+
+    count: int
+    nulls: int = 0
+    nonfinite: int = 0
+    mean: float | None = None
+    std: float | None = None
+    min: float | None = None
+    max: float | None = None
+    vocabulary: tuple[str, ...] | None = None
+    image: ImageStatistics | None = None
+    mean_rest: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `dataset.json`."""
+        value = asdict(self)
+        return value if self.mean_rest else {name: entry for name, entry in value.items() if name != "mean_rest"}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> FeatureStatistics:
+        """From an entry of `dataset.json`."""
+        vocabulary, image = value.get("vocabulary"), value.get("image")
+        nested = {
+            "vocabulary": None if vocabulary is None else tuple(vocabulary),
+            "image": None if image is None else ImageStatistics.from_json(image),
+        }
+        return cls(**(dict(value) | nested))
+
+
+def summarise(column: pa.Array, feature: Feature) -> FeatureStatistics:
+    """Statistics of one column."""
+    nulls = column.null_count
+    values = column if feature.shape == () else pc.list_flatten(column)
+    values = values.drop_null()
+    if not feature.numeric:
+        image = summarise_images(values) if feature.is_image else None
+        return FeatureStatistics(count=len(values), nulls=nulls, vocabulary=_vocabulary(values, feature), image=image)
+    if feature.dtype == "bool":
+        values = values.cast(pa.uint8())
+    return replace(_moments(values.to_numpy(zero_copy_only=False)), nulls=nulls)
+
+
+def _moments(numbers: npt.NDArray[Any]) -> FeatureStatistics:
+    """Of any numbers, block by block: two passes over a block, then the blocks are merged."""
+    total = FeatureStatistics(count=0)
+    for start in range(0, len(numbers), _BLOCK):
+        total = merge_statistics(total, _block_moments(numbers[start : start + _BLOCK]))
+    return total
+
+
+def _block_moments(block: npt.NDArray[Any]) -> FeatureStatistics:
+    elements = len(block)
+    is_float = block.dtype.kind == "f"
+    if is_float and not (finite := np.isfinite(block)).all():
+        block = block[finite]
+    if not len(block):
+        return FeatureStatistics(count=0, nonfinite=elements)
+    low, high = block.min().item() + 0, block.max().item() + 0  # exact for integers; + 0 makes -0.0 of 0.0
+    largest = max(-low, high)
+    origin, scale = 0, 1.0
+    if is_float and largest and not _PLAIN[0] < largest < _PLAIN[1]:
+        scale = 2.0 ** (frexp(largest)[1] - 1)
+    elif not is_float and largest > _EXACT:
+        origin = low
+        block = block.astype(np.uint64)
+        block -= np.uint64(low % (1 << 64))
+    values = block.astype(np.float64)
+    if scale != 1:
+        values /= scale
+    mean = float(values.mean())
+    values -= mean
+    rest = float(values.mean())  # of what was rounded
+    variance = float(np.square(values, out=values).mean()) - rest * rest
+    near = float(origin)
+    terms = (near, float(origin - int(near)), mean, rest)
+    return FeatureStatistics(
+        count=len(values),
+        nonfinite=elements - len(values),
+        min=low,
+        max=high,
+        **_moments_of(terms, sqrt(max(variance, 0.0)), scale, largest),
+    )
+
+
+def _moments_of(terms: Sequence[float], std: float, scale: float, largest: float) -> dict[str, Any]:
+    """As they are kept.
+
+    Args:
+        terms: whose sum is the mean.
+        std: that comes with it.
+        scale: a power of two that both were divided by.
+        largest: magnitude of any value; no deviation is larger, but by rounding.
+    """
+    mean = fsum(terms)
+    rest = fsum((*terms, -mean))
+    return {
+        "mean": mean * scale,
+        "mean_rest": rest * scale if abs(rest) > std * _SEEN else 0.0,
+        "std": float(min(std * scale, largest)),
+    }
+
+
+def _vocabulary(values: pa.Array, feature: Feature) -> tuple[str, ...] | None:
+    if feature.encoding == "image":
+        values = image_formats(values)
+    elif feature.dtype != "string" or feature.shape != ():
+        return None
+    distinct = pc.unique(values)
+    return _within_limits(distinct.to_pylist()) if len(distinct) <= VOCABULARY_LIMIT else None
+
+
+def _within_limits(distinct: Collection[str]) -> tuple[str, ...] | None:
+    if len(distinct) > VOCABULARY_LIMIT or sum(map(len, distinct)) > VOCABULARY_CHARACTERS:
+        return None
+    return tuple(sorted(distinct))
+
+
+def merge_statistics(a: FeatureStatistics, b: FeatureStatistics) -> FeatureStatistics:
+    """Statistics of two disjoint sets of records together.
+
+    Mean and deviation by the pairwise update of Chan, Golub and LeVeque (1979).
+    """
+    vocabulary = None
+    if a.vocabulary is not None and b.vocabulary is not None:
+        vocabulary = _within_limits({*a.vocabulary, *b.vocabulary})
+    return FeatureStatistics(
+        count=a.count + b.count,
+        nulls=a.nulls + b.nulls,
+        nonfinite=a.nonfinite + b.nonfinite,
+        vocabulary=vocabulary,
+        image=merge_image_statistics(a.image, b.image) if a.image and b.image else None,
+        **_merge_moments(a, b),
+    )
+
+
+def _merge_moments(a: FeatureStatistics, b: FeatureStatistics) -> dict[str, Any]:
+    if not (a.count and b.count):
+        known = a if a.count else b
+        return {name: getattr(known, name) for name in ("mean", "mean_rest", "std", "min", "max")}
+    if a.min is None or b.min is None or a.max is None or b.max is None:
+        return {}
+    low, high = min(a.min, b.min), max(a.max, b.max)
+    if a.mean is None or b.mean is None or a.std is None or b.std is None:
+        return {"min": low, "max": high}
+    largest = max(-low, high)
+    scale = 4.0 if largest > _PLAIN[1] else 1.0  # no difference overflows
+    mean, rest = a.mean / scale, a.mean_rest / scale
+    delta = fsum((b.mean / scale, b.mean_rest / scale, -mean, -rest))
+    ours, theirs = a.count / (a.count + b.count), b.count / (a.count + b.count)
+    std = hypot(a.std / scale * sqrt(ours), b.std / scale * sqrt(theirs), delta * sqrt(ours * theirs))
+    return {"min": low, "max": high, **_moments_of((mean, rest, delta * theirs), std, scale, largest)}

@@ -1,0 +1,180 @@
+"""The metadata with which `tfds.builder_from_directory` opens a dataset of TFRecord shards as it lies there.
+
+Written without TensorFlow Datasets, from its protocol buffers in JSON (`tensorflow_datasets/core/proto/*.proto`).
+Every value is read exactly: what is stored as raw bytes is a tensor with ``encoding='bytes'``, and a feature that some
+records lack is a sequence of no or one value. A dataset for which that cannot be done gets no metadata.
+
+A split of theirs has one pattern for the names of its shards, and one number in all of them. So where records were
+appended, each generation has splits of its own, ``train_g00000``, ``train_g00001``, which ``split="train_g00000+..."``
+puts together; none is called ``train``, which would pass for all of it. These metadata lie in the folder of the last
+generation, where they can be written before the commit that takes it in.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..schema import Feature
+from .file_names import FOLDER_NAMES, folder_of, generation_of, shard_name
+from .manifest import Manifest, ShardInfo
+
+__all__ = ["TFDS_NAMES", "all_tfds_names", "is_tfds", "obstacle", "tfds_files"]
+
+_INFO_NAME = "dataset_info.json"
+_FEATURES_NAME = "features.json"
+TFDS_NAMES = (_INFO_NAME, _FEATURES_NAME)
+_FEATURES = "tensorflow_datasets.core.features"
+_MAX_SHARDS = 99_999  # of a split; above, it expects more digits in the first of a file name's two numbers
+_DECODED = {"jpeg", "png", "bmp"}  # image files that its Image feature decodes to [height, width, 3]
+
+
+def obstacle(manifest: Manifest, shards: Sequence[ShardInfo]) -> str:
+    """Why TensorFlow Datasets cannot open a dataset, in words; empty if it can."""
+    if manifest.shard_format != "tfrecord":
+        return f"it reads TFRecord shards, these are {manifest.shard_format}"
+    if manifest.compression != "none":
+        return f"it reads no compressed shards, these are compressed with {manifest.compression}"
+    if "all" in manifest.splits:
+        return "a split is named 'all', which it keeps for all splits together"
+    for name, split in manifest.splits.items():
+        if split.shards > _MAX_SHARDS:
+            return f"split {name!r} has {split.shards:,} shards, whose names it expects otherwise above {_MAX_SHARDS:,}"
+    names = [_split_name(manifest, split, number) for number, split, _ in _pieces(manifest)]
+    if len(set(names)) < len(names):
+        return "splits that it would call by one name: a split of its own has the name of a generation of another"
+    for feature in manifest.schema.features:
+        if feature.elements is None and _nullable(manifest, feature):
+            return f"feature {feature.name!r} holds lists of any length, and none at all in some records"
+    pieces = ((generation, split, n, count) for generation, split, count in _pieces(manifest) for n in range(count))
+    if [shard.path for shard in shards] != [shard_name(*piece, "tfrecord") for piece in pieces]:
+        return "a repair left records out, and the shards that hold the others have names that it does not expect"
+    return ""
+
+
+def _pieces(manifest: Manifest) -> Iterator[tuple[int, str, int]]:
+    """What is a split to it: generation, split and number of shards."""
+    for number, generation in enumerate(manifest.all_generations):
+        yield from ((number, split, count) for split, count in generation.shards.items())
+
+
+def _split_name(manifest: Manifest, split: str, generation: int) -> str:
+    return f"{split}_g{generation:05d}" if manifest.generations else split
+
+
+def _template(manifest: Manifest, split: str, generation: int) -> str:
+    if not manifest.generations:
+        return "{SPLIT}-{SHARD_X_OF_Y}.{FILEFORMAT}"
+    last = generation == len(manifest.generations) - 1
+    return f"{'' if last else '../' + folder_of(generation)}{split}-{{SHARD_X_OF_Y}}.{{FILEFORMAT}}"
+
+
+def is_tfds(path: str) -> bool:
+    """Whether a file of a dataset is of these metadata."""
+    folder, _, name = path.rpartition("/")
+    return name in TFDS_NAMES and (not folder or FOLDER_NAMES.fullmatch(folder) is not None)
+
+
+def all_tfds_names(manifest: Manifest) -> list[str]:
+    """Where the metadata of a dataset lie, or lay before an append."""
+    return [folder_of(number) + name for number in range(len(manifest.all_generations)) for name in TFDS_NAMES]
+
+
+def tfds_files(manifest: Manifest, shards: Sequence[ShardInfo]) -> dict[str, bytes]:
+    """The metadata files by path; none if there is an `obstacle`."""
+    if obstacle(manifest, shards):
+        return {}
+    features = {feature.name: _feature(manifest, feature) for feature in manifest.schema.features}
+    folder = folder_of(len(manifest.all_generations) - 1)
+    return {
+        folder + _INFO_NAME: _dump(_info(manifest, shards)),
+        folder + _FEATURES_NAME: _dump(_typed("features_dict.FeaturesDict", {"featuresDict": {"features": features}})),
+    }
+
+
+def _dump(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=1) + "\n").encode()
+
+
+def _info(manifest: Manifest, shards: Sequence[ShardInfo]) -> dict[str, Any]:
+    info: dict[str, Any] = {
+        "name": _name(manifest.source.get("url", "")),
+        "version": "1.0.0",
+        "description": f"Sharded by {manifest.writer}.",
+        "fileFormat": "tfrecord",
+        "splits": [
+            {
+                "name": _split_name(manifest, split, number),
+                "filepathTemplate": _template(manifest, split, number),
+                "numBytes": str(sum(shard.bytes for shard in own)),
+                "shardLengths": [str(shard.records) for shard in own],
+            }
+            for number, split, _ in _pieces(manifest)
+            for own in [[s for s in shards if s.split == split and generation_of(s.path) == number]]
+        ],
+    }
+    return info | _supervised(manifest)
+
+
+def _name(url: str) -> str:
+    """A name of letters, digits and _, from the last part of a URL that has any.
+
+    >>> _name("s3://bucket/flights-2013.csv"), _name("mnist/train-*"), _name("photos/"), _name("*/*")
+    ('flights_2013', 'mnist', 'photos', 'dataset')
+    """
+    parts = [part for part in url.rpartition("://")[2].split("/") if part and not re.search(r"[*?\[]", part)]
+    name = re.sub(r"\W+", "_", re.sub(r"(?<=.)\.\w+$", "", parts[-1] if parts else ""), flags=re.ASCII).strip("_")
+    return name.lower() or "dataset"
+
+
+def _supervised(manifest: Manifest) -> dict[str, Any]:
+    """What `as_supervised=True` gives: the other features (the image alone if there is one), and the label."""
+    others = [feature for feature in manifest.schema.features if feature.name != manifest.schema.label]
+    if manifest.schema.label is None or not others:
+        return {}
+    images = [feature for feature in others if feature.encoding == "image"]
+    inputs = images if len(images) == 1 else others
+    if len(inputs) == 1:
+        given: dict[str, Any] = {"featureKey": inputs[0].name}
+    else:
+        given = {"dict": {"dict": {feature.name: {"featureKey": feature.name} for feature in inputs}}}
+    return {"supervisedKeys": {"tuple": {"items": [given, {"featureKey": manifest.schema.label}]}}}
+
+
+def _feature(manifest: Manifest, feature: Feature) -> dict[str, Any]:
+    nullable = _nullable(manifest, feature)
+    if feature.is_image and not nullable and _image_formats(manifest, feature) <= _DECODED:
+        return _typed("image_feature.Image", {"image": {"shape": _shape((None, None, 3)), "dtype": "uint8"}})
+    if feature.dtype == "string" and feature.shape == () and not nullable:
+        return _typed("text_feature.Text", {"text": {}})
+    if feature.example_kind != "raw":
+        return _tensor(feature, (None, *feature.shape) if nullable else feature.shape, "none")
+    tensor = _tensor(feature, feature.shape, "bytes")
+    if not nullable:
+        return tensor
+    return _typed("sequence_feature.Sequence", {"sequence": {"feature": tensor, "length": "-1"}})
+
+
+def _nullable(manifest: Manifest, feature: Feature) -> bool:
+    return any(split.statistics[feature.name].nulls for split in manifest.splits.values())
+
+
+def _image_formats(manifest: Manifest, feature: Feature) -> set[str]:
+    found = (split.statistics[feature.name].vocabulary for split in manifest.splits.values())
+    return {name for names in found for name in (names or ("",))}
+
+
+def _tensor(feature: Feature, shape: Sequence[int | None], encoding: str) -> dict[str, Any]:
+    dtype = "string" if feature.dtype == "binary" else feature.dtype
+    content = {"shape": _shape(shape), "dtype": dtype, "encoding": encoding}
+    return _typed("tensor_feature.Tensor", {"tensor": content})
+
+
+def _shape(shape: Sequence[int | None]) -> dict[str, list[str]]:
+    return {"dimensions": ["-1" if size is None else str(size) for size in shape]}
+
+
+def _typed(name: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    return {"pythonClassName": f"{_FEATURES}.{name}", **content}

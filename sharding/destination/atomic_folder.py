@@ -1,0 +1,161 @@
+"""A folder of files that appears at once: written elsewhere and renamed, where the store can rename a folder.
+
+One process at a time writes it, by a lease (`lease.py`). What one that was killed leaves is removed by the next, or by
+`clean`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+from ..errors import DestinationError, RingfeedError
+from ..storage.lease import LEASE_NAME, Holder, held_by, hold, is_held, is_lease_draft, is_mark, read_holder
+from ..storage.storage import Storage
+from .leftovers import remove_empty, remove_files, remove_uploads
+
+__all__ = ["appearing_folder", "clear_killed"]
+
+_ABOUT = {"task": "export"}
+_FILES = "files"  # in the folder beside the target: what is renamed
+_WRITTEN = re.compile(r"[^/]+-\d{5,}-of-\d{5,}\.(tar|parquet)|README\.md")  # see `export`
+
+
+@contextmanager
+def appearing_folder(target: Storage) -> Iterator[Storage]:
+    """A place to write the files of a folder in. If the body fails, nothing of it is left.
+
+    On local disks and HDFS the folder is renamed when the body has ended. An object store has no folders to rename:
+    there the files are written in place, beside the lease, which is removed last. A process that is killed leaves a
+    hidden folder beside the target, or the lease and what lies beside it.
+
+    Args:
+        target: the folder; there is none yet, or it is empty.
+
+    Raises:
+        DestinationError: something is in the way, or another process writes there.
+        StorageError: the store refuses.
+    """
+    target.check_writable()
+    target = _resolved(target)
+    _check_no_mount(target)
+    _check_empty(target, read_holder(target))
+    room = _room(target)
+    absent = room.absent_folders() or (() if room == target else (room.filesystem()[1],))
+    with hold(room, _ABOUT) as lease:
+        try:
+            _check_empty(target, lease.previous)  # anew: it may have been filled before it was held
+            remove_files(room, _left_in(room))
+            remove_uploads(room, _is_written)
+            storage = room if room == target else room.folder(_FILES)
+            try:
+                yield storage
+                lease.check()
+                if storage != room:
+                    _rename(storage, target)
+            except BaseException:
+                with suppress(RingfeedError):  # the store is gone; the error that brought us here says so
+                    lease.check()
+                    remove_files(room, _left_in(room))
+                raise
+        finally:
+            lease.release(keep=False)
+            remove_empty(room, [_FILES])
+            with suppress(RingfeedError):
+                room.remove_folders(absent)
+
+
+def clear_killed(target: Storage, *, dry_run: bool = False) -> list[str]:
+    """Remove what those left who were killed while they wrote a folder.
+
+    Args:
+        target: the folder.
+        dry_run: only say what would be removed.
+
+    Returns:
+        The URLs.
+
+    Raises:
+        DestinationError: another process writes there.
+        StorageError: the store refuses.
+    """
+    target = _resolved(target)
+    room = _room(target)
+    holder = read_holder(room)
+    if room == target and not _is_export(holder):
+        return []
+    left = [name for name in room.list() if is_mark(name) or is_lease_draft(name)] + _left_in(room)
+    if dry_run and holder is not None and is_held(room, holder):
+        raise DestinationError(held_by(room, holder))
+    uploads = remove_uploads(room, _is_written, dry_run=True) if left else []
+    if left and not dry_run:
+        with hold(room, _ABOUT) as lease:
+            if room != target or _is_export(lease.previous):  # else it was finished meanwhile
+                remove_files(room, [name for name in left if name != LEASE_NAME])
+                remove_uploads(room, _is_written)
+            if refused := lease.release(keep=False):
+                raise refused
+    if room != target and not dry_run:
+        remove_empty(room, [""])
+    return [room.locate(name) for name in left] + uploads
+
+
+def _resolved(target: Storage) -> Storage:
+    """The folder that a link leads to: a rename takes the place of an empty folder, but not of a link to one."""
+    path = target.local_path
+    return target if path is None or not path.is_dir() else replace(target, url=os.path.realpath(path))
+
+
+def _check_no_mount(target: Storage) -> None:
+    if target.local_path is not None and os.path.ismount(target.local_path):
+        raise DestinationError(
+            f"a disk is mounted at {target.locate()}, and a folder that appears at once cannot take its place; "
+            "choose a folder within it"
+        )
+
+
+def _room(target: Storage) -> Storage:
+    """The folder of the lease, and of the files until they appear: beside the target, or itself in an object store."""
+    if target.is_object_store:
+        return target
+    parent, _, name = target.locate().rpartition("/")
+    return replace(target, url=f"{parent}/.{name}.exporting")
+
+
+def _left_in(room: Storage) -> list[str]:
+    in_place = room.is_object_store
+    return [name for name in room.list() if (_is_written(name) if in_place else name.startswith(f"{_FILES}/"))]
+
+
+def _is_written(name: str) -> bool:
+    return _WRITTEN.fullmatch(name) is not None
+
+
+def _check_empty(target: Storage, holder: Holder | None) -> None:
+    """Refuse a folder that holds anything but what a killed one, the holder, left in it."""
+    killed = _is_export(holder)
+    others = [name for name in target.list() if not (killed and _is_written(name))]
+    if foreign := next((name for name in others if not (target.is_object_store and is_mark(name))), None):
+        raise DestinationError(f"{target.locate()} is not empty (there is {foreign!r}); choose an empty folder")
+
+
+def _is_export(holder: Holder | None) -> bool:
+    return holder is not None and holder.task == _ABOUT["task"]
+
+
+def _rename(draft: Storage, target: Storage) -> None:
+    draft.sync()
+    if target.list():
+        raise DestinationError(f"{target.locate()} was filled by another in the meantime")
+    with target.errors("write", ""):
+        if target.local_path is not None and draft.local_path is not None:
+            os.rename(draft.local_path, target.local_path)  # takes the place of an empty folder, of no other
+        else:
+            fs, path = target.filesystem()
+            if fs.exists(path):
+                fs.rmdir(path)
+            fs.mv(draft.filesystem()[1], path)
+    replace(target, url=target.locate().rpartition("/")[0] or "/").sync()

@@ -1,0 +1,152 @@
+"""Remove what killed builds, appends, repairs and exports left; whatever a dataset is made of stays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+
+from ..dataset.dataset import open_dataset
+from ..dataset.file_names import GENERATION_FILES, TABLE_NAMES, folder_of, generation_of, table_order
+from ..dataset.manifest import MANIFEST_NAME, Manifest
+from ..errors import DestinationError, StorageError
+from ..storage.fenced import fenced
+from ..storage.lease import LEASE_NAME, TAKEOVER_PREFIX, Holder, held_by, hold, is_held, is_lease_draft, read_holder
+from ..storage.storage import Place, Storage, storage_of
+from ..storage.urls import given_url
+from .atomic_folder import clear_killed
+from .dataset_draft import check_no_damaged
+from .journal import JOURNAL_FOLDER
+from .leftovers import STAGING, files_of, folders_of, is_ours, remove_empty, remove_files, remove_uploads
+from .spill import about_spill, remove_spill, scratch_root, spill_root, spilled_files, spilled_uploads
+
+__all__ = ["clean"]
+
+
+def clean(destination: Place, *, spill: str | os.PathLike[str] | None = None, dry_run: bool = False) -> list[str]:
+    """Remove what killed builds and exports left at a destination, or spilled for it; no part of a dataset.
+
+    Args:
+        destination: with a dataset, or without.
+        spill: where they were told to spill to; None: where the mark that the last one left says.
+        dry_run: only say what would be removed.
+
+    Returns:
+        The URLs.
+
+    Raises:
+        DestinationError: another writes there, or the dataset there has lost its `dataset.json`.
+        CorruptionError: the dataset there is damaged; what belongs to it is not known.
+    """
+    destination, spill = storage_of(destination), None if spill is None else given_url(spill, "spill")
+    exported = clear_killed(destination, dry_run=dry_run)
+    holder = read_holder(destination)
+    if spill is None and holder is not None:
+        spill = holder.about.get("spill")
+    roots = (spill_root(spill, destination.locate()), scratch_root(spill, destination))
+    if dry_run:
+        _check_nobody_writes(destination)
+    files = destination.list()
+    debris, _ = _debris(destination, files)
+    if dry_run or not (debris or _spilled(roots, dry_run=True)):
+        spilled = _spilled(roots, dry_run=True)
+        uploads = remove_uploads(destination, dry_run=True) if _was_built_in(files) else []
+        return _named(exported, destination, debris, uploads + spilled)
+    with _held(destination, {**about_spill(spill), **_after(holder)}) as (marked, own):
+        files = destination.list()  # anew: what was debris may be part of a dataset by now
+        names = [name for name in files if marked or name != LEASE_NAME]
+        debris, begun = _debris(destination, names)
+        uploads = remove_uploads(own) if _was_built_in(names) else []
+        spilled = _spilled(roots, dry_run=False)  # before the mark, which leads to it
+        remove_files(own, [name for name in debris if name != LEASE_NAME])
+    folders = [JOURNAL_FOLDER, STAGING, *folders_of(debris), *begun]
+    remove_empty(destination, [*folders, *([] if set(files) - {*debris, LEASE_NAME} else [""])])
+    return _named(exported, destination, debris, uploads + spilled)
+
+
+def _named(exported: Iterable[str], destination: Storage, debris: Iterable[str], others: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys([*exported, *map(destination.locate, debris), *others]))  # each once
+
+
+def _spilled(roots: Iterable[Storage], *, dry_run: bool) -> list[str]:
+    """The URLs of what was spilled; removes it."""
+    spilled = []
+    for root in roots:
+        spilled += [root.locate(name) for name in spilled_files(root)] + spilled_uploads(root)
+        if not dry_run:
+            remove_spill(root)
+    return spilled
+
+
+def _after(holder: Holder | None) -> dict[str, str]:
+    """For the mark of a clean: whose work it removes, for what is left of a build is no damaged dataset."""
+    return {} if holder is None else {"after": holder.begun}
+
+
+@contextmanager
+def _held(destination: Storage, about: Mapping[str, str]) -> Iterator[tuple[bool, Storage]]:
+    """Keep others from writing there until the body ends; tells whether one before had left its mark.
+
+    And gives the storage to remove by, which does so no longer than that is so.
+
+    Where there is no room for a mark, no other can begin to write either.
+
+    Raises:
+        DestinationError: another writes there.
+        StorageError: the store does not let the mark be removed.
+    """
+    with ExitStack() as stack:
+        try:
+            lease = stack.enter_context(hold(destination, {"task": "clean", **about}))
+        except StorageError:
+            _check_nobody_writes(destination)
+            yield True, destination
+            destination.remove(LEASE_NAME)
+            return
+        try:
+            yield lease.previous is not None, fenced(destination, lease)
+        except BaseException:
+            lease.release(keep=False)
+            raise
+        if refused := lease.release(keep=False):
+            raise refused
+
+
+def _check_nobody_writes(destination: Storage) -> None:
+    holder = read_holder(destination)
+    if holder is not None and is_held(destination, holder):
+        raise DestinationError(held_by(destination, holder))
+
+
+def _debris(destination: Storage, files: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The files there that builds and the like left, and that no dataset is made of; and the folder of an append.
+
+    That may be there although no file is in it yet.
+    """
+    check_no_damaged(destination, files)
+    known: set[str] = set()
+    manifest = None
+    if MANIFEST_NAME in files:
+        dataset = open_dataset(destination)
+        known, manifest = set(files_of(dataset)), dataset.manifest
+    debris = [name for name in files if is_ours(name) and name not in known] if _was_built_in(files) else []
+    begun = [] if manifest is None else [folder_of(len(manifest.all_generations))]
+    return debris + sorted(set(_of_other_generations(manifest, files)) - set(debris)), begun
+
+
+def _of_other_generations(manifest: Manifest | None, files: Iterable[str]) -> Iterator[str]:
+    """What an append that did not end has written, and tables that only those need who opened them before an append."""
+    last = len(manifest.all_generations) - 1 if manifest is not None else 0
+    for name in files:
+        if manifest is None or not GENERATION_FILES.fullmatch(name) or not is_ours(name):
+            continue
+        table = TABLE_NAMES.fullmatch(name) is not None
+        generation = table_order(name)[0] if table else generation_of(name)
+        if generation > last or (table and generation < last):
+            yield name
+
+
+def _was_built_in(files: Iterable[str]) -> bool:
+    """Whether a build or an append left its mark: else files with names like ours are another program's."""
+    marks = (LEASE_NAME, f"{JOURNAL_FOLDER}/", f"{STAGING}/", TAKEOVER_PREFIX)
+    return any(name.startswith(marks) or is_lease_draft(name) for name in files)

@@ -1,0 +1,128 @@
+"""What a build has finished, beside what it writes: so that one that was killed goes on where it stopped.
+
+An entry tells of a run of shards that lie complete at the destination. Entries are keyed by the plan's fingerprint:
+those of another plan count for nothing. They are no part of the dataset, and go when it is committed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ..common.checksums import checksum
+from ..compute.class_counts import ClassCounts
+from ..dataset import dali_index as dali
+from ..dataset.manifest import FileInfo, ShardInfo
+from ..dataset.statistics import FeatureStatistics
+from ..errors import RingfeedError
+from ..storage.storage import Storage
+
+__all__ = ["JOURNAL_FOLDER", "ShardResult", "count_recorded", "read_journal", "record_shards"]
+
+JOURNAL_FOLDER = "_building"
+_READERS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardResult:
+    """A shard that was written.
+
+    Attributes:
+        number: through all splits.
+        info: as in the manifest.
+        statistics: of its features, by name.
+        dali: its index for DALI, if there is one.
+    """
+
+    number: int
+    info: ShardInfo
+    statistics: Mapping[str, FeatureStatistics]
+    dali: FileInfo | None = None
+
+    @property
+    def files(self) -> dict[str, FileInfo]:
+        """Those for other programs, by path."""
+        return {} if self.dali is None else {dali.index_name(self.info.path): self.dali}
+
+    @property
+    def all_files(self) -> dict[str, FileInfo]:
+        """All that were written, by path."""
+        return self.info.files | self.files
+
+
+def record_shards(storage: Storage, fingerprint: str, results: Iterable[ShardResult]) -> None:
+    """Note that shards are finished; call it when their files are durable."""
+    entries = [_entry(result) for result in results]
+    body = json.dumps(entries).encode()
+    name = f"{JOURNAL_FOLDER}/{fingerprint}/{entries[0]['number']:06d}-{entries[-1]['number']:06d}.json"
+    entry = json.dumps({"checksum": checksum(body), "shards": entries})
+    storage.write(name, entry.encode(), durable=False)  # one that is lost, or damaged, only costs time
+
+
+def read_journal(storage: Storage, fingerprint: str, sizes: Mapping[str, int]) -> dict[int, ShardResult]:
+    """The shards of a plan that an earlier build finished, and whose files are there with the sizes noted.
+
+    On local disk their bytes are held against their checksums too: reading them costs little beside writing them anew.
+
+    Args:
+        storage: of the destination.
+        fingerprint: of the plan.
+        sizes: of all files at the destination.
+    """
+    names = [name for name in sizes if name.startswith(f"{JOURNAL_FOLDER}/{fingerprint}/")]
+    with ThreadPoolExecutor(_READERS) as pool:
+        entries = [entry for found in pool.map(lambda name: _read(storage, name), names) for entry in found]
+        whole = pool.map(lambda entry: _is_whole(storage, entry, sizes), entries)
+        return {entry.number: entry for entry, good in zip(entries, whole, strict=True) if good}
+
+
+def count_recorded(storage: Storage, fingerprint: str) -> int:
+    """How many shards of a plan are noted, by the names of the entries alone."""
+    entry = re.compile(rf"{JOURNAL_FOLDER}/{fingerprint}/(\d+)-(\d+)\.json")
+    runs = [map(int, found.groups()) for name in storage.list() if (found := entry.fullmatch(name))]
+    return len({number for first, last in runs for number in range(first, last + 1)})  # an entry may pass over old ones
+
+
+def _read(storage: Storage, name: str) -> list[ShardResult]:
+    try:
+        value = json.loads(storage.read(name))
+        if checksum(json.dumps(value["shards"]).encode()) != value["checksum"]:
+            return []
+        return [_result(entry) for entry in value["shards"]]
+    except (ValueError, KeyError, TypeError, FileNotFoundError):
+        return []  # of no use: its shards are written again
+
+
+def _entry(result: ShardResult) -> dict[str, Any]:
+    entry = asdict(replace(result, info=replace(result.info, class_counts=())))
+    entry["info"]["class_counts"] = list(result.info.class_counts)
+    return entry
+
+
+def _result(entry: Mapping[str, Any]) -> ShardResult:
+    info = entry["info"] | {"class_counts": ClassCounts(entry["info"]["class_counts"])}
+    statistics = {name: FeatureStatistics.from_json(value) for name, value in entry["statistics"].items()}
+    index = entry["dali"]
+    return ShardResult(
+        number=entry["number"],
+        info=ShardInfo(**info),
+        statistics=statistics,
+        dali=None if index is None else FileInfo(**index),
+    )
+
+
+def _is_whole(storage: Storage, result: ShardResult, sizes: Mapping[str, int]) -> bool:
+    for path, expected in result.all_files.items():
+        if sizes.get(path) != expected.bytes:
+            return False
+        if storage.local_path is not None:
+            try:
+                if checksum(storage.map(path)) != expected.checksum:
+                    return False
+            except (FileNotFoundError, RingfeedError):
+                return False
+    return True

@@ -1,0 +1,85 @@
+"""The files that builds, appends and repairs may leave in a folder: which are theirs, and how they are removed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from ..dataset.dataset import Dataset
+from ..dataset.file_names import FOLDER_NAMES, REJECTED_NAME, SHARD_NAMES, TABLE_NAMES
+from ..dataset.tfds_files import TFDS_NAMES
+from ..errors import RingfeedError
+from ..storage.atomic_files import drafted
+from ..storage.lease import LEASE_NAME, TAKEOVER_PREFIX
+from ..storage.storage import Storage
+from .journal import JOURNAL_FOLDER
+
+__all__ = [
+    "STAGING", "files_of", "folders_of", "is_our_draft", "is_ours", "remove_empty", "remove_files", "remove_uploads",
+]  # fmt: skip
+
+STAGING = "_replacing"
+_OURS = re.compile(
+    rf"{SHARD_NAMES.pattern}|{TABLE_NAMES.pattern}"
+    rf"|({FOLDER_NAMES.pattern}/)?({'|'.join(map(re.escape, (REJECTED_NAME, *TFDS_NAMES)))})"
+    rf"|{re.escape(LEASE_NAME)}|{re.escape(TAKEOVER_PREFIX)}.*\.json|{JOURNAL_FOLDER}/.*\.json|{STAGING}/.*"
+)
+_FOLDERS = re.compile(rf"({FOLDER_NAMES.pattern}|({JOURNAL_FOLDER}|{STAGING})(/.*)?)?")
+_REMOVERS = 16
+
+
+def is_ours(name: str) -> bool:
+    """Whether a path is one of those that builds and their like write, but `dataset.json`."""
+    return is_our_draft(name) or _OURS.fullmatch(name) is not None
+
+
+def is_our_draft(name: str) -> bool:
+    """Whether a path is that of an unfinished file, in a folder of a build's here: below others may be at work."""
+    return bool(drafted(name)) and _FOLDERS.fullmatch(name.rpartition("/")[0]) is not None
+
+
+def files_of(dataset: Dataset) -> list[str]:
+    """All of a dataset but `dataset.json`."""
+    shards = (path for shard in dataset.shards for path in shard.files)
+    return [dataset.manifest.shards_path, *shards, *dataset.manifest.files]
+
+
+def folders_of(names: Iterable[str]) -> set[str]:
+    """The folders that files lie in, but the root."""
+    return {name.rpartition("/")[0] for name in names} - {""}
+
+
+def remove_files(storage: Storage, names: Iterable[str]) -> None:
+    """Remove files, side by side where each has to be waited for."""
+    if storage.local_path is not None:  # nothing to wait for, side by side
+        for name in names:
+            storage.remove(name)
+        return
+    with ThreadPoolExecutor(_REMOVERS) as pool:
+        list(pool.map(storage.remove, names))
+
+
+def remove_empty(storage: Storage, folders: Iterable[str]) -> None:
+    """Remove folders that hold no file, as far as the store has folders."""
+    with suppress(RingfeedError):
+        for folder in folders:
+            storage.prune(folder)
+
+
+def remove_uploads(storage: Storage, mine: Callable[[str], bool] = is_ours, *, dry_run: bool = False) -> list[str]:
+    """Abort what processes that were killed had begun to upload to S3, for a folder that nobody else writes to.
+
+    Args:
+        storage: the folder.
+        mine: whether a path is that of a file of theirs.
+        dry_run: only say what would be removed.
+
+    Returns:
+        The URLs of the uploads: the files themselves may be there, by others.
+    """
+    found = [(path, upload) for path, upload in storage.uploads() if mine(path)]
+    for path, upload in () if dry_run else found:
+        storage.abort_upload(path, upload)
+    return [storage.locate(f"{path}?uploadId={upload}") for path, upload in found]

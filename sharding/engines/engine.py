@@ -1,0 +1,66 @@
+"""Where the tasks of a build run: processes of this machine, or a Dask or Ray cluster that is there already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+from ..errors import ConfigError
+from .dask_engine import dask_executor
+from .executors import local_executor
+from .ray_engine import ray_executor
+
+__all__ = ["ENGINES", "check_engine", "open_engine"]
+
+ENGINES = ("local", "dask", "ray")
+
+
+def check_engine(url: str) -> None:
+    """Refuse what is no engine.
+
+    Raises:
+        ConfigError: it is neither ``local`` nor the address of a cluster.
+    """
+    parts = urlsplit(url)
+    if url in ("local", "ray://auto"):
+        return
+    try:
+        known = parts.scheme in ENGINES[1:] and bool(parts.hostname) and parts.port is not None and not parts.path
+    except ValueError:  # a port that is none
+        known = False
+    if not known:
+        raise ConfigError(f"the engine must be local, dask://HOST:PORT, ray://HOST:PORT or ray://auto, got {url!r}")
+
+
+@contextmanager
+def open_engine(url: str, workers: int, *, spills_here: bool = False, holds: str | None = None) -> Iterator[Executor]:
+    """An executor of tasks, until the body ends.
+
+    Args:
+        url: ``local``; ``dask://HOST:PORT`` of a scheduler; ``ray://HOST:PORT`` of a Ray client server, or ``ray://auto``
+            for the cluster that this machine is part of. The workers of a cluster need ringfeed, and what their tasks
+            read and write: source, destination and spill folder by the same URLs, and the credentials for them in
+            their own environment.
+        workers: processes of the local engine.
+        spills_here: whether tasks leave files in this machine's folder for temporary files; then workers on other
+            machines are refused.
+        holds: the destination that the caller holds the lease of, if it does: workers that do not see it are refused,
+            and no task of another build may write there any more.
+
+    Raises:
+        ConfigError: its client is not installed, or its workers cannot do the work.
+        StorageError: it cannot be reached, or has no workers.
+    """
+    check_engine(url)
+    scheme, address = url.partition("://")[::2]
+    if scheme == "dask":
+        with dask_executor(address, spills_here=spills_here, holds=holds) as executor:
+            yield executor
+    elif scheme == "ray":
+        with ray_executor(address, spills_here=spills_here, holds=holds) as executor:
+            yield executor
+    else:
+        with local_executor(workers) as executor:
+            yield executor

@@ -1,0 +1,164 @@
+"""Tasks on a Ray cluster."""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+import socket
+import threading
+from collections.abc import Collection, Iterator
+from concurrent.futures import Future, wait
+from concurrent.futures import TimeoutError as FutureTimeoutError  # no builtin before Python 3.11
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from ..common.stderr_filter import without_lines
+from ..errors import ConfigError, StorageError, WorkerError
+from .cluster import Outcome, RemoteExecutor, Terms, missing_package, nothing, run_remotely
+from .executors import ClusterExecutor
+
+__all__ = ["ray_executor"]
+
+_RETRIES = 3  # of a task whose worker was lost: tasks may run twice, and write the same bytes
+_CONNECT_SECONDS = 5
+_ATTEMPTS = 3  # to connect
+_WORKERS_SECONDS = 60.0  # until a cluster that has no room for a task is given up: one that grows needs some
+_END_SECONDS = 60.0  # for tasks that run to end
+_NOISE = re.compile(rb".* task_manager\.cc:\d+: Failed to push error to driver ")  # as a closed connection ends tasks
+
+
+@contextmanager
+def ray_executor(address: str, *, spills_here: bool, holds: str | None) -> Iterator[ClusterExecutor]:
+    """An executor on the cluster whose client server is at ``HOST:PORT``, or on ``auto``; see `engine.open_engine`.
+
+    A program that is connected to a cluster already builds on that by ``auto``, and stays connected.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError("--engine ray:// needs Ray; install it with: pip install 'ringfeed[ray]'") from error
+    terms = Terms.of_this_process(spills_here=spills_here, holds=holds)
+    connected = ray.is_initialized()
+    if connected and address != "auto":
+        raise ConfigError(
+            "this program is connected to a Ray cluster already; build on that with ray://auto, or call ray.shutdown() "
+            "first"
+        )
+    try:
+        if not connected:
+            _connect(ray, address)
+        executor = _RayExecutor(ray, address, terms, end_seconds=None if connected else _END_SECONDS)
+        executor.check_workers()
+        yield executor
+    finally:
+        if not connected:
+            _disconnect(ray)
+
+
+def _connect(ray: Any, address: str) -> None:
+    try:
+        if address != "auto":  # Ray's client tries for 30 s
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                with _sigterm_kept():
+                    ray.init(
+                        address=address if address == "auto" else f"ray://{address}",
+                        log_to_driver=False,
+                        logging_level=logging.ERROR,
+                    )
+                logging.getLogger("ray.util.client.logsclient").setLevel(logging.ERROR)  # which heeds no other level
+                return
+            except ConnectionAbortedError:  # its server for this client did not start in time, as on busy machines
+                _disconnect(ray)
+                if attempt == _ATTEMPTS:
+                    raise
+    except OSError as error:
+        raise StorageError(f"no Ray cluster answers at {address}; check the address, and that it runs") from error
+    except RuntimeError as error:
+        *_, reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise StorageError(f"the Ray cluster at {address} refuses: {reason.strip()}; see its logs") from error
+
+
+def _disconnect(ray: Any) -> None:
+    with without_lines(_NOISE):
+        ray.shutdown()
+
+
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Keep the process's own answer to SIGTERM, in place of which Ray puts one: a build then has to tidy up."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        # Only the main thread may set handlers; one that is no Python function is None.
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
+class _RayExecutor(RemoteExecutor):
+    def __init__(self, ray: Any, address: str, terms: Terms, *, end_seconds: float | None) -> None:
+        super().__init__(terms)
+        self._ray = ray
+        self._end_seconds = end_seconds
+        self._run = ray.remote(max_retries=_RETRIES, num_cpus=1)(run_remotely)
+        self._address = address
+
+    def _start(self, call: tuple[Any, ...]) -> tuple[Any, Any]:
+        try:
+            task = self._run.remote(*call)
+            return task, task.future()
+        except (self._ray.exceptions.RayError, ConnectionError) as error:
+            raise self._explained(error) from error
+
+    def _outcome(self, ended: Any) -> Outcome:
+        outcome: Outcome = ended.result()
+        return outcome
+
+    def _explained(self, error: Exception) -> Exception:
+        if isinstance(error, self._ray.exceptions.RayTaskError):  # the task could not even begin
+            return missing_package("a Ray worker")
+        if isinstance(error, self._ray.exceptions.RayError | ConnectionError):
+            return WorkerError(
+                f"a worker or the Ray cluster at {self._address} was lost ({type(error).__name__}), most likely for "
+                "want of memory; give the workers more of it, or ask for smaller shards"
+            )
+        return error
+
+    def _count(self) -> int | None:
+        with suppress(Exception):  # of a lost connection Ray's client makes errors of many types, ValueErrors too
+            return int(self._ray.cluster_resources().get("CPU", 0))
+        return None
+
+    def at_once(self) -> int:
+        """One for each processor of the whole cluster, and a few that let it grow: see `cancel`."""
+        count = self._processors()
+        return count + count // 4 + 1
+
+    def check_workers(self) -> None:
+        """Refuse a cluster that has no room for a task, or workers that cannot do the work.
+
+        Raises:
+            StorageError: it has none, and none came.
+            ConfigError: a worker lacks something.
+        """
+        probe = self.submit(nothing)
+        while True:
+            try:
+                probe.result(_WORKERS_SECONDS)
+                return
+            except FutureTimeoutError as error:  # busy with the work of others, perhaps
+                if self._count() == 0:
+                    raise StorageError(f"the Ray cluster at {self._address} has no processor for a task") from error
+
+    def cancel(self, futures: Collection[Future[Any]]) -> None:
+        """Return when none of the tasks runs any more; after a minute an own connection is closed, and Ray ends them.
+
+        It cannot cancel them: at the moment when a task begins or ends, `ray.cancel` loses it, or aborts this process
+        (Ray 2.60: "Tried to complete task that was not pending").
+        """
+        if wait(futures, self._end_seconds).not_done:
+            _disconnect(self._ray)

@@ -1,0 +1,50 @@
+"""The README.md of an exported folder: a Hugging Face dataset card, which tells `datasets.load_dataset` the splits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from ..dataset.manifest import Manifest
+from ..messages import one_line
+
+__all__ = ["CARD_NAME", "dataset_card"]
+
+CARD_NAME = "README.md"
+_CLASSES_SHOWN = 1000
+
+
+def dataset_card(manifest: Manifest, splits: Sequence[str], suffix: str) -> bytes:
+    """The text: splits and their files in YAML for programs, then the same and the classes for people.
+
+    Args:
+        manifest: of the dataset that was exported.
+        splits: those that were exported.
+        suffix: of the files, which are named ``SPLIT-00000-of-00016.SUFFIX``.
+    """
+    lines = ["---", "configs:", "- config_name: default", "  data_files:"]
+    for name in splits:  # a JSON string is a YAML one, and `on` in quotes is no bool
+        lines += [f"  - split: {json.dumps(name)}", f"    path: {json.dumps(f'{name}-*.{suffix}')}"]
+    source = one_line(manifest.source.get("url", "an unknown source"))
+    lines += ["---", "", f"Exported by {manifest.writer} from {source}.", ""]
+    lines += ["| split | records | shards |", "| --- | ---: | ---: |"]
+    lines += [f"| {name} | {manifest.splits[name].records:,} | {manifest.splits[name].shards:,} |" for name in splits]
+    if manifest.schema.label is not None:
+        lines += ["", f"Classes, the values of {_cell(manifest.schema.label)}:", ""]
+        lines += [f"| id | class | {' | '.join(splits)} |", f"| ---: | --- |{' ---: |' * len(splits)}"]
+        for number, value in enumerate(manifest.classes[:_CLASSES_SHOWN]):
+            counts = " | ".join(f"{manifest.splits[name].class_counts[number]:,}" for name in splits)
+            lines.append(f"| {number} | {_cell(value)} | {counts} |")
+        if len(manifest.classes) > _CLASSES_SHOWN:
+            lines.append(f"\nand {len(manifest.classes) - _CLASSES_SHOWN:,} more.")
+    return ("\n".join(lines) + "\n").encode("utf-8", "surrogatepass")
+
+
+def _cell(value: object) -> str:
+    """A value as a cell of a Markdown table can hold it.
+
+    >>> _cell("a|b\\nc\\x1b[31m")
+    '`a\\\\|b c?[31m`'
+    """
+    text = one_line(str(value).replace("`", "'")).replace("|", "\\|")
+    return f"`{text}`" if text else ""

@@ -1,0 +1,116 @@
+"""Write a dataset anew as the files of another program: WebDataset tars, or a Hugging Face folder of Parquet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from ..common.option_checks import check_texts, take_integers
+from ..dataset.dataset import open_dataset
+from ..dataset.manifest import Manifest, ShardInfo
+from ..dataset.shard_records import read_shard
+from ..destination.atomic_folder import appearing_folder
+from ..destination.dataset_draft import check_apart
+from ..engines.executors import local_executor, run_tasks
+from ..errors import ConfigError
+from ..progress import Report, Teller, ignore
+from ..storage.storage import Storage
+from ..storage.urls import take_urls
+from .dataset_card import CARD_NAME, dataset_card
+from .huggingface import hf_parquet
+from .webdataset import webdataset_tar
+
+__all__ = ["EXPORT_FORMATS", "Export", "ExportOptions", "export"]
+
+EXPORT_FORMATS = {"webdataset": "tar", "hf": "parquet"}  # and the endings of their files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """What is asked of an export.
+
+    Attributes:
+        url: URL or path of the dataset.
+        destination: URL or path of the folder to write; new or empty.
+        to: ``webdataset`` or ``hf``.
+        splits: which; all if empty.
+        workers: processes. The result does not depend on it.
+
+    Raises:
+        ConfigError: a value its rule forbids.
+    """
+
+    url: str
+    destination: str
+    to: str
+    splits: tuple[str, ...] = ()
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        take_urls(self, "url", "destination")
+        check_texts(self, "to")
+        if self.to not in EXPORT_FORMATS:
+            raise ConfigError(f"what to export to must be one of {', '.join(EXPORT_FORMATS)}, got {self.to!r}")
+        if self.workers is None:
+            raise ConfigError("workers must be given, got None")
+        take_integers(self, "workers")
+        if self.workers < 1:
+            raise ConfigError(f"workers must be at least 1, got {self.workers}")
+        splits: object = self.splits
+        if not isinstance(splits, (tuple, list)):  # of a text, each letter would be a name
+            raise ConfigError(f"splits must be a tuple of names, got {splits!r}")
+        if len(set(self.splits)) != len(self.splits):
+            raise ConfigError(f"each split is named once, got {', '.join(self.splits)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """What was written: the number of records, the number of files with records in them, and their bytes."""
+
+    records: int
+    files: int
+    bytes: int
+
+
+def export(options: ExportOptions, *, report: Report = ignore) -> Export:
+    """Write a dataset in another program's format, a file for each shard, every shard checked before it is read.
+
+    The folder appears at once, as `appearing_folder` says. Equal datasets give equal bytes.
+
+    Raises:
+        RingfeedError: something is wrong with the dataset or the destination, or another export is writing there;
+            nothing is left behind.
+    """
+    check_apart(options.url, options.destination)
+    dataset = open_dataset(options.url)
+    splits = options.splits or tuple(dataset.manifest.splits)
+    shards = [(shard, f"{name}-{i:05d}") for name in splits for i, shard in enumerate(dataset.split_shards(name))]
+    suffix = EXPORT_FORMATS[options.to]
+    paths = [f"{key}-of-{dataset.manifest.splits[shard.split].shards:05d}.{suffix}" for shard, key in shards]
+    with (
+        appearing_folder(Storage(options.destination)) as storage,
+        local_executor(options.workers) as pool,
+    ):
+        jobs = [
+            (_export_shard, (dataset.storage, dataset.manifest, shard, options.to, key, storage, path))
+            for (shard, key), path in zip(shards, paths, strict=True)
+        ]
+        tell = Teller(report, "export", len(jobs))
+        written = run_tasks(pool, jobs, lambda _, done: None if done is None else tell(1, done.records))
+        storage.write(CARD_NAME, dataset_card(dataset.manifest, splits, suffix))
+    return Export(
+        records=sum(shard.records for shard in written), files=len(written), bytes=sum(shard.bytes for shard in written)
+    )
+
+
+def _export_shard(
+    source: Storage, manifest: Manifest, shard: ShardInfo, to: str, key: str, target: Storage, path: str
+) -> Export:
+    batches = read_shard(source, manifest, shard)
+    if to == "hf":
+        content = hf_parquet(batches, manifest.schema, manifest.classes)
+    else:
+        content = pa.py_buffer(webdataset_tar(batches, manifest.schema, manifest.classes, key))
+    target.write(path, content)
+    return Export(records=shard.records, files=1, bytes=content.size)

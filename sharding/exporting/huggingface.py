@@ -1,0 +1,85 @@
+"""Parquet files with the features of Hugging Face `datasets` in their metadata: images, class labels, tensors.
+
+Written without `datasets`: its features are JSON in the metadata of the Arrow schema, under the key ``huggingface``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ..formats.example_encode import flat_arrow
+from ..schema import Feature, Schema
+
+__all__ = ["hf_parquet"]
+
+_IMAGE = pa.struct([pa.field("bytes", pa.binary()), pa.field("path", pa.string())])
+
+
+def hf_parquet(batches: Iterable[pa.RecordBatch], schema: Schema, classes: Sequence[Any]) -> pa.Buffer:
+    """The rows of one shard as a Parquet file, a row group a batch.
+
+    Args:
+        batches: of the schema's Arrow types.
+        schema: of the dataset.
+        classes: values of the label; its column becomes their positions, a `ClassLabel`.
+    """
+    sink = pa.BufferOutputStream()
+    target = _arrow_schema(schema, classes)
+    with pq.ParquetWriter(sink, target, compression="snappy", version="2.6") as writer:
+        for batch in batches:
+            columns = [
+                _column(batch.column(feature.name), feature, classes if feature.name == schema.label else None)
+                for feature in schema.features
+            ]
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=target))
+    return sink.getvalue()
+
+
+def _arrow_schema(schema: Schema, classes: Sequence[Any]) -> pa.Schema:
+    features, fields = {}, []
+    for feature in schema.features:
+        if feature.name == schema.label:
+            features[feature.name] = {"names": [str(value) for value in classes], "_type": "ClassLabel"}
+            fields.append(pa.field(feature.name, pa.int64()))
+            continue
+        features[feature.name] = _feature_json(feature)
+        fields.append(pa.field(feature.name, _arrow_type(feature)))
+    return pa.schema(fields, metadata={"huggingface": json.dumps({"info": {"features": features}})})
+
+
+def _feature_json(feature: Feature) -> dict[str, Any]:
+    if feature.is_image:
+        return {"_type": "Image"}
+    value: dict[str, Any] = {"dtype": feature.dtype, "_type": "Value"}
+    for size in reversed(feature.shape):  # `Sequence` is the name that versions before 4 know, too
+        value = {"feature": value, "length": -1 if size is None else size, "_type": "Sequence"}
+    return value
+
+
+def _arrow_type(feature: Feature) -> pa.DataType:
+    if feature.is_image:
+        return _IMAGE
+    kind = feature.primitive
+    for size in reversed(feature.shape):
+        kind = pa.list_(kind) if size is None else pa.list_(kind, size)
+    return kind
+
+
+def _column(column: pa.Array, feature: Feature, classes: Sequence[Any] | None) -> pa.Array:
+    if classes is not None:
+        return pc.index_in(column, value_set=pa.array(classes, feature.primitive)).cast(pa.int64())
+    if feature.is_image:
+        names = pa.nulls(len(column), pa.string())
+        return pa.StructArray.from_arrays([column, names], fields=list(_IMAGE), mask=column.is_null())
+    if not feature.fixed_shape or len(feature.shape) == 1:
+        return column
+    values = flat_arrow(column, feature)
+    for size in reversed(feature.fixed_shape[1:]):
+        values = pa.FixedSizeListArray.from_arrays(values, size)
+    return pa.FixedSizeListArray.from_arrays(values, feature.fixed_shape[0], mask=column.is_null())

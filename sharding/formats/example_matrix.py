@@ -1,0 +1,63 @@
+"""Serialised `tf.train.Example` messages of one layout, back to columns: a byte matrix, slices of it, casts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..schema import Feature, Schema
+from .example_encode import RecordLayout
+
+__all__ = ["cast_integers", "decode_cells", "decode_matrix"]
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def decode_matrix(messages: Bytes, schema: Schema, layout: RecordLayout) -> pa.RecordBatch:
+    """The inverse of `encode_matrix` without margins.
+
+    Args:
+        messages: uint8 [rows, example_bytes].
+        schema: of the features wanted.
+        layout: of these in the records.
+
+    Returns:
+        The rows, of the schema's Arrow types.
+    """
+    columns = []
+    for feature, place in zip(schema.features, layout.columns, strict=True):
+        width = place.item_bytes * (feature.elements or 0)
+        cells = np.ascontiguousarray(messages[:, place.offset : place.offset + width])
+        values = pa.array(decode_cells(cells, feature, place.item_bytes).reshape(-1))
+        if feature.shape:
+            values = pa.FixedSizeListArray.from_arrays(values, feature.elements)
+        columns.append(values)
+    return pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
+
+
+def decode_cells(cells: Bytes, feature: Feature, item_bytes: int) -> npt.NDArray[Any]:
+    """The values in the bytes of one column.
+
+    Args:
+        cells: uint8 [..., elements * item_bytes]; contiguous, unless the feature is of kind int64.
+        feature: of the column.
+        item_bytes: of one element, as its `ColumnLayout` says.
+
+    Returns:
+        [..., elements], of the feature's dtype.
+    """
+    if feature.example_kind != "int64":
+        stored = np.dtype("float32" if feature.example_kind == "float" else feature.dtype).newbyteorder("<")
+        return cells.view(stored).astype(feature.dtype, copy=False)
+    numbers = (cells[..., ::item_bytes] & 0x7F).astype(np.uint64)
+    for place in range(1, item_bytes):
+        numbers |= (cells[..., place::item_bytes] & 0x7F).astype(np.uint64) << np.uint64(7 * place)
+    return cast_integers(numbers, feature)
+
+
+def cast_integers(numbers: npt.NDArray[np.uint64], feature: Feature) -> npt.NDArray[Any]:
+    """The two's complements that varints hold, as the feature's dtype."""
+    return numbers if feature.dtype == "uint64" else numbers.view(np.int64).astype(feature.dtype)

@@ -1,0 +1,149 @@
+"""Statistics of encoded images: sizes of all, and mean and deviation of the pixels of a few."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from itertools import pairwise
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from PIL import Image
+
+from ..arrow_binary import data_of, offsets_of
+from .jpeg_headers import plain_jpeg_sizes
+from .sizes import image_size
+
+__all__ = ["ImageStatistics", "merge_image_statistics", "summarise_images"]
+
+_SAMPLE_IMAGES = 256  # of a shard at most, and only as many as have, together,
+_SAMPLE_PIXELS = 1 << 20  # so many pixels: 5 ms to decode,
+_PIXELS_A_RECORD = 800  # or so many for each image of the shard: 4 us, where writing one takes 60
+_LARGEST_PIXELS = 1 << 26  # an image that is larger is not decoded
+_EIGHT_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageStatistics:
+    """What is known of the images of a feature in one split.
+
+    Attributes:
+        images: whose headers could be read; the bounds are over these.
+        min_height, max_height, min_width, max_width: in pixels; None where `images` is 0.
+        sampled: images decoded for mean and std: the first of each shard, whose order is random.
+        pixels: of the sampled images.
+        mean, std: of red, green and blue, 0 to 255, over all sampled pixels; std is the population's. A grey image has
+            three equal channels; transparency is left out. None where `sampled` is 0.
+    """
+
+    images: int
+    min_height: int | None = None
+    max_height: int | None = None
+    min_width: int | None = None
+    max_width: int | None = None
+    sampled: int = 0
+    pixels: int = 0
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ImageStatistics:
+        """From an entry of `dataset.json`."""
+        channels = {name: None if value[name] is None else tuple(value[name]) for name in ("mean", "std")}
+        return cls(**(dict(value) | channels))
+
+
+def summarise_images(column: pa.Array) -> ImageStatistics:
+    """Of the image files of one shard, in its order; binary, and none is null."""
+    sizes = _sizes(column)
+    if not len(sizes):
+        return ImageStatistics(images=0)
+    (min_height, min_width), (max_height, max_width) = sizes.min(axis=0).tolist(), sizes.max(axis=0).tolist()
+    bounds = ImageStatistics(
+        images=len(sizes), min_height=min_height, max_height=max_height, min_width=min_width, max_width=max_width
+    )
+    return merge_image_statistics(bounds, _sample(column))
+
+
+def _sized(column: pa.Array) -> Iterator[tuple[memoryview, tuple[int, int]]]:
+    """Each file whose header can be read, and height and width."""
+    for data in _files(column):
+        try:
+            yield data, image_size(data)
+        except ValueError:
+            continue
+
+
+def _sizes(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Height and width of each file whose header can be read, int64 [files, 2]."""
+    sizes, known = plain_jpeg_sizes(np.frombuffer(data_of(column), np.uint8), offsets_of(column))
+    others = column.filter(pa.array(~known))
+    return np.concatenate([sizes[known], np.array([size for _, size in _sized(others)], np.int64).reshape(-1, 2)])
+
+
+def _files(column: pa.Array) -> Iterator[memoryview]:
+    """The values, not copied."""
+    data = memoryview(data_of(column)).cast("B")
+    for start, end in pairwise(offsets_of(column).tolist()):
+        yield data[start:end]
+
+
+def _sample(column: pa.Array) -> ImageStatistics:
+    """Mean and deviation over the first images, as many as the bounds on pixels allow, but one in any case."""
+    counts, sampled = np.zeros((3, 256), np.int64), 0
+    left = max(_SAMPLE_PIXELS, _PIXELS_A_RECORD * len(column))
+    for data, (height, width) in _sized(column):
+        left -= height * width
+        if sampled == _SAMPLE_IMAGES or (left < 0 and sampled):
+            break
+        found = _histogram(data) if height * width <= _LARGEST_PIXELS else None
+        if found is not None:
+            counts += found
+            sampled += 1
+    pixels = int(counts[0].sum())
+    if not pixels:
+        return ImageStatistics(images=0)
+    mean = counts @ np.arange(256) / pixels
+    variance = (counts * np.square(np.arange(256) - mean[:, None])).sum(axis=1) / pixels
+    return ImageStatistics(
+        images=0, sampled=sampled, pixels=pixels, mean=tuple(mean.tolist()), std=tuple(np.sqrt(variance).tolist())
+    )
+
+
+def _histogram(data: memoryview) -> npt.NDArray[np.int64] | None:
+    """How many pixels have each value: [channel, 256]; None for what cannot be decoded or has more than 8 bits."""
+    try:
+        with Image.open(BytesIO(data)) as image:
+            if image.mode not in _EIGHT_BITS:
+                return None
+            # Palettes go by way of RGBA, which a palette with transparency converts to without a warning.
+            palette = image.mode in ("P", "PA")
+            pixels = image if image.mode == "RGB" else image.convert("RGBA" if palette else "RGB")
+            return np.array(pixels.histogram()[: 3 * 256], np.int64).reshape(3, 256)
+    except Exception:  # it was looked over before; what its format cannot tell shows when it is decoded
+        return None
+
+
+def merge_image_statistics(a: ImageStatistics, b: ImageStatistics) -> ImageStatistics:
+    """Statistics of two disjoint sets of images together, by the update of Chan, Golub and LeVeque (1979)."""
+    bounds = {
+        name: choose((x for x in (getattr(a, name), getattr(b, name)) if x is not None), default=None)
+        for name, choose in (("min_height", min), ("max_height", max), ("min_width", min), ("max_width", max))
+    }
+    known = a if a.pixels else b
+    mean, std = known.mean, known.std
+    pixels = a.pixels + b.pixels
+    if a.mean and a.std and b.mean and b.std:
+        share = b.pixels / pixels
+        mean = tuple(x + (y - x) * share for x, y in zip(a.mean, b.mean, strict=True))
+        std = tuple(
+            sqrt(s * s * (1 - share) + t * t * share + (y - x) ** 2 * share * (1 - share))
+            for x, y, s, t in zip(a.mean, b.mean, a.std, b.std, strict=True)
+        )
+    return ImageStatistics(
+        images=a.images + b.images, sampled=a.sampled + b.sampled, pixels=pixels, mean=mean, std=std, **bounds
+    )

@@ -1,0 +1,201 @@
+"""Vectors of a Parquet file, taken from its pages as they lie there.
+
+Arrow finds the values of lists by the levels that tell where each begins and what is missing: 5 ns a value, longer than
+all the rest of reading. Where metadata say that nothing is missing, and all lists have one length, the values of a page
+are simply those that follow its levels; of pages that are not compressed nothing is copied before it is gathered. Page
+headers are Thrift structs in the compact protocol (https://github.com/apache/parquet-format, parquet.thrift).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..compute import kernels
+from .protobuf_wire import read_varint
+
+__all__ = ["InPlace", "Run", "read_vectors"]
+
+_PHYSICAL = {"INT32": "<i4", "INT64": "<i8", "FLOAT": "<f4", "DOUBLE": "<f8"}
+_DATA_PAGE, _PLAIN, _RLE = 0, 0, 3
+_SIZE, _STORED_SIZE, _DATA_HEADER = 2, 3, 5  # fields of a PageHeader
+_VALUES, _ENCODING, _DEFINITION_LEVELS, _REPETITION_LEVELS = 1, 2, 3, 4  # and of a DataPageHeader
+
+Page = tuple[pa.Buffer, int, int]  # what its values lie in, one after the other; where they begin; how many there are
+Run = tuple[int, int]  # where vectors begin that lie one after the other, and how many there are
+
+
+class _Otherwise(Exception):
+    """The values do not lie as is expected here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InPlace:
+    """Vectors where they lie in a file, gathered as rows of an array are.
+
+    Attributes:
+        data: of the file.
+        starts: where each begins, int64 [rows].
+        dtype: of their values.
+        shape: of each.
+    """
+
+    data: pa.Buffer
+    starts: npt.NDArray[np.int64]
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of_runs(cls, data: pa.Buffer, runs: Iterable[Run], dtype: np.dtype[Any], shape: tuple[int, ...]) -> InPlace:
+        """The vectors of some runs, one after the other."""
+        width = prod(shape) * dtype.itemsize
+        starts = [np.arange(start, start + count * width, width) for start, count in runs]
+        return cls(data=data, starts=np.concatenate([np.empty(0, np.int64), *starts]), dtype=dtype, shape=shape)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def runs(self) -> list[Run]:
+        """What `of_runs` makes these vectors of."""
+        jumps = np.flatnonzero(np.diff(self.starts) != prod(self.shape) * self.dtype.itemsize) + 1
+        firsts = np.concatenate([[0], jumps]) if len(self) else np.empty(0, np.int64)
+        return list(zip(self.starts[firsts].tolist(), np.diff(firsts, append=len(self)).tolist(), strict=True))
+
+    def take(
+        self, rows: npt.NDArray[np.int64], axis: Literal[0] = 0, mode: Literal["raise", "clip"] = "raise"
+    ) -> npt.NDArray[Any]:
+        """The vectors of some rows, [rows, *shape]; the arguments are those of `numpy.take`."""
+        starts, width = self.starts.take(rows, mode=mode), prod(self.shape) * self.dtype.itemsize
+        content = np.frombuffer(self.data, np.uint8)
+        if kernels.are_compiled():
+            pieces = kernels.gather(content, starts, width)
+        else:
+            pieces = np.lib.stride_tricks.sliding_window_view(content, width)[starts]
+        return pieces.reshape(-1).view(self.dtype).reshape(-1, *self.shape)
+
+    def slice(self, start: int, length: int) -> InPlace:
+        """So many rows from one on; nothing is copied."""
+        return replace(self, starts=self.starts[start : start + length])
+
+
+def read_vectors(
+    data: pa.Buffer, metadata: pq.FileMetaData, groups: Sequence[int], leaf: int, dtype: npt.DTypeLike, elements: int
+) -> InPlace | npt.NDArray[Any] | None:
+    """The lists of one column, if none is missing, nor any value, and the values are numbers as they lie in memory.
+
+    Args:
+        data: of a whole file, known to be as it was written.
+        metadata: of the file.
+        groups: row groups to read.
+        leaf: number of the column.
+        dtype: of the values.
+        elements: values in each list, of which all have as many; 2 at least.
+
+    Returns:
+        [rows, elements], in place where pages are not compressed and hold whole lists; or None, where Arrow has to read
+        them.
+    """
+    kind, rows = np.dtype(dtype), sum(metadata.row_group(group).num_rows for group in groups)
+    chunks = [metadata.row_group(group).column(leaf) for group in groups]
+    pages: Iterable[Page] = (page for group in groups for page in _pages(data, metadata, group, leaf, kind, elements))
+    try:
+        if all(chunk.compression == "UNCOMPRESSED" for chunk in chunks):
+            pages = list(pages)
+            if all(count % elements == 0 for _, _, count in pages):
+                return _in_place(data, pages, rows, kind, elements)
+        return _copied(pages, rows, kind, elements)
+    except (_Otherwise, IndexError, KeyError, ValueError, OSError, pa.ArrowException):
+        return None
+
+
+def _in_place(data: pa.Buffer, pages: Iterable[Page], rows: int, dtype: np.dtype[Any], elements: int) -> InPlace | None:
+    found = InPlace.of_runs(data, ((start, count // elements) for _, start, count in pages), dtype, (elements,))
+    return found if len(found) == rows else None
+
+
+def _copied(pages: Iterable[Page], rows: int, dtype: np.dtype[Any], elements: int) -> npt.NDArray[Any] | None:
+    size = rows * elements
+    values, filled = np.frombuffer(pa.allocate_buffer(size * dtype.itemsize), dtype), 0  # of the pool that pages go to
+    for page, start, count in pages:
+        values[filled : filled + count] = np.frombuffer(page, dtype, count, start)
+        filled += count
+    return values.reshape(rows, elements) if filled == size else None
+
+
+def _pages(
+    data: pa.Buffer, metadata: pq.FileMetaData, group: int, leaf: int, dtype: np.dtype[Any], elements: int
+) -> Iterator[Page]:
+    """The pages of a column chunk, in the data itself where it is not compressed."""
+    chunk, column = metadata.row_group(group).column(leaf), metadata.schema.column(leaf)
+    known = chunk.statistics
+    whole = known is not None and known.has_null_count and known.null_count == 0
+    stored = np.dtype(_PHYSICAL.get(chunk.physical_type, "V1"))
+    if (
+        not whole
+        or chunk.num_values != metadata.row_group(group).num_rows * elements
+        or stored.itemsize != dtype.itemsize
+        or (stored.kind == "f") != (dtype.kind == "f")
+    ):
+        raise _Otherwise
+    name = {"UNCOMPRESSED": None, "LZ4": "lz4_raw"}.get(chunk.compression, chunk.compression.lower())
+    codec = None if name is None else pa.Codec(name)
+    levels = (column.max_repetition_level > 0) + (column.max_definition_level > 0)
+    at, content = chunk.data_page_offset, memoryview(data).cast("B")
+    end = at + chunk.total_compressed_size
+    while at < end:
+        header, at = _read_struct(content, at)
+        if header[1] != _DATA_PAGE:
+            raise _Otherwise
+        about = header[_DATA_HEADER]
+        if (about[_ENCODING], about[_DEFINITION_LEVELS], about[_REPETITION_LEVELS]) != (_PLAIN, _RLE, _RLE):
+            raise _Otherwise
+        stored_bytes, values = header[_STORED_SIZE], about[_VALUES]
+        page, start, stop = data, at, at + stored_bytes
+        if codec is not None:
+            page, start, stop = codec.decompress(data.slice(at, stored_bytes), header[_SIZE]), 0, header[_SIZE]
+        for _ in range(levels):
+            start += 4 + int.from_bytes(page[start : start + 4].to_pybytes(), "little")
+        if start + values * dtype.itemsize > stop:
+            raise _Otherwise
+        yield page, start, values
+        at += stored_bytes
+
+
+# --- Thrift ----------------------------------------------------------------------------------------------------
+
+
+def _read_struct(content: memoryview, at: int) -> tuple[dict[int, Any], int]:
+    """Fields by number, and where the struct ends; byte strings are passed over."""
+    fields: dict[int, Any] = {}
+    number = 0
+    while kind := content[at]:
+        at += 1
+        if kind >> 4:
+            number += kind >> 4
+        else:
+            number, at = _read_integer(content, at)
+        kind &= 15
+        if kind in (1, 2):
+            fields[number] = kind == 1
+        elif kind in (4, 5, 6):
+            fields[number], at = _read_integer(content, at)
+        elif kind == 8:
+            length, at = read_varint(content, at, len(content))
+            at += length
+        elif kind == 12:
+            fields[number], at = _read_struct(content, at)
+        else:
+            raise _Otherwise
+    return fields, at + 1
+
+
+def _read_integer(content: memoryview, at: int) -> tuple[int, int]:
+    value, at = read_varint(content, at, len(content))
+    return (value >> 1) ^ -(value & 1), at

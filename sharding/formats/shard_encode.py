@@ -1,0 +1,172 @@
+"""One shard's rows to the bytes of its file and of its index, block by block, for every format.
+
+The index is an Arrow IPC file with one row a record: `offset` and `length` in bytes in the (decompressed) TFRecord
+file, frame included, and `class_id`. A Parquet shard has only the last: Parquet has its own index. What that lacks, the
+index's metadata have: checksums of the file's blocks, so that a few columns can be read, and checked, without the rest.
+"""
+
+from __future__ import annotations
+
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable
+from typing import IO, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..schema import Schema
+from .block_checksums import block_sums
+from .example_encode import RecordLayout, encode_matrix, encode_pieces
+from .parquet import open_writer
+from .tfrecord import FOOTER_BYTES, HEADER_BYTES, compressor, frame_matrix
+from .tfrecord_write import Frames, frame_pieces
+
+__all__ = [
+    "COMPRESSIONS",
+    "ShardEncoder",
+    "default_compression",
+    "encode_index",
+    "encode_shard",
+    "open_encoder",
+    "sums_in_index",
+]
+
+COMPRESSIONS = {"tfrecord": ("none", "gzip", "zlib"), "parquet": ("none", "snappy", "zstd", "lz4", "gzip")}
+
+ClassIds = npt.NDArray[np.int32]
+_SUMS = b"xxh3_64_of_64KiB_blocks"  # key of an index's metadata; the value is base64
+
+
+class ShardEncoder(Protocol):
+    """Writes the rows of one shard, in their order, to a file."""
+
+    def write(self, batch: pa.RecordBatch, class_ids: ClassIds) -> None:
+        """Write the next rows: of the schema's Arrow types, and their classes, int32 [rows]."""
+
+    def finish(self, sums: Callable[[], bytes]) -> pa.Buffer:
+        """Write what is left, and return the index.
+
+        Args:
+            sums: gives those of the file's blocks, once all is written.
+        """
+
+
+def default_compression(shard_format: str) -> str:
+    """What the format's other writers do: TFRecord plain, Parquet snappy."""
+    return {"tfrecord": "none", "parquet": "snappy"}[shard_format]
+
+
+def open_encoder(
+    sink: IO[bytes], schema: Schema, *, shard_format: str, compression: str, layout: RecordLayout | None
+) -> ShardEncoder:
+    """An encoder of one shard.
+
+    Args:
+        sink: of the file's bytes.
+        schema: of the dataset.
+        shard_format: ``tfrecord`` or ``parquet``. Blocks of rows become row groups of Parquet; the bytes of TFRecord do
+            not depend on them.
+        compression: one of `COMPRESSIONS` for the format.
+        layout: of fixed-layout TFRecord datasets, else None.
+    """
+    if shard_format == "parquet":
+        return _ParquetEncoder(sink, schema, compression)
+    return _TFRecordEncoder(sink, schema, compression, layout)
+
+
+def encode_shard(
+    batch: pa.RecordBatch,
+    schema: Schema,
+    class_ids: ClassIds,
+    *,
+    shard_format: str,
+    compression: str,
+    layout: RecordLayout | None,
+) -> tuple[pa.Buffer, pa.Buffer]:
+    """Data and index of a shard of one block of rows, in memory."""
+    sink = pa.BufferOutputStream()
+    encoder = open_encoder(sink, schema, shard_format=shard_format, compression=compression, layout=layout)
+    encoder.write(batch, class_ids)
+    index = encoder.finish(lambda: block_sums(sink.getvalue()))
+    return sink.getvalue(), index
+
+
+class _TFRecordEncoder:
+    def __init__(self, sink: IO[bytes], schema: Schema, compression: str, layout: RecordLayout | None) -> None:
+        self._sink = sink
+        self._schema = schema
+        self._compressor: zlib._Compress | None = compressor(compression)
+        self._layout = layout
+        self._lengths: list[npt.NDArray[np.int64]] = []
+        self._class_ids: list[ClassIds] = []
+
+    def write(self, batch: pa.RecordBatch, class_ids: ClassIds) -> None:
+        if self._layout is None:
+            frames = frame_pieces(encode_pieces(batch, self._schema))
+        else:
+            margins = (HEADER_BYTES, FOOTER_BYTES)
+            matrix = encode_matrix(batch, self._schema, self._layout, margins=margins)
+            frames = Frames.joined(frame_matrix(matrix))
+        for run in frames.runs:
+            pieces: Iterable[Any] = run
+            self._sink.writelines(pieces if self._compressor is None else map(self._compressor.compress, pieces))
+        self._lengths.append(frames.lengths)
+        self._class_ids.append(class_ids)
+
+    def finish(self, sums: Callable[[], bytes]) -> pa.Buffer:
+        if self._compressor is not None:
+            self._sink.write(self._compressor.flush())
+        lengths = np.concatenate([np.zeros(1, np.int64), *self._lengths])
+        return encode_index(np.concatenate(self._class_ids), np.cumsum(lengths))
+
+
+class _ParquetEncoder:
+    def __init__(self, sink: IO[bytes], schema: Schema, compression: str) -> None:
+        self._sink = sink
+        self._schema = schema.arrow
+        self._compression = compression
+        self._writer: pq.ParquetWriter | None = None
+        self._class_ids: list[ClassIds] = []
+
+    def write(self, batch: pa.RecordBatch, class_ids: ClassIds) -> None:
+        if self._writer is None:
+            self._writer = open_writer(self._sink, self._schema, batch, self._compression)
+        self._writer.write_batch(batch, row_group_size=max(batch.num_rows, 1))
+        self._class_ids.append(class_ids)
+
+    def finish(self, sums: Callable[[], bytes]) -> pa.Buffer:
+        if self._writer is not None:
+            self._writer.close()
+        return encode_index(np.concatenate(self._class_ids), sums=sums())
+
+
+def encode_index(
+    class_ids: ClassIds, offsets: npt.NDArray[np.int64] | None = None, sums: bytes | None = None
+) -> pa.Buffer:
+    """The bytes of a shard's index.
+
+    Args:
+        class_ids: of its records, int32 [records].
+        offsets: of its frames and of the end of the last, int64 [records + 1]; None for Parquet.
+        sums: of the blocks of a Parquet file; None as older versions wrote it.
+    """
+    columns: dict[str, npt.NDArray[np.integer]] = {}
+    if offsets is not None:
+        columns = {"offset": offsets[:-1], "length": np.diff(offsets).astype(np.int32)}
+    columns["class_id"] = class_ids
+    batch = pa.record_batch({name: pa.array(values) for name, values in columns.items()})
+    if sums is not None:
+        batch = batch.replace_schema_metadata({_SUMS: b64encode(sums)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def sums_in_index(index: pa.RecordBatch) -> bytes | None:
+    """The sums of the blocks of a shard's file that its index holds; None where it has none."""
+    value = (index.schema.metadata or {}).get(_SUMS)
+    return None if value is None else b64decode(value)

@@ -1,0 +1,107 @@
+"""A column that travels with the records up to their shards, and is not stored there.
+
+It was dropped by a step, or is what a dataset says of its records, not they themselves: their splits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from ..compute.keyed_random import derive_key
+from ..errors import ConfigError
+from ..schema import Feature, Schema
+from ..sources.base import NO_FEATURES, Around, Reject, Source, base_of, fail_on_bad, narrowed
+from ..sources.ringfeed import SPLIT, RingfeedSource
+from .image_source import ImageSource
+from .open import open_prepared, prepare
+from .options import PrepareOptions
+from .steps import Drop, Select, Step
+
+__all__ = ["CarryingSource", "open_carrying"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarryingSource(Around):
+    """A source whose drafts have one column more than its records, and so has its sample.
+
+    Attributes:
+        inner: the source of what goes in.
+        column: that is not in the records.
+    """
+
+    column: str
+
+    @property
+    def schema(self) -> Schema:
+        """That of the inner source without the column."""
+        schema = self.inner.schema
+        return schema.only(name for name in schema.names if name != self.column)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the inner source and of what is left out."""
+        return f"{derive_key(self.inner.fingerprint, 'without', self.column):016x}"
+
+    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
+        """As the inner source does, without the column."""
+        schema = self.schema
+        batch = self.inner.complete(drafts).select(list(schema.names))
+        return pa.RecordBatch.from_arrays(batch.columns, schema=schema.arrow)
+
+    def narrow(self, columns: Collection[str]) -> Source:
+        """The inner source with these columns."""
+        return narrowed(self.inner, columns)
+
+
+def open_carrying(
+    url: str,
+    label: str | None,
+    kind: str,
+    options: PrepareOptions,
+    column: str | None,
+    reject: Reject = fail_on_bad,
+    types: Mapping[str, Feature] = NO_FEATURES,
+) -> Source:
+    """Open and prepare a dataset as `opening.open_prepared` does, with a column in its drafts even if steps drop it.
+
+    Args:
+        url: see `open_prepared`.
+        label: see `open_prepared`.
+        kind: see `open_prepared`.
+        options: what to do.
+        column: by its name after all steps; of a dataset of ours, `SPLIT` may be one that it does not have. Or None.
+        reject: see `open_prepared`.
+        types: see `open_prepared`.
+    """
+    source = open_prepared(url, label, kind, options, reject, types)
+    steps = tuple(kept for step in options.steps if (kept := _keeping(step, column)) is not None)
+    if column is None or column in source.schema.names:
+        return source
+    base, kept_whole = base_of(source), replace(options, steps=steps)
+    try:
+        if column == SPLIT and isinstance(base, RingfeedSource) and SPLIT not in base.schema.names:
+            whole = prepare(base.with_splits(), kept_whole, label)
+        elif steps == options.steps:
+            return source
+        else:
+            whole = open_prepared(url, label, kind, kept_whole, reject, types)
+    except ConfigError:  # there is no such column; the steps as they were given were fine
+        return source
+    if column not in whole.schema.names:
+        return source
+    if isinstance(whole, ImageSource):  # which is to stay outermost: records are compared before it transforms them
+        return replace(whole, inner=CarryingSource(inner=whole.inner, column=column))
+    return CarryingSource(inner=whole, column=column)
+
+
+def _keeping(step: Step, column: str | None) -> Step | None:
+    """A step that lets a column be; None if it did no more than drop it."""
+    if column is not None and isinstance(step, Drop) and column in step.columns:
+        left = tuple(name for name in step.columns if name != column)
+        return Drop(left) if left else None
+    if column is not None and isinstance(step, Select) and column not in step.columns:
+        return Select((*step.columns, column))
+    return step

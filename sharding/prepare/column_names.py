@@ -1,0 +1,77 @@
+"""Names of columns in options: checked, with the nearest name in the error; and the columns that no step sees."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import pyarrow as pa
+
+from ..errors import ConfigError
+from ..messages import hinted, listed
+
+__all__ = ["HIDDEN", "check_columns", "check_distinct", "in_order", "is_hidden", "is_within", "visible", "with_groups"]
+
+HIDDEN = "\0draft:"  # before the names of columns that travel with drafts, past all steps; no source has such names
+
+
+def check_columns(flag: str, wanted: Iterable[str], names: Collection[str]) -> None:
+    """Refuse a name that is no column.
+
+    Raises:
+        ConfigError: it names the flag, the column and the nearest name.
+
+    >>> check_columns("--select", ["prise"], ["price", "size"])
+    Traceback (most recent call last):
+    ringfeed.sharding.errors.ConfigError: --select: there is no column 'prise'; did you mean 'price'? The columns here are: price, size
+    """  # noqa: E501
+    for name in wanted:
+        if name not in names:
+            hint = hinted(name, names, "the")
+            raise ConfigError(f"{flag}: there is no column {name!r}; {hint} columns here are: {listed(list(names))}")
+
+
+def check_distinct(flag: str, names: Iterable[str]) -> None:
+    """Refuse a name that is there twice.
+
+    Raises:
+        ConfigError: it names the flag and the column.
+    """
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ConfigError(f"{flag}: each column is named once, got {name!r} twice")
+        seen.add(name)
+
+
+def is_within(name: str, group: str) -> bool:
+    """Whether a column is one of a struct, or of a group of arrays."""
+    return name.startswith((f"{group}.", f"{group}/"))
+
+
+def with_groups(wanted: Iterable[str], names: Collection[str]) -> list[str]:
+    """The columns of some names, each once; the name of a group, where it is no column, stands for all in it.
+
+    >>> with_groups(["y", "s", "t", "s.b"], ["s.a", "s.b", "t", "t.c", "y"])
+    ['y', 's.a', 's.b', 't']
+    """
+    found: list[str] = []
+    for name in wanted:
+        within = [] if name in names else [inner for inner in names if is_within(inner, name)]
+        found += within or [name]
+    return list(dict.fromkeys(found))
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a column is none of the user's."""
+    return name.startswith(HIDDEN)
+
+
+def visible(batch: pa.RecordBatch) -> list[str]:
+    """The names of the columns that steps see."""
+    return [name for name in batch.schema.names if not is_hidden(name)]
+
+
+def in_order(batch: pa.RecordBatch, names: Iterable[str]) -> pa.RecordBatch:
+    """Those of the columns of some names that are there, in the order of the names, and all hidden ones."""
+    there = set(batch.schema.names)
+    return batch.select([name for name in names if name in there] + list(filter(is_hidden, batch.schema.names)))

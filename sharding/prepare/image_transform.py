@@ -1,0 +1,275 @@
+"""`--resize` and `--encode`: images made smaller, or of one format, when the shard that they go to is assembled."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from io import BytesIO
+
+import numpy as np
+from PIL import Image
+
+from ..errors import ConfigError, SourceError
+from ..formats.images.sizes import error_text
+from ..sources.base import PASS_OVER
+from ..sources.images.image_files import fault_of
+
+__all__ = [
+    "Encoding", "ImageOptions", "NewImage", "Size", "fault_of_prepared", "parse_encoding", "parse_size",
+    "transform_all",
+]  # fmt: skip
+
+_QUALITIES = {"jpeg": 90, "webp": 80, "png": None}
+_THREADS = 4  # Pillow lets go of the interpreter's lock while it decodes, resizes and encodes
+_MAX_PIXELS = 1 << 15  # a side that can be asked for
+_MAX_NEW_PIXELS = 65500  # a side; what JPEG can hold
+_KEPT = {"JPEG": "jpeg", "MPO": "jpeg", "WEBP": "webp"}  # formats that a resized image stays in; any other becomes PNG
+_ORIENTATION = 0x0112  # the EXIF tag; its values, but 1, and what brings each upright:
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}  # fmt: skip
+_SWAPPING = (5, 6, 7, 8)
+_BECOME_RGB = ("CMYK", "HSV", "LAB", "YCbCr")  # modes whose colour profile says nothing of what they become
+_MAX_GREY = 65535  # PNG has 16 bits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Of resized images, in pixels: of the shorter side, the ratio kept (`height` None); or of both sides."""
+
+    width: int
+    height: int | None = None
+
+    def __str__(self) -> str:
+        return str(self.width) if self.height is None else f"{self.width}x{self.height}"
+
+    def of(self, width: int, height: int) -> tuple[int, int]:
+        """The new width and height of an image.
+
+        >>> Size(width=256).of(1000, 500), Size(width=32, height=16).of(1000, 500)
+        ((512, 256), (32, 16))
+        """
+        if self.height is not None:
+            return self.width, self.height
+        short = min(width, height)
+        return max(1, round(width * self.width / short)), max(1, round(height * self.width / short))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoding:
+    """A format to store images in: ``jpeg``, ``png`` or ``webp``, with the quality of the lossy ones, 1 to 100."""
+
+    form: str
+    quality: int | None = None
+
+    def __str__(self) -> str:
+        return self.form if self.quality is None else f"{self.form}:{self.quality}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageOptions:
+    """What to do to images; at least one of the two."""
+
+    size: Size | None = None
+    encoding: Encoding | None = None
+
+    @property
+    def spec(self) -> str:
+        """As it stands on the command line."""
+        flags = {"--resize": self.size, "--encode": self.encoding}
+        return " ".join(f"{flag} {value}" for flag, value in flags.items() if value is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewImage:
+    """An image that was made of another.
+
+    Attributes:
+        data: its file.
+        width, height: its size.
+        sizes_before: width and height of the other as its file tells them, and as it is to be seen: upright.
+    """
+
+    data: bytes
+    width: int
+    height: int
+    sizes_before: tuple[tuple[int, int], tuple[int, int]]
+
+
+def parse_size(text: str) -> Size:
+    """A size from a command line.
+
+    Raises:
+        ConfigError: it is none.
+
+    >>> parse_size("256"), parse_size("640x480")
+    (Size(width=256, height=None), Size(width=640, height=480))
+    """
+    match = re.fullmatch(r"([0-9]{1,6})(?:x([0-9]{1,6}))?", text.strip())
+    sides = [int(side) for side in match.groups() if side] if match else []
+    if not sides or not all(1 <= side <= _MAX_PIXELS for side in sides):
+        raise ConfigError(
+            f"a size is the shorter side in pixels, such as 256, or WIDTHxHEIGHT, each from 1 to {_MAX_PIXELS}, "
+            f"got {text!r}"
+        )
+    return Size(width=sides[0], height=sides[1] if len(sides) > 1 else None)
+
+
+def parse_encoding(text: str) -> Encoding:
+    """A format from a command line.
+
+    Raises:
+        ConfigError: it is none.
+
+    >>> parse_encoding("jpeg:85"), parse_encoding("webp")
+    (Encoding(form='jpeg', quality=85), Encoding(form='webp', quality=80))
+    """
+    form, colon, quality = text.strip().lower().partition(":")
+    form = "jpeg" if form == "jpg" else form
+    if form not in _QUALITIES or (colon and (form == "png" or not _is_quality(quality))):
+        raise ConfigError(
+            f"images are encoded as jpeg:QUALITY, webp:QUALITY (1 to 100, as in jpeg:90) or png, got {text!r}"
+        )
+    return Encoding(form=form, quality=int(quality) if colon else _QUALITIES[form])
+
+
+def _is_quality(text: str) -> bool:
+    return text.isdecimal() and text.isascii() and 1 <= int(text) <= 100
+
+
+def transform_all(
+    images: list[bytes | None], options: ImageOptions, name: Callable[[int], str]
+) -> Iterator[NewImage | None]:
+    """Transform images, a few at a time; each comes out the same whatever the others are.
+
+    Args:
+        images: files; None stays None.
+        options: what to do.
+        name: what to call the image of a number in an error.
+
+    Raises:
+        SourceError: one is damaged, or cannot be what is asked.
+    """
+
+    def one(number: int) -> NewImage | None:
+        data = images[number]
+        if data is None:
+            return None
+        try:
+            return _transform(data, options)
+        except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error, ...
+            raise SourceError(
+                f"{name(number)}: the image {_unfit(error)}; mend it, or pass over {PASS_OVER}"
+            ) from error
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        yield from threads.map(one, range(len(images)))
+
+
+def fault_of_prepared(data: bytes | memoryview, options: ImageOptions) -> str | None:
+    """What is wrong with an image that is to be transformed, as far as it shows before it is encoded; or None."""
+    if (fault := fault_of(data)) is not None:
+        return fault
+    try:
+        _decode(data, options)
+    except Exception as error:
+        return _unfit(error)
+    return None
+
+
+def _unfit(error: Exception) -> str:
+    return f"cannot be prepared ({error_text(error)[:200]})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decoded:
+    """An image, and what is to become of it; `pixels` is None where its file stays as it is."""
+
+    pixels: Image.Image | None
+    size: tuple[int, int]
+    sizes_before: tuple[tuple[int, int], tuple[int, int]]
+    turn: Image.Transpose | None
+    encoding: Encoding
+    profile: bytes | None
+
+
+def _decode(data: bytes | memoryview, options: ImageOptions) -> _Decoded:
+    with Image.open(BytesIO(data)) as opened:
+        stored = opened.size
+        known = _KEPT.get(opened.format or "", "png")
+        encoding = options.encoding or Encoding(form=known, quality=_QUALITIES[known])
+        orientation = opened.getexif().get(_ORIENTATION, 1)
+        turn, turned = _TURNS.get(orientation), orientation in _SWAPPING
+        as_it_is = turn is None
+        if opened.format == "TIFF":  # which Pillow turns when it loads them, and tells the size that they then have
+            turn, turned = None, False
+        upright = stored[::-1] if turned else stored
+        size = upright if options.size is None else options.size.of(*upright)
+        if max(size) > _MAX_NEW_PIXELS:
+            raise ValueError(f"it would be {size[0]} x {size[1]} pixels, a side is at most {_MAX_NEW_PIXELS}")
+        pixels = profile = None
+        if options.encoding is not None or not as_it_is or size != stored:
+            if options.size is not None:  # JPEG decodes to a half, a quarter or an eighth, several times as fast
+                wide, high = size[::-1] if turned else size
+                opened.draft(None, (2 * wide, 2 * high))
+            profile = _profile(opened, encoding)
+            pixels = _plain(opened)
+    return _Decoded(
+        pixels=pixels, size=size, sizes_before=(stored, upright), turn=turn, encoding=encoding, profile=profile
+    )
+
+
+def _transform(data: bytes, options: ImageOptions) -> NewImage:
+    decoded = _decode(data, options)
+    width, height = decoded.size
+    image = decoded.pixels
+    if image is not None:
+        image = image if decoded.turn is None else image.transpose(decoded.turn)
+        image = image if image.size == decoded.size else image.resize(decoded.size, Image.Resampling.LANCZOS)
+        data = _encoded(image, decoded.encoding, decoded.profile)
+    return NewImage(data=data, width=width, height=height, sizes_before=decoded.sizes_before)
+
+
+def _profile(image: Image.Image, encoding: Encoding) -> bytes | None:
+    """The colour profile, if it holds of the new image, too: not where that has other colours."""
+    profile: bytes | None = image.info.get("icc_profile")
+    if not profile or image.mode in _BECOME_RGB:
+        return None
+    return None if encoding.form == "webp" and profile[16:20] == b"GRAY" else profile  # WebP has no grey
+
+
+def _plain(image: Image.Image) -> Image.Image:
+    """In a mode that is resized without loss of meaning: L, LA, RGB, RGBA; or I, for 16 bits of grey."""
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers")
+    if image.mode.startswith("I"):
+        grey = image.convert("I")
+        pixels = np.asarray(grey)
+        low, high = int(pixels.min()), int(pixels.max())
+        if not 0 <= low <= high <= _MAX_GREY:
+            raise ValueError(f"its greys go from {low} to {high}, beyond 16 bits")
+        return grey
+    if image.has_transparency_data:
+        return image.convert("LA" if image.mode in ("L", "LA", "La") else "RGBA")
+    return image.convert("L" if image.mode in ("1", "L") else "RGB")
+
+
+def _encoded(image: Image.Image, encoding: Encoding, profile: bytes | None) -> bytes:
+    if image.mode == "I":
+        grey = np.clip(np.asarray(image), 0, _MAX_GREY)  # Lanczos may go beyond
+        image = Image.fromarray(grey.astype(np.uint16) if encoding.form == "png" else (grey // 257).astype(np.uint8))
+    if encoding.form == "jpeg" and image.mode in ("LA", "RGBA"):  # JPEG has no transparency: on white
+        canvas = Image.new("RGBA", image.size, "white")
+        canvas.alpha_composite(image.convert("RGBA"))
+        image = canvas.convert(image.mode.removesuffix("A"))
+    image.info = {}  # what some encoders would write besides: comments, resolutions
+    out = BytesIO()
+    if encoding.quality is None:
+        image.save(out, encoding.form, icc_profile=profile)
+    else:
+        image.save(out, encoding.form, icc_profile=profile, quality=encoding.quality)
+    return out.getvalue()

@@ -1,0 +1,227 @@
+"""A source that prepares the records of another, batch by batch; what that can leave unread stays unread."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, takewhile
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..compute.batches import sliced
+from ..compute.keyed_random import derive_key
+from ..errors import SourceError
+from ..schema import Schema
+from ..sources.base import Part, Reject, Source, completed, draft_columns, fail_on_bad, late_bytes, narrowed
+from .column_names import HIDDEN, in_order, is_hidden, visible, with_groups
+from .steps import Drop, Select, Step
+from .user_map import MapBatches
+
+__all__ = ["PreparedSource"]
+
+_SAMPLE_RECORDS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedSource:
+    """A source whose records go through steps.
+
+    Columns that the inner source's drafts lack (the bytes of images) are *late*: steps on columns reach them in
+    `complete`. Where a step on rows needs one (a function needs all), or the label is one, the source is *eager*:
+    drafts are completed first, slice by slice, which costs reading them in every pass.
+
+    Attributes:
+        inner: the source of what goes in.
+        steps: in order; functions among them are bound.
+        taken: the schema that each step gets.
+        schema: of what comes out, with the label.
+        eager: whether drafts are complete.
+        late: columns that `complete` adds, by their names in the inner source.
+        fingerprint: of the inner source and of the steps.
+    """
+
+    inner: Source
+    steps: tuple[Step, ...]
+    taken: tuple[Schema, ...]
+    schema: Schema
+    eager: bool
+    late: frozenset[str]
+    fingerprint: str
+
+    @classmethod
+    def over(cls, inner: Source, steps: Sequence[Step], label: str | None) -> PreparedSource:
+        """Check the steps against the columns, one after the other, and against the first records where one maps.
+
+        Args:
+            inner: the source of what goes in.
+            steps: in order.
+            label: by its name after the steps, or None.
+
+        Raises:
+            ConfigError: a step does not fit.
+            SourceError: a function fails on the first records, or there is no such label in the end.
+        """
+        schema = Schema(features=inner.schema.features)
+        inner = narrowed(inner, _kept(steps, schema))  # what is dropped need not be fit to be read
+        late = frozenset(inner.schema.names) - draft_columns(inner)
+        source = cls(inner=inner, steps=(), taken=(), schema=schema, eager=False, late=late, fingerprint="")
+        for step in steps:
+            if step.changes_rows and source._late_now() & step.needs((), source.schema):
+                source = replace(source, eager=True)
+            if isinstance(step, MapBatches):
+                step = step.bind(source.schema, source._first_records())
+            elif isinstance(step, (Drop, Select)):
+                step = replace(step, columns=tuple(with_groups(step.columns, source.schema.names)))
+            source = replace(
+                source,
+                steps=(*source.steps, step),
+                taken=(*source.taken, source.schema),
+                schema=step.schema(source.schema),
+            )
+        codes = [step.code_hash for step in source.steps if isinstance(step, MapBatches)]
+        return replace(
+            source,
+            schema=Schema(features=source.schema.features, label=label),
+            eager=source.eager or label in source._late_now(),
+            fingerprint=f"{derive_key(inner.fingerprint, *(step.spec for step in source.steps), *codes):016x}",
+        )
+
+    def labelled(self, label: str) -> PreparedSource:
+        """The same, with a column as the label."""
+        return replace(self, schema=Schema(features=self.schema.features, label=label))
+
+    @property
+    def url(self) -> str:
+        """Where the inner source is."""
+        return self.inner.url
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """Those of the inner source."""
+        return self.inner.parts
+
+    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
+        """The label of each record: from the inner source's labels if that is all it takes, else from drafts."""
+        label = self.schema.label
+        needed = self._needed([] if label is None else [label])
+        own = self.inner.schema.label
+        if not self.eager and needed <= {own}:
+            name = f"{HIDDEN}label" if own is None or own not in needed else own  # to count by, if nothing else
+            columns = (pa.RecordBatch.from_arrays([values], names=[name]) for values in self.inner.labels(part, reject))
+            batches = self._prepared(columns, part)
+        else:
+            batches = self._narrowed(needed).drafts(part, reject)
+        for batch in batches:
+            yield pa.nulls(batch.num_rows) if label is None else batch.column(label)
+
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
+        """The prepared records; without the late columns, but with what it takes to read these."""
+        for batch in self._prepared(self._taken(self.inner.drafts(part, reject)), part):
+            yield from sliced(in_order(batch, self.schema.names))
+
+    def sample(self, part: Part, records: int) -> pa.RecordBatch:
+        """Prepared records of the inner source's sample; of the first batch that has any, if they all go."""
+        heads = self._prepared(self._taken(iter([self.inner.sample(part, records)])), part)
+        batches = [in_order(batch, self.schema.names) for batch in heads]
+        found = pa.Table.from_batches(batches).combine_chunks().to_batches() if batches else []
+        if not found and any(step.changes_rows for step in self.steps):
+            found = list(islice(self.drafts(part), 1))
+        return found[0].slice(0, records) if found else self._nothing()
+
+    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
+        """Add the late columns, prepared."""
+        if not drafts.num_rows:
+            return self.schema.empty
+        columns = {name: drafts.column(name) for name in visible(drafts)}
+        if not set(self.schema.names) <= set(columns):
+            whole = self.inner.complete(_inner_drafts(drafts))
+            late = self._on_columns(whole.select([name for name in whole.schema.names if name in self.late]))
+            columns |= {name: late.column(name) for name in late.schema.names}
+        return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema.arrow)
+
+    def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """As of the inner source, if any column of bytes that `complete` adds is kept."""
+        if not any(self.schema[name].dtype == "binary" for name in self._late_now() & set(self.schema.names)):
+            return np.zeros(drafts.num_rows, np.int64)
+        return late_bytes(self.inner, part, _inner_drafts(drafts))
+
+    def narrow(self, columns: Collection[str]) -> PreparedSource:
+        """The same records with these columns; what neither they nor the choice of records need may stay unread."""
+        return self._narrowed(self._needed(columns), columns)
+
+    def _narrowed(self, needed: frozenset[str], columns: Collection[str] | None = None) -> PreparedSource:
+        inner = self.inner if self.late else narrowed(self.inner, needed)  # what completes drafts is its own affair
+        return replace(self, inner=inner, schema=self.schema if columns is None else self.schema.only(columns))
+
+    def _needed(self, columns: Collection[str]) -> frozenset[str]:
+        """The inner source's columns that these, and the choice of records, are made of."""
+        needed = frozenset(columns)
+        for step, schema in zip(reversed(self.steps), reversed(self.taken), strict=True):
+            needed = step.needs(needed, schema)
+        return needed
+
+    def _taken(self, drafts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What the steps get: completed drafts, or drafts beside a hidden copy of what completes them."""
+        for batch in drafts:
+            if self.eager:
+                yield from completed(self.inner, batch)
+            elif self.late:
+                names = [*batch.schema.names, *(f"{HIDDEN}{name}" for name in batch.schema.names)]
+                yield pa.RecordBatch.from_arrays([*batch.columns, *batch.columns], names=names)
+            else:
+                yield batch
+
+    def _prepared(self, batches: Iterator[pa.RecordBatch], part: Part) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            try:
+                result = batch
+                for step in self.steps:
+                    result = step.apply(result)
+            except SourceError as error:
+                raise SourceError(f"{part.path}: {error}") from error
+            if result.num_rows:
+                yield result
+
+    def _on_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Late columns through those steps that can reach them."""
+        for step in self.steps:
+            batch = batch if step.changes_rows else step.apply(batch)
+        return batch
+
+    def _late_now(self) -> frozenset[str]:
+        """The late columns, by their names after the steps."""
+        if self.eager:
+            return frozenset()
+        return frozenset(self._on_columns(self.inner.schema.only(self.late).empty).schema.names)
+
+    def _first_records(self) -> pa.RecordBatch:
+        """Some prepared records to try a function on; none, if there are none at all."""
+        for part in self.parts:
+            batch = self.sample(part, _SAMPLE_RECORDS)
+            if batch.num_rows:
+                return batch
+        return self._nothing()
+
+    def _nothing(self) -> pa.RecordBatch:
+        return self.schema.only(set(self.schema.names) - self._late_now()).empty
+
+
+def _kept(steps: Sequence[Step], schema: Schema) -> frozenset[str]:
+    """The columns that are not dropped unused before the first function, which takes all that are left."""
+    taken = []
+    for step in takewhile(lambda step: not isinstance(step, MapBatches), steps):
+        taken.append((step, schema))
+        schema = step.schema(schema)
+    needed = frozenset(schema.names)
+    for step, before in reversed(taken):
+        needed = step.needs(needed, before)
+    return needed
+
+
+def _inner_drafts(drafts: pa.RecordBatch) -> pa.RecordBatch:
+    """The drafts of the inner source that travel with those of a source with late columns."""
+    hidden = [name for name in drafts.schema.names if is_hidden(name)]
+    names = [name.removeprefix(HIDDEN) for name in hidden]
+    return pa.RecordBatch.from_arrays(drafts.select(hidden).columns, names=names)

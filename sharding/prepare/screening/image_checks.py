@@ -1,0 +1,65 @@
+"""Images within the records of tables, archives and the like: damaged ones are found before a shard holds them.
+
+Sources whose images are files of their own look at these themselves (`sources.base.Checked`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ...sources import Part, Source
+from ...sources.base import BadRecord, Checked, Reject, base_of, fail_on_bad
+from ...sources.images.image_files import FaultOf, fault_of, faulty_images
+from ...sources.images.image_list import URL, nameless_record
+from ...sources.ringfeed import RingfeedSource
+from .record_origins import tell_origin
+
+__all__ = ["check_images", "faulty_records", "image_columns"]
+
+
+def image_columns(source: Source, *, stored: bool = False) -> tuple[str, ...]:
+    """The columns of a source whose drafts hold images that nothing has checked yet; of datasets', only if `stored`."""
+    base = base_of(source)
+    if isinstance(base, Checked) or (isinstance(base, RingfeedSource) and not stored):
+        return ()
+    return tuple(f.name for f in source.schema.features if f.is_image)
+
+
+def check_images(source: Source, part: Part, drafts: pa.RecordBatch, first: int) -> None:
+    """Fail at a damaged image among drafts, or at one of a list that has no name.
+
+    Args:
+        source: of the drafts.
+        part: of the source.
+        drafts: of the part.
+        first: position of the first of them among all of the part.
+
+    Raises:
+        SourceError: names the first such record.
+    """
+    for urls in (drafts.column(name) for name in drafts.schema.names if name.endswith(URL)):
+        for row in np.flatnonzero(urls.is_null().to_numpy(zero_copy_only=False)).tolist():
+            fail_on_bad(nameless_record(part.path, tell_origin(source, part, first + row, source.schema.names[0])))
+    for name in image_columns(source):
+        for row, reason in _faulty(name, drafts, fault_of):
+            place = tell_origin(source, part, first + row, name)
+            fail_on_bad(BadRecord(path=part.path, place=place, reason=reason))
+
+
+def faulty_records(
+    source: Source, part: Part, columns: Sequence[str], fault: FaultOf, reject: Reject
+) -> Iterator[tuple[int, str]]:
+    """The positions among a part's drafts of those whose images are at fault, and what is wrong, column by column."""
+    first = 0
+    for drafts in source.drafts(part, reject) if columns else ():
+        for name in columns:
+            yield from ((first + row, reason) for row, reason in _faulty(name, drafts, fault))
+        first += drafts.num_rows
+
+
+def _faulty(name: str, drafts: pa.RecordBatch, fault: FaultOf) -> Iterator[tuple[int, str]]:
+    for row, reason in faulty_images(drafts.column(name), fault):
+        yield row, f"the image in column {name!r} {reason}"

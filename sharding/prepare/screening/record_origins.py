@@ -1,0 +1,79 @@
+"""Where in the source a record lies that came through steps and rejections: its part is read once more to find out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...sources import Part, Source
+from ...sources.base import BadRecord, Reject, base_of, narrowed, rebased
+from ...sources.files.record_places import places
+from ..column_names import HIDDEN
+
+__all__ = ["find_origins", "tell_origin"]
+
+Int64 = npt.NDArray[np.int64]
+_ORIGIN = f"{HIDDEN}origin"
+
+
+def tell_origin(source: Source, part: Part, position: int, column: str) -> str:
+    """The place of a record for an error; see `find_origins`."""
+    (place,) = find_origins(source, part, np.array([position]), column)
+    return f"{place} (from 0)" if place.removeprefix("record ").isdecimal() else place
+
+
+def find_origins(source: Source, part: Part, positions: Int64, column: str) -> list[str]:
+    """The place in the source of each of some records, as `BadRecord` has it; a function of the user's hides it.
+
+    Args:
+        source: prepared.
+        part: of the source.
+        positions: of the records among the part's drafts, int64 and ascending.
+        column: one of the drafts'; others need not be read.
+    """
+    base = base_of(source)
+    rejected: list[BadRecord] = []
+    found = [np.empty(0, np.int64)]
+    start = 0
+    for batch in narrowed(rebased(source, _Numbered(inner=base)), [column]).drafts(part, rejected.append):
+        if _ORIGIN not in batch.schema.names:
+            return [f"record {p} of what --map makes of the records from {part.first_record} on" for p in positions]
+        first, last = np.searchsorted(positions, (start, start + batch.num_rows))
+        found.append(batch.column(_ORIGIN).to_numpy()[positions[first:last] - start])
+        start += batch.num_rows
+        if last == len(positions):
+            break
+    return places(base, part, np.concatenate(found), rejected)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Numbered:
+    """As much of a source as drafts take; they are numbered in a hidden column, which goes with them through steps."""
+
+    inner: Any
+
+    @property
+    def parts(self) -> Any:
+        return self.inner.parts
+
+    def drafts(self, part: Part, reject: Reject) -> Iterator[pa.RecordBatch]:
+        start = 0
+        for batch in self.inner.drafts(part, reject):
+            yield _with_origin(batch, pa.array(np.arange(start, start + batch.num_rows)))
+            start += batch.num_rows
+
+    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
+        plain = drafts.select([name for name in drafts.schema.names if name != _ORIGIN])
+        return _with_origin(self.inner.complete(plain), drafts.column(_ORIGIN))
+
+    def narrow(self, columns: Collection[str]) -> _Numbered:
+        return _Numbered(inner=narrowed(self.inner, columns))
+
+
+def _with_origin(batch: pa.RecordBatch, origin: pa.Array) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([*batch.columns, origin], names=[*batch.schema.names, _ORIGIN])

@@ -1,0 +1,141 @@
+"""IDX files, as MNIST has them: a file of images and one of labels, gzip or not, read in step."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...compute.batches import BATCH_ROWS
+from ...errors import SourceError
+from ...schema import Feature, Schema
+from ..base import Complete, Part, Reject, fail_on_bad
+from ..files.find import base_name, beside, fingerprint_files, list_files
+from ..files.open import MissingFileError, open_file
+from .array_columns import batch_rows
+
+__all__ = ["SUFFIXES", "IdxSource"]
+
+SUFFIXES = ("-ubyte", "-ubyte.gz", ".idx", ".idx.gz")
+_DTYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32", 0x0E: "float64"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdxSource(Complete):
+    """A source of pairs of IDX files; a part is a pair. The records: ``image`` and the label."""
+
+    url: str
+    schema: Schema
+    parts: tuple[Part, ...]
+    fingerprint: str
+
+    @classmethod
+    def open(cls, url: str, label: str | None) -> IdxSource:
+        """Read the headers.
+
+        Args:
+            url: a file of images whose labels lie beside it (``images`` -> ``labels``, ``idx3`` or other
+                dimensions -> ``idx1``), or a folder or glob of such pairs, which are taken one after the other by name.
+            label: what to name the label; by default ``label``.
+
+        Raises:
+            SourceError: a file has no partner, is no IDX file, or the two differ in length.
+        """
+        found = [file.url for file in list_files(url, SUFFIXES)]
+        images = [path for path in found if "images" in base_name(path)]
+        if not images:
+            raise SourceError(f"there is no IDX file of images (such as train-images-idx3-ubyte.gz) at {url}")
+        twice = [path for path in images if path.endswith(".gz") and path.removesuffix(".gz") in images]
+        if twice:
+            raise SourceError(
+                f"{twice[0]} lies beside what it holds, {twice[0].removesuffix('.gz')}; remove one of the two"
+            )
+        parts = tuple(Part(path=path, pieces=(_labels_of(path),)) for path in images)
+        kinds = {_check_pair(part) for part in parts}
+        files = [file for part in parts for path in (part.path, *part.pieces) for file in list_files(path, SUFFIXES)]
+        if len(kinds) > 1:
+            raise SourceError(f"the IDX files at {url} hold images of different types or shapes: {sorted(kinds)}")
+        (dtype, shape, label_dtype) = kinds.pop()
+        features = (
+            Feature(name="image", dtype=dtype, shape=shape),
+            Feature(name=label or "label", dtype=label_dtype),
+        )
+        return cls(
+            url=url,
+            schema=Schema(features=features, label=label or "label"),
+            parts=parts,
+            fingerprint=fingerprint_files(files),
+        )
+
+    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
+        """The file of labels alone."""
+        for values in _read(part.pieces[0], BATCH_ROWS):
+            yield pa.array(values)
+
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
+        """The records; they are complete."""
+        image, _ = self.schema.features
+        rows = batch_rows(prod(image.fixed_shape or ()) * np.dtype(image.dtype).itemsize)
+        for images, labels in zip(_read(part.path, rows), _read(part.pieces[0], rows), strict=True):
+            flat = pa.FixedSizeListArray.from_arrays(pa.array(images.reshape(-1)), prod(images.shape[1:]))
+            yield pa.RecordBatch.from_arrays([flat, pa.array(labels)], schema=self.schema.arrow)
+
+    def sample(self, part: Part, records: int) -> pa.RecordBatch:
+        """The first block."""
+        return next(self.drafts(part), self.schema.empty).slice(0, records)
+
+
+def _labels_of(path: str) -> str:
+    return beside(path, re.sub(r"idx\d", "idx1", base_name(path).replace("images", "labels")))
+
+
+def _check_pair(part: Part) -> tuple[str, tuple[int, ...], str]:
+    try:
+        with open_file(part.path) as images, open_file(part.pieces[0]) as labels:
+            dtype, (records, *shape) = _header(images, part.path)
+            label_dtype, label_shape = _header(labels, part.pieces[0])
+    except MissingFileError as error:
+        raise SourceError(f"{part.path} has no labels: expected them in {part.pieces[0]}") from error
+    if not shape:
+        raise SourceError(f"{part.path}: images have at least one dimension each, the file has one in all")
+    if not 0 < prod(shape) < 1 << 31:
+        raise SourceError(
+            f"{part.path}: images of shape {tuple(shape)} hold nothing, or more than 2^31 values; write it again"
+        )
+    if label_shape != (records,):
+        raise SourceError(f"{part.path} holds {records} images, {part.pieces[0]} has shape {label_shape}")
+    return dtype, tuple(shape), label_dtype
+
+
+def _header(file: IO[bytes], path: str) -> tuple[str, tuple[int, ...]]:
+    """Element type and shape: two zero bytes, type, dimensions; then each dimension as a big-endian uint32."""
+    head = file.read(4)
+    if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _DTYPES or not head[3]:
+        raise SourceError(f"{path}: no IDX file; it must start with 00 00, an element type and the dimensions")
+    sizes = file.read(4 * head[3])
+    if len(sizes) < 4 * head[3]:
+        raise SourceError(f"{path}: the file ends inside its header")
+    return _DTYPES[head[2]], struct.unpack(f">{head[3]}I", sizes)
+
+
+def _read(path: str, block_rows: int) -> Iterator[npt.NDArray[np.generic]]:
+    """Blocks of rows, [up to `block_rows`, ...], of the machine's byte order."""
+    with open_file(path) as file:
+        dtype, (records, *shape) = _header(file, path)
+        row_bytes = prod(shape) * np.dtype(dtype).itemsize
+        for start in range(0, records, block_rows):
+            rows = min(block_rows, records - start)
+            data = file.read(rows * row_bytes)
+            if len(data) < rows * row_bytes:
+                raise SourceError(f"{path}: the file ends at record {start + len(data) // row_bytes} of {records}")
+            if start + rows == records and file.read(1):
+                raise SourceError(f"{path}: the file goes on after its {records} records")
+            values = np.frombuffer(data, np.dtype(dtype).newbyteorder(">")).reshape(rows, *shape)
+            yield values.astype(dtype, copy=False)

@@ -1,0 +1,321 @@
+"""NumPy's own files: `.npy`, one array each, and `.npz`, archives of them. Streamed; no pickle is ever loaded.
+
+- A file: a structured array's fields are columns; a plain array is the column ``data``.
+- A folder of `.npy` files: each is a column, named by its path in the folder without the ending.
+- An `.npz` file: each member is a column.
+- A folder of `.npz` files, or a glob of either: files of the same columns, one after the other.
+"""
+
+from __future__ import annotations
+
+import ast
+import lzma
+import zlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from os import SEEK_END
+from typing import IO, Any
+from zipfile import BadZipFile, ZipFile
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...errors import SourceError
+from ...schema import Feature, Schema
+from ...storage.storage import Storage
+from ..base import Complete, Part, Reject, fail_on_bad
+from ..files.find import SourceFile, fingerprint_files, list_some, plain_name, root_of, split_chain
+from ..files.http_listing import name_at
+from ..files.open import open_file, translate_errors
+from .array_columns import Leaf, batch_rows, choose, fixed_feature, leaves_of, part_bounds, to_arrow
+from .url_selection import split_selection
+
+__all__ = ["SUFFIXES", "NpySource"]
+
+SUFFIXES = (".npy", ".npz")
+_PLAIN = "data"  # the column of a file with one plain array
+_MAX_HEADER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Array:
+    """An array on storage.
+
+    Attributes:
+        name: of its column, or of the group of its fields.
+        path: of the file.
+        member: of the archive that the file is; empty where it is none.
+        data_bytes: size of the file or the member, all of it.
+        offset: where the elements start in it.
+    """
+
+    name: str
+    path: str
+    member: str
+    data_bytes: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran: bool
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NpySource(Complete):
+    """A source of NumPy's files; a part is a run of rows, or a whole archive, which can be read from its start alone.
+
+    The pieces of a part are its first row, the one after its last, and the arrays that it is read from.
+    """
+
+    url: str
+    schema: Schema
+    columns: tuple[Leaf, ...]
+    parts: tuple[Part, ...]
+    fingerprint: str
+    left_out: tuple[str, ...] = ()
+
+    @classmethod
+    def open(cls, url: str, label: str | None, wanted: Callable[[str], bool] = lambda _: True) -> NpySource:
+        """Read the headers.
+
+        Args:
+            url: of a file, a folder or a glob; ``::a,b`` after it picks columns.
+            label: the column of the classes.
+            wanted: whether a column is, by its name; others may have any type and length.
+
+        Raises:
+            SourceError: there is no file, one is damaged or holds objects, or their arrays make no records together.
+        """
+        files_url, picks = split_selection(url)
+        files = list_some(files_url, SUFFIXES, "NumPy file")
+        columns: tuple[Leaf, ...] = ()
+        left_out: dict[str, None] = {}
+        schema: Schema | None = None
+        parts: list[Part] = []
+        for where, arrays in _tables(files_url, files):
+            leaves = [leaf for a in arrays if a.shape for leaf in leaves_of(a.name, a.name, a.dtype, a.shape)]
+            chosen = choose(leaves, picks, where, wanted, fixed_feature)
+            left_out |= dict.fromkeys(chosen.left_out)
+            if schema is None:
+                columns, schema = chosen.leaves, Schema(features=chosen.features, label=label)
+            if _places(chosen.leaves, chosen.features) != _places(columns, schema.features):
+                raise SourceError(f"{where}: its columns differ from those of {files[0].url}; all files need the same")
+            holders = {leaf.holder for leaf in columns}
+            parts += _parts(chosen.leaves[0].rows, tuple(array for array in arrays if array.name in holders))
+        assert schema is not None
+        return cls(
+            url=url,
+            schema=schema,
+            columns=columns,
+            parts=tuple(parts),
+            fingerprint=fingerprint_files(files, ("/".join((leaf.holder, *leaf.keys)) for leaf in columns)),
+            left_out=tuple(left_out),
+        )
+
+    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
+        """The label's array alone, or the records that it is a field of."""
+        start, stop, _ = part.pieces
+        if self.schema.label is None:
+            yield pa.nulls(stop - start)
+            return
+        for batch in self._read(part, self.schema.names.index(self.schema.label)):
+            yield batch[0]
+
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
+        """The records; they are complete."""
+        for columns in self._read(part, None):
+            yield pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow)
+
+    def sample(self, part: Part, records: int) -> pa.RecordBatch:
+        """The first rows."""
+        start, stop, arrays = part.pieces
+        head = Part(path=part.path, pieces=(start, min(stop, start + records), arrays), first_record=start)
+        return next(self.drafts(head))
+
+    def narrow(self, columns: Collection[str]) -> NpySource:
+        """The same records with these columns alone, or with one; no other text is decoded."""
+        leaves = tuple(leaf for leaf in self.columns if leaf.name in columns) or self.columns[:1]
+        return replace(self, columns=leaves, schema=self.schema.select([leaf.name for leaf in leaves]))
+
+    def _read(self, part: Part, only: int | None) -> Iterator[list[pa.Array]]:
+        start, stop, every = part.pieces
+        columns = [(i, leaf) for i, leaf in enumerate(self.columns) if only in (None, i)]
+        arrays = [array for array in every if any(leaf.holder == array.name for _, leaf in columns)]
+        rows = batch_rows(sum(map(_row_bytes, arrays)))
+        first = start
+        with ExitStack() as stack:
+            blocks = [stack.enter_context(_open_rows(array, start, stop, rows)) for array in arrays]
+            for values in zip(*blocks, strict=True):
+                held = {array.name: block for array, block in zip(arrays, values, strict=True)}
+                yield [
+                    to_arrow(leaf.values(held[leaf.holder]), self.schema.features[i], part.path, first)
+                    for i, leaf in columns
+                ]
+                first += len(values[0])
+
+
+# --- which arrays there are ------------------------------------------------------------------------------------
+
+
+def _tables(url: str, files: Sequence[SourceFile]) -> Iterator[tuple[str, list[_Array]]]:
+    """What each set of files that hold the same records is called, and its arrays."""
+    root = root_of(url, [])
+    folder = all(file.url.startswith(root) for file in files)
+    archives = [plain_name(file.url).endswith(".npz") for file in files]
+    if folder and any(archives) and not all(archives):
+        raise SourceError(f"{url} holds both .npy and .npz files; name those of one kind by a glob")
+    if folder and not any(archives):
+        names = [name_at(root, split_chain(file.url)[0].removeprefix(root)) for file in files]
+        yield url, [_array_of(file, name[: -len(".npy")]) for file, name in zip(files, names, strict=True)]
+        return
+    for file, archive in zip(files, archives, strict=True):
+        yield file.url, _members(file) if archive else [_array_of(file, "")]
+
+
+def _array_of(file: SourceFile, name: str) -> _Array:
+    with open_file(file.url) as data:
+        dtype, shape, fortran, offset = _header(data, file.url)
+        data_bytes = file.bytes or data.seek(0, SEEK_END)  # where a web server does not tell it, this says what to do
+    if not name and dtype.names is None:
+        name = _PLAIN
+    if not shape:
+        raise SourceError(f"{file.url}: it holds a single value, no rows; a source needs an array of records")
+    array = _Array(
+        name=name, path=file.url, member="", data_bytes=data_bytes, dtype=dtype, shape=shape, fortran=fortran,
+        offset=offset,
+    )  # fmt: skip
+    _check_size(array)
+    return array
+
+
+def _members(file: SourceFile) -> list[_Array]:
+    arrays = []
+    with open_file(file.url) as data, _zip_errors(file.url), ZipFile(data) as archive:
+        for info in archive.infolist():
+            if info.flag_bits & 1:
+                raise SourceError(f"{file.url}: its member {info.filename!r} is encrypted; write it with numpy.savez")
+            if not info.filename.endswith(".npy"):
+                raise SourceError(
+                    f"{file.url}: its member {info.filename!r} is no .npy array; write it with numpy.savez"
+                )
+            with archive.open(info) as member:
+                dtype, shape, fortran, offset = _header(member, f"{file.url}: {info.filename}")
+            name = info.filename[: -len(".npy")]
+            arrays.append(_Array(
+                name=name, path=file.url, member=info.filename, data_bytes=info.file_size, dtype=dtype, shape=shape,
+                fortran=fortran, offset=offset,
+            ))  # fmt: skip
+    for array in arrays:
+        _check_size(array)
+    return arrays
+
+
+def _header(file: IO[bytes], path: str) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
+    """Type, shape, whether in Fortran's order, and the bytes before the data (numpy.lib.format describes the format).
+
+    NumPy's own public readers end at version 2, and 3 is what fields with names beyond Latin-1 are written in.
+    """
+    start = file.read(8)
+    if len(start) < 8 or start[:6] != b"\x93NUMPY" or start[6] not in (1, 2, 3):
+        raise SourceError(f"{path}: no .npy file of version 1 to 3; write it with numpy.save")
+    length_bytes = 2 if start[6] == 1 else 4
+    length = int.from_bytes(file.read(length_bytes), "little")
+    text = file.read(length) if length <= _MAX_HEADER_BYTES else b""
+    try:
+        if len(text) < length or not length:
+            raise ValueError("it ends inside its header")
+        header = ast.literal_eval(text.decode("utf-8" if start[6] == 3 else "latin1").strip())
+        dtype = np.lib.format.descr_to_dtype(header["descr"])
+        shape = tuple(int(size) for size in header["shape"])
+        if min(shape, default=0) < 0 or not isinstance(header["fortran_order"], bool):
+            raise ValueError("its shape or order is no such thing")
+    except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        raise translate_errors(path, error, "the header is damaged; write the file again") from error
+    dtype = np.dtype(object) if dtype.hasobject else dtype  # with one such field, all of it is a pickle
+    fortran = header["fortran_order"] and len(shape) > 1 and prod(shape) > 0
+    return dtype, shape, fortran, 8 + length_bytes + length
+
+
+def _row_bytes(array: _Array) -> int:
+    return prod(array.shape[1:]) * array.dtype.itemsize
+
+
+def _check_size(array: _Array) -> None:
+    """Before anything is read of it. The size of an array of objects says nothing; it is refused when it is chosen."""
+    wanted = array.offset + prod(array.shape) * array.dtype.itemsize
+    if array.data_bytes != wanted and not array.dtype.hasobject:
+        what = "is cut short" if array.data_bytes < wanted else "goes on after its last element"
+        raise SourceError(f"{_name(array)}: it {what}: {array.data_bytes} bytes for {wanted}; write it again")
+
+
+def _name(array: _Array) -> str:
+    return f"{array.path}: {array.member}" if array.member else array.path
+
+
+def _places(leaves: Sequence[Leaf], features: Sequence[Feature]) -> set[tuple[Feature, str, tuple[str, ...]]]:
+    """The columns of a file, in no order, and where in it each is."""
+    return {(feature, leaf.holder, leaf.keys) for leaf, feature in zip(leaves, features, strict=True)}
+
+
+def _parts(rows: int, arrays: tuple[_Array, ...]) -> Iterator[Part]:
+    if any(array.member for array in arrays):
+        if rows:
+            yield Part(path=arrays[0].path, pieces=(0, rows, arrays))
+        return
+    for start, stop in part_bounds(rows, sum(map(_row_bytes, arrays))):
+        yield Part(path=arrays[0].path, pieces=(start, stop, arrays), first_record=start)
+
+
+# --- their rows ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _open_rows(array: _Array, start: int, stop: int, rows: int) -> Iterator[Iterator[npt.NDArray[Any]]]:
+    """Blocks of up to so many rows, of the half-open range of rows."""
+    local = Storage(array.path).local_path
+    if array.fortran:
+        if local is None or array.member:
+            raise SourceError(
+                f"{_name(array)}: the array is in Fortran's order, which is read in place from an .npy file of this "
+                "machine alone; copy it here, or save it as numpy.ascontiguousarray(x)"
+            )
+        mapped = np.memmap(local, array.dtype, "r", array.offset, array.shape, "F")
+        yield (mapped[row : min(stop, row + rows)] for row in range(start, stop, rows))
+        return
+    with open_file(array.path) as file, _zip_errors(_name(array)), ExitStack() as stack:
+        data: IO[bytes] = file
+        if array.member:
+            data = stack.enter_context(stack.enter_context(ZipFile(file)).open(array.member))
+            data.read(array.offset)
+        else:
+            file.seek(array.offset + start * _row_bytes(array))
+        yield _blocks(data, array, start, stop, rows)
+
+
+def _blocks(data: IO[bytes], array: _Array, start: int, stop: int, rows: int) -> Iterator[npt.NDArray[Any]]:
+    row_bytes = _row_bytes(array)
+    for row in range(start, stop, rows):
+        count = min(rows, stop - row)
+        block = data.read(count * row_bytes)
+        if len(block) < count * row_bytes:
+            raise SourceError(
+                f"{_name(array)}: it ends at record {row + len(block) // max(1, row_bytes)}; write it again"
+            )
+        if array.member and row + count == array.shape[0]:
+            data.read(1)  # at the end of a member its CRC is checked
+        yield np.frombuffer(block, array.dtype).reshape(count, *array.shape[1:])
+
+
+@contextmanager
+def _zip_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    # `zipfile` raises NotImplementedError where damage makes a member claim a way of packing that there is not.
+    except (BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError) as error:
+        raise translate_errors(path, error, "the archive is damaged; write it again with numpy.savez") from error
+    except OSError as error:
+        if type(error) is not OSError or error.errno is not None:
+            raise  # it is of the store; bzip2's own has no errno
+        raise translate_errors(path, error, "the archive is damaged; write it again with numpy.savez") from error

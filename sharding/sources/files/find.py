@@ -1,0 +1,326 @@
+"""The files of a source: how they are called, found, and told from others. What they hold is in `contents.py`."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from posixpath import dirname, join, normpath
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.utils import infer_compression
+
+from ...compute.keyed_random import derive_key
+from ...errors import RangesError, SourceError, StorageError
+from ...storage.retry import RetryPolicy, retry
+from ...storage.storage import Storage
+from ...storage.urls import WEB, public_url
+from .http_listing import is_page, is_web, lacks_ranges, plain_url, with_sizes, without_query
+from .snapshot import Listing, SourceFile, note
+
+__all__ = [
+    "SourceFile", "base_name", "beside", "check_unchanged", "compression_of", "fingerprint_files", "has_pattern",
+    "list_files", "list_some", "plain_name", "root_of", "split_chain", "storage_error",
+]  # fmt: skip
+
+_OURS = {"hdfs", *WEB}  # protocols whose file systems are not fsspec's
+_VERSIONS = ("ETag", "mtime", "modification_time", "LastModified", "CRC")  # of a file; the last of a zip's member
+_IN_ARCHIVE = re.compile(r"((?:\w+::)*(?:zip|tar|libarchive|rar)://.*?)(::.*)", re.DOTALL)
+
+
+def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
+    """The files of a path, folder or glob whose `plain_name` ends in one of `suffixes`, sorted by name.
+
+    A path that names one file is taken whatever its ending is. A glob stands for the files that match it or, where
+    there is none, for those in the folders that do. Files and folders whose names start with ``.`` or ``_`` are passed
+    over, as other readers of data folders do.
+
+    Args:
+        url: of it.
+        suffixes: endings, in lower case.
+
+    Raises:
+        SourceError: there is nothing there.
+    """
+    files = _list(url, suffixes)
+    note(url, suffixes, files)
+    return files
+
+
+def list_some(url: str, suffixes: Sequence[str], what: str) -> list[SourceFile]:
+    """As `list_files`, of a source that has to have files.
+
+    Raises:
+        SourceError: there are none; it says of `what`.
+    """
+    files = list_files(url, suffixes)
+    if not files:
+        raise SourceError(f"there is no {what} ({', '.join(suffixes)}) at {url}")
+    return files
+
+
+def check_unchanged(listings: Iterable[Listing]) -> None:
+    """Refuse files that are not what they were when they were listed; new ones, and such as are gone, are no matter.
+
+    Raises:
+        SourceError: one is another.
+    """
+    for listing in listings:
+        try:
+            now = _list(listing.url, listing.suffixes)
+        except SourceError:  # all are gone
+            continue
+        if (url := listing.changed_of(now)) is not None:
+            raise SourceError(f"{url}: the file changed while the source was read; build again")
+
+
+def _list(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
+    policy = RetryPolicy() if is_web(url) else RetryPolicy(attempts=1)  # other clients try again themselves
+    try:
+        fs, path = _filesystem(url)
+        return retry(lambda: _listed(fs, path, url, tuple(suffixes)), policy)
+    except SourceError:
+        raise
+    except FileNotFoundError as error:
+        if isinstance(cause := error.__cause__, OSError) and not isinstance(cause, FileNotFoundError):
+            raise storage_error(url, cause) from error
+        there = str(error) if str(error).startswith(url) else url  # a page may list what is not there
+        raise SourceError(f"there is nothing at {there}; {_hint(url)}check the path") from error
+    except Exception as error:
+        if lacks_ranges(error):
+            raise RangesError.of(public_url(url)) from error
+        raise storage_error(url, error) from error
+
+
+def _listed(fs: fsspec.AbstractFileSystem, path: str, url: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
+    chain = split_chain(url)[1]
+    root = path.rstrip("/")
+    if has_pattern(path) and not fs.exists(path):
+        found = _matching(fs, path)
+        if not found:
+            raise SourceError(f"no file matches {url}; check the pattern, or name a folder")
+    elif fs.isfile(path) and (plain_name(path).endswith(tuple(filter(None, suffixes))) or not is_page(fs, path)):
+        return [_file(fs, fs.info(path), chain)]
+    elif isinstance(fs, LocalFileSystem) and fs.isdir(path):
+        return sorted(_find_local(root or "/", suffixes))
+    else:
+        found = _below(fs, root)
+        if not found and not fs.exists(path):
+            raise FileNotFoundError(path)
+    matching = [info for info in found if plain_name(info["name"]).endswith(suffixes)]
+    return sorted((_file(fs, info, chain) for info in with_sizes(fs, matching)), key=lambda file: plain_url(file.url))
+
+
+def _filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The file system of a URL, and the path in it; of HDFS ours, which waits for no NameNode for ever."""
+    storage = Storage(url)
+    fs, path = storage.filesystem() if storage.protocol in _OURS else fsspec.url_to_fs(url)
+    fs.invalidate_cache()  # of what was listed before in this process
+    return fs, url if is_web(url) else path  # the slash at a link's end may be of its signature
+
+
+def _matching(fs: fsspec.AbstractFileSystem, pattern: str) -> list[dict[str, Any]]:
+    """What fsspec knows of the files that a glob stands for; in hidden folders, of those alone that it names itself."""
+    root = re.split(r"[*?[]", pattern)[0].rpartition("/")[0]
+    names_hidden = _is_hidden(pattern[len(root) :])
+    found = [
+        info
+        for info in fs.glob(pattern, detail=True).values()
+        if not _is_hidden(base_name(info["name"].rstrip("/")))
+        and (names_hidden or not info["name"].startswith(root) or not _is_hidden(info["name"][len(root) :]))
+    ]
+    _check_links(fs, found)
+    files = [info for info in found if info["type"] == "file"]
+    return files or [info for folder in found for info in _below(fs, folder["name"].rstrip("/"))]
+
+
+def _below(fs: fsspec.AbstractFileSystem, root: str) -> list[dict[str, Any]]:
+    """The same of the files in a folder."""
+    found = [info for info in fs.find(root, detail=True).values() if not _is_hidden(info["name"][len(root) :])]
+    _check_links(fs, found)
+    return [info for info in found if info["type"] == "file"]
+
+
+def _is_hidden(path: str) -> bool:
+    """Whether the name of a file or folder in a path is one that readers of data folders pass over."""
+    return any(name[0] in "._" for name in path.split("/") if name)
+
+
+def split_chain(url: str) -> tuple[str, str]:
+    """A URL, and the rest of one of fsspec's chains: where the archive lies that it is of a member of.
+
+    >>> split_chain("zip://a/b.csv::s3://bucket/c.zip"), split_chain("s3://bucket/c.zip")
+    (('zip://a/b.csv', '::s3://bucket/c.zip'), ('s3://bucket/c.zip', ''))
+    """
+    found = _IN_ARCHIVE.fullmatch(url) if "::" in url else None
+    return (found[1], found[2]) if found else (url, "")
+
+
+def plain_name(name: str) -> str:
+    """A file's name in lower case, without the number that some writers of shards put after its ending.
+
+    >>> plain_name("Flowers.tfrecord-00003-of-00010"), plain_name("a.tfrecord-00003-of-00010.gz")
+    ('flowers.tfrecord', 'a.tfrecord.gz')
+    >>> plain_name("a.tfrecord-00003"), plain_name("a.csv-00003")  # the first as of tfds.core.SequentialWriter
+    ('a.tfrecord', 'a.csv-00003')
+    >>> plain_name("https://example.org/a.CSV?Signature=b")
+    'https://example.org/a.csv'
+    """
+    plain = without_query(split_chain(name)[0]).lower()
+    plain = re.sub(r"-\d{3,}-of-\d{3,}(?=(\.\w+)?$)", "", plain) if "-of-" in plain else plain
+    return re.sub(r"(?<=\.tfrecord)-\d{5}$", "", plain) if ".tfrecord-" in plain else plain
+
+
+def _find_local(root: str, suffixes: tuple[str, ...]) -> Iterator[SourceFile]:
+    """As `list_files` of a folder of this machine; 4 us a file where fsspec takes 50.
+
+    Links are followed; but none to a folder that holds the one it is met in, or that is read without it.
+    """
+    folders: list[tuple[str, tuple[str, ...]]] = [(root, (os.path.realpath(root),))]
+    while folders:
+        folder, trees = folders.pop()
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name[0] in "._":
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append((entry.path, trees))
+                elif entry.is_dir():
+                    target = os.path.realpath(entry.path)
+                    if not any(os.path.commonpath([target, tree]) in (target, tree) for tree in trees):
+                        folders.append((entry.path, (*trees, target)))
+                elif plain_name(entry.name).endswith(suffixes):
+                    if not entry.is_file():
+                        _check_link(entry.path)
+                        continue
+                    info = entry.stat()
+                    _check_name(entry.path)
+                    yield SourceFile(f"file://{entry.path}", info.st_size, str(info.st_mtime or ""))
+
+
+def _check_links(fs: fsspec.AbstractFileSystem, infos: Sequence[dict[str, Any]]) -> None:
+    if isinstance(fs, LocalFileSystem):
+        for info in infos:
+            _check_link(info["name"])
+
+
+def _check_link(path: str) -> None:
+    """Refuse a link that leads nowhere: what it stood for would be missing without a word."""
+    if os.path.islink(path) and not os.path.exists(path):
+        raise SourceError(
+            f"{path} is a link to what is not there ({os.readlink(path)}); restore that, or remove the link"
+        )
+
+
+def _check_name(path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise SourceError(f"the name of the file {path!r} is not UTF-8; rename it") from error
+
+
+def has_pattern(url: str) -> bool:
+    """Whether a URL may be a glob. In one of a web server, a question mark begins a query.
+
+    >>> has_pattern("s3://bucket/a?.csv"), has_pattern("https://host/a.csv?b=[*]"), has_pattern("https://host/*.csv")
+    (True, False, True)
+    """
+    return any(letter in without_query(url) for letter in "*?[")
+
+
+def root_of(url: str, files: Sequence[str]) -> str:
+    """The folder that the names of a source's files are to be read from: the one that a URL names; of a glob, the last
+    without a pattern.
+
+    Args:
+        url: of the source.
+        files: URLs of its files.
+
+    Returns:
+        Its URL with a slash at the end, and without the rest of a chain.
+    """
+    fs, path = _filesystem(url)
+    root = str(fs.unstrip_protocol(path)).removesuffix("/") + "/"
+    while not all(file.startswith(root) for file in files) and "/" in root[:-1]:  # it is a glob, or a file
+        root = root[:-1].rpartition("/")[0] + "/"
+        while has_pattern(root):
+            root = root[:-1].rpartition("/")[0] + "/"
+    return root
+
+
+def beside(url: str, path: str) -> str:
+    """A path that a file gives, relative to its own folder, in full.
+
+    >>> beside("s3://bucket/a/list.csv", "../b/c.jpg"), beside("zip://list.csv::d.zip", "b/c.jpg")
+    ('s3://bucket/b/c.jpg', 'zip://b/c.jpg::d.zip')
+    """
+    name, chain = split_chain(url)
+    if not Storage(name).local_path and not {".", ".."}.isdisjoint(path.split("/")):  # here it may lead over a link
+        protocol, mark, place = name.partition("://")
+        return f"{protocol}{mark}{normpath(join(dirname(place), path))}{chain}"
+    return f"{name.rpartition('/')[0]}/{path}{chain}"
+
+
+def _file(fs: fsspec.AbstractFileSystem, info: dict[str, Any], chain: str) -> SourceFile:
+    version = next((info[key] for key in _VERSIONS if info.get(key)), "")
+    return SourceFile(
+        url=f"{fs.unstrip_protocol(info['name'])}{chain}", bytes=int(info.get("size") or 0), version=str(version)
+    )
+
+
+def _hint(url: str) -> str:
+    """What else may be meant by a URL at which there is nothing."""
+    if re.fullmatch(r"[\w.]+:[A-Za-z_]\w*", url):
+        return "a function is read with --source-kind python; else "
+    if re.search(r"\{.*(,|\.\.).*\}", url):
+        return "braces stand for several names of tar archives alone: name a folder, or use * and ?; else "
+    path = Storage(url).local_path
+    if path is None or not path.parent.is_dir():
+        return ""
+    others = [entry.name for entry in path.parent.iterdir() if entry.name != path.name]  # itself: a link to nothing
+    names = difflib.get_close_matches(path.name, others, n=1)
+    return f"did you mean {path.parent / names[0]}? Else " if names else ""
+
+
+def compression_of(path: str) -> str | None:
+    """What a file is compressed with, by its name.
+
+    >>> compression_of("a.csv.gz"), compression_of("A.CSV.ZST"), compression_of("a.csv.gz-00000-of-00002")
+    ('gzip', 'zstd', 'gzip')
+    """
+    name = plain_name(path)
+    codec: str | None = infer_compression(name)
+    return "zstd" if name.endswith((".zst", ".zstd")) else codec  # fsspec knows it only where another package is
+
+
+def storage_error(url: str, error: Exception) -> Exception:
+    """What a store's refusal of a file is, as `Location.errors` tells it."""
+    try:
+        with Storage(url).errors("read", ""):
+            raise error
+    except StorageError as translated:
+        return translated
+    raise AssertionError("unreachable: the error was raised")
+
+
+def fingerprint_files(files: Sequence[SourceFile], taken: Iterable[str] = ()) -> str:
+    """A hash of the files' names, sizes and, where the store knows them, versions or times of change.
+
+    Args:
+        files: of a source, in order; wherever they lie.
+        taken: what else tells which records they give, such as what folders name, or what is picked in the files.
+    """
+    facts = [fact for file in files for fact in (base_name(file.url), file.bytes, file.version)]
+    return f"{derive_key(*facts, *taken):016x}"
+
+
+def base_name(url: str) -> str:
+    """A file's name without its folder, the rest of a chain, and what a link asks of a web server.
+
+    >>> base_name("s3://bucket/a/b.csv"), base_name("zip://b.csv::s3://bucket/c.zip")
+    ('b.csv', 'b.csv')
+    """
+    return without_query(split_chain(url)[0]).rpartition("/")[2]

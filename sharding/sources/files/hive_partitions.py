@@ -1,0 +1,108 @@
+"""Partition keys in the names of folders, as Hive and Spark write them: ``year=2024/month=01/x.parquet``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from ...errors import SourceError
+from .find import root_of, split_chain
+from .http_listing import name_at
+
+__all__ = ["Partitions", "find_partitions"]
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partitions:
+    """The keys that the folders of a source's files name, the same for each file.
+
+    Attributes:
+        root: the folder below which folders name keys, with its slash at the end.
+        fields: a column each: int64 if all values are integers, of one spelling each, else string; nullable.
+    """
+
+    root: str
+    fields: tuple[pa.Field, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the keys."""
+        return tuple(field.name for field in self.fields)
+
+    def without(self, names: Sequence[str]) -> Partitions:
+        """Those keys that are no column of the files themselves: a file knows its own values best."""
+        return Partitions(root=self.root, fields=tuple(field for field in self.fields if field.name not in names))
+
+    def values(self, path: str) -> dict[str, str | None]:
+        """What the folders of a file say of the keys."""
+        found = _values(self.root, path) if self.fields else {}
+        return {name: found[name] for name in self.names}
+
+    def column(self, name: str, path: str, rows: int) -> pa.Array:
+        """The value of a key for a file, so many times."""
+        (kind,) = (field.type for field in self.fields if field.name == name)
+        value = self.values(path)[name]
+        if value is None:
+            return pa.nulls(rows, kind)
+        return pa.repeat(pa.scalar(int(value) if kind == pa.int64() else value, kind), rows)
+
+    def append(self, batch: pa.RecordBatch, path: str) -> pa.RecordBatch:
+        """A batch of a file with a column more for each key."""
+        for field in self.fields:
+            batch = batch.append_column(field, self.column(field.name, path, batch.num_rows))
+        return batch
+
+
+def find_partitions(url: str, paths: Sequence[str], texts: Collection[str] = ()) -> Partitions:
+    """The keys in the folders below the one that a URL names; of a glob, below the last folder without a pattern.
+
+    Args:
+        url: of the source.
+        paths: URLs of its files.
+        texts: keys that are text, whatever their values look like.
+
+    Raises:
+        SourceError: the files' folders name different keys.
+    """
+    root = root_of(url, paths)
+    found = [_values(root, path) for path in paths]
+    for path, values in zip(paths, found, strict=True):
+        if values.keys() != found[0].keys():
+            raise SourceError(
+                f"{path}: its folders name the partition keys ({', '.join(values)}), those of {paths[0]} "
+                f"({', '.join(found[0])}); give all files of a source the same keys"
+            )
+    kinds = {name: pa.string() if name in texts else _kind([values[name] for values in found]) for name in found[0]}
+    fields = [pa.field(name, kind) for name, kind in kinds.items()]
+    return Partitions(root=root, fields=tuple(fields))
+
+
+def _values(root: str, path: str) -> dict[str, str | None]:
+    """
+    >>> _values("data/", "data/year=2024/raw/city=K%C3%B6ln/zip=__HIVE_DEFAULT_PARTITION__/x=1.parquet")
+    {'year': '2024', 'city': 'Köln', 'zip': None}
+    """
+    folders = name_at(root, split_chain(path)[0][len(root) :]).split("/")[:-1]
+    pairs = [folder.partition("=")[::2] for folder in folders if folder.find("=") > 0]
+    return {_unquoted(key): None if value == _NULL else _unquoted(value) for key, value in pairs}
+
+
+def _unquoted(text: str) -> str:
+    """Text without its escapes; as it is where they are no UTF-8, for it has to stay apart from other text."""
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        return text
+
+
+def _kind(values: Sequence[str | None]) -> pa.DataType:
+    present = {value for value in values if value is not None}
+    integers = present and all(_INTEGER.fullmatch(value) and -(1 << 63) <= int(value) < 1 << 63 for value in present)
+    return pa.int64() if integers and len(set(map(int, present))) == len(present) else pa.string()

@@ -1,0 +1,123 @@
+"""Image class folders: one folder a class, the files in it its images, stored as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...errors import SourceError
+from ...schema import Feature, Schema
+from ..base import Part, Reject, fail_on_bad
+from ..files.find import SourceFile, fingerprint_files, list_some, root_of, split_chain
+from ..files.http_listing import is_web, name_at, written_at
+from ..files.open import stat_files
+from .image_files import IMAGE_FEATURES, FaultOf, bad_images, fault_of, read_images
+
+__all__ = ["SUFFIXES", "ImageFolderSource"]
+
+# Of the last three Pillow reads none without plugins: they are refused, or are bad records, but never left out.
+SUFFIXES = (
+    ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".jp2", ".j2k", ".avif",
+    ".ppm", ".pgm", ".pbm", ".pnm", ".heic", ".heif", ".jxl",
+)  # fmt: skip
+_PART_FILES = 4096
+_SAMPLE_FILES = 16
+_BYTES = "\0bytes"  # a column of drafts; no folder has such a name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFolderSource:
+    """A source of image files; the label is the name of the folder. A part is a run of files.
+
+    The pieces of a part are the names of its files and their sizes in bytes.
+
+    The records: ``image`` (the file's bytes), ``height``, ``width``, the label, and ``path`` within the folder.
+    """
+
+    url: str
+    root: str
+    schema: Schema
+    parts: tuple[Part, ...]
+    fingerprint: str
+
+    @classmethod
+    def open(cls, url: str, label: str | None, files: Sequence[SourceFile] | None = None) -> ImageFolderSource:
+        """List the folder.
+
+        Args:
+            url: of it; or a glob, of which the last folder without a pattern is the one.
+            label: the column for the names of its folders; default: ``label``.
+            files: in it, where they were listed already.
+
+        Raises:
+            SourceError: there is no image, or one lies in no class folder.
+            RangesError: a web server does not tell the size of one.
+        """
+        files = files or list_some(url, SUFFIXES, "image")
+        root = root_of(url, [file.url for file in files])
+        names = tuple(name_at(root, split_chain(file.url)[0].removeprefix(root)) for file in files)
+        for name in names:
+            if "/" not in name:
+                raise SourceError(
+                    f"{root}{name} lies in no class folder; expected {root}CLASS/{name}, or the folder above be named"
+                )
+        stat_files([file.url for file in files if is_web(file.url) and not file.bytes])  # refuses unknown sizes
+        sizes = tuple(file.bytes for file in files)
+        runs = [slice(start, start + _PART_FILES) for start in range(0, len(names), _PART_FILES)]
+        return cls(
+            url=url,
+            root=root,
+            schema=_schema(label or "label"),
+            parts=tuple(Part(path=names[run.start], pieces=(names[run], sizes[run])) for run in runs),
+            fingerprint=fingerprint_files(files, names),
+        )
+
+    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
+        """The folders' names; no file is opened."""
+        yield pa.array([name.partition("/")[0] for name in part.pieces[0]], pa.string())
+
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
+        """Label, path, and the size of the file as it was listed."""
+        labels, (names, sizes) = next(self.labels(part)), part.pieces
+        columns = [labels, pa.array(names, pa.string()), pa.array(sizes, pa.int64())]
+        yield pa.RecordBatch.from_arrays(columns, names=[self.schema.label, "path", _BYTES])
+
+    def sample(self, part: Part, records: int) -> pa.RecordBatch:
+        """The first files; they are to be opened one by one, so a few have to do."""
+        return next(self.drafts(part)).slice(0, min(records, _SAMPLE_FILES))
+
+    def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
+        """Read the files, and check that each is a whole image."""
+        columns = read_images(self._urls(drafts.column("path").to_pylist()), drafts.column(_BYTES).to_numpy())
+        columns |= {name: drafts.column(name) for name in (str(self.schema.label), "path")}
+        return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema.arrow)
+
+    def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """The files' sizes, as they were listed."""
+        sizes: npt.NDArray[np.int64] = drafts.column(_BYTES).to_numpy()
+        return sizes
+
+    def check(self, part: Part, reject: Reject, fault: FaultOf = fault_of) -> Iterator[pa.Array]:
+        """Read the files and look at each; by default, as `complete` will."""
+        names, sizes = part.pieces
+        yield from bad_images(self._urls(names), sizes, reject, fault)
+
+    def _urls(self, names: Sequence[str]) -> list[str]:
+        chain = split_chain(self.url)[1]
+        return [f"{self.root}{written_at(self.root, name)}{chain}" for name in names]
+
+
+def _schema(label: str) -> Schema:
+    if label in ("image", "height", "width", "path"):
+        raise SourceError(
+            f"{label!r} is a column of the images' own here; the label is the name of their folder, so --label gives "
+            "that column any other name"
+        )
+    return Schema(
+        features=(*IMAGE_FEATURES, Feature(name=label, dtype="string"), Feature(name="path", dtype="string")),
+        label=label,
+    )

@@ -1,0 +1,72 @@
+"""Plain text of one path a line, as lists of files are: a table of one column."""
+
+from __future__ import annotations
+
+from codecs import BOM_UTF8
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from ...errors import SourceError
+from ...schema import Feature, Schema
+from ..base import Complete, Part, Reject, fail_on_bad
+from ..files.find import fingerprint_files, list_some
+from ..files.open import open_file
+
+__all__ = ["LINE_SUFFIXES", "LineSource"]
+
+LINE_SUFFIXES = (".txt", ".lst")
+_BLOCK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineSource(Complete):
+    """A source of text files: ``path`` is a line, without its ending; empty lines are none. A part is a file."""
+
+    url: str
+    schema: Schema
+    parts: tuple[Part, ...]
+    fingerprint: str
+
+    @classmethod
+    def open(cls, url: str, label: str | None) -> LineSource:
+        """List the files.
+
+        Raises:
+            SourceError: there is none, or a label is asked for.
+        """
+        files = list_some(url, LINE_SUFFIXES, "text file")
+        return cls(
+            url=url,
+            schema=Schema(features=(Feature(name="path", dtype="string"),), label=label),
+            parts=tuple(Part(path=file.url) for file in files),
+            fingerprint=fingerprint_files(files),
+        )
+
+    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
+        """None, for as many records as there are."""
+        for batch in self.drafts(part):
+            yield pa.nulls(batch.num_rows)
+
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
+        """The lines; they are complete."""
+        number, mark = 1, BOM_UTF8
+        with open_file(part.path) as file:
+            while block := file.read(_BLOCK_BYTES):
+                lines = (block + file.readline()).removeprefix(mark).split(b"\n")
+                mark = b""
+                texts = [_decode(part.path, number + i, line) for i, line in enumerate(lines)]
+                number += len(lines) - 1
+                yield pa.RecordBatch.from_arrays([pa.array(filter(None, texts), pa.string())], schema=self.schema.arrow)
+
+    def sample(self, part: Part, records: int) -> pa.RecordBatch:
+        """The first lines."""
+        return next(self.drafts(part), self.schema.empty).slice(0, records)
+
+
+def _decode(path: str, number: int, line: bytes) -> str:
+    try:
+        return line.removesuffix(b"\r").decode()
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{path}: line {number} is not UTF-8; convert the file first") from error

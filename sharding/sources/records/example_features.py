@@ -1,0 +1,224 @@
+"""What the features of `tf.train.Example` records are, over all of them, and their columns in Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...errors import SourceError
+from ...formats.example_columns import Parsed, Values
+from ...schema import Feature, in_lists, with_missing
+
+__all__ = ["FeatureTypes", "column_of", "is_image"]
+
+_MAX_FEATURES = 10_000
+_HEAD_BYTES = 12
+_DTYPES = {"int64": "int64", "float": "float32"}
+
+Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+
+def is_image(head: bytes) -> bool:
+    """Whether a file's first 12 bytes are those of a JPEG, PNG, GIF, BMP or WebP image.
+
+    >>> is_image(bytes.fromhex("ffd8ffe000104a4649460001")), is_image(b"hello, world")
+    (True, False)
+    """
+    return head.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM")) or (
+        head[:4] == b"RIFF" and head[8:12] == b"WEBP"
+    )
+
+
+class FeatureTypes:
+    """The narrowest type of each feature that holds all its values, found block by block; not those in `given`."""
+
+    def __init__(self, given: Mapping[str, Feature]) -> None:
+        self._given = given
+        self._seen: dict[str, _Seen] = {}
+        self.empty = True  # no record was seen
+
+    def add(self, parsed: Parsed, path: str, numbers: Int64) -> None:
+        """Widen the types by a block of records.
+
+        Args:
+            parsed: the block.
+            path: of its file, for errors.
+            numbers: of the records that `parsed` keeps, in the file.
+
+        Raises:
+            SourceError: a feature's kinds differ, or there are too many features.
+        """
+        self.empty = self.empty and not len(parsed.kept)
+        for name, columns in parsed.columns.items():
+            seen = self._seen.setdefault(name, _Seen(name))
+            if name not in self._given:
+                for values in columns:
+                    if len(values.rows):
+                        seen.add(values, f"{path}: record {numbers[values.rows[0]]}")
+        if len(self._seen) > _MAX_FEATURES:
+            raise SourceError(
+                f"{path}: the records have more than {_MAX_FEATURES:,} features by name; keep many values that differ "
+                "from record to record in lists"
+            )
+
+    def features(self, path: str) -> tuple[Feature, ...]:
+        """One each, by name.
+
+        Raises:
+            SourceError: no record has any, or none has one that is given.
+        """
+        if not self._seen:
+            raise SourceError(f"{path}: the records hold no features; expected tf.train.Example messages with some")
+        for name in self._given:
+            if name not in self._seen:
+                raise SourceError(
+                    f"{path}: no record has the feature {name!r} whose type was given; there are: "
+                    + ", ".join(sorted(self._seen)[:20])
+                )
+        return tuple(self._given.get(name) or seen.feature() for name, seen in sorted(self._seen.items()))
+
+
+class _Seen:
+    """What is known of one feature so far."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.kind = self.place = ""
+        self.fewest, self.most = 1 << 62, 0
+        self.text = self.image = True
+
+    def add(self, values: Values, place: str) -> None:
+        if self.kind not in ("", values.kind):
+            raise SourceError(
+                f"{place}: the feature {self.name!r} holds {values.kind} values, and {self.kind} values in "
+                f"{self.place}; a column has one type, so write it alike in all records"
+            )
+        self.place = self.place or place
+        self.kind = values.kind
+        counts = values.counts()
+        self.fewest, self.most = min(self.fewest, int(counts.min())), max(self.most, int(counts.max()))
+        if self.kind == "bytes" and (self.text or self.image):
+            texts, _ = values.texts()
+            self.text = self.text and _are_text(texts)
+            heads = pc.binary_slice(texts, 0, _HEAD_BYTES).to_pylist() if self.image else ()
+            self.image = self.image and all(map(is_image, heads))
+
+    def feature(self) -> Feature:
+        shape: tuple[int | None, ...] = () if self.fewest == self.most == 1 else (None,)
+        if self.fewest == self.most > 1:
+            shape = (self.most,)
+        if self.kind in _DTYPES:
+            return Feature(name=self.name, dtype=_DTYPES[self.kind], shape=shape)
+        if not self.kind:  # it is named, but never has a value
+            return Feature(name=self.name, dtype="string")
+        if self.text:
+            return Feature(name=self.name, dtype="string", shape=shape)
+        image = self.image and shape == ()
+        return Feature(name=self.name, dtype="binary", shape=shape, encoding="image" if image else "")
+
+
+def _are_text(values: pa.BinaryArray) -> bool:
+    try:
+        values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def column_of(feature: Feature, columns: Sequence[Values], rows: int) -> tuple[pa.Array, dict[int, str]]:
+    """The column of a feature, null where a record lacks it; and what is wrong with those that do not fit.
+
+    Numbers may be given as another type that holds each of them exactly, and bytes as the little-endian elements of
+    a tensor. A record that does not fit has no value in the column.
+
+    Args:
+        feature: the type to bring the values into.
+        columns: the feature's values, one for each kind that it has.
+        rows: how many records there are.
+    """
+    wrong: dict[int, str] = {}
+    pieces: list[tuple[Int64, Int64, pa.Array]] = []
+    for values in columns:
+        flat, counts, fits, reason = _convert(values, feature)
+        expected = feature.elements
+        sized = np.ones(len(counts), bool) if expected is None else counts == expected
+        for row, count in zip(values.rows[fits & ~sized].tolist(), counts[fits & ~sized].tolist(), strict=True):
+            wrong[row] = f"the feature {feature.name!r} has {count} values, not {expected}"
+        wrong.update(dict.fromkeys(values.rows[~fits].tolist(), f"the feature {feature.name!r} {reason}"))
+        keep = fits & sized
+        flat = flat if keep.all() else flat.filter(pa.array(np.repeat(keep, counts)))
+        pieces.append((values.rows[keep], counts[keep], flat))
+    return _assemble(feature, pieces, rows), wrong
+
+
+def _convert(values: Values, feature: Feature) -> tuple[pa.Array, Int64, Bool, str]:
+    """All elements, how many each record has, which records fit, and why the others do not."""
+    if values.kind == "bytes" and feature.numeric:
+        return _convert_raw(values, feature)
+    if values.kind == "bytes":
+        texts, counts = values.texts()
+        if feature.dtype == "binary":
+            return texts, counts, np.ones(len(counts), bool), ""
+        good = np.ones(len(texts), bool)
+        if not _are_text(texts):
+            good[:] = [_are_text(texts.slice(i, 1)) for i in range(len(texts))]
+            texts = pc.if_else(pa.array(good), texts, pa.scalar(b"", pa.binary()))
+        return texts.cast(pa.string()), counts, _by_record(good, counts), "is not UTF-8"
+    numbers, counts = values.numbers()
+    if not feature.numeric or (values.kind == "float" and not feature.dtype.startswith("float")):
+        none = pa.nulls(len(numbers), feature.primitive)
+        return none, counts, np.zeros(len(counts), bool), f"holds {values.kind} values, not {feature.dtype}"
+    with np.errstate(over="ignore"):
+        converted = numbers.astype(feature.dtype)
+    good = np.asarray(converted.astype(numbers.dtype) == numbers)
+    if values.kind == "float":
+        good |= np.isnan(numbers.astype(np.float32))
+    return pa.array(converted), counts, _by_record(good, counts), f"has a value that {feature.dtype} does not hold"
+
+
+def _convert_raw(values: Values, feature: Feature) -> tuple[pa.Array, Int64, Bool, str]:
+    """Elements in little-endian order, in one bytes value each record, as ringfeed itself writes some."""
+    dtype = np.dtype(feature.dtype).newbyteorder("<")
+    texts, counts = values.texts()
+    lengths = np.zeros(len(counts), np.int64)
+    single = counts == 1
+    lengths[single] = (values.ends - values.starts)[np.repeat(single, counts)]
+    fits = single & (lengths % dtype.itemsize == 0)
+    chosen = texts.filter(pa.array(np.repeat(fits, counts)))
+    flat = np.frombuffer(b"".join(chosen.to_pylist()), dtype).astype(feature.dtype, copy=False)
+    elements = np.where(fits, lengths // dtype.itemsize, 0)
+    return pa.array(flat), elements, fits, f"is no run of {feature.dtype} elements"
+
+
+def _by_record(good: Bool, counts: Int64) -> Bool:
+    """Whether all values of each record are good."""
+    bad = np.zeros(len(counts), bool)
+    if good.all():
+        return ~bad
+    bad[np.repeat(np.arange(len(counts)), counts)[~good]] = True
+    return ~bad
+
+
+def _assemble(feature: Feature, pieces: Sequence[tuple[Int64, Int64, pa.Array]], rows: int) -> pa.Array:
+    none = np.empty(0, np.int64)
+    present, counts = (np.concatenate([none, *(piece[i] for piece in pieces)]) for i in (0, 1))
+    flat = pa.concat_arrays([pa.nulls(0, feature.primitive), *(piece[2] for piece in pieces)])
+    absent = np.ones(rows, bool)
+    absent[present] = False
+    if (np.diff(present) < 0).any():  # of two kinds
+        order = np.argsort(present)
+        starts = (np.cumsum(counts) - counts)[order]
+        counts = counts[order]
+        flat = flat.take(pa.array(np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())))
+        present = present[order]
+    if feature.elements is None:
+        lengths = np.zeros(rows, np.int64)
+        lengths[present] = counts
+        return in_lists(flat, lengths, pa.array(absent) if absent.any() else None)
+    values = flat if feature.shape == () else pa.FixedSizeListArray.from_arrays(flat, feature.elements)
+    return with_missing(values, pa.array(~absent))

@@ -1,0 +1,303 @@
+"""Functions of the user's that give records: dicts, or Arrow's batches and tables."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from importlib import import_module, invalidate_caches
+from itertools import islice
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ...compute.batches import BATCH_BYTES, BATCH_ROWS
+from ...compute.keyed_random import derive_key
+from ...errors import ConfigError, SourceError
+from ...messages import brief
+from ...schema import Feature, Schema
+from ..base import Complete, Part, Reject, fail_on_bad
+from ..user_code import code_hash, tell_error
+from .python_values import ColumnType, column_of_values, flatten
+
+__all__ = ["IterableSource"]
+
+_BATCH_DICTS = 4096  # as Python objects they take many times what they will in Arrow
+_SIZED = (str, bytes, bytearray, list, tuple, np.ndarray)  # what takes more than a number does
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterableSource(Complete):
+    """A source of records that a function gives; it is one part.
+
+    The function is called with no argument, once a pass, and gives the same records each time: an iterable of dicts,
+    or of Arrow's batches or tables of one schema. Values of dicts are None, numbers, strings, bytes, dates and times,
+    NumPy's scalars and arrays, and lists; a dict within one becomes columns such as ``box.x``.
+
+    Attributes:
+        types: of all columns that the function gives.
+        left_out: columns of Arrow's that no feature can hold, and that were not wanted.
+    """
+
+    url: str
+    schema: Schema
+    types: pa.Schema
+    records: int
+    parts: tuple[Part, ...]
+    fingerprint: str
+    left_out: tuple[str, ...] = ()
+
+    @classmethod
+    def open(cls, url: str, label: str | None, wanted: Callable[[str], bool] = lambda _: True) -> IterableSource:
+        """Call the function once to find the types of all values.
+
+        Args:
+            url: ``module:function``; the module is looked for in the current folder too.
+            label: the column that makes the classes.
+            wanted: whether a column is, by its name; others of Arrow's may have types that no feature can hold.
+
+        Raises:
+            SourceError: there is no such function, it fails, or it gives no records that fit in columns.
+            ConfigError: none is left that is wanted.
+        """
+        module, _ = _load(url)
+        columns: dict[str, ColumnType] = {}
+        dicts: set[str] = set()
+        types: pa.Schema | None = None
+        count = 0
+        for item in _items(url):
+            if isinstance(item, Mapping):
+                for name, value in _entries(url, item, count, dicts):
+                    try:
+                        columns.setdefault(name, ColumnType()).add_one(value, count)
+                    except TypeError as error:
+                        raise SourceError(f"{url}: record {count}: the column {name!r} {error}") from error
+                count += 1
+                continue
+            types = types or item.schema.remove_metadata()
+            _check_schema(url, item.schema, types, count)
+            count += item.num_rows
+        if not count:
+            raise SourceError(f"{url} gave no records")
+        if types is None:
+            found = {name: column for name, column in columns.items() if column.seen or name not in dicts}
+            types = pa.schema([_field(url, name, column) for name, column in found.items()])
+        elif columns:
+            raise SourceError(f"{url} gave both dicts and Arrow batches; give records of one kind")
+        left_out = tuple(field.name for field in types if not (wanted(field.name) or _has_feature(field)))
+        if left_out and len(left_out) == len(types):
+            raise ConfigError(f"{url}: no column is left; leave fewer out")
+        return cls(
+            url=url,
+            schema=Schema.from_arrow(pa.schema([field for field in types if field.name not in left_out]), label),
+            types=types,
+            records=count,
+            parts=(Part(path=url),),
+            fingerprint=f"{derive_key(url, code_hash(module.__name__), count):016x}",
+            left_out=left_out,
+        )
+
+    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
+        """The label of each record; the function gives whole ones."""
+        label = self.schema.label
+        for batch in self._batches([] if label is None else [label]):
+            yield pa.nulls(batch.num_rows) if label is None else self.schema[label].conform(batch.column(label))
+
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
+        """The records; they are complete."""
+        for batch in self._batches(self.schema.names):
+            yield self.schema.conform(batch)
+
+    def sample(self, part: Part, records: int) -> pa.RecordBatch:
+        """The first records that the function gives."""
+        with closing(_items(self.url)) as items:
+            for batch in _batched(self.url, islice(items, records), self.types, self.schema.names):
+                return self.schema.conform(batch.slice(0, records))
+        return self.schema.empty
+
+    def _batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        count = 0
+        for batch in _batched(self.url, _items(self.url), self.types, names):
+            count += batch.num_rows
+            yield batch
+        if count != self.records:
+            raise SourceError(
+                f"{self.url} gave {self.records} records when it was first called, and {count} now; it must give the "
+                "same ones each time, so let it begin anew in every call and draw nothing at random without a seed"
+            )
+
+
+def _batched(url: str, items: Iterable[Any], types: pa.Schema, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Columns of the records, in batches of bounded size."""
+    rows: list[dict[str, Any]] = []
+    size = count = 0
+    for item in items:
+        if not isinstance(item, Mapping):
+            _check_schema(url, item.schema, types, count)
+            _check_sound(url, item, count)
+            count += item.num_rows
+            table = pa.Table.from_batches([item]) if isinstance(item, pa.RecordBatch) else item
+            most = max(1, min(BATCH_ROWS, item.num_rows * BATCH_BYTES // max(1, item.nbytes)))
+            yield from _with_rows(table, names).to_batches(max_chunksize=most)
+            continue
+        rows.append(dict(_entries(url, item, count)))
+        count += 1
+        size += sum(map(_weigh, rows[-1].values()))
+        if len(rows) == _BATCH_DICTS or size >= BATCH_BYTES:
+            yield _columns(url, rows, types, names, count)
+            rows, size = [], 0
+    if rows:
+        yield _columns(url, rows, types, names, count)
+
+
+def _columns(
+    url: str, rows: list[dict[str, Any]], types: pa.Schema, names: Sequence[str], count: int
+) -> pa.RecordBatch:
+    where = f"{url}: among the records {count - len(rows)} to {count - 1}"
+    known = set(types.names)
+    if strange := next((k for row in rows for k in row if k not in known and row[k] is not None), None):
+        raise SourceError(f"{where}: the column {strange!r} was not there before; give the same records in each call")
+    arrays = [_column(where, [row.get(name) for row in rows], types.field(name)) for name in names]
+    if not names:
+        return pa.RecordBatch.from_arrays([pa.nulls(len(rows))], names=[""])
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([types.field(name) for name in names]))
+
+
+def _column(where: str, values: list[Any], field: pa.Field) -> pa.Array:
+    try:
+        return column_of_values(values, field)
+    except UnicodeEncodeError as error:
+        raise SourceError(
+            f"{where}: the column {field.name!r}: half a surrogate pair is no text: {error.object[:20]!r}; mend it"
+        ) from error
+    except (TypeError, ValueError) as error:  # Arrow's are ValueErrors too
+        raise SourceError(
+            f"{where}: the column {field.name!r}: {brief(error)}; give the same records in each call, or mend it"
+        ) from error
+
+
+def _with_rows(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Some columns; if none, one of nulls, for a table without columns has no rows."""
+    return table.select(list(names)) if names else pa.table({"": pa.nulls(table.num_rows)})
+
+
+def _entries(
+    url: str, record: Mapping[str, Any], number: int, dicts: set[str] | None = None
+) -> Iterator[tuple[str, Any]]:
+    try:
+        entries = list(flatten(record, dicts=dicts))
+    except TypeError as error:
+        raise SourceError(f"{url}: record {number}: {error}") from error
+    if len({name for name, _ in entries}) < len(entries):
+        raise SourceError(f"{url}: record {number}: two of its values have one name once they are columns")
+    return iter(entries)
+
+
+def _weigh(value: Any) -> int:
+    """About how many bytes a value takes; the elements of a list are taken to be of one kind."""
+    if isinstance(value, (str, bytes, bytearray)):
+        return len(value)
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return value.nbytes
+    if isinstance(value, np.ndarray):
+        value = value.ravel()
+    if not isinstance(value, (list, tuple, np.ndarray)):
+        return 8
+    return sum(map(_weigh, value)) if len(value) and isinstance(value[0], _SIZED) else 8 * len(value)
+
+
+def _has_feature(field: pa.Field) -> bool:
+    try:
+        Feature.from_arrow(field)
+    except SourceError:
+        return False
+    return True
+
+
+def _field(url: str, name: str, column: ColumnType) -> pa.Field:
+    try:
+        return column.field(name)
+    except TypeError as error:
+        raise SourceError(f"{url}: the column {name!r} {error}") from error
+
+
+def _check_sound(url: str, batch: pa.RecordBatch | pa.Table, count: int) -> None:
+    """Arrow takes offsets and text on trust, from whoever makes an array of buffers or casts bytes unchecked."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise SourceError(f"{url}: the batch from record {count} on is not sound: {brief(error)}; mend it") from error
+
+
+def _check_schema(url: str, schema: pa.Schema, types: pa.Schema, count: int) -> None:
+    ours, theirs = (sorted(fields.remove_metadata(), key=lambda field: field.name) for fields in (schema, types))
+    if ours != theirs:
+        raise SourceError(
+            f"{url}: from record {count} on the schema differs from that of the first batch; cast one to the other"
+        )
+
+
+# --- the function ------------------------------------------------------------------------------------------------
+
+
+def _load(url: str) -> tuple[ModuleType, Callable[[], Any]]:
+    """Import the module and find the function."""
+    name, colon, attribute = url.partition(":")
+    if not colon or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name) or not attribute.isidentifier():
+        raise SourceError(f"a Python source is MODULE:FUNCTION, such as flights:records, got {url!r}")
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    invalidate_caches()
+    try:
+        module = import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(error.name + ".")):
+            raise SourceError(
+                f"there is no module {error.name!r} in {folder} or among those installed; check its name, or start "
+                "where it lies"
+            ) from error
+        raise _failure(url, error, "") from error
+    except (Exception, SystemExit) as error:
+        raise _failure(url, error, "") from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        close = difflib.get_close_matches(attribute, [n for n, v in vars(module).items() if callable(v)], n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise SourceError(f"{getattr(module, '__file__', name)} has no function {attribute!r}{hint}")
+    return module, function
+
+
+def _items(url: str) -> Generator[Any, None, None]:
+    """The dicts, batches and tables that the function gives."""
+    module, function = _load(url)
+    file = getattr(module, "__file__", None) or ""
+    count = 0
+    try:
+        given = function()
+        if isinstance(given, (pa.Table, pa.RecordBatch)):
+            given = [given]
+        if not isinstance(given, Iterable):
+            raise SourceError(f"{url} returned a value of type {type(given).__name__}; it is to give records")
+        for item in given:
+            if not isinstance(item, (Mapping, pa.RecordBatch, pa.Table)):
+                raise SourceError(
+                    f"{url}: record {count} is of type {type(item).__name__}; records are dicts, or come in Arrow's "
+                    "RecordBatch or Table"
+                )
+            count += 1
+            yield item
+    except SourceError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _failure(url, error, file) from error
+
+
+def _failure(url: str, error: BaseException, file: str) -> SourceError:
+    return SourceError(f"{tell_error(error, url, file)}; mend it, or see all with --debug")

@@ -1,0 +1,272 @@
+"""TFRecord files of `tf.train.Example`: streamed, every checksum checked, with no TensorFlow."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+
+from ...compute.batches import BATCH_ROWS
+from ...errors import SourceError
+from ...formats.example_columns import Parsed, parse_examples
+from ...formats.tfrecord import HEADER_BYTES, FrameBlock, FrameDamage, has_header, iterate_frames
+from ...schema import Feature, Schema
+from ..base import NO_FEATURES, BadRecord, Complete, Part, Reject, fail_on_bad, pass_over
+from ..files.find import SourceFile, fingerprint_files, has_pattern, list_files, plain_name
+from ..files.open import open_file, size_if_seekable
+from .example_features import FeatureTypes, column_of
+
+__all__ = ["SUFFIXES", "TFRecordSource"]
+
+SUFFIXES = tuple(f".{name}{ending}" for name in ("tfrecord", "tfrecords", "tfrec") for ending in ("", ".gz", ".zlib"))
+_NUMBERED = re.compile(r"-\d{3,}-of-\d{3,}$")  # as many writers name shards, with no ending
+_BLOCK_BYTES = 4 << 20  # numbers may take eight times the bytes once they are decoded
+_SAMPLE_BYTES = 1 << 20
+_PART_BYTES = 64 << 20
+_READ_BYTES = 16 << 20  # a length that is a lie must not make room for as much at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TFRecordSource(Complete):
+    """A source of TFRecord files; a part is a run of records of about 64 MiB, or a compressed file.
+
+    A feature is a column, null in records that lack it: int64, float32, string if all values are UTF-8, else binary,
+    and then an image if all of them start as one. Its length: a scalar if there is always one value, a fixed shape if
+    always as many, else variable.
+    """
+
+    url: str
+    schema: Schema
+    given: Mapping[str, Feature]
+    parts: tuple[Part, ...]
+    fingerprint: str
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        label: str | None,
+        features: Mapping[str, Feature] = NO_FEATURES,
+        reject: Reject = fail_on_bad,
+    ) -> TFRecordSource:
+        """Read all files once: to find the features, and where the parts begin.
+
+        Args:
+            url: of a file, whatever its name; a folder, of which files are taken that end in one of `SUFFIXES` or are
+                numbered such as ``train-00000-of-00010``; or a glob.
+            label: the feature that makes the classes.
+            features: the types of some features, for which they are not to be found out; a value may be of any length
+                in the records that has the elements of the type's shape.
+            reject: called with each record that cannot be read; `labels` and `drafts` meet them again, and some more
+                if features are given.
+
+        Raises:
+            SourceError: there is no file, or no record; a feature is of several kinds; or a given one is not there.
+        """
+        files = _find(url)
+        types = FeatureTypes(features)
+        damages: list[BadRecord] = []
+
+        def note(record: BadRecord) -> None:
+            reject(record)
+            damages[:] = damages or [record]
+
+        parts = tuple(part for file in files for part in _survey(file, types, note))
+        if types.empty:
+            raise SourceError(str(damages[0]) if damages else f"{url} holds no records: the files are empty")
+        return cls(
+            url=url,
+            schema=Schema(features=types.features(url), label=label),
+            given=dict(features),
+            parts=parts,
+            fingerprint=fingerprint_files(files),
+        )
+
+    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
+        """The label; of the other features only those are decoded that may turn out not to fit."""
+        label = self.schema.label
+        wanted = {*self.given, label}
+        features = tuple(feature for feature in self.schema.features if feature.name in wanted)
+        for columns, rows in self._columns(part, reject, features, _BLOCK_BYTES):
+            yield pa.nulls(rows) if label is None else columns[[f.name for f in features].index(label)]
+
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
+        """The records; they are complete."""
+        for columns, _ in self._columns(part, reject, self.schema.features, _BLOCK_BYTES):
+            yield pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow)
+
+    def sample(self, part: Part, records: int) -> pa.RecordBatch:
+        """The head of the part; what is bad there is for the passes to tell."""
+        for columns, _ in self._columns(part, pass_over, self.schema.features, _SAMPLE_BYTES):
+            return pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow).slice(0, records)
+        return self.schema.empty
+
+    def _columns(
+        self, part: Part, reject: Reject, features: tuple[Feature, ...], block_bytes: int
+    ) -> Iterator[tuple[list[pa.Array], int]]:
+        """Columns of the records that fit, and how many records these are."""
+        with _open(part) as stream:
+            for block, parsed in _parse(stream, part, reject, block_bytes):
+                good = np.ones(len(parsed.kept), bool)
+                columns = []
+                for feature in features:
+                    column, wrong = column_of(feature, parsed.columns.get(feature.name, ()), len(good))
+                    if wrong and feature.name not in self.given:
+                        raise SourceError(f"{part.path}: the file changed while it was read; build again")
+                    for row in sorted(set(wrong) & set(np.flatnonzero(good).tolist())):
+                        reject(_bad(part, block, int(parsed.kept[row]), wrong[row]))
+                        good[row] = False
+                    columns.append(column)
+                if not good.all():
+                    columns = [column.filter(pa.array(good)) for column in columns]
+                yield columns, int(good.sum())
+
+
+def _find(url: str) -> list[SourceFile]:
+    files = list_files(url, ("",))
+    named = [file for file in files if plain_name(file.url).endswith(SUFFIXES) or _NUMBERED.search(file.url)]
+    if not named and (has_pattern(url) or list_files(url, ())):  # it says itself which files
+        named = files
+    if not named:
+        raise SourceError(f"there is no TFRecord file ({', '.join(SUFFIXES)}, NAME-00000-of-00010) at {url}")
+    return named
+
+
+def _survey(file: SourceFile, types: FeatureTypes, reject: Reject) -> Iterator[Part]:
+    """The parts of a file, all of whose records are looked at."""
+    whole = Part(path=file.url, pieces=(0, None))
+    found = False
+
+    def note(record: BadRecord) -> None:
+        nonlocal found
+        found = True
+        reject(record)
+
+    starts = [(0, 0)]
+    with _open(whole) as stream:
+        for block, parsed in _parse(stream, whole, note, _BLOCK_BYTES):
+            found = True
+            types.add(parsed, file.url, block.numbers[parsed.kept])
+            while stream.splittable:
+                first = int(np.searchsorted(block.offsets, starts[-1][0] + _PART_BYTES))
+                if first == len(block.offsets):
+                    break
+                starts.append((int(block.offsets[first]), int(block.numbers[first])))
+    if found:
+        ends = [offset for offset, _ in starts[1:]]
+        for (offset, number), end in zip(starts, [*ends, None], strict=True):
+            yield Part(path=file.url, pieces=(offset, end), first_record=number)
+
+
+def _parse(
+    stream: _Stream | _Inflated, part: Part, reject: Reject, block_bytes: int
+) -> Iterator[tuple[FrameBlock, Parsed]]:
+    """Blocks of at most `BATCH_ROWS` records, and what is in those that are Examples."""
+
+    def damaged(damage: FrameDamage) -> None:
+        place = f"record {damage.number} at offset {damage.offset}"
+        reject(BadRecord(path=part.path, place=place, reason=damage.reason))
+
+    blocks = iterate_frames(
+        stream.read, damaged, offset=part.pieces[0], number=part.first_record, block_bytes=block_bytes
+    )
+    for long in blocks:
+        for low in range(0, len(long.starts), BATCH_ROWS):
+            block = long.slice(low, low + BATCH_ROWS)
+            parsed = parse_examples(block.data, block.starts, block.lengths)
+            for row, reason in parsed.bad.items():
+                reject(_bad(part, block, row, f"it is no tf.train.Example: {reason}"))
+            yield block, parsed
+
+
+def _bad(part: Part, block: FrameBlock, row: int, reason: str) -> BadRecord:
+    place = f"record {block.numbers[row]} at offset {block.offsets[row]}"
+    return BadRecord(path=part.path, place=place, reason=reason)
+
+
+@contextmanager
+def _open(part: Part) -> Iterator[_Stream | _Inflated]:
+    """The bytes of a part. A file may be compressed whatever it is called, and not though its name says so."""
+    start, end = part.pieces
+    with open_file(part.path, None) as file:
+        if start:
+            file.seek(start)
+            yield _Stream(file, limit=None if end is None else end - start)
+            return
+        splittable = size_if_seekable(file) is not None
+        head = file.read(HEADER_BYTES)
+        gzipped, zipped = head[:2] == b"\x1f\x8b", head[:1] == b"\x78" and int.from_bytes(head[:2], "big") % 31 == 0
+        if (gzipped or zipped) and not has_header(head):
+            yield _Inflated(_Stream(file, head))
+        else:
+            yield _Stream(file, head, limit=end, splittable=splittable)
+
+
+class _Stream:
+    """Reads a file from where it stands, but for a head that was read before."""
+
+    def __init__(
+        self, file: IO[bytes], head: bytes = b"", *, limit: int | None = None, splittable: bool = False
+    ) -> None:
+        self._file, self._head, self._left = file, head, limit
+        self.splittable = splittable
+
+    def read(self, count: int) -> bytes:
+        """Some bytes; none at the end."""
+        count = min(count, _READ_BYTES if self._left is None else min(self._left, _READ_BYTES))
+        pieces, self._head = [self._head[:count]], self._head[count:]
+        missing = count - len(pieces[0])
+        while missing and (piece := self._file.read(missing)):
+            pieces.append(piece)
+            missing -= len(piece)
+        if self._left is not None:
+            self._left -= count - missing
+        return b"".join(pieces)
+
+
+class _Inflated:
+    """Reads what gzip or zlib hold, piece by piece; of gzip also several files one after the other."""
+
+    splittable = False
+
+    def __init__(self, stream: _Stream) -> None:
+        self._stream = stream
+        self._inflater = zlib.decompressobj(wbits=47)
+        self._pending = b""
+        self._problem = ""
+        self._ended = False
+
+    def read(self, count: int) -> bytes:
+        """Some bytes; none at the end.
+
+        Raises:
+            EOFError: the compressed data is damaged or ends too early; all before that has been given.
+        """
+        while not self._problem:
+            if not self._pending:
+                self._pending = self._stream.read(1 << 20)
+                self._ended = not self._pending
+            if self._inflater.eof:
+                self._pending = self._pending.lstrip(b"\0")  # gzip allows padding
+                if not self._pending and self._ended:
+                    return b""
+                if not self._pending:
+                    continue
+                self._inflater = zlib.decompressobj(wbits=47)
+            try:
+                piece = self._inflater.decompress(self._pending, count)
+            except zlib.error as error:
+                self._problem = f"the compressed data is damaged ({error})"
+                break
+            self._pending = self._inflater.unused_data if self._inflater.eof else self._inflater.unconsumed_tail
+            if piece:
+                return piece
+            if self._ended and not self._inflater.eof:
+                self._problem = "the compressed file is cut short"
+        raise EOFError(self._problem)

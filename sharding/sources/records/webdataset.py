@@ -1,0 +1,289 @@
+"""WebDataset archives: tar files in which the members that share a name, but for the extension, are a record."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...compute.batches import BATCH_BYTES
+from ...errors import SourceError
+from ...schema import Schema
+from ..base import BadRecord, Complete, Part, Reject, fail_on_bad, pass_over
+from ..files.find import SourceFile, fingerprint_files, list_files
+from .tar import SUFFIXES, Member, TarDamage, TarReader, open_tar
+from .webdataset_members import MemberType, MemberTypes, extension_of
+
+__all__ = ["SUFFIXES", "WebDatasetSource", "expand_braces"]
+
+_KEY = "__key__"
+_BATCH_ROWS = 4096
+_MAX_RECORD_BYTES = 1 << 30
+_MAX_BAD = 100_000  # records of an archive, after which it is taken for something else
+_MAX_NAMES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebDatasetSource(Complete):
+    """A source of tar archives; a part is an archive.
+
+    The records: ``__key__``, the members' name, and a column for each extension, or for each entry of a JSON object
+    (``json.width``, ``json.box.x``). The pieces of a part are the bad records that the first pass found, by number:
+    `labels`, which passes over most bytes, could not tell all of them.
+    """
+
+    url: str
+    schema: Schema
+    types: tuple[MemberType, ...]
+    parts: tuple[Part, ...]
+    fingerprint: str
+
+    @classmethod
+    def open(cls, url: str, label: str | None, wanted: Callable[[str], bool] = lambda _: True) -> WebDatasetSource:
+        """Read all archives once to find what the members hold.
+
+        Images (jpg and jpeg, png, webp, gif, bmp) stay as they are; cls, id and index are integers, or text if one is
+        none; txt, text and caption are text; a JSON object's values are columns of the type of all of them, or else
+        their JSON as text; npy is a tensor if all are alike; whatever else is bytes.
+
+        Args:
+            url: of an archive, a folder, a glob, or several with braces, such as ``train-{000000..000099}.tar``.
+            label: the column that makes the classes, such as ``cls`` or ``json.label``.
+            wanted: whether a column, or one of an extension, is; what others hold is not looked at.
+
+        Raises:
+            SourceError: there is no archive, or no record in any.
+        """
+        files = [file for name in expand_braces(url) for file in list_files(name, SUFFIXES)]
+        if not files:
+            raise SourceError(f"there is no tar archive ({', '.join(SUFFIXES)}) at {url}")
+        found = MemberTypes(wanted)
+        parts = tuple(_survey(file, found) for file in files)
+        types = found.types()
+        if not types:
+            told = next((str(bad) for part in parts for _, bad in part.pieces), "")
+            raise SourceError(told or f"{url} holds no records: no archive has a member with an extension")
+        fields = [pa.field(_KEY, pa.string()), *(column for kind in types for column in kind.columns)]
+        return cls(
+            url=url,
+            schema=Schema.from_arrow(pa.schema(fields), label),
+            types=types,
+            parts=parts,
+            fingerprint=fingerprint_files(files),
+        )
+
+    def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
+        """The label's member alone; the others are passed over without being read where the store can."""
+        label = self.schema.label
+        for records in _batched(_good(part, reject, [kind for kind in self.types if label in kind.columns.names])):
+            if label is None:
+                yield pa.nulls(len(records))
+            else:
+                yield self._columns(part, records, [label])[0]
+
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
+        """The records; they are complete."""
+        for records in _batched(_good(part, reject, self.types)):
+            yield self._batch(part, records)
+
+    def sample(self, part: Part, records: int) -> pa.RecordBatch:
+        """The head of the archive; what is bad there is for the passes to tell."""
+        head = islice(_good(part, pass_over, self.types), records)
+        return self._batch(part, next(_batched(head), []))
+
+    def narrow(self, columns: Collection[str]) -> WebDatasetSource:
+        """The same records with these columns alone, or with their names; no other members are read."""
+        types = tuple(kind for kind in self.types if not set(columns).isdisjoint(kind.columns.names))
+        names = [name for name in self.schema.names if name in columns] or [_KEY]
+        return replace(self, types=types, schema=self.schema.select(names))
+
+    def places(self, part: Part, positions: npt.NDArray[np.int64], rejected: Sequence[BadRecord]) -> list[str]:
+        """Numbers, keys and offsets of some records."""
+        wanted = set(positions.tolist())
+        return [record.place for i, record in enumerate(_good(part, pass_over, ())) if i in wanted]
+
+    def _batch(self, part: Part, records: list[_Record]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays(self._columns(part, records, self.schema.names), schema=self.schema.arrow)
+
+    def _columns(self, part: Part, records: list[_Record], names: Sequence[str]) -> list[pa.Array]:
+        columns = {}
+        if _KEY in names:
+            columns[_KEY] = pa.array([record.key.decode() for record in records], pa.string())
+        try:
+            for kind in self.types:
+                if set(kind.columns.names) & set(names):
+                    arrays = kind.decode([record.contents.get(kind.extension) for record in records])
+                    columns.update(zip(kind.columns.names, arrays, strict=True))
+        except (TypeError, ValueError) as error:  # Arrow's are ValueErrors too
+            raise _changed(part) from error
+        return [self.schema[name].conform(columns[name]) for name in names]
+
+
+def expand_braces(url: str) -> list[str]:
+    """The names that braces stand for, as in a shell: ranges of numbers, and alternatives.
+
+    Raises:
+        SourceError: they are more than a million.
+
+    >>> expand_braces("s3://b/{train,test}-{08..10}.tar")[:4]
+    ['s3://b/train-08.tar', 's3://b/train-09.tar', 's3://b/train-10.tar', 's3://b/test-08.tar']
+    """
+    names, rest = [""], url
+    while match := re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", rest):
+        first, last, words = match.groups()
+        if words is None:
+            if len(names) * (abs(int(last) - int(first)) + 1) > _MAX_NAMES:
+                raise SourceError(f"the braces in {url} stand for more than {_MAX_NAMES:,} names")
+            step = 1 if int(first) <= int(last) else -1
+            width = max((len(text) for text in (first, last) if text[0] == "0"), default=0)
+            choices = [f"{number:0{width}d}" for number in range(int(first), int(last) + step, step)]
+        else:
+            choices = words.split(",")
+        names = [name + rest[: match.start()] + choice for name in names for choice in choices]
+        rest = rest[match.end() :]
+    return [name + rest for name in names]
+
+
+# --- records of an archive ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class _Record:
+    """A run of members of one name.
+
+    Attributes:
+        number: in the archive.
+        offset: of the first member.
+        key: the name.
+        contents: of the members that are wanted, by extension; of the others nothing.
+        bytes: of all members.
+        fault: why it cannot be read, or empty.
+    """
+
+    number: int
+    offset: int
+    key: bytes
+    contents: dict[str, bytes] = field(default_factory=dict)
+    extensions: set[str] = field(default_factory=set)
+    bytes: int = 0
+    fault: str = ""
+
+    def take(self, member: Member, extension: str, archive: TarReader, wanted: Container[str] | None) -> None:
+        """Add a member; a record with a fault is not read any further."""
+        self.bytes += member.size
+        if member.sparse:
+            self.fault = self.fault or f"its .{extension} is stored sparse; write the archive without --sparse"
+        elif extension in self.extensions:
+            self.fault = self.fault or f"it has two members .{extension}"
+        elif self.bytes > _MAX_RECORD_BYTES:
+            self.fault = self.fault or f"it is of more than the {_MAX_RECORD_BYTES:,} bytes that are taken on"
+        self.extensions.add(extension)
+        if self.fault:
+            self.contents.clear()
+        elif wanted is None or extension in wanted:
+            self.contents[extension] = archive.read()
+
+    @property
+    def place(self) -> str:
+        """In the archive."""
+        name = self.key.decode(errors="backslashreplace")[:100]
+        return f"record {self.number} ({name!r}) at offset {self.offset}"
+
+    def bad(self, path: str) -> BadRecord:
+        """As it is told."""
+        return BadRecord(path=path, place=self.place, reason=self.fault)
+
+
+def _split(name: bytes) -> tuple[bytes, str]:
+    """Key and extension of a member; the latter is empty where it is of no record."""
+    folder, slash, base = name.rpartition(b"/")
+    stem, dot, _ = base.partition(b".")
+    if not stem or not dot:  # hidden, such as macOS's ._x.jpg, or with no extension
+        return b"", ""
+    return folder + slash + stem, extension_of(base.decode(errors="backslashreplace"))
+
+
+def _records(path: str, wanted: Container[str] | None) -> Iterator[_Record]:
+    """All records, those with a fault too. After damage to the archive there is one more, which tells it."""
+    number = 0
+    record: _Record | None = None
+    with open_tar(path) as archive:
+        try:
+            for member in archive:
+                key, extension = _split(member.name)
+                if not extension:
+                    continue
+                if record is None or key != record.key:
+                    if record is not None:
+                        yield record
+                        number += 1
+                    record = _Record(number=number, offset=member.offset, key=key)
+                    record.fault = "" if _is_text(member.name) else "its name is not UTF-8"
+                record.take(member, extension, archive, wanted)
+        except TarDamage as damage:
+            fault = f"{damage}, at offset {damage.offset}; neither this record nor what follows can be trusted"
+            start = damage.offset if record is None else record.offset
+            yield _Record(number=number, offset=start, key=b"" if record is None else record.key, fault=fault)
+            return
+    if record is not None:
+        yield record
+
+
+def _is_text(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _survey(file: SourceFile, types: MemberTypes) -> Part:
+    """Look at every record of an archive; the part holds the bad ones."""
+    bad: list[tuple[int, BadRecord]] = []
+    for record in _records(file.url, None):
+        if not record.fault:
+            try:
+                types.add(record.contents)
+            except ValueError as error:
+                record.fault = str(error)
+        if record.fault:
+            bad.append((record.number, record.bad(file.url)))
+            if len(bad) > _MAX_BAD:
+                raise SourceError(f"{file.url}: more than {_MAX_BAD:,} records are bad; the first: {bad[0][1]}")
+    return Part(path=file.url, pieces=tuple(bad))
+
+
+def _good(part: Part, reject: Reject, types: Sequence[MemberType]) -> Iterator[_Record]:
+    """The records that the first pass found good, with the members of some types."""
+    bad = dict(part.pieces)
+    for record in _records(part.path, {kind.extension for kind in types}):
+        if told := bad.pop(record.number, None):
+            reject(told)
+        elif record.fault:
+            raise _changed(part)
+        else:
+            yield record
+    if bad:
+        raise _changed(part)
+
+
+def _batched(records: Iterator[_Record]) -> Iterator[list[_Record]]:
+    batch: list[_Record] = []
+    size = 0
+    for record in records:
+        batch.append(record)
+        size += sum(map(len, record.contents.values()))
+        if len(batch) == _BATCH_ROWS or size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _changed(part: Part) -> SourceError:
+    return SourceError(f"{part.path}: the archive changed while it was read; build again")

@@ -1,0 +1,270 @@
+"""The files of a WebDataset record as columns: what each extension holds, found over all records, and decoded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...messages import brief
+from ..text.json_parse import decode_document, make_decoder
+from .python_values import ColumnType, column_of_values, flatten
+
+__all__ = ["MemberType", "MemberTypes", "extension_of"]
+
+_IMAGES = ("jpg", "png", "webp", "gif", "bmp")
+_INTEGERS = ("cls", "id", "index")
+_TEXTS = ("txt", "text", "caption")
+_DECODER = make_decoder(float, int)
+_PLAIN = {"image": pa.binary(), "int64": pa.int64(), "string": pa.string(), "binary": pa.binary()}
+
+
+def extension_of(name: str) -> str:
+    """The column of a member: its extensions in lower case, the two of JPEG images being one.
+
+    >>> extension_of("a/b.c.JPEG"), extension_of("x.seg.png")
+    ('c.jpg', 'seg.png')
+    """
+    extension = name.rpartition("/")[2].partition(".")[2].lower()
+    return extension[:-4] + "jpg" if extension == "jpeg" or extension.endswith(".jpeg") else extension
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberType:
+    """What the members of one extension hold.
+
+    Attributes:
+        extension: of the members.
+        codec: ``image``, ``int64``, ``string``, ``binary``, ``json`` or ``npy``.
+        columns: the fields they become: one, but for JSON objects, whose values have one each.
+    """
+
+    extension: str
+    codec: str
+    columns: pa.Schema
+
+    def decode(self, contents: Sequence[bytes | None]) -> list[pa.Array]:
+        """The columns of some records; None where a record has no such member.
+
+        Raises:
+            TypeError, ValueError: a member does not fit the type.
+        """
+        values = [None if content is None else _decode(self.codec, content) for content in contents]
+        if self.codec != "json":
+            (field,) = self.columns
+            return [column_of_values(values, field)]
+        rows = [{} if value is None else dict(_entries(value, self.extension)) for value in values]
+        known = set(self.columns.names)
+        if strange := {name for row in rows for name, entry in row.items() if name not in known and entry is not None}:
+            raise ValueError(f"it has the new entry {min(strange)!r}")
+        return [_json_column([row.get(field.name) for row in rows], field) for field in self.columns]
+
+
+def _json_column(values: list[Any], field: pa.Field) -> pa.Array:
+    if (field.metadata or {}).get(b"text"):
+        values = [value if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+    return column_of_values(values, field)
+
+
+def _decode(codec: str, content: bytes) -> Any:
+    """One member.
+
+    Raises:
+        ValueError: it is not what its extension says.
+    """
+    if codec in ("image", "binary"):
+        return content
+    if codec == "npy":
+        return _read_npy(content)
+    try:
+        text = content.decode("utf-8-sig" if codec == "json" else "utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 ({error.reason} at byte {error.start})") from error
+    if codec == "string":
+        return text
+    if codec == "int64":
+        return _integer(text)
+    try:
+        return decode_document(_DECODER, text)
+    except RecursionError as error:
+        raise ValueError("it is JSON nested too deep") from error
+    except ValueError as error:
+        raise ValueError(f"it is no JSON ({error})") from error
+
+
+def _integer(text: str) -> int:
+    digits = text.strip()
+    if not digits.removeprefix("-").isdecimal() or not digits.isascii() or len(digits) > 20:
+        raise ValueError(f"it is no integer: {digits[:40]!r}")
+    if not -(1 << 63) <= int(digits) < 1 << 63:
+        raise ValueError(f"it is no 64-bit integer: {digits}")
+    return int(digits)
+
+
+def _entries(value: Any, extension: str, objects: set[str] | None = None) -> Iterator[tuple[str, Any]]:
+    """Columns and values of a JSON document; the names of objects are added to a set."""
+    if isinstance(value, dict):
+        if objects is not None:
+            objects.add(extension)
+        yield from flatten(value, f"{extension}.", objects)
+    else:
+        yield extension, value
+
+
+def _read_npy(content: bytes) -> npt.NDArray[Any]:
+    """An array; never a pickle, and never more of it than there is."""
+    file = BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(file)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read_header(file)
+    except Exception as error:  # ValueError, but also what Python's tokenizer raises
+        raise ValueError(f"it is no NumPy file ({brief(error)})") from error
+    if dtype.kind not in "biuf":
+        raise ValueError(f"it is a NumPy array of {dtype}, not of numbers")
+    count = 1
+    for size in shape:
+        count *= size  # not in a fixed width, which a lie would overflow
+    body = content[file.tell() :]
+    if len(body) != count * dtype.itemsize:
+        raise ValueError(
+            f"it has {len(body):,} bytes of numbers, and {shape} of {dtype} take {count * dtype.itemsize:,}"
+        )
+    array: npt.NDArray[Any] = np.frombuffer(body, dtype).reshape(shape, order="F" if fortran else "C")
+    return array.astype(dtype.newbyteorder("="), copy=False)
+
+
+class MemberTypes:
+    """The narrowest types that hold all members, found record by record; of extensions not wanted, bytes.
+
+    Args:
+        wanted: whether a column is, or one in what has the name.
+    """
+
+    def __init__(self, wanted: Callable[[str], bool] = lambda _: True) -> None:
+        self._wanted = wanted
+        self._seen: dict[str, _Seen] = {}
+
+    def add(self, members: dict[str, bytes]) -> None:
+        """Widen the types by a record's members, by extension.
+
+        Raises:
+            ValueError: a member is not what its extension says; names it. The record changed nothing then.
+        """
+        values = {}
+        for extension, content in members.items():
+            seen = self._seen.get(extension) or _Seen(extension, self._wanted(extension))
+            try:
+                values[extension] = seen, seen.decode(content)
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"its .{extension}: {error}") from error
+        for extension, (seen, value) in values.items():
+            self._seen[extension] = seen
+            seen.add(value)
+
+    def types(self) -> tuple[MemberType, ...]:
+        """One for each extension, by name."""
+        return tuple(seen.type() for _, seen in sorted(self._seen.items()))
+
+
+class _Seen:
+    """What is known of the members of one extension so far."""
+
+    def __init__(self, extension: str, wanted: bool) -> None:
+        self._extension = extension
+        last = extension.rpartition(".")[2]
+        self._codec = (
+            "binary" if not wanted
+            else "image" if last in _IMAGES
+            else "int64" if last in _INTEGERS
+            else "string" if last in _TEXTS
+            else last if last in ("json", "npy")
+            else "binary"
+        )  # fmt: skip
+        self._columns: dict[str, _Column] = {}
+        self._objects: set[str] = set()
+        self._records = 0
+
+    def decode(self, content: bytes) -> Any:
+        """The value; an integer that is none is text, and all others with it."""
+        if self._codec == "int64":
+            text = _decode("string", content)
+            try:
+                return _integer(text)
+            except ValueError:
+                return text
+        if self._codec in ("image", "binary"):
+            return None
+        value = _decode(self._codec, content)
+        if self._codec == "json":
+            objects: set[str] = set()
+            entries = list(_entries(value, self._extension, objects))
+            if len({name for name, _ in entries}) < len(entries):
+                raise ValueError("two of its entries have one name once they are columns")
+            return entries, objects
+        return value
+
+    def add(self, value: Any) -> None:
+        """Widen by a value that `decode` gave."""
+        if self._codec == "int64" and isinstance(value, str):
+            self._codec = "string"
+        entries: Sequence[tuple[str, Any]] = [("", value)] if self._codec == "npy" else ()
+        if self._codec == "json":
+            entries, objects = value
+            self._objects |= objects
+        for name, entry in entries:
+            self._columns.setdefault(name, _Column()).add(entry, self._records)
+        self._records += 1
+
+    def type(self) -> MemberType:
+        """The type of all values."""
+        codec = self._codec
+        if codec == "json":
+            found = {n: column for n, column in self._columns.items() if column.seen or n not in self._objects}
+            fields = [column.field(name) for name, column in sorted(found.items())]
+        elif codec == "npy" and self._columns[""].alike:
+            fields = [self._columns[""].field(self._extension)]
+        else:
+            codec = "binary" if codec == "npy" else codec  # arrays that are not alike stay the files that they are
+            metadata = {"encoding": "image"} if codec == "image" else None
+            fields = [pa.field(self._extension, _PLAIN[codec], metadata=metadata)]
+        return MemberType(extension=self._extension, codec=codec, columns=pa.schema(fields))
+
+
+class _Column:
+    """The type of values that may turn out to have none in common."""
+
+    def __init__(self) -> None:
+        self._type: ColumnType | None = ColumnType()
+
+    def add(self, value: Any, record: int) -> None:
+        if self._type is not None:
+            try:
+                self._type.add_one(value, record)
+            except TypeError:
+                self._type = None
+
+    @property
+    def seen(self) -> bool:
+        """Whether there was a value yet."""
+        return self._type is None or self._type.seen
+
+    @property
+    def alike(self) -> bool:
+        """Whether one type holds all values."""
+        try:
+            return self._type is not None and bool(self._type.field(""))
+        except TypeError:
+            return False
+
+    def field(self, name: str) -> pa.Field:
+        """The column: of the values' type, or of their JSON text."""
+        if self._type is not None and self.alike:
+            return self._type.field(name)
+        return pa.field(name, pa.string(), metadata={"text": "json"})

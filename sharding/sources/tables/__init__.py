@@ -1,0 +1,3 @@
+"""Read table files: Parquet, Arrow IPC, ORC."""
+
+__all__: list[str] = []

@@ -1,0 +1,110 @@
+"""Arrow IPC files (Feather version 2 is one) and streams, as Arrow, pandas, Polars and Hugging Face write them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pyarrow as pa
+
+from ...errors import SourceError
+from ..base import Part
+from ..files.find import SourceFile
+from .table_files import PART_BYTES, TableSource, checked, open_table, plain_schema, runs
+
+__all__ = ["SUFFIXES", "IpcSource"]
+
+SUFFIXES = (".arrow", ".feather", ".ipc", ".arrows")
+_FILE_MAGIC, _FEATHER_1_MAGIC = b"ARROW1", b"FEA1"
+_END = b"\xff\xff\xff\xff\0\0\0\0"
+_PART_ROWS = 1 << 18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IpcSource(TableSource):
+    """A source of Arrow IPC files and streams, told apart by their first bytes, for both are named ``.arrow``.
+
+    A part is a run of a file's record batches, as (first, end, records), or a whole stream: only files have a footer.
+    """
+
+    kind: ClassVar[str] = "Arrow IPC"
+    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+
+    @classmethod
+    def inspect(cls, file: SourceFile) -> tuple[pa.Schema, Sequence[Part]]:
+        """From the footer, or the head of a stream."""
+        if not _is_file(file.url):
+            with _open_stream(file.url, None) as stream:
+                return plain_schema(stream.schema), [Part(path=file.url)]
+        with _open_file(file.url, None) as reader:
+            schema, batches = plain_schema(reader.schema), reader.num_record_batches
+            if file.bytes <= PART_BYTES:
+                return schema, [Part(path=file.url, pieces=(0, batches, reader.count_rows()))] if batches else []
+        with _open_file(file.url, _narrowest(schema)) as reader:  # the footer says how many batches, not how long
+            rows = [reader.get_batch(i).num_rows for i in range(batches)]
+        sizes = [file.bytes // batches] * batches
+        return schema, [
+            Part(path=file.url, pieces=(start, stop, sum(rows[start:stop])), first_record=first)
+            for start, stop, first in runs(rows, sizes, _PART_ROWS, PART_BYTES)
+        ]
+
+    def count(self, part: Part) -> int:
+        """As the part says; a stream has to be read."""
+        if part.pieces:
+            return int(part.pieces[2])
+        with _open_stream(part.path, None) as stream:
+            narrowest = _narrowest(stream.schema)
+        with _open_stream(part.path, narrowest) as stream:
+            return sum(batch.num_rows for batch in stream)
+
+    def read(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The record batches as they were written."""
+        if part.pieces:
+            with _open_file(part.path, columns) as reader:
+                yield from (checked(reader.get_batch(i)) for i in range(*part.pieces[:2]))
+        else:
+            with _open_stream(part.path, columns) as stream:
+                yield from map(checked, stream)
+
+
+def _is_file(path: str) -> bool:
+    """Whether it is a file with a footer, not a stream."""
+    with open_table(path, "Arrow IPC") as source:
+        magic = source.read(len(_FILE_MAGIC))
+    if magic.startswith(_FEATHER_1_MAGIC):
+        raise SourceError(f"{path} is Feather version 1, which is out of use; write it again as version 2")
+    return bool(magic == _FILE_MAGIC)
+
+
+@contextmanager
+def _open_file(path: str, columns: Sequence[str] | None) -> Iterator[pa.ipc.RecordBatchFileReader]:
+    with open_table(path, "Arrow IPC", mapped=True) as source:
+        reader = pa.ipc.open_file(source)
+        yield reader if columns is None else pa.ipc.open_file(source, options=_only(reader.schema, columns))
+
+
+@contextmanager
+def _open_stream(path: str, columns: Sequence[str] | None) -> Iterator[pa.ipc.RecordBatchStreamReader]:
+    with open_table(path, "Arrow IPC", mapped=True, read_ahead=True) as source:
+        source.seek(max(0, source.size() - len(_END)))
+        if source.read() != _END:  # without it, a stream cut between two batches would pass for a shorter one
+            raise pa.ArrowInvalid("an Arrow stream without its end mark, cut short or not closed by its writer")
+        source.seek(0)
+        reader = pa.ipc.open_stream(source)
+        if columns is not None:
+            options = _only(reader.schema, columns)
+            source.seek(0)
+            reader = pa.ipc.open_stream(source, options=options)
+        yield reader
+
+
+def _only(schema: pa.Schema, columns: Sequence[str]) -> pa.ipc.IpcReadOptions:
+    return pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in columns])
+
+
+def _narrowest(schema: pa.Schema) -> list[str]:
+    """The column that is read to count rows."""
+    widths = {field.name: field.type.bit_width for field in schema if pa.types.is_primitive(field.type)}
+    return [min(widths, key=lambda name: widths[name])] if widths else schema.names[:1]

@@ -1,0 +1,103 @@
+"""ORC files, as Hive and Spark write them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pyarrow as pa
+from pyarrow import orc
+
+from ...errors import SourceError
+from ...formats.protobuf_wire import read_fields
+from ...messages import brief
+from ..base import Part
+from ..files.find import SourceFile
+from .table_files import PART_BYTES, TableSource, checked, open_table, plain_schema, runs
+
+__all__ = ["SUFFIXES", "OrcSource"]
+
+SUFFIXES = (".orc",)
+_PART_ROWS = 1 << 18
+# Field numbers of orc_proto.proto: FileTail.footer, Footer.stripes, and of StripeInformation.
+_FOOTER, _STRIPES, _SIZES, _ROWS = 2, 3, (2, 3, 4), 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrcSource(TableSource):
+    """A source of ORC files; a part is a run of stripes, as (first, end, records)."""
+
+    kind: ClassVar[str] = "ORC"
+    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+
+    @classmethod
+    def inspect(cls, file: SourceFile) -> tuple[pa.Schema, Sequence[Part]]:
+        """From the footer."""
+        with _open(file.url) as reader:
+            rows, sizes = _stripes(reader.reader.serialized_file_tail())
+            if len(rows) != reader.nstripes or sum(rows) != reader.nrows:
+                raise pa.ArrowInvalid(f"an ORC footer of {sum(rows)} rows in {len(rows)} stripes for {reader.nrows}")
+            return plain_schema(reader.schema), [
+                Part(path=file.url, pieces=(start, stop, sum(rows[start:stop])), first_record=first)
+                for start, stop, first in runs(rows, sizes, _PART_ROWS, PART_BYTES)
+            ]
+
+    def count(self, part: Part) -> int:
+        """As the part says."""
+        return int(part.pieces[2])
+
+    def blocks(self, part: Part) -> Iterator[tuple[Part, int]]:
+        """The stripes."""
+        first, (start, stop, _) = part.first_record, part.pieces
+        with _open(part.path) as reader:
+            rows, _ = _stripes(reader.reader.serialized_file_tail())
+        for stripe, records in enumerate(rows[start:stop], start):
+            yield Part(path=part.path, pieces=(stripe, stripe + 1, records), first_record=first), records
+            first += records
+
+    def read(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """A batch a stripe: Arrow reads no less of it."""
+        first, end, _ = part.pieces
+        with _open(part.path) as reader:
+            names = list(columns) or reader.schema.names[:1]  # of no columns Arrow reads no rows
+            for stripe in range(first, end):
+                yield checked(_read_stripe(reader, stripe, names, part.path))
+
+
+@contextmanager
+def _open(path: str) -> Iterator[orc.ORCFile]:
+    with open_table(path, "ORC") as source:
+        yield orc.ORCFile(source)
+
+
+def _read_stripe(reader: orc.ORCFile, stripe: int, names: Sequence[str], path: str) -> pa.RecordBatch:
+    """A stripe's columns.
+
+    Raises:
+        SourceError: nanoseconds, which Arrow reads times in, do not hold one.
+    """
+    try:
+        return reader.read_stripe(stripe, columns=list(names))
+    except pa.ArrowInvalid as error:
+        if "nanosecond" not in str(error):
+            raise
+        if len(names) > 1:
+            for name in names:
+                _read_stripe(reader, stripe, [name], path)
+        raise SourceError(
+            f"{path}: column {names[0]!r} holds a time beyond the years 1677 to 2262, which the nanoseconds that ORC "
+            f"is read in do not hold ({brief(error)}); leave it out by --drop-columns, or write the times as integers"
+        ) from error
+
+
+def _stripes(tail: bytes) -> tuple[list[int], list[int]]:
+    """Rows and bytes of each stripe, from a serialised FileTail: Arrow tells only their sums."""
+    (footer,) = _messages(tail, _FOOTER)
+    stripes = [{number: int(value) for number, value in read_fields(stripe)} for stripe in _messages(footer, _STRIPES)]
+    return [stripe[_ROWS] for stripe in stripes], [sum(stripe.get(n, 0) for n in _SIZES) for stripe in stripes]
+
+
+def _messages(message: bytes, number: int) -> list[bytes]:
+    return [value for found, value in read_fields(message) if found == number and isinstance(value, bytes)]

@@ -1,0 +1,230 @@
+"""Files of lines, read in blocks of whole records: found exactly, in bounded memory, from any part of a file.
+
+What a record's fields are is not for here: see `csv` and `jsonl`.
+"""
+
+from __future__ import annotations
+
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+import numpy as np
+
+from ...errors import SourceError
+from ..base import BadRecord, Part
+from ..files.find import SourceFile, compression_of
+from ..files.open import open_file, size_if_seekable
+
+__all__ = [
+    "LINE_BYTES",
+    "PART_BYTES",
+    "Block",
+    "Mark",
+    "Span",
+    "count_lines",
+    "cut_parts",
+    "not_utf8",
+    "read_blocks",
+    "read_marked",
+    "span_of",
+]
+
+LINE_BYTES = 64 << 20  # a longer record is an error: one without an end must not fill the memory
+PART_BYTES = 64 << 20  # of an uncompressed file, one task reads so much
+
+_MAGICS = {  # what compressed files start with, and no text does
+    b"\x1f\x8b": (".gz", "gzip"),
+    b"BZh91AY&SY": (".bz2", "bzip2"),
+    b"\xfd7zXZ\0": (".xz", "xz"),
+    b"(\xb5/\xfd": (".zst", "zstd"),
+}
+
+Cut = Callable[[bytes], tuple[int, bool]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Whole records of a file: the bytes [start, stop) of what it decompresses to.
+
+    Attributes:
+        start: where the first record begins.
+        stop: where the last one ends; None: with the file.
+        line: number of the first line, from 1.
+    """
+
+    start: int = 0
+    stop: int | None = None
+    line: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Some whole records of a file that follow each other.
+
+    Attributes:
+        data: the bytes, line ends included; the last line of a file may have none.
+        start: offset in the file.
+        line: number of the first line, from 1.
+        final: whether it ends the span, perhaps within a record.
+        multiline: whether a line end lies within a field.
+    """
+
+    data: bytes
+    start: int
+    line: int
+    final: bool
+    multiline: bool
+
+
+def read_blocks(path: str, span: Span, cut: Cut, block_bytes: int) -> Iterator[Block]:
+    """The records of a span, in blocks of about so many bytes.
+
+    Args:
+        path: of the file.
+        span: of the file.
+        cut: where the last record ends of which all is in some bytes that start with a record, 0 for none, and
+            whether a line end lies within a field.
+        block_bytes: what is read at once.
+
+    Raises:
+        SourceError: a record is longer than `LINE_BYTES`, or the compressed data is damaged, or compressed once more.
+    """
+    start, line, rest = span.start, span.line, b""
+    with open_file(path) as file:
+        if start:
+            _skip(file, path, start)
+        while True:
+            got = start + len(rest)
+            data = file.read(block_bytes if span.stop is None else min(block_bytes, span.stop - got))
+            if not got:
+                _check_plain(path, data)
+            if not got and data.startswith(BOM_UTF8):
+                data, start = data[len(BOM_UTF8) :], len(BOM_UTF8)
+            rest = rest + data if rest else data
+            end, multiline = cut(rest)
+            end = end if data else len(rest)
+            if end:
+                whole, rest = rest[:end], rest[end:]
+                yield Block(data=whole, start=start, line=line, final=not data, multiline=multiline)
+                line += count_lines(whole)
+                start += end
+            if not data:
+                return
+            if len(rest) > LINE_BYTES:
+                raise SourceError(
+                    f"{path}: the record that starts in line {line} is longer than {LINE_BYTES >> 20} MiB; "
+                    "see whether a quote or a line end is missing there, or split the record"
+                )
+
+
+def _check_plain(path: str, data: bytes) -> None:
+    for magic, (ending, name) in _MAGICS.items():
+        if not data.startswith(magic):
+            continue
+        if compression_of(path) is None:
+            raise SourceError(f"{path}: it is compressed ({name}); decompress it, or let its name end in {ending}")
+        raise SourceError(
+            f"{path}: it is compressed twice ({name}); decompress it once, or if its web server compresses what it "
+            "sends (Content-Encoding), have it send files as they are"
+        )
+
+
+def _skip(file: IO[bytes], path: str, start: int) -> None:
+    if compression_of(path) is None:
+        file.seek(start)
+        return
+    while start and (data := file.read(min(start, 1 << 20))):
+        start -= len(data)
+
+
+def count_lines(data: bytes) -> int:
+    r"""The line ends in some bytes, be they ``\n``, ``\r\n`` or ``\r``.
+
+    >>> count_lines(b"a\nb\r\nc\rd")
+    3
+    """
+    letters = np.frombuffer(data, np.uint8)
+    lone = data.count(b"\r") - data.count(b"\r\n") if b"\r" in data else 0
+    return int(np.count_nonzero(letters == 0x0A)) + lone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A block as it was found when the source was opened: the pieces of a part.
+
+    Attributes:
+        span: that it takes.
+        multiline: whether a line end lies within a field.
+        records: that could be read.
+        clean: whether that is all.
+    """
+
+    span: Span
+    multiline: bool
+    records: int
+    clean: bool
+
+    @classmethod
+    def of(cls, block: Block, records: int, *, clean: bool) -> Mark:
+        """The mark of a block."""
+        span = Span(start=block.start, stop=block.start + len(block.data), line=block.line)
+        return cls(span=span, multiline=block.multiline, records=records, clean=clean)
+
+
+def span_of(part: Part) -> Span:
+    """All of a part whose pieces are marks."""
+    first, last = part.pieces[0].span, part.pieces[-1].span
+    return Span(start=first.start, stop=last.stop, line=first.line)
+
+
+def read_marked(path: str, marks: Sequence[Mark]) -> Iterator[Block]:
+    """The blocks of a part again, which need not be searched for record ends any more.
+
+    Raises:
+        SourceError: the file has become shorter, or its compressed data is damaged.
+    """
+    with open_file(path) as file:
+        if marks and marks[0].span.start:
+            _skip(file, path, marks[0].span.start)
+        for mark in marks:
+            size = (mark.span.stop or 0) - mark.span.start
+            data = file.read(size)
+            while len(data) < size and (more := file.read(size - len(data))):
+                data += more
+            if len(data) < size:
+                raise SourceError(f"{path}: the file changed while it was read; build again")
+            yield Block(data=data, start=mark.span.start, line=mark.span.line, final=False, multiline=mark.multiline)
+
+
+def cut_parts(file: SourceFile, marks: Sequence[Mark]) -> list[Part]:
+    """Parts of a file of about `PART_BYTES`, from its blocks; one if none can be read without those before it."""
+    whole = compression_of(file.url) is not None or not file.bytes
+    if not whole and file.bytes > PART_BYTES:
+        with open_file(file.url) as opened:
+            whole = size_if_seekable(opened) is None
+    parts: list[Part] = []
+    pieces: list[Mark] = []
+    records = 0
+    for mark in marks:
+        pieces.append(mark)
+        if mark is marks[-1] or (not whole and (mark.span.stop or 0) - pieces[0].span.start >= PART_BYTES):
+            parts.append(Part(path=file.url, pieces=tuple(pieces), first_record=records))
+            records += sum(piece.records for piece in pieces)
+            pieces = []
+    return parts
+
+
+def not_utf8(path: str, line: int, error: UnicodeDecodeError) -> BadRecord:
+    """The record that starts in a line and holds other bytes than UTF-8."""
+    before = error.object[: error.start]
+    line += count_lines(before)
+    encoding = "utf-16" if line == 1 and error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "windows-1252"
+    column = error.start - max(before.rfind(b"\n"), before.rfind(b"\r"))
+    return BadRecord(
+        path=path,
+        place=f"line {line}",
+        reason=f"byte {column} is not UTF-8",
+        remedy=f"convert the file first, for example with: iconv -f {encoding} -t utf-8",
+    )

@@ -1,0 +1,231 @@
+"""Delimited text to Arrow tables, block by block: what is wrong with a line is told with the line's number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv as pacsv
+
+from ...errors import SourceError
+from ..base import BadRecord, Reject
+from ..files.find import compression_of, plain_name
+from ..files.open import translate_errors
+from .blocks import Block, Span, count_lines, not_utf8, read_blocks
+from .csv_records import cut_records, find_records
+
+__all__ = ["MISSING", "Header", "Rows", "delimiter_of", "parse_block", "read_header", "record_lines"]
+
+MISSING = tuple(pacsv.ConvertOptions().null_values)  # texts that stand for no value in columns that are not text
+_MOST_COLUMNS = 1 << 15  # each costs some 25 KB of memory while a block is parsed
+_THREAD_COLUMNS = 1 << 10  # above it, a column's overhead in each piece outweighs the threads
+_THREAD_BYTES = 1 << 20  # Arrow parses pieces of this size side by side
+_TRUE, _FALSE = ["true", "True", "TRUE"], ["false", "False", "FALSE"]  # 1 and 0 are numbers
+_NAMES = {",": "commas", "\t": "tabs"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The names of a file's columns, what separates its fields, and the place of its first record."""
+
+    names: tuple[str, ...]
+    delimiter: str
+    start: int
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """What a block holds.
+
+    Attributes:
+        table: its records, without those that were rejected.
+        block: that it is of.
+        lines: number of the line of each record, int64; None: not found out yet.
+        clean: whether no record was rejected.
+    """
+
+    table: pa.Table
+    block: Block
+    delimiter: str
+    lines: npt.NDArray[np.int64] | None
+    clean: bool
+
+    def line(self, row: int) -> int:
+        """The number of the line in which a row of the table starts."""
+        lines = record_lines(self.block, self.delimiter) if self.lines is None else self.lines
+        return int(lines[row])
+
+
+def delimiter_of(path: str) -> str:
+    """What separates the fields of a file, by its name.
+
+    >>> delimiter_of("a.tsv.gz"), delimiter_of("a.tsv-00000-of-00002"), delimiter_of("a.csv")
+    ('\\t', '\\t', ',')
+    """
+    name = plain_name(path)
+    stem = name.rpartition(".")[0] if compression_of(path) else name
+    return "\t" if stem.endswith(".tsv") else ","
+
+
+def read_header(path: str, block_bytes: int) -> Header:
+    """Read the first record of a file.
+
+    Raises:
+        SourceError: it is no header.
+    """
+    delimiter = delimiter_of(path)
+    empty = SourceError(f"{path}: the file is empty; a CSV needs a header and at least one line")
+    block = next(read_blocks(path, Span(), partial(cut_records, delimiter=delimiter), block_bytes), None)
+    if block is None:
+        raise empty
+    found = find_records(block.data, delimiter)
+    _check_quotes(path, block, found.open_quote)
+    if not len(found.starts):
+        raise empty
+    data = block.data[found.starts[0] : found.stops[0]]
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise SourceError(str(not_utf8(path, block.line, error))) from error
+    columns = data.count(delimiter.encode()) + 1
+    if columns > _MOST_COLUMNS:
+        raise SourceError(
+            f"{path}: the header has {columns:,} columns, the most are {_MOST_COLUMNS:,}; "
+            "put numbers that belong together into one list, for example in a Parquet file"
+        )
+    parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    read = pacsv.ReadOptions(block_size=len(data) + 2)
+    names = pacsv.read_csv(pa.BufferReader(data + b"\n"), read_options=read, parse_options=parse).column_names
+    _check_names(path, names, delimiter)
+    stop = int(found.starts[1]) if len(found.starts) > 1 else len(block.data)
+    return Header(
+        names=tuple(names),
+        delimiter=delimiter,
+        start=block.start + stop,
+        line=block.line + count_lines(block.data[:stop]),
+    )
+
+
+def _check_names(path: str, names: Sequence[str], delimiter: str) -> None:
+    if len(names) == 1 and (separator := next((s for s in ";\t|," if s in names[0] and s != delimiter), "")):
+        raise SourceError(
+            f"{path}: the fields seem to be separated by {separator!r}; write the file with {_NAMES[delimiter]}"
+        )
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise SourceError(f"{path}: column names must differ, got {', '.join(map(repr, twice))} more than once")
+    if zero := next((name for name in names if "\0" in name), ""):
+        raise SourceError(f"{path}: the column name {zero!r} holds a zero byte; rename it")
+
+
+def parse_block(
+    path: str,
+    header: Header,
+    block: Block,
+    types: Mapping[str, pa.DataType],
+    columns: Sequence[str] | None,
+    reject: Reject,
+) -> Rows:
+    """The records of a block.
+
+    Args:
+        path: of the file.
+        header: of the file.
+        block: of the file.
+        types: of columns; the others' are inferred from this block alone.
+        columns: to convert; None: all.
+        reject: called with each line that is not UTF-8, or has too few or too many fields.
+
+    Raises:
+        SourceError: a quoted field has no end, or a value is not of its type: the file changed.
+    """
+    data, lines = _utf8(path, block, header.delimiter, reject)
+    if block.final and b'"' in block.data:
+        _check_quotes(path, block, find_records(block.data, header.delimiter).open_quote)
+    convert = pacsv.ConvertOptions(column_types=types, include_columns=columns, true_values=_TRUE, false_values=_FALSE)
+    bad: list[tuple[int | None, str]] = []
+
+    def skip(row: pacsv.InvalidRow) -> str:
+        bad.append((row.number, f"Expected {row.expected_columns} columns, got {row.actual_columns}"))
+        return "skip"
+
+    parse = pacsv.ParseOptions(delimiter=header.delimiter, newlines_in_values=block.multiline, invalid_row_handler=skip)
+    try:
+        wide = len(header.names) > _THREAD_COLUMNS
+        table = _read(data, header.names, parse, convert, threads=not wide, whole=wide)
+        if bad:  # threads do not number them
+            bad.clear()
+            table = _read(data, header.names, parse, convert, threads=False, whole=True)
+    except pa.ArrowInvalid as error:
+        raise translate_errors(path, error, "the file changed while it was read; build again") from error
+    clean = lines is None and not bad
+    if bad:
+        lines = record_lines(block, header.delimiter) if lines is None else lines
+        rows = [0 if number is None else number - 1 for number, _ in bad]
+        for row, (_, reason) in zip(rows, bad, strict=True):
+            reject(BadRecord(path=path, place=f"line {lines[row]}", reason=reason))
+        lines = np.delete(lines, rows)
+    return Rows(table=table, block=block, delimiter=header.delimiter, lines=lines, clean=clean)
+
+
+def _read(
+    data: bytes,
+    names: Sequence[str],
+    parse: pacsv.ParseOptions,
+    convert: pacsv.ConvertOptions,
+    *,
+    threads: bool,
+    whole: bool = False,
+) -> pa.Table:
+    read = pacsv.ReadOptions(
+        column_names=names, use_threads=threads, block_size=len(data) + 1 if whole else _THREAD_BYTES
+    )
+    try:
+        return pacsv.read_csv(
+            pa.BufferReader(data or b"\n"), read_options=read, parse_options=parse, convert_options=convert
+        )
+    except pa.ArrowInvalid as error:
+        if whole or "straddl" not in str(error):
+            raise
+    return _read(data, names, parse, convert, threads=threads, whole=True)  # a record is longer than a piece
+
+
+def _utf8(path: str, block: Block, delimiter: str, reject: Reject) -> tuple[bytes, npt.NDArray[np.int64] | None]:
+    """The records that are UTF-8 and, if some are not, the lines of those that are."""
+    try:
+        block.data.isascii() or block.data.decode()
+        return block.data, None
+    except UnicodeDecodeError:
+        pass
+    found = find_records(block.data, delimiter)
+    lines = record_lines(block, delimiter)
+    kept: list[int] = []
+    for number, (start, stop) in enumerate(zip(found.starts.tolist(), found.stops.tolist(), strict=True)):
+        try:
+            block.data[start:stop].decode()
+            kept.append(number)
+        except UnicodeDecodeError as error:
+            reject(not_utf8(path, int(lines[number]), error))
+    return b"".join(block.data[found.starts[k] : found.stops[k]] + b"\n" for k in kept), lines[kept]
+
+
+def record_lines(block: Block, delimiter: str) -> npt.NDArray[np.int64]:
+    """The number of the line in which each record of a block starts."""
+    letters = np.frombuffer(block.data, np.uint8)
+    ends = letters == 0x0A
+    if b"\r" in block.data:
+        ends[:-1] |= (letters[:-1] == 0x0D) & (letters[1:] != 0x0A)
+    before = np.cumsum(ends) - ends
+    lines: npt.NDArray[np.int64] = block.line + before[find_records(block.data, delimiter).starts]
+    return lines
+
+
+def _check_quotes(path: str, block: Block, open_quote: int) -> None:
+    if open_quote >= 0:
+        line = block.line + count_lines(block.data[:open_quote])
+        raise SourceError(f"{path}: line {line}: a quoted field begins there and never ends; close it")

@@ -1,0 +1,139 @@
+"""Text to values of a type that the user gives, each value exactly or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...errors import ConfigError
+from ...messages import hinted, listed
+from ...schema import Feature
+
+__all__ = ["arrow_type_given", "beyond_integers", "cast_text", "check_names", "is_farther"]
+
+_TRUE, _FALSE = ("true", "True", "TRUE", "1"), ("false", "False", "FALSE", "0")
+_INFINITE = ("inf", "infinity")
+_TEMPORAL = ("date32[day]", "timestamp[s]", "timestamp[ms]", "timestamp[us]", "timestamp[ns]")
+
+
+def check_names(features: Mapping[str, Feature], names: Iterable[str]) -> None:
+    """Refuse types for columns that are not there.
+
+    Raises:
+        ConfigError: and what it might have been meant to be.
+    """
+    known = list(names)
+    for name in features:
+        if name not in known:
+            hint = hinted(name, known, "they")
+            raise ConfigError(f"a type is given for {name!r}, but there is no such column; {hint} are: {listed(known)}")
+
+
+def beyond_integers(path: str, line: int, name: str, value: int, low: int) -> str:
+    """What is wrong with a column of integers that no integer type holds, and what to do.
+
+    Args:
+        path: of a file.
+        line: in it where such an integer is.
+        name: of the column.
+        value: the integer.
+        low: the least of the column.
+    """
+    digits = f"{str(value)[:50]}..." if value.bit_length() > 200 else str(value)
+    mixed = low < 0 and -(1 << 63) <= value < 1 << 64
+    what = "is beyond 63 bits, and others are negative" if mixed else "is beyond 64 bits"
+    return (
+        f"{path}: line {line}: {name!r}: the integer {digits} {what}; say by --schema what {name!r} is: string keeps "
+        "every digit, float64 rounds, int64 with --on-bad-record skip:N passes over such records; or leave it out by "
+        "the first --drop-columns or --select"
+    )
+
+
+def is_farther(value: int, other: int) -> bool:
+    """Whether one integer is beyond all of 64 bits, and another is not."""
+    return not -(1 << 63) <= value < 1 << 64 and -(1 << 63) <= other < 1 << 64
+
+
+def arrow_type_given(feature: Feature) -> pa.DataType:
+    """The Arrow type that one element is read as.
+
+    Raises:
+        ConfigError: text has no such values.
+    """
+    if not feature.logical:
+        return feature.primitive
+    if feature.logical not in _TEMPORAL:
+        raise ConfigError(
+            f"column {feature.name!r} cannot be read from text as {feature.logical}; give it as string or as one of "
+            f"{', '.join(_TEMPORAL)}"
+        )
+    return pa.type_for_alias(feature.logical)
+
+
+def cast_text(text: pa.Array, feature: Feature, missing: Sequence[str] = ()) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
+    """Elements of a feature from their text.
+
+    Args:
+        text: strings; a null stays one.
+        feature: what they are to be.
+        missing: texts that stand for no value, unless they are to be strings.
+
+    Returns:
+        The elements, and which of them the type does not hold; those are null.
+    """
+    kind = arrow_type_given(feature)
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return text.cast(kind), np.zeros(len(text), bool)
+    if missing:
+        text = pc.if_else(pc.is_in(text, pa.array(missing)), None, text)
+    if pa.types.is_boolean(kind):
+        true = pc.is_in(text, pa.array(_TRUE))
+        known = pc.or_(true, pc.is_in(text, pa.array(_FALSE)))
+        values = pc.if_else(known, true, None)
+    else:
+        values = _finite(text, _cast(text, kind))
+    bad = pc.and_(values.is_null(), text.is_valid())
+    return values, np.asarray(bad.to_numpy(zero_copy_only=False), bool)
+
+
+def _cast(text: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Null where it does not fit: halves of the column are tried until such a value stands alone."""
+    try:
+        return pc.cast(text, kind)
+    except pa.ArrowInvalid:
+        if len(text) > 1:
+            half = len(text) // 2
+            return pa.concat_arrays([_cast(text[:half], kind), _cast(text[half:], kind)])
+    return pa.array([_integer(text[0].as_py(), kind)], kind)
+
+
+def _integer(text: str, kind: pa.DataType) -> int | None:
+    """A whole number that is written as a float is, as pandas does for columns with gaps."""
+    if not pa.types.is_integer(kind) or "_" in text or not text.isascii():  # in which Python reads more than Arrow does
+        return None
+    try:
+        value = Decimal(text)
+        if value != value.to_integral_value() or value.adjusted() > 20:
+            return None
+        pa.scalar(int(value), kind)
+        return int(value)
+    except (InvalidOperation, OverflowError, pa.ArrowInvalid):
+        return None
+
+
+def _finite(text: pa.Array, values: pa.Array) -> pa.Array:
+    """Null for a number beyond the type's range, which Arrow takes for infinity."""
+    if not pa.types.is_floating(values.type):
+        return values
+    infinite = np.flatnonzero(np.isinf(values.fill_null(0).to_numpy(zero_copy_only=False)))
+    over = [row for row in infinite if text[int(row)].as_py().lstrip("+-").lower() not in _INFINITE]
+    if not over:
+        return values
+    mask = np.zeros(len(values), bool)
+    mask[over] = True
+    return pc.if_else(pa.array(mask), None, values)

@@ -1,0 +1,203 @@
+"""Lines of JSON to Arrow columns: by Arrow's parser where it is known to be right, else by Python's, line by line.
+
+What Arrow alone would do: read two objects in a line, or one in two, as it would two lines; make times of text that
+looks so; end the process where it infers types from deeply nested lists or from a line that is ``null``; and say of a
+block that something is wrong with it, but not of which line. So it is only asked to confirm types that are known.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isinf
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.json as pajson
+
+from ..base import BadRecord, Reject
+from .blocks import Block, not_utf8
+
+__all__ = ["Lines", "Number", "Tree", "decode_document", "decode_lines", "make_decoder", "parse_fast", "split_lines"]
+
+_INF = re.compile(rb"[:\[,]\s*-?Inf(?!inity)")  # a number to Arrow's parser alone
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+Tree = dict[str, Any]  # of names to Arrow types, or to trees: objects within objects
+
+
+class Number(str):
+    """A number as it was written."""
+
+    __slots__ = ()
+
+
+class Lines:
+    """Some lines of a file.
+
+    Attributes:
+        data: the bytes, line ends included.
+        first: number of the first line, from 1.
+        starts: where each line begins, int64.
+        stops: where each line ends, with its line end.
+    """
+
+    __slots__ = ("data", "first", "starts", "stops")
+
+    def __init__(self, data: bytes, first: int) -> None:
+        self.data = data
+        self.first = first
+        ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 0x0A) + 1
+        if not data.endswith(b"\n"):
+            ends = np.append(ends, len(data))
+        self.starts, self.stops = np.concatenate([[0], ends[:-1]]), ends
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def filled(self) -> npt.NDArray[np.int64]:
+        """The numbers of those that are not empty."""
+        spans = enumerate(zip(self.starts.tolist(), self.stops.tolist(), strict=True), self.first)
+        return np.array([n for n, (start, stop) in spans if self.data[start:stop].strip(b" \t\r\n")], np.int64)
+
+    def part(self, start: int, stop: int) -> Lines:
+        """The lines [start, stop), counted from 0, or as many of them as there are."""
+        stop = min(stop, len(self))
+        if (start, stop) == (0, len(self)):
+            return self
+        return Lines(self.data[self.starts[start] : self.stops[stop - 1]], self.first + start)
+
+
+def split_lines(block: Block, rows: int) -> Iterator[Lines]:
+    """The lines of a block, up to so many at once."""
+    lines = Lines(block.data, block.line)
+    for start in range(0, len(lines), rows):
+        yield lines.part(start, start + rows)
+
+
+def parse_fast(lines: Lines, tree: Tree, *, closed: bool) -> pa.Table | None:
+    """Lines as Arrow's parser reads them, if it reads each line as one object and every value as of the type asked for.
+
+    Args:
+        lines: to parse.
+        tree: names and types of the columns.
+        closed: whether an object with another name is not to be read.
+    """
+    records = _plain_objects(lines)
+    if records is None:
+        return None
+    parse = pajson.ParseOptions(
+        explicit_schema=pa.schema(_fields(tree)), unexpected_field_behavior="error" if closed else "ignore"
+    )
+    read = pajson.ReadOptions(block_size=len(lines.data) + 1, use_threads=False)
+    try:
+        table = pajson.read_json(pa.BufferReader(lines.data), read_options=read, parse_options=parse)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+    return table.combine_chunks() if table.num_rows == records else None
+
+
+def _fields(tree: Mapping[str, Any]) -> list[pa.Field]:
+    return [
+        pa.field(name, pa.struct(_fields(entry)) if isinstance(entry, dict) else entry) for name, entry in tree.items()
+    ]
+
+
+def _plain_objects(lines: Lines) -> int | None:
+    """How many lines are not empty, if each of these starts and ends as an object does.
+
+    Then no object goes over a line end: behind the ``}`` that ends the first line neither ``,`` nor ``}`` would come,
+    but the ``{`` of the next. So there are as many objects as lines only if each line is one.
+    """
+    data = lines.data
+    letters = np.frombuffer(data, np.uint8)
+    ends = lines.stops - (letters[lines.stops - 1] == 0x0A)
+    if b"\r" in data:
+        ends = ends - ((ends > lines.starts) & (letters[ends - 1] == 0x0D))
+    filled = ends > lines.starts
+    starts, ends = lines.starts[filled], ends[filled]
+    if not len(starts) or np.any(letters[starts] != 0x7B) or np.any(letters[ends - 1] != 0x7D):
+        return None
+    if b"Inf" in data and _INF.search(data):
+        return None
+    try:
+        data.isascii() or data.decode()
+    except UnicodeDecodeError:
+        return None
+    return len(starts)
+
+
+def make_decoder(number: Callable[[str], Any], integer: Callable[[str], Any]) -> json.JSONDecoder:
+    """A decoder that makes of numbers what these functions do."""
+
+    def finite(make: Callable[[str], Any]) -> Callable[[str], Any]:
+        def convert(text: str) -> Any:
+            if isinf(float(text)):  # Arrow refuses it too, whatever column it is in
+                raise ValueError(f"the number {text[:20]} is beyond what a float64 holds")
+            return make(text)
+
+        return convert
+
+    return json.JSONDecoder(
+        parse_float=finite(number), parse_int=finite(integer), parse_constant=number, object_pairs_hook=_object
+    )
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return result
+
+
+def decode_document(decoder: json.JSONDecoder, text: str) -> Any:
+    """The value of a text.
+
+    Raises:
+        ValueError: it is no JSON, or holds half a surrogate pair.
+        RecursionError: it is nested too deeply.
+    """
+    value = decoder.decode(text)
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("half a surrogate pair is no character") from error
+    return value
+
+
+def decode_lines(
+    path: str, lines: Lines, decoder: json.JSONDecoder, reject: Reject
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each line's number and its object; those that are none are rejected, empty lines passed over."""
+    for number, (start, stop) in enumerate(zip(lines.starts.tolist(), lines.stops.tolist(), strict=True), lines.first):
+        data = lines.data[start:stop]
+        try:
+            text = data.decode().strip(" \t\r\n")
+            if not text:
+                continue
+            if text.startswith("["):
+                raise ValueError("it is no object in braces but begins a list; jq -c '.[]' FILE makes lines of it")
+            if text == "{":
+                raise ValueError("the object goes on in other lines; jq -c . FILE writes each as a line")
+            value = decode_document(decoder, text)
+            if not isinstance(value, dict):
+                raise ValueError("it is no object in braces")
+        except UnicodeDecodeError as error:
+            reject(not_utf8(path, number, error))
+        except RecursionError:
+            reject(_bad(path, number, "it is nested too deeply"))
+        except json.JSONDecodeError as error:
+            reject(_bad(path, number, f"{error.msg} at character {error.pos + 1}"))
+        except ValueError as error:
+            reject(_bad(path, number, str(error)))
+        else:
+            yield number, value
+
+
+def _bad(path: str, line: int, reason: str) -> BadRecord:
+    return BadRecord(path=path, place=f"line {line}", reason=f"no JSON object: {reason}")

@@ -1,0 +1,195 @@
+"""One line for what a store's client raised: what is wrong, and what to do about it."""
+
+from __future__ import annotations
+
+import errno
+import re
+
+from .retry import causes, error_code, error_number, is_unknown_host, redirects_for_ever, refuses_tls, s3_reply
+from .s3.timeouts import NoS3Error
+from .urls import S3, WEB
+
+__all__ = ["NO_MORE_PROCESSES", "explain", "refuses_processes"]
+
+_DENIALS = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessControlException")
+_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired", "InvalidToken")
+_ELSEWHERE = ("301", "307", "PermanentRedirect", "TemporaryRedirect", "IllegalLocationConstraintException")
+_OTHER_REGION = ("AuthorizationHeaderMalformed", "AuthorizationQueryParametersError")
+_NO_HTTP = ("Bad status line", "Bad HTTP", "Invalid header", "Got more than", "Expected HTTP/")  # aiohttp's parser
+_BUSY = ("SlowDown", "ServiceUnavailable", "503", "429", "TooManyRequests")
+_ARCHIVES = ("zip", "tar", "libarchive", "rar")
+_PROTOCOLS = "name a path of this machine, s3://, hdfs://, gs://, az://, https://, or another that fsspec opens"
+_DISK = {
+    errno.ENOSPC: "the disk is full; free space or choose another folder",
+    errno.EDQUOT: "the disk quota is used up; free space or choose another folder",
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.EFBIG: "the file is larger than this process or file system may write; raise the limit (ulimit -f), or ask "
+    "for more --shards",
+    errno.EISDIR: "it is a folder, where a file must be; check the path",
+    errno.ENAMETOOLONG: "its name is longer than the file system takes; check the path",
+    errno.ENOTDIR: "a name in its path is that of a file, or of a link that leads nowhere, where a folder must be; "
+    "check the path",
+    errno.EMFILE: "too many open files; raise the limit (ulimit -n)",
+}
+NO_MORE_PROCESSES = (
+    "this machine begins no more processes or threads; use fewer --workers, or raise the limit (ulimit -u, or that of "
+    "processes in the container)"
+)
+_REFUSALS = ("can't start new thread", "Failed to launch worker thread")  # Python's RuntimeError, Arrow's
+_HDFS = {
+    "QuotaExceeded": "the quota of the folder is used up; free space or choose another folder",
+    "could only be replicated to 0 nodes": "no DataNode takes data: they are down or full",
+    "InvalidPathException": "HDFS takes no such path: none with ':' or '//' in it, and none through '.' or '..'",
+    "SafeModeException": "the NameNode is in safe mode; wait until it has left it",
+    "All DataNodes failed": "the DataNodes that hold the file do not answer",
+    "All nodes failed": "the DataNodes do not answer",
+    "Failed to complete file in time": "the DataNodes do not answer",
+    "no answer within": "the NameNode takes the connection and does not answer; see whether it is stopped, overloaded "
+    "or behind a firewall (hdfs dfsadmin -report)",
+    "Connection refused (os error": "the NameNode or a DataNode is down",
+    "Connection refused": "no NameNode answers there; check host and port, and that it runs",
+}
+
+
+def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
+    """What is wrong and what to do about it, in one line.
+
+    Args:
+        error: as the client raised it.
+        protocol: of the store.
+        writing: whether something was being written: then an unknown file is an unknown bucket or folder.
+
+    >>> explain(OSError(28, "No space left on device"), "file", writing=True)
+    'the disk is full; free space or choose another folder'
+    """
+    name, text = type(error).__name__, str(error)
+    if writing and isinstance(error, NotImplementedError):  # so fsspec says of stores that are only read
+        return "nothing can be written to such a store; name a folder on a local disk, S3, HDFS, GCS or Azure"
+    if "Protocol not known" in text:  # of fsspec's registry
+        return f"no file system is called {text.rpartition(' ')[2]!r}; {_PROTOCOLS}"
+    if protocol in _ARCHIVES and isinstance(error, IsADirectoryError):  # fsspec takes no archive for the current folder
+        return f"no archive is named; name one after ::, as in {protocol}://PATH::ARCHIVE"
+    if "multiple values for keyword argument 'host'" in text:  # fsspec opens chains to such stores no more
+        return "what lies on a store whose URL has a host, such as HDFS, is opened by no chain; copy it to a local disk"
+    if of_the_server := _of_the_server(error, protocol):
+        return of_the_server
+    if protocol in S3 and (told := re.search(r"Invalid bucket name \"(.*?)\":", text)):  # botocore asks nobody
+        return f"no bucket can be called {told[1]!r}; check the URL"
+    code = error_code(error)
+    if code in _EXPIRED:
+        goes_on = ": it goes on where it stopped" if writing else ""
+        return f"the credentials have expired ({code}); renew them and start the same command again{goes_on}"
+    if code == "RequestTimeTooSkewed":
+        return "the clock of this machine is wrong; set it"
+    if protocol in S3 and (refused := _refused(error, code)):
+        return refused
+    if isinstance(error, FileNotFoundError):
+        return _missing(protocol)
+    if "NoCredentials" in f"{name} {text}":
+        return (
+            "permission denied, for no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+            "AWS_PROFILE, or FSSPEC_S3_ANON=true for a public bucket"
+        )
+    if (
+        isinstance(error, PermissionError)
+        or "Permission denied" in text
+        or any(w in f"{name} {text}" for w in _DENIALS)
+    ):
+        return f"permission denied; {_remedy(protocol)}"
+    number = error_number(error)
+    if number in _DISK:
+        return _DISK[number]
+    if protocol == "hdfs":
+        for mark, meaning in _HDFS.items():
+            if mark in text:
+                return meaning
+    if code in _BUSY:
+        return f"the store asks for fewer requests ({code}); use fewer --workers, or try later"
+    if not text and any(kind.__name__ == "TimeoutError" for kind in type(error).__mro__):  # asyncio has its own, too
+        return f"no answer came in time ({name})"
+    if code:
+        name, text = code, re.sub(r"^\[Errno \d+\] ", "", text)
+    line = " ".join(re.split(r"\n|\\n", text)[0].split())  # HDFS clients append a Java stack trace
+    return f"{name}: {line[:300]}" if line else name
+
+
+def refuses_processes(error: BaseException) -> bool:
+    """Whether an error says that no process or thread could be begun.
+
+    >>> refuses_processes(RuntimeError("can't start new thread")), refuses_processes(BlockingIOError(11, "fork"))
+    (True, True)
+    """
+    if isinstance(error, BlockingIOError) or any(refusal in str(error) for refusal in _REFUSALS):
+        return True
+    return error.__context__ is not None and refuses_processes(error.__context__)  # cleaning up fails next
+
+
+def _of_the_server(error: BaseException, protocol: str) -> str:
+    """What is wrong with a server as such, whatever it was asked; empty if nothing is known to be."""
+    where = "the endpoint (AWS_ENDPOINT_URL)" if protocol in S3 else "the URL"
+    if isinstance(error, NoS3Error):
+        return f"what answers there is no S3 store, but sends {error}; check {where}: its host and its port"
+    if is_unknown_host(error):
+        return f"no host of that name is known here; check {where}"
+    if refuses_tls(error):
+        told = re.search(r"certificate verify failed: ([^(\]]*[^(\] ])", " ".join(str(link) for link in causes(error)))
+        if not told:
+            return f"the server speaks no TLS there, or another version; check {where}, its scheme and its port"
+        setting = "AWS_CA_BUNDLE" if protocol in S3 else "SSL_CERT_FILE"
+        return (
+            f"the server's certificate is not trusted ({told[1]}); if it is right, name a file with the certificate of "
+            f"its authority ({setting})"
+        )
+    if protocol in S3 and (isinstance(error, RecursionError) or redirects_for_ever(error)):  # botocore follows, too
+        return f"the store redirects to no place that it names; check the region (AWS_DEFAULT_REGION) and {where}"
+    if redirects_for_ever(error):
+        return f"the server redirects in circles, as some do to ask for a login; check {where}"
+    if any(
+        type(link).__name__ == "ClientResponseError" and mark in str(link)
+        for link in causes(error)
+        for mark in _NO_HTTP
+    ):
+        return f"what answers there speaks no HTTP; check {where}, its scheme and its port"
+    return ""
+
+
+def _refused(error: BaseException, code: str) -> str:
+    """What S3 means by a refusal whose code alone does not tell; empty if there is no more to say."""
+    reply = s3_reply(error)
+    about = reply.get("ResponseMetadata", {})
+    if code in _ELSEWHERE or code in _OTHER_REGION:
+        region = reply["Error"].get("Region") or about.get("HTTPHeaders", {}).get("x-amz-bucket-region", "")
+        told = f", {region}" if region else ""
+        return (
+            f"the bucket is in another region{told}, or at another endpoint ({code}); set AWS_DEFAULT_REGION or "
+            "AWS_ENDPOINT_URL"
+        )
+    status = about.get("HTTPStatusCode")
+    if code == "400":  # a reply without a body, as to HEAD
+        return (
+            "the store refuses the request and does not say why (400 Bad Request); the credentials may have expired: "
+            "renew them; or the region may be wrong (AWS_DEFAULT_REGION)"
+        )
+    if code in ("405", "MethodNotAllowed", "501", "NotImplemented"):
+        return f"the server takes no such requests ({code}); check that the endpoint (AWS_ENDPOINT_URL) is one of S3"
+    if status in (401, 403) and code in ("", "401"):
+        return f"permission denied; {_remedy('s3')}"
+    if status is not None and not code:  # a page of a proxy, or of a web server
+        return f"the server answers {status}, and not as S3 does; check the endpoint (AWS_ENDPOINT_URL)"
+    return ""
+
+
+def _missing(protocol: str) -> str:
+    if protocol in S3:
+        return "the bucket does not exist; create it first, or check its name and the endpoint (AWS_ENDPOINT_URL)"
+    return "there is no such file or folder"
+
+
+def _remedy(protocol: str) -> str:
+    if protocol in S3:
+        return "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or AWS_PROFILE, and the rights they have"
+    if protocol == "hdfs":
+        return "check the folder's owner and mode, and HADOOP_USER_NAME"
+    if protocol in WEB:
+        return "a signed link may have expired; else name user and password in the URL"
+    return "check the rights of the folder"

@@ -1,0 +1,112 @@
+"""Storage that asks before each write, and before each attempt at one, whether its process may still write there.
+
+A process that stood still, or whose store did, may have been taken over: what it had begun must not come to pass then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import pyarrow as pa
+
+from ..errors import DestinationError
+from .atomic_files import Bytes, Draft
+from .lease import Lease, lost_to, read_holder
+from .storage import Storage
+
+__all__ = ["FencedStorage", "fenced", "fenced_for_workers"]
+
+T = TypeVar("T")
+_READS = ("read", "list", "look for", "reach", "open")
+_SURE_SECONDS = 5.0  # for which a process believes what it saw: others wait for 30 s before they take over
+_seen: dict[str, float] = {}  # when this process saw the mark of a token
+
+
+class Fence(Protocol):
+    """What knows whether a process may write."""
+
+    def guard(self) -> None:
+        """Raise DestinationError if it may not."""
+
+
+@dataclass(frozen=True, slots=True)
+class FencedStorage(Storage):
+    """A folder whose every change is asked for first."""
+
+    fence: Fence = field(kw_only=True, compare=False)
+
+    def run(self, verb: str, path: str, operation: Callable[[], T]) -> T:
+        """See `Location`."""
+        if verb in _READS:
+            return Storage.run(self, verb, path, operation)
+
+        def attempt() -> T:
+            self.fence.guard()
+            return operation()
+
+        return Storage.run(self, verb, path, attempt)
+
+    def create(self, path: str, data: bytes) -> None:
+        """See `Storage`."""
+        self.fence.guard()
+        Storage.create(self, path, data)
+
+    def write_all(self, files: Mapping[str, bytes | pa.Buffer]) -> None:
+        """See `Storage`."""
+        self.fence.guard()  # here, so that not each of the threads has to ask
+        Storage.write_all(self, files)
+
+    def _draft(self, path: str, *, durable: bool = True) -> Draft:
+        return _FencedDraft(Storage._draft(self, path, durable=durable), self.fence)
+
+
+@dataclass(frozen=True)
+class _FencedDraft:
+    draft: Draft
+    fence: Fence
+
+    def write(self, *pieces: Bytes) -> None:
+        self.draft.write(*pieces)
+
+    def commit(self, *, exclusive: bool = False) -> None:
+        self.fence.guard()
+        self.draft.commit(exclusive=exclusive)
+
+    def discard(self) -> None:
+        self.draft.discard()
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """The mark of a lease, as processes see it that do not hold it themselves."""
+
+    storage: Storage
+    token: str
+
+    def guard(self) -> None:
+        if time.monotonic() - _seen.get(self.token, -_SURE_SECONDS) < _SURE_SECONDS:
+            return
+        asked = time.monotonic()
+        if lost := lost_to(self.storage, read_holder(self.storage), self.token):
+            raise DestinationError(lost)
+        _seen[self.token] = asked
+
+
+def fenced(storage: Storage, lease: Lease) -> FencedStorage:
+    """The storage of who holds a lease."""
+    return FencedStorage(storage.url, storage.options, storage.retries, fence=lease)
+
+
+def fenced_for_workers(storage: Storage, destination: Storage, lease: Lease) -> FencedStorage:
+    """The same for the processes that work for it, on this machine or others.
+
+    Args:
+        storage: to write to.
+        destination: that the lease is of.
+        lease: held.
+    """
+    place = Storage(destination.locate(), destination.options, destination.retries)  # they may have another folder
+    return FencedStorage(storage.locate(), storage.options, storage.retries, fence=_Mark(place, lease.token))

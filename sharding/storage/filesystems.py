@@ -1,0 +1,131 @@
+"""The fsspec file system of a URL: one for all threads of a process, and without retries of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+from urllib.parse import urlsplit
+from weakref import WeakSet
+
+import fsspec
+
+from ..errors import StorageError
+from .hdfs import BoundedClient
+from .s3.timeouts import bound_requests
+from .urls import S3, WEB
+
+__all__ = ["filesystem"]
+
+
+_RPC_TIMEOUT = "ipc.client.rpc-timeout.ms"  # Hadoop's own name for how long a NameNode may take to answer
+_ENVIRONMENT = ("AWS_", "HADOOP_", "HDFS_")  # what the clients below read besides their options
+# The clients' own retries would multiply ours: s3fs makes 5 of botocore's 5 each, and HDFS waits for three minutes.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "s3": {
+        "use_listings_cache": False,
+        "max_concurrency": 1,  # else each read asks for the size first
+        "config_kwargs": {"retries": {"total_max_attempts": 1}, "max_pool_connections": 32},
+    },
+    "hdfs": {
+        "dfs.client.failover.max.attempts": "3",
+        "dfs.client.failover.sleep.max.millis": "500",
+        "dfs.client.socket-timeout": "15000",  # a minute by default; s3fs waits as long for a reply
+        _RPC_TIMEOUT: "30000",  # the client itself knows none: see `bounded.py`
+    },
+}
+
+
+_hdfs_pids: set[int] = set()  # the process that began to use HDFS: in one that was forked from it all calls hang
+_hdfs_clients: WeakSet[fsspec.AbstractFileSystem] = WeakSet()
+
+
+def filesystem(url: str, protocol: str, options: Mapping[str, Any]) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The file system and the path of the URL in it.
+
+    fsspec's own cache keeps a client a thread, which takes 0.1 s to make for S3, and does not look at the environment.
+
+    Raises:
+        StorageError: on HDFS, if this process was forked from one that has used it.
+    """
+    kind = "s3" if protocol in S3 else protocol
+    if kind in WEB:
+        from .http import WebFileSystem  # aiohttp takes 0.1 s to import
+
+        return WebFileSystem(**options), url.rstrip("/")
+    if kind not in _OPTIONS:
+        fs, path = fsspec.url_to_fs(url, **options)
+        return fs, path.rstrip("/")
+    place = ""
+    if kind == "hdfs":
+        place = urlsplit(url).netloc
+        _hdfs_pids.add(os.getpid())
+        if len(_hdfs_pids) > 1:
+            raise StorageError(
+                f"cannot open {url}: this process was forked from one that has used HDFS, and the client's threads are "
+                "not there in it: start such processes anew, as by multiprocessing.get_context('spawn')"
+            )
+    environment = tuple(item for item in sorted(os.environ.items()) if item[0].startswith(_ENVIRONMENT))
+    fs = _connect(kind, place, _Options(options), environment, os.getpid())
+    return fs, fs._strip_protocol(url).rstrip("/")
+
+
+class _Options:
+    """Options as a key: they need not hash themselves."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options = options
+        self._key = repr(sorted(options.items()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Options) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+@lru_cache(maxsize=16)
+def _connect(
+    kind: str, place: str, options: _Options, environment: tuple[tuple[str, str], ...], pid: int
+) -> fsspec.AbstractFileSystem:
+    """A client; the environment and the process are part of the key alone."""
+    merged = {**_OPTIONS[kind], **options.options}
+    if kind == "s3":
+        config = options.options.get("config_kwargs", {})
+        merged["config_kwargs"] = {**_OPTIONS[kind]["config_kwargs"], **config}
+    fs, _ = fsspec.url_to_fs(f"{kind}://{place}", skip_instance_cache=True, **merged)
+    if kind == "s3":
+        # Its own defaults, which the bounds of docs/faults.md reckon with. Not as options, by which `fast.py` judges.
+        fs.connect_timeout, fs.read_timeout = 5, 15
+        fs.retries = 1
+        bound_requests(fs)
+    if kind == "hdfs":
+        _register_at_fork()
+        _hdfs_clients.add(fs)
+        fs._strip_protocol = _hdfs_path
+        fs.client.inner = BoundedClient(fs.client.inner, int(merged[_RPC_TIMEOUT]) / 1000)
+    return fs
+
+
+def _hdfs_path(path: str) -> str:
+    """The path of a URL of HDFS, or of a path: the client's own ends at the first ``#``, ``?`` or ``;`` of a name.
+
+    >>> _hdfs_path("hdfs://namenode:8020/photos/a.jpg?w=200#2"), _hdfs_path("hdfs://namenode"), _hdfs_path("/a;b")
+    ('/photos/a.jpg?w=200#2', '/', '/a;b')
+    """
+    return "/" + path.partition("://")[2].partition("/")[2] if "://" in path else path or "/"
+
+
+@lru_cache(maxsize=1)
+def _register_at_fork() -> None:
+    os.register_at_fork(after_in_child=_leave_clients_to_the_parent)
+
+
+def _leave_clients_to_the_parent() -> None:
+    """Never free a client of HDFS here, neither let go of nor as garbage: that waits for threads of the parent's."""
+    for fs in _hdfs_clients:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(fs))
+    gc.freeze()

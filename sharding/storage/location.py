@@ -1,0 +1,147 @@
+"""A folder by its URL: how it is reached, and what its errors mean. What is done in it is in `storage.py`."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import fsspec
+
+from ..errors import ConfigError, DestinationError, RingfeedError, StorageError
+from .error_messages import explain
+from .filesystems import filesystem
+from .retry import Exhausted, RetryPolicy, retry
+from .s3.timeouts import NoS3Error
+from .urls import OBJECT_STORES, S3, public_url, url_text
+
+__all__ = [
+    "Location",
+]
+
+T = TypeVar("T")
+
+_INSTALL_HINTS = {"hdfs": "ringfeed[hdfs]", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
+_CONNECT_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A folder, by its URL.
+
+    Attributes:
+        url: of the folder; a path is taken, too.
+        options: of the fsspec file system.
+        retries: how often and how long each operation is tried where its error may pass.
+    """
+
+    url: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    retries: RetryPolicy = field(default_factory=RetryPolicy)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "url", url_text(self.url, "a folder"))
+
+    @property
+    def protocol(self) -> str:
+        """``file``, ``s3``, ``hdfs``, ..."""
+        match = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*)(://|::)", self.url)
+        return match.group(1).lower() if match else "file"
+
+    @property
+    def local_path(self) -> Path | None:
+        """The folder as a path of this machine, or None if it is elsewhere."""
+        if self.protocol != "file":
+            return None
+        path = re.sub(r"^file:(//)?", "", self.url, flags=re.IGNORECASE)
+        return Path(os.path.abspath(os.path.expanduser(path)))
+
+    @property
+    def is_object_store(self) -> bool:
+        """Whether it has keys and no folders: one write is atomic there, and nothing can be renamed."""
+        return self.protocol in OBJECT_STORES
+
+    def locate(self, path: str = "") -> str:
+        """The URL of a file of the folder, for messages and other programs."""
+        base = str(self.local_path or self.url.rstrip("/"))
+        return f"{base}/{path}" if path else base
+
+    def check_reachable(self) -> None:
+        """Fail early where a first request would hang: an HDFS client waits for minutes for a NameNode that is down."""
+        with self.errors("reach", ""):
+            if self.protocol == "hdfs" and (address := urlsplit(self.url)).port:
+                socket.create_connection((address.hostname or "", address.port), _CONNECT_SECONDS).close()
+
+    def check_writable(self) -> None:
+        """`check_reachable`, and that nothing else has the folder's name.
+
+        And that the bucket is there: some S3 servers make one of a mistyped name.
+
+        Raises:
+            DestinationError: a file has its name, or a link that leads nowhere.
+        """
+        self.check_reachable()
+        path = self.local_path
+        if path is not None and os.path.lexists(path) and not os.path.isdir(path):
+            what = "a file" if os.path.exists(path) else "a link that leads nowhere"
+            raise DestinationError(f"the destination {path} is {what}; name a folder")
+        if self.protocol in S3:
+            fs, root = self.filesystem()
+            bucket, _, prefix = root.partition("/")
+            prefix = f"{prefix}/" if prefix else ""
+
+            def look() -> None:
+                reply = fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=1)
+                if not reply.keys() & {"Name", "IsTruncated", "KeyCount"}:
+                    raise NoS3Error("nothing that is a listing")
+
+            self.run("reach", "", look)
+
+    def filesystem(self) -> tuple[fsspec.AbstractFileSystem, str]:
+        """The fsspec file system, the same for all threads, and the folder's path in it; use it in `run`."""
+        if self.protocol in S3 and not self.url.partition("://")[2].partition("/")[0]:
+            raise ConfigError(f"{self.url} names no bucket; name one, as in {self.protocol}://bucket/path")
+        with self.errors("open", ""):
+            return filesystem(self.locate(), self.protocol, self.options)
+
+    @contextmanager
+    def errors(self, verb: str, path: str) -> Iterator[None]:
+        """Turn what the many clients raise into one error with one line."""
+        try:
+            yield
+        except RingfeedError:  # it says it all already
+            raise
+        except Exception as error:
+            cause = (error.__cause__ or error) if isinstance(error, Exhausted) else error
+            raise self._translated(error, cause, verb, path) from cause
+
+    def _translated(self, error: Exception, cause: BaseException, verb: str, path: str) -> Exception:
+        where = public_url(self.locate(path))
+        if isinstance(error, ImportError):
+            package = _INSTALL_HINTS.get(self.protocol, self.protocol)
+            return StorageError(f"cannot open {where}: install its client with: pip install '{package}'")
+        if isinstance(error, FileExistsError) and verb == "create":
+            return FileExistsError(f"there is a file {where} already")
+        if isinstance(error, FileNotFoundError) and verb not in ("write", "create") and path:
+            return FileNotFoundError(f"there is no file {where}")
+        if isinstance(error, Exhausted):
+            said = cause if isinstance(cause, RingfeedError) else self._error(verb, where, cause)
+            tried = f"{error}; if the store and the network are well again, start the same command again"
+            return StorageError(f"{said} ({tried})")
+        return self._error(verb, where, error)
+
+    def _error(self, verb: str, where: str, error: BaseException) -> StorageError:
+        verb = "write" if verb == "create" else verb
+        reason = explain(error, self.protocol, writing=verb in ("write", "move"))
+        return StorageError(f"cannot {verb} {where}: {reason}")
+
+    def run(self, verb: str, path: str, operation: Callable[[], T]) -> T:
+        """Do something with the `filesystem` that may be done twice: repeated, and its errors translated, as here."""
+        with self.errors(verb, path):
+            return retry(operation, self.retries, about=lambda: f"cannot {verb} {public_url(self.locate(path))}")

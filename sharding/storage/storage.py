@@ -1,0 +1,394 @@
+"""A folder on any file system that fsspec opens: atomic writes, whole reads, and errors that say what to do.
+
+The one place that knows how stores differ, with `location.py` and `clients.py` below it, and `drafts.py` and `s3.py`
+for writing. Errors that may pass are retried (`retry.py`), and what was written remotely is looked at. Not here:
+checksums, manifests.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, Any, TypeAlias, cast
+
+import pyarrow as pa
+
+from ..errors import PageError, RangesError, StorageError
+from .atomic_files import Bytes, Draft, LocalDraft, RemoteDraft, SpooledDraft
+from .location import Location
+from .retry import IncompleteError
+from .s3.fast_reads import copy_object, read_object
+from .s3.writes import SINGLE_BYTES, S3Draft, abort_upload, create_object, list_uploads, put_object
+from .streams import ForwardReader, RangeReader, Sink
+from .urls import S3, WEB, given_url, public_url
+
+__all__ = ["Place", "Storage", "public_url", "storage_of"]
+
+_READ_AHEAD_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Storage(Location):
+    """A folder, and the files in it. Every path given to a method is relative to it.
+
+    Raises:
+        StorageError: from any method, when the store refuses or fails; a missing file is FileNotFoundError from
+            `read`, `map` and `open_input`.
+    """
+
+    def folder(self, name: str) -> Storage:
+        """A folder of this folder, with its options and retries; a plain `Storage`, whatever this is."""
+        return Storage(self.locate(name), self.options, self.retries)
+
+    def read(self, path: str) -> bytes:
+        """The whole of a file."""
+        if self.local_path is not None:
+            local = self.local_path / path
+            return self.run("read", path, local.read_bytes)
+        fs, root = self.filesystem()
+        data: bytes = self.run("read", path, lambda: fs.cat_file(f"{root}/{path}"))
+        return data
+
+    def map(self, path: str) -> pa.Buffer:
+        """The whole of a file, memory-mapped where it is local; from S3 the fastest way that is installed."""
+        if self.protocol in S3:
+            fs, root = self.filesystem()
+            data = self.run("read", path, lambda: read_object(fs, f"{root}/{path}") or fs.cat_file(f"{root}/{path}"))
+            return pa.py_buffer(data)
+        folder = self.local_path
+        if folder is None:
+            return pa.py_buffer(self.read(path))
+        with self.errors("read", path):
+            file = os.path.join(folder, path)
+            return pa.memory_map(file).read_buffer() if os.path.getsize(file) else pa.py_buffer(b"")
+
+    def copy_out(self, path: str, take: Callable[[Any], None]) -> bool:
+        """Hand on the bytes of a file piece by piece as they arrive, if what can do that is installed.
+
+        Args:
+            path: of the file.
+            take: is called with each piece, which it may keep.
+
+        Returns:
+            False if it did not go well; then `map` tells why, or does it.
+
+        Raises:
+            Exception: what `take` raises.
+        """
+        if self.protocol not in S3:
+            return False
+        fs, root = self.filesystem()
+        return copy_object(fs, f"{root}/{path}", take)
+
+    def write(self, path: str, data: bytes | pa.Buffer, *, durable: bool = True) -> None:
+        """Write a file so that it is there whole or not at all; one that exists is replaced.
+
+        Args:
+            path: of the file.
+            data: its content.
+            durable: whether it must outlast a power cut; else a local disk need not be waited for.
+        """
+        self.run("write", path, lambda: self._put(path, data, durable=durable))
+
+    def create(self, path: str, data: bytes) -> None:
+        """Write a file that is not there yet: of many that try at the same time, one succeeds.
+
+        Held by local disks, S3, GCS and HDFS; on other stores two creators may both succeed if neither sees the
+        other's file in time.
+
+        Raises:
+            FileExistsError: there is such a file; it is left as it is.
+        """
+        if self.protocol not in S3:
+            self.run("create", path, lambda: self._put(path, data, exclusive=True))
+            return
+        fs, root = self.filesystem()
+        with self.errors("create", path):
+            create_object(fs, f"{root}/{path}", data, self.retries)
+
+    def read_range(self, path: str, start: int, end: int) -> bytes:
+        """The bytes [start, end) of a file that has as many.
+
+        Raises:
+            RangesError: the store sends all of the file.
+        """
+        fs, root = self.filesystem()
+        url = f"{root}/{path}"
+
+        def read() -> bytes:
+            quick = read_object(fs, url, (start, end)) if self.protocol in S3 else None
+            data = quick.to_pybytes() if quick else self._cat_range(fs, url, start, end)
+            if len(data) > end - start:
+                raise self._ranges_error(path)
+            if len(data) != end - start:
+                size = fs.info(url)["size"]
+                if size is not None and size < end:
+                    raise EOFError(f"it has {size} bytes, and those from byte {start} to {end} are asked for")
+                raise IncompleteError(f"{len(data)} bytes arrived of the {end - start} from byte {start} on")
+            return data
+
+        return self.run("read", path, read)
+
+    def _cat_range(self, fs: Any, url: str, start: int, end: int) -> bytes:
+        if self.protocol == "hdfs":
+            with fs.open(url) as file:
+                if start > file.size:  # a seek to there is a panic of hdfs-native, which is no Exception
+                    return b""
+                file.seek(start)
+                part: bytes = file.read(end - start)
+                return part
+        data: bytes = fs.cat_file(url, start=start, end=end)
+        return data
+
+    @contextmanager
+    def open_input(self, path: str, *, read_ahead: bool = True) -> Iterator[IO[bytes]]:
+        """A file to seek and read in, closed when the body ends.
+
+        Args:
+            path: of the file.
+            read_ahead: reads from remote stores fetch 4 MiB at least, which the next small ones are served from; else
+                each is a request for what is asked for.
+        """
+        if self.local_path is not None:
+            with self.errors("read", path):
+                # Not mapped: an I/O error of a mapped file, or its truncation, kills the process.
+                file = pa.OSFile(str(self.local_path / path))
+            with file:
+                yield file
+            return
+        with self._open_raw(path) as raw:
+            if read_ahead:
+                with io.BufferedReader(raw, _READ_AHEAD_BYTES) as buffered:
+                    yield buffered
+            else:
+                yield cast(IO[bytes], raw)
+
+    def _open_raw(self, path: str) -> io.RawIOBase:
+        """A file by ranges; of a web server that sends none all of it, at once if it is small."""
+        fs, root = self.filesystem()
+        url = f"{root}/{path}"
+        info: dict[str, Any] = self.run("read", path, lambda: fs.info(url))
+        size = info["size"]
+        is_web = self.protocol in WEB
+        if is_web and info.get("mimetype") == "text/html" and self.run("read", path, lambda: fs.sends_page(url)):
+            raise PageError.of(public_url(self.locate(path)))
+        if not is_web or (
+            size is not None
+            and (not size or info.get("partial") or self.run("read", path, lambda: fs.sends_parts(url)))
+        ):
+            return RangeReader(partial(self.read_range, path), size)
+        if size is not None and size <= _READ_AHEAD_BYTES:
+            data = self.read_range(path, 0, size)
+            return RangeReader(lambda start, end: data[start:end], size)
+        return ForwardReader(
+            lambda: fs.stream(url), size, partial(self.run, "read", path), partial(self._ranges_error, path)
+        )
+
+    def _ranges_error(self, path: str) -> RangesError:
+        return RangesError.of(public_url(self.locate(path)))
+
+    @contextmanager
+    def open_output(self, path: str, *, durable: bool = True) -> Iterator[IO[bytes]]:
+        """A file to stream into. It is there, whole, once the body has ended; if that fails, nothing is.
+
+        One that exists is replaced. For what fits into memory `write` costs fewer requests. `durable` is as there.
+        """
+        with self.errors("write", path):
+            draft = self._draft(path, durable=durable)
+
+        def take(pieces: Sequence[Bytes]) -> None:
+            try:
+                draft.write(*pieces)
+            except Exception:
+                with self.errors("write", path):
+                    raise
+
+        try:
+            with Sink(take) as sink:
+                yield cast(IO[bytes], sink)
+            with self.errors("write", path):
+                draft.commit()
+        except BaseException:
+            draft.discard()
+            raise
+
+    def write_all(self, files: Mapping[str, bytes | pa.Buffer]) -> None:
+        """Write a few files, side by side where each waits for a server (0.5 s a file on HDFS, whatever its size)."""
+        if self.local_path is not None or not files:
+            for path, data in files.items():
+                self.write(path, data)
+            return
+        with ThreadPoolExecutor(len(files)) as pool:
+            for done in [pool.submit(self.write, path, data) for path, data in files.items()]:
+                done.result()
+
+    def sync(self) -> None:
+        """Make the names of all files written outlast a power cut; their contents do so already."""
+        if self.local_path is not None:
+            with self.errors("write", ""):
+                descriptor = os.open(self.local_path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file."""
+        fs, root = self.filesystem()
+        return bool(self.run("look for", path, lambda: fs.exists(f"{root}/{path}")))
+
+    def list(self) -> list[str]:
+        """The paths of all files in the folder and below, sorted; none if there is no folder."""
+        return list(self.sizes())
+
+    def sizes(self) -> dict[str, int]:
+        """The paths and bytes of all files in the folder and below, by one listing, in the order of `list`."""
+        fs, root = self.filesystem()
+
+        def find() -> dict[str, Any]:
+            fs.invalidate_cache()
+            try:
+                found: dict[str, Any] = fs.find(root, detail=True)
+            except FileNotFoundError:
+                return {}
+            return found
+
+        found = sorted(self.run("list", "", find).items())
+        files = ((name, info["size"]) for name, info in found if info["type"] == "file")  # S3 stores may keep folders
+        return {name[len(root) + 1 :]: size for name, size in files if name.startswith(root + "/")}
+
+    def remove(self, path: str) -> None:
+        """Remove a file, if it is there."""
+        fs, root = self.filesystem()
+
+        def remove() -> None:
+            try:
+                fs.rm_file(f"{root}/{path}")
+            except FileNotFoundError:
+                return
+
+        self.run("remove", path, remove)
+
+    def move(self, path: str, target: str) -> None:
+        """Rename a file; the store copies and removes it where it cannot rename."""
+        fs, root = self.filesystem()
+        source, destination = f"{root}/{path}", f"{root}/{target}"
+
+        def move() -> None:
+            try:
+                if self.protocol in S3:  # whose `mv` removes by a bulk request, and does not look at its reply
+                    fs.cp_file(source, destination)
+                    fs.rm_file(source)
+                else:
+                    fs.mv(source, destination)
+            except (FileNotFoundError, FileExistsError):
+                if not repeated or fs.exists(source) or not fs.exists(destination):
+                    raise  # else it was moved before, and the reply was lost
+            except Exception:
+                repeated.append(True)
+                raise
+
+        repeated: list[bool] = []
+        self.run("move", path, move)
+
+    def uploads(self) -> Sequence[tuple[str, str]]:
+        """The paths of uploads to S3 that were begun in the folder and below and have not ended, and their ids.
+
+        Nothing where that may not be asked: it takes a right of its own, and some stores do not tell.
+        """
+        if self.protocol not in S3:
+            return []
+        fs, root = self.filesystem()
+        with suppress(StorageError):
+            return self.run("list", "", lambda: list_uploads(fs, root))
+        return []
+
+    def abort_upload(self, path: str, upload: str) -> None:
+        """Remove what was sent of an upload; whoever goes on with it gets an error."""
+        fs, root = self.filesystem()
+        self.run("remove", path, lambda: abort_upload(fs, f"{root}/{path}", upload))
+
+    def absent_folders(self) -> tuple[str, ...]:
+        """The folder and those above it that are not there yet, the innermost first; object stores have none."""
+        if self.is_object_store:
+            return ()
+        fs, path = self.filesystem()
+
+        def absent(folder: str) -> bool:
+            return bool(folder) and folder != "/" and not fs.exists(folder)
+
+        folders = []
+        while self.run("look for", "", partial(absent, path)):
+            folders.append(path)
+            path = path.rpartition("/")[0]
+        return tuple(folders)
+
+    def remove_folders(self, folders: Sequence[str]) -> None:
+        """Remove folders, as `absent_folders` named them, as far as they are there and empty."""
+        fs, _ = self.filesystem()
+
+        def remove() -> None:
+            for folder in folders:
+                with suppress(FileNotFoundError):  # another was faster
+                    if fs.exists(folder):
+                        if fs.ls(folder, detail=False):
+                            return
+                        fs.rmdir(folder)
+
+        self.run("remove", "", remove)
+
+    def prune(self, folder: str) -> None:
+        """Remove a folder of the folder and those within, if no file lies in any; object stores have none."""
+        if self.is_object_store:
+            return
+        fs, root = self.filesystem()
+        path = f"{root}/{folder}".rstrip("/")
+
+        def prune() -> None:
+            with suppress(FileNotFoundError):  # another was faster
+                if fs.exists(path) and not fs.find(path):
+                    fs.rm(path, recursive=True)
+
+        self.run("remove", folder, prune)
+
+    def _draft(self, path: str, *, durable: bool = True) -> Draft:
+        if self.local_path is not None:
+            return LocalDraft(self.local_path / path, durable=durable)
+        fs, root = self.filesystem()
+        target = f"{root}/{path}"
+        if self.protocol in S3:
+            return S3Draft(fs, target, self.retries)
+        if self.is_object_store:
+            return SpooledDraft(fs, target, self.retries)
+        return RemoteDraft(fs, target, self.retries, renames_exclusively=self.protocol == "hdfs")
+
+    def _put(self, path: str, data: bytes | pa.Buffer, *, exclusive: bool = False, durable: bool = True) -> None:
+        """Write a file at one attempt."""
+        if self.protocol in S3 and len(memoryview(data)) <= SINGLE_BYTES:
+            fs, root = self.filesystem()
+            put_object(fs, f"{root}/{path}", bytes(data))
+            return
+        draft = self._draft(path, durable=durable)
+        try:
+            draft.write(data)
+            draft.commit(exclusive=exclusive)
+        except BaseException:
+            draft.discard()
+            raise
+
+
+Place: TypeAlias = str | os.PathLike[str] | Storage  # a folder, by its URL or path; with options of its file system
+
+
+def storage_of(place: Place) -> Storage:
+    """The storage of a folder, however it is named.
+
+    Raises:
+        ConfigError: that is no name.
+    """
+    return place if isinstance(place, Storage) else Storage(given_url(place, "a folder"))

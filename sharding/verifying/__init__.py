@@ -1,0 +1,3 @@
+"""Check every byte of a dataset, and locate what is damaged."""
+
+__all__: list[str] = []

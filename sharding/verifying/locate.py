@@ -1,0 +1,222 @@
+"""Where in a damaged file the damage lies: which records of a TFRecord shard, which row group and column of a Parquet
+shard, which byte of an index.
+
+Reads the one file, and for an index its shard. Not here: which files are damaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from ..common.checksums import checksum
+from ..dataset.damage import Damage, content_problem, first_difference, kind_of_size, runs, runs_text
+from ..dataset.manifest import Manifest, ShardInfo
+from ..dataset.shard_index import Index, frame_bounds, read_index, rebuild_index
+from ..formats.parquet import RowGroup, read_parquet, row_group_rows, scan_row_groups, write_parquet
+from ..formats.tfrecord import compress
+from ..formats.tfrecord_scan import scan_frames
+from ..messages import counted, some_of
+from ..storage.staging import Measure, staged
+from ..storage.storage import Storage
+
+__all__ = ["encode_again", "locate_in_index", "locate_in_shard"]
+
+
+def locate_in_shard(
+    storage: Storage, manifest: Manifest, shard: ShardInfo, found: Measure, index: Index | None
+) -> Damage:
+    """What is wrong with a shard whose checksum is wrong.
+
+    Args:
+        storage: of the dataset.
+        manifest: of the dataset.
+        shard: as it was written.
+        found: what the file holds.
+        index: of the shard, if it is intact.
+    """
+    damage = _damage(shard, shard.path, found)
+    with staged(storage, shard.path) as stored:
+        if found.bytes > shard.bytes and checksum(stored.slice(0, shard.bytes)) == shard.checksum:
+            added = found.bytes - shard.bytes
+            return replace(
+                damage,
+                offset=shard.bytes,
+                problem=f"{counted(added, 'byte', 'was/were')} added at its end; what was written is intact",
+            )
+        if manifest.shard_format == "parquet":
+            return _in_parquet(damage, stored, manifest, shard)
+        with staged(storage, shard.path, manifest.file_compression) as data:
+            return _in_tfrecord(damage, stored, memoryview(data), manifest, shard, index)
+
+
+def _damage(shard: ShardInfo, path: str, found: Measure) -> Damage:
+    """As far as the sizes of a file tell."""
+    sizes = found.bytes, shard.files[path].bytes
+    return Damage(path=path, split=shard.split, kind=kind_of_size(*sizes), problem=content_problem(*sizes))
+
+
+def _in_tfrecord(
+    damage: Damage, stored: pa.Buffer, data: memoryview, manifest: Manifest, shard: ShardInfo, index: Index | None
+) -> Damage:
+    bounds = frame_bounds(manifest, shard, index)
+    bad = [frame for frame in scan_frames(data, bounds) if frame.problem]
+    if not bad:
+        return _between_records(damage, stored, data, manifest, shard)
+    first = bad[0]
+    numbers = () if any(f.record is None for f in bad) or bounds is None else runs(f.record or 0 for f in bad)
+    damaged = some_of(len(bad), shard.records, "record", "is/are")
+    count = f"{damaged} damaged: {runs_text(numbers)}" if numbers else ""
+    if not numbers and len(bad) > 1:
+        count = f"and {counted(len(bad) - 1, 'more place')}"
+    name = "a record" if first.record is None else f"record {first.record}"
+    of = "" if manifest.compression == "none" else " of the decompressed data"
+    place = f"{name} at offset {first.offset}{of} {first.problem}"
+    return replace(
+        damage,
+        problem=f"{damage.problem} ({place}{'; ' if count else ''}{count})",
+        record=first.record,
+        records=numbers,
+        offset=first.offset,
+    )
+
+
+def _between_records(
+    damage: Damage, stored: pa.Buffer, data: memoryview, manifest: Manifest, shard: ShardInfo
+) -> Damage:
+    """All records that are there are intact: the damage is in what surrounds them."""
+    if manifest.compression == "none":
+        return replace(damage, offset=len(data), problem=f"{damage.problem} (all records that it holds are intact)")
+    original = encode_again(data, manifest, shard)
+    offset = None if original is None else first_difference(memoryview(stored), original)
+    place = "" if offset is None else f", at byte {offset} of the file"
+    return replace(
+        damage, offset=offset, problem=f"{damage.problem} (in what gzip and zlib put around the records{place})"
+    )
+
+
+def _in_parquet(damage: Damage, stored: pa.Buffer, manifest: Manifest, shard: ShardInfo) -> Damage:
+    try:
+        groups = list(scan_row_groups(stored))
+    except ValueError as error:
+        return replace(damage, offset=_footer_offset(stored), problem=f"{damage.problem} ({error})")
+    bad = [group for group in groups if group.damaged]
+    footer = _footer_offset(stored)
+    if bad and not _fill(groups, footer):
+        what = f"in the footer, at offset {footer}: the columns that it names do not fill the file before it"
+        return replace(damage, offset=footer, problem=f"{damage.problem} ({what})")
+    if bad:
+        first = bad[0]
+        damaged = some_of(len(bad), len(groups), "row group", "is/are")
+        count = f"; {damaged} damaged: {runs_text(runs(g.number for g in bad))}"
+        return _in_row_group(damage, first, first.damaged[0], None, count if len(bad) > 1 else "")
+    original = encode_again(stored, manifest, shard)
+    offset = None if original is None else first_difference(memoryview(stored), original)
+    for group in groups if offset is not None else ():
+        for column, (start, stop) in group.columns.items():
+            if start <= (offset or 0) < stop:
+                return _in_row_group(damage, group, column, offset, "; all values can be read")
+    place = footer if offset is None else offset
+    return replace(
+        damage, offset=place, problem=f"{damage.problem} (in the footer, at offset {place}; all values can be read)"
+    )
+
+
+def _fill(groups: Sequence[RowGroup], footer: int) -> bool:
+    """Whether columns lie one behind the other from the magic number to the footer, as they were written."""
+    extents = sorted(extent for group in groups for extent in group.columns.values())
+    starts, stops = [start for start, _ in extents], [stop for _, stop in extents]
+    return [*starts, footer] == [4, *stops]
+
+
+def _in_row_group(damage: Damage, group: RowGroup, column: str, offset: int | None, more: str) -> Damage:
+    offset = group.columns[column][0] if offset is None else offset
+    place = f"row group {group.number}, records {group.first_record}-{group.first_record + group.records - 1}"
+    return replace(
+        damage,
+        problem=f"{damage.problem} ({place}, column {column!r} at offset {offset}{more})",
+        record=group.first_record,
+        row_group=group.number,
+        column=column,
+        offset=offset,
+    )
+
+
+def _footer_offset(stored: pa.Buffer) -> int:
+    """Where the footer of a Parquet file begins, by its own word; its last bytes, if that makes no sense."""
+    size = int.from_bytes(memoryview(stored)[-8:-4], "little")
+    end = max(0, int(stored.size) - 8)
+    return end - size if size < end else end
+
+
+def encode_again(data: pa.Buffer | memoryview, manifest: Manifest, shard: ShardInfo) -> memoryview | None:
+    """The bytes of a shard's file, from what it holds, if that gives the bytes that were written; else None.
+
+    Args:
+        data: a Parquet file whose row groups can be read; or the frames of a compressed TFRecord file.
+        manifest: of the dataset.
+        shard: as it was written.
+    """
+    if manifest.shard_format == "parquet":
+        try:
+            (rows,) = read_parquet(data).combine_chunks().to_batches()
+            again = write_parquet(manifest.schema.conform(rows), manifest.compression, row_group_rows(data))
+            encoded = memoryview(again)
+        except Exception:  # a footer that says other things than were written makes a reader raise anything
+            return None
+    else:
+        encoded = memoryview(compress(bytes(data), manifest.compression))
+    return encoded if checksum(encoded) == shard.checksum else None
+
+
+def locate_in_index(
+    storage: Storage, manifest: Manifest, shard: ShardInfo, found: Measure, *, shard_intact: bool
+) -> Damage:
+    """What is wrong with an index whose checksum is wrong.
+
+    Args:
+        storage: of the dataset.
+        manifest: of the dataset.
+        shard: as it was written.
+        found: what the file holds.
+        shard_intact: whether the shard's data file is as it was written, so that it can be held against it.
+    """
+    damage = _damage(shard, shard.index_path, found)
+    with staged(storage, shard.index_path) as stored:
+        try:
+            index = read_index(stored, manifest)
+            wrong = ""
+        except ValueError as error:
+            index, wrong = None, str(error)
+        original: Index | None = None
+        if shard_intact:
+            with staged(storage, shard.path, manifest.file_compression) as data:
+                original, encoded = rebuild_index(data, manifest, shard.index_bytes)
+            offset = first_difference(memoryview(stored), memoryview(encoded))
+            damage = replace(damage, offset=offset)
+    if index is None:
+        return replace(damage, problem=f"{damage.problem} ({wrong}{_at_byte(damage)})")
+    if original is None:
+        return replace(damage, problem=f"{damage.problem} (it can be read, but its shard is damaged as well)")
+    return _compare(damage, index, original)
+
+
+def _compare(damage: Damage, index: Index, original: Index) -> Damage:
+    if len(index.class_ids) != len(original.class_ids):
+        differing: Sequence[int] = range(min(len(index.class_ids), len(original.class_ids)))
+        what = f"it is of {counted(len(index.class_ids), 'record')}, the shard has {len(original.class_ids)}"
+    else:
+        differing = index.differing_records(original).tolist()
+        what = f"it says other things than the shard of {counted(len(differing), 'record')}"
+    if len(differing) > 1:  # whole in itself, and still of other records: no single fault makes that
+        return replace(damage, kind="stale", problem=f"{damage.problem} (it is an index of other records: {what})")
+    if len(differing) == 1:
+        record = int(differing[0])
+        return replace(damage, record=record, problem=f"{damage.problem} (record {record}{_at_byte(damage)})")
+    return replace(damage, problem=f"{damage.problem} (what it says is right{_at_byte(damage)})")
+
+
+def _at_byte(damage: Damage) -> str:
+    return "" if damage.offset is None else f"; from byte {damage.offset} on"

@@ -1,0 +1,143 @@
+"""The meaning of a shard whose bytes are right: every record parses, the index agrees, the classes are as counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from ..dataset.damage import Damage, first_difference, runs
+from ..dataset.manifest import Manifest, ShardInfo
+from ..dataset.shard_index import Index, classes_of_table, read_index
+from ..formats.example_decode import decode_example
+from ..formats.parquet import read_parquet, scan_row_groups
+from ..formats.tfrecord_scan import scan_frames
+from ..messages import brief, counted
+from ..storage.staging import staged
+from ..storage.storage import Storage
+
+__all__ = ["check_meaning", "check_totals"]
+
+
+def check_meaning(storage: Storage, manifest: Manifest, shard: ShardInfo) -> list[Damage]:
+    """Read every record of a shard and hold it against the schema, the index and the table's counts.
+
+    Args:
+        storage: of the dataset.
+        manifest: of the dataset.
+        shard: as the table describes it.
+
+    Returns:
+        The first thing that is wrong with the shard, and with its index.
+    """
+    with staged(storage, shard.index_path, size=shard.index_bytes) as stored:
+        try:
+            index = read_index(stored, manifest)
+        except ValueError as error:
+            return [Damage(path=shard.index_path, split=shard.split, kind="unparsable", problem=str(error))]
+    with staged(storage, shard.path, manifest.file_compression, size=shard.bytes) as data:
+        found = _read_parquet(data, manifest) if manifest.shard_format == "parquet" else _read_tfrecord(data, manifest)
+        if isinstance(found, Damage):
+            return [replace(found, path=shard.path, split=shard.split)]
+    return [*_compare_index(shard, index, found), *_compare_counts(shard, found, manifest)]
+
+
+def _read_tfrecord(data: pa.Buffer, manifest: Manifest) -> Index | Damage:
+    view = memoryview(data)
+    ids = {value: number for number, value in enumerate(manifest.classes)}
+    label = manifest.schema.label
+    offsets, class_ids = [0], []
+    for frame in scan_frames(view, None):
+        problem = frame.problem
+        if not problem:
+            try:
+                values = decode_example(bytes(view[frame.payload]), manifest.schema)
+                class_ids.append(0 if label is None else ids[values[label]])
+                offsets.append(frame.stop)
+                continue
+            except Exception as error:  # bytes that are no Example make the decoder raise anything
+                problem = f"is no record of this dataset: {type(error).__name__}: {error}"
+        return Damage(
+            path="",
+            kind="unparsable",
+            problem=f"record {frame.record} at offset {frame.offset} {problem}",
+            record=frame.record,
+            offset=frame.offset,
+        )
+    return Index(class_ids=np.array(class_ids, np.int32), offsets=np.array(offsets, np.int64))
+
+
+def _read_parquet(data: pa.Buffer, manifest: Manifest) -> Index | Damage:
+    try:
+        for group in scan_row_groups(data):
+            for column in group.damaged:
+                return Damage(
+                    path="",
+                    kind="unparsable",
+                    problem=f"row group {group.number}, column {column!r} cannot be read",
+                    row_group=group.number,
+                    column=column,
+                    record=group.first_record,
+                    offset=group.columns[column][0],
+                )
+        table = read_parquet(data)
+        if not table.schema.remove_metadata().equals(manifest.schema.arrow.remove_metadata(), check_metadata=False):
+            raise ValueError(f"its columns are {', '.join(map(str, table.schema))}")
+        return Index(class_ids=classes_of_table(table, manifest), offsets=None)
+    except (ValueError, pa.ArrowException, OSError) as error:
+        return Damage(path="", kind="unparsable", problem=f"it cannot be read: {brief(error)}")
+
+
+def _compare_index(shard: ShardInfo, index: Index, found: Index) -> Iterator[Damage]:
+    base = Damage(path=shard.index_path, split=shard.split, kind="stale", problem="")
+    if len(index.class_ids) != len(found.class_ids):
+        numbers = f"{counted(len(index.class_ids), 'record')}, the shard holds {len(found.class_ids)}"
+        yield replace(base, problem=f"it is of {numbers}")
+        return
+    differing = index.differing_records(found).tolist()
+    if not differing:
+        return
+    record = differing[0]
+    same_places = (
+        index.offsets is None
+        or first_difference(index.offsets.tobytes(), b"" if found.offsets is None else found.offsets.tobytes()) is None
+    )
+    kind = "mislabelled" if same_places else "stale"
+    what = f"class {index.class_ids[record]}, its label {found.class_ids[record]}" if same_places else "another place"
+    problem = f"record {record} has {what} ({counted(len(differing), 'such record')})"
+    yield replace(base, kind=kind, problem=problem, record=record, records=runs(differing))
+
+
+def _compare_counts(shard: ShardInfo, found: Index, manifest: Manifest) -> Iterator[Damage]:
+    counts = tuple(np.bincount(found.class_ids, minlength=len(manifest.classes)).tolist())
+    if len(found.class_ids) != shard.records or counts != shard.class_counts:
+        yield Damage(
+            path=shard.path,
+            split=shard.split,
+            kind="miscounted",
+            problem=f"it holds {counted(len(found.class_ids), 'record')}, the table says {shard.records}"
+            if len(found.class_ids) != shard.records
+            else f"it holds {counts} records of the classes, the table says {shard.class_counts}",
+        )
+
+
+def check_totals(manifest: Manifest, shards: Sequence[ShardInfo]) -> Iterator[Damage]:
+    """Hold the table's rows against the totals of each split in `dataset.json`."""
+    for name, split in manifest.splits.items():
+        members = [shard for shard in shards if shard.split == name]
+        totals = np.zeros(len(manifest.classes), np.int64)
+        for shard in members:
+            if len(shard.class_counts) == len(totals):
+                totals += np.asarray(shard.class_counts, np.int64)
+        number, records, counts = len(members), sum(shard.records for shard in members), tuple(totals.tolist())
+        for what, told, is_so in (
+            ("shards", split.shards, number),
+            ("records", split.records, records),
+            ("records by class", split.class_counts, counts),
+        ):
+            if told != is_so:
+                problem = f"split {name!r} has {is_so} {what}, dataset.json says {told}"
+                yield Damage(path=manifest.shards_path, split=name, kind="miscounted", problem=problem)
+                break

@@ -1,0 +1,86 @@
+"""Strings that TensorFlow copies from where they lie."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfeed.pipeline import Loader
+from ringfeed.pipeline import loader as loader_module
+from ringfeed.pipeline.decode import columns
+from ringfeed.pipeline.decode.columns import copy_views, view_bytes
+from ringfeed.pipeline.deliver import to_tensorflow as delivery
+from ringfeed.pipeline.deliver.string_views import copy_operation, locate_views
+from ringfeed.sharding import BuildOptions, build
+
+
+@given(
+    values=st.lists(st.binary(max_size=30), min_size=1, max_size=6), start=st.integers(0, 6), margin=st.integers(0, 2)
+)
+@pytest.mark.parametrize("span", [1 << 30, 16])
+def test_the_copies_are_those_of_python(values: list[bytes], start: int, margin: int, span: int) -> None:
+    values = [b"<<" + value + b">>" for value in values]
+    ends = np.cumsum([len(value) for value in values], dtype=np.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "_VIEW_SPAN", span)
+        views = view_bytes(pa.py_buffer(b"".join(values)), ends - [len(value) for value in values], ends).slice(start)
+    addresses, lengths = locate_views(views, before=margin, after=margin)
+    copy = copy_operation()
+    assert copy is not None
+    found = copy(addresses, lengths).numpy().tolist()
+    assert found == copy_views(views, before=margin, after=margin).tolist()
+    assert found == [value[margin : len(value) - margin] for value in values[start:]]
+
+
+@pytest.mark.parametrize("lengths", [tf.zeros([2], tf.int64), tf.zeros([3, 2], tf.int64)])
+def test_addresses_and_lengths_of_other_shapes_are_refused(lengths: tf.Tensor) -> None:
+    copy = copy_operation()
+    assert copy is not None
+    with pytest.raises(tf.errors.InvalidArgumentError, match="one shape"):
+        copy(tf.zeros([2, 3], tf.int64), lengths)
+
+
+def test_a_negative_length_is_refused() -> None:
+    copy = copy_operation()
+    assert copy is not None
+    with pytest.raises(tf.errors.InvalidArgumentError, match="negative"):
+        copy(tf.zeros([2], tf.int64), tf.constant([0, -1], tf.int64))
+
+
+@pytest.mark.parametrize("nulls", [False, True], ids=["features", "examples"])
+def test_batches_are_the_same_without_the_operation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nulls: bool
+) -> None:
+    """Also of texts that do not fit into their views, and of whole examples, which nulls make of records."""
+    texts = ["" if i % 5 == 0 else "long enough to lie elsewhere " * (i % 3) + str(i) for i in range(500)]
+    if nulls:
+        texts[7] = None  # type: ignore[call-overload]
+    pq.write_table(pa.table({"id": range(500), "text": pa.array(texts)}), tmp_path / "texts.parquet")
+    build(BuildOptions(source=str(tmp_path / "texts.parquet"), destination=str(tmp_path / "data"), shards=3))
+    monkeypatch.setattr(loader_module, "_LARGE_RECORD", 1)
+    monkeypatch.setattr(loader_module, "_LARGE_BYTES", 4096)
+    calls: list[tuple[tf.Tensor, ...]] = []
+
+    def counted(*views: tf.Tensor) -> tf.Tensor:
+        calls.append(views)
+        return operation(*views)
+
+    operation, epochs = copy_operation(), []
+    assert operation is not None
+    for chosen in (counted, None):
+        monkeypatch.setattr(delivery, "copy_operation", lambda chosen=chosen: chosen)
+        epoch = Loader(str(tmp_path / "data"), batch_size=48, seed=3, fill={"text": "?"} if nulls else {}).epoch(1, 4)
+        epochs.append([{name: (v.dtype, to_list(v)) for name, v in batch.items()} for batch in epoch])
+        assert calls
+    assert epochs[0] == epochs[1]
+    assert len(calls) == 1  # of one string a record: the text, or the example
+
+
+def to_list(values: tf.Tensor | tf.RaggedTensor) -> list[object]:
+    found: list[object] = values.to_list() if isinstance(values, tf.RaggedTensor) else values.numpy().tolist()
+    return found

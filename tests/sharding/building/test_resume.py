@@ -1,0 +1,544 @@
+"""A build that is killed goes on where it stopped, and ends with the bytes of one that nobody disturbed."""
+
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ringfeed.sharding import (
+    AppendOptions,
+    BuildOptions,
+    DatasetError,
+    DestinationError,
+    Progress,
+    SourceError,
+    StorageError,
+    append,
+    build,
+    open_dataset,
+    verify,
+)
+from ringfeed.sharding.destination import clean as cleaning
+from ringfeed.sharding.destination.clean import clean
+from ringfeed.sharding.destination.dataset_draft import draft_dataset
+from ringfeed.sharding.destination.leftovers import remove_files
+from ringfeed.sharding.prepare import Cast, Filter, PrepareOptions
+from ringfeed.sharding.storage.lease import Lease, hold
+from ringfeed.sharding.storage.storage import Storage
+from tests.helpers.builds import built, interrupt_after, interrupted, make_table
+from tests.servers.store import Store
+
+pytestmark = pytest.mark.usefixtures("temporary_folder")
+
+SHARDS = 12
+
+
+def contents(store: Store) -> dict[str, bytes]:
+    return {name: store.read_bytes(name) for name in store.list()}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), StorageError("planted"), OSError("planted")])
+@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+def test_finished_shards_are_kept_and_not_written_again(
+    parquet: str, tmp_path: Path, files_of: Any, error: BaseException, shard_format: str
+) -> None:
+    how: dict[str, Any] = {"label": "label", "shards": SHARDS, "shard_format": shard_format}
+    built(parquet, tmp_path / "whole", **how)
+    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), **how)
+    with pytest.raises(type(error)) as raised:
+        build(options, report=interrupt_after(5, error))
+    told = re.search(r"(\d+) of 12 shards (is|are) finished: start the same command again", str(raised.value))
+    assert (told is None) == (type(error) is OSError)
+    assert told is None or (told[2] == "is") == (told[1] == "1")
+    with pytest.raises(DatasetError, match="no dataset at"):
+        open_dataset(str(tmp_path / "out"))
+    written = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("train-*.*")}
+    seen: list[Progress] = []
+    build(options, report=seen.append)
+    writing = [progress for progress in seen if progress.stage == "write"]
+    assert writing[0].done == writing[0].resumed >= 5
+    assert told is None or int(told.group(1)) == writing[0].resumed
+    again = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("train-*.*")}
+    assert sum(again[name] == changed for name, changed in written.items()) >= 2 * 5
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), StorageError("planted")])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_finished_shards_stay_if_who_goes_on_comes_to_write_nothing(
+    parquet: str, tmp_path: Path, files_of: Any, error: BaseException, overwrite: bool
+) -> None:
+    """Interrupted as it reads, or refused: two preemptions in a row, or a flag that was forgotten, cost no shard."""
+    how: dict[str, Any] = {"label": "label", "shards": SHARDS}
+    built(parquet, tmp_path / "whole", **how)
+    if overwrite:
+        built(parquet, tmp_path / "out", label="label", shards=3)
+    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), overwrite=overwrite, **how)
+    interrupted(options, 5)
+    left = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("train-*.tfrecord")}
+
+    for stage in ("count", "partition"):
+
+        def interrupt(progress: Progress, stage: str = stage) -> None:
+            if progress.stage == stage:
+                raise error
+
+        with pytest.raises(type(error), match=r"\d+( of 12)? shards are finished: start the same command again"):
+            build(options, report=interrupt)
+    for wrong in (Filter("id < 0"), Cast((("id", "int8"),))):
+        with pytest.raises(SourceError):
+            build(replace(options, prepare=PrepareOptions(steps=(wrong,))))
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("train-*.tfrecord")} == left
+    seen: list[Progress] = []
+    build(options, report=seen.append)
+    assert next(progress for progress in seen if progress.stage == "write").resumed >= 5
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_a_kept_shard_that_was_damaged_meanwhile_is_written_again(parquet: str, tmp_path: Path, files_of: Any) -> None:
+    built(parquet, tmp_path / "whole", label="label", shards=SHARDS)
+    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), label="label", shards=SHARDS)
+    interrupted(options, 6)
+    first, second, third = sorted((tmp_path / "out").glob("train-*.tfrecord"))[:3]
+    first.write_bytes(first.read_bytes()[:-1] + b"x")
+    second.write_bytes(second.read_bytes()[:-1])
+    third.unlink()
+    build(options)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"shards": 5}, {"shard_format": "parquet"}])
+def test_the_work_of_another_plan_is_not_gone_on_with(
+    parquet: str, tmp_path: Path, files_of: Any, change: dict[str, Any]
+) -> None:
+    how: dict[str, Any] = {"label": "label", "shards": SHARDS}
+    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), **how)
+    interrupted(options, 5)
+    built(parquet, tmp_path / "out", **(how | change))
+    built(parquet, tmp_path / "whole", **(how | change))
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_a_source_that_changed_is_read_anew(parquet: str, tmp_path: Path, files_of: Any) -> None:
+    how: dict[str, Any] = {"label": "label", "shards": SHARDS}
+    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), **how)
+    interrupted(options, 5)
+    pq.write_table(make_table(500), parquet, row_group_size=100)
+    built(parquet, tmp_path / "out", **how)
+    built(parquet, tmp_path / "whole", **how)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_a_bad_source_leaves_nothing_to_go_on_with(parquet: str, nothing_left: Path) -> None:
+    options = BuildOptions(source=parquet, destination=str(nothing_left), label="label", shards=SHARDS)
+    with pytest.raises(SourceError, match=r"^planted$"):
+        build(options, report=interrupt_after(5, SourceError("planted")))
+
+
+def test_a_build_killed_after_its_commit_is_tidied_up(parquet: str, tmp_path: Path, files_of: Any) -> None:
+    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), label="label", shards=SHARDS)
+    build(options)
+    whole = files_of(tmp_path / "out")
+    plan = open_dataset(str(tmp_path / "out")).manifest.plan
+    holder = {"token": "1", "host": "elsewhere", "boot": "", "pid": 1, "started": "", "about": {}, "released": True}
+    (tmp_path / "out" / "_building.json").write_text(json.dumps(holder))
+    (tmp_path / "out" / "_building" / plan).mkdir(parents=True)
+    (tmp_path / "out" / "_building" / plan / "000000-000000.json").write_text("{}")
+    build(options)
+    assert files_of(tmp_path / "out") == whole
+    with pytest.raises(DestinationError, match="already holds a dataset"):
+        build(options)
+
+
+def test_clean_removes_what_a_killed_build_left_and_nothing_else(parquet: str, tmp_path: Path, files_of: Any) -> None:
+    out = tmp_path / "out"
+    build(BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS))
+    whole = files_of(out)
+    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS, seed=1, overwrite=True)
+    interrupted(options, 5)
+    assert len(files_of(out)) > len(whole)
+    foreseen = clean(Storage(str(out)), dry_run=True)
+    assert len(files_of(out)) == len(whole) + sum(url.startswith(f"{out}/") for url in foreseen)
+    assert clean(Storage(str(out))) == foreseen
+    assert files_of(out) == whole
+
+
+@pytest.mark.parametrize("killed_again", [False, True])
+def test_clean_removes_a_build_that_was_killed_when_all_was_written_but_its_commit(
+    parquet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_again: bool
+) -> None:
+    out = tmp_path / "out"
+    built(parquet, out, label="label", shards=3)
+    (out / "dataset.json").unlink()
+    (out / "_building.json").write_text(json.dumps(HOLDER | {"released": True}))
+    foreseen = clean(str(out), dry_run=True)
+    assert f"{out}/shards.parquet" in foreseen
+    if killed_again:  # over its first removal, and so without a word
+        with monkeypatch.context() as patched:
+            patched.setattr(cleaning, "remove_spill", Mock(side_effect=SystemExit))
+            patched.setattr(Lease, "release", lambda lease, *, keep: None)
+            with pytest.raises(SystemExit):
+                clean(str(out))
+        (out / "_building.json").write_bytes(re.sub(rb'"pid": ', b'"pid": 9', (out / "_building.json").read_bytes()))
+    assert clean(str(out)) == foreseen
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("mark", ["_building.json", "_building.takeover-1.json"])
+@pytest.mark.parametrize("cleaned", [False, True])
+def test_a_build_that_was_killed_at_its_very_first_write_is_in_nobodys_way(
+    parquet: str, tmp_path: Path, files_of: Any, cleaned: bool, mark: str
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / f".{mark}.d38f0616.part").write_bytes(b"{")
+    if cleaned:
+        assert clean(Storage(str(out))) == [f"{out}/.{mark}.d38f0616.part"]
+        assert not out.exists()
+    built(parquet, out, label="label", shards=3)
+    built(parquet, tmp_path / "undisturbed", label="label", shards=3)
+    assert files_of(out) == files_of(tmp_path / "undisturbed")
+
+
+def test_clean_leaves_another_program_s_files_alone(tmp_path: Path, files_of: Any) -> None:
+    out = tmp_path / "tfds"
+    out.mkdir()
+    for name in ("mnist-train.tfrecord-00000-of-00001", "x-00000-of-00001.tfrecord", "dataset_info.json"):
+        (out / name).write_bytes(b"theirs")
+    before = files_of(out)
+    assert clean(Storage(str(out))) == []
+    assert files_of(out) == before
+
+
+def test_clean_leaves_a_dataset_within_the_folder_alone(parquet: str, tmp_path: Path, files_of: Any) -> None:
+    out = tmp_path / "out"
+    for root in (out, out / "another"):
+        built(parquet, root, label="label", shards=3)
+    (out / "another" / ".train-00000-of-00003.tfrecord.0123abcd.part").write_bytes(b"begun")
+    (out / "another" / ".train-00000-of-00003.tfrecord.0123abcd.part").write_bytes(b"of a build at work")
+    whole, another = files_of(out), files_of(out / "another")
+    (out / "_building.json").write_text(json.dumps(HOLDER | {"released": True}))
+    assert clean(Storage(str(out))) == [f"{out}/_building.json"]
+    assert files_of(out) == whole
+    append(AppendOptions(source=parquet, destination=str(out), again=True))
+    built(parquet, out, label="label", shards=2, overwrite=True)
+    assert files_of(out / "another") == another
+
+
+def at_shard(number: int, act: Callable[[], object]) -> Callable[[Progress], None]:
+    def report(progress: Progress) -> None:
+        if (progress.stage, progress.done) == ("write", number):
+            act()
+
+    return report
+
+
+def test_a_destination_that_is_removed_meanwhile_is_told_and_can_be_cleaned(parquet: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS)
+    with pytest.raises(DestinationError, match=r"out was removed or cleaned up while .* with: shard-dataset clean"):
+        build(options, report=at_shard(5, lambda: shutil.rmtree(out, ignore_errors=True)))
+    clean(str(out))
+    assert not out.exists()
+
+
+def test_a_write_that_fails_tells_of_the_removal_only_if_there_was_one(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with draft_dataset(Storage(str(out)), "new", {"task": "build"}) as draft:
+        with pytest.raises(StorageError, match="no room"), draft.telling_removal():
+            raise StorageError("no room")
+        shutil.rmtree(out)
+        with pytest.raises(DestinationError, match="was removed or cleaned up"), draft.telling_removal():
+            raise StorageError("there is no such file or folder")
+
+
+def test_who_was_taken_over_and_finds_the_spill_removed_is_told_the_former(store: Store) -> None:
+    def build_and_fail() -> None:
+        with draft_dataset(Storage(store.url), "new", {"task": "build"}) as draft, draft.telling_removal():
+            store.write_bytes("_building.json", json.dumps(HOLDER).encode())
+            raise StorageError("/tmp/spill/000000.arrow was removed while it was needed; leave the folder alone")
+
+    with pytest.raises(DestinationError, match="was taken over by another process"):
+        build_and_fail()
+    assert store.list() == ["_building.json"]
+
+
+def test_who_lost_the_lease_does_not_write_over_the_table_of_who_has_it(parquet: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def take_over() -> None:
+        (out / "_building.json").write_text(json.dumps(HOLDER))
+        (out / "shards.parquet").write_bytes(b"theirs")
+
+    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS)
+    with pytest.raises(DestinationError, match="was taken over by another process"):
+        build(options, report=at_shard(5, take_over))
+    assert (out / "shards.parquet").read_bytes() == b"theirs"
+
+
+def test_a_spill_that_is_removed_meanwhile_costs_no_shard(parquet: str, tmp_path: Path, files_of: Any) -> None:
+    out, spill = tmp_path / "out", tmp_path / "spill"
+    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS, spill=str(spill))
+    with pytest.raises(StorageError, match=r"was removed while it was needed; .* finished: start"):
+        build(options, report=at_shard(2, lambda: shutil.rmtree(spill)))
+    build(options)
+    built(parquet, tmp_path / "whole", label="label", shards=SHARDS)
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("gone", ["000000.arrow", "000000.json"])
+def test_a_spill_of_which_a_part_is_gone_is_made_again(parquet: str, tmp_path: Path, files_of: Any, gone: str) -> None:
+    """As by a clean that was killed."""
+    out, spill = tmp_path / "out", tmp_path / "spill"
+    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS, spill=str(spill))
+    interrupted(options, 5)
+    (left,) = spill.rglob(gone)
+    left.unlink()
+    seen: list[Progress] = []
+    build(options, report=seen.append)
+    assert max(progress.resumed for progress in seen if progress.stage == "write") >= 5
+    built(parquet, tmp_path / "whole", label="label", shards=SHARDS)
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+def test_a_spill_without_the_records_of_a_shard_that_was_damaged_is_made_again(
+    parquet: str, tmp_path: Path, files_of: Any
+) -> None:
+    out, spill = tmp_path / "out", tmp_path / "spill"
+    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS, spill=str(spill))
+    for shards in (3, 7):
+        shutil.rmtree(spill, ignore_errors=True)  # so that the second spills no records of what the first finished
+        interrupted(options, shards)
+    min(out.glob("train-*.tfrecord")).unlink()
+    interrupted(options, 8)  # this one spills them
+    seen: list[Progress] = []
+    build(options, report=seen.append)
+    assert next(progress for progress in seen if progress.stage == "partition").resumed
+    built(parquet, tmp_path / "whole", label="label", shards=SHARDS)
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+HOLDER = {"token": "1", "host": "elsewhere", "boot": "", "pid": 1, "started": "", "about": {}}
+
+
+def test_clean_leaves_a_dataset_alone_that_was_committed_while_it_looked(
+    parquet: str, tmp_path: Path, files_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    built(parquet, out, label="label", shards=3)
+    whole = files_of(out)
+    (out / "dataset.json").rename(tmp_path / "dataset.json")
+    (out / "shards.parquet").rename(tmp_path / "shards.parquet")
+    (out / "_building.json").write_text(json.dumps(HOLDER))
+
+    def finish(seconds: float) -> None:  # as the builder elsewhere does, while its beat is waited for
+        (tmp_path / "shards.parquet").rename(out / "shards.parquet")
+        (tmp_path / "dataset.json").rename(out / "dataset.json")
+        (out / "_building.json").unlink()
+
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=finish)  # its own: other threads sleep, too
+    monkeypatch.setattr("ringfeed.sharding.storage.lease.time", clock)
+    clean(str(out))
+    assert files_of(out) == whole
+
+
+def test_while_clean_removes_nobody_else_writes(
+    parquet: str, tmp_path: Path, files_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS)
+    interrupted(options, 5)
+    removed: list[str] = []
+
+    def build_first(storage: Storage, names: list[str]) -> None:
+        with pytest.raises(DestinationError, match="another clean is writing to"):
+            build(options)
+        removed.extend(names)
+        remove_files(storage, names)
+
+    monkeypatch.setattr("ringfeed.sharding.destination.clean.remove_files", build_first)
+    clean(str(out))
+    assert removed
+    assert not out.exists()
+
+
+def test_clean_works_where_there_is_no_room_for_a_mark(
+    parquet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS)
+    interrupted(options, 5)
+
+    def full(*_: object, **__: object) -> None:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(Storage, "create", full)
+    monkeypatch.setattr(Storage, "write", full)
+    assert clean(str(out))
+    assert not out.exists()
+
+
+def test_a_full_disk_makes_clean_not_forget_who_writes_there(small_disk: Path) -> None:
+    out = small_disk / "out"
+    with hold(Storage(str(out)), {"task": "build"}) as lease:
+        with pytest.raises(OSError, match="No space left"):
+            (small_disk / "fill").write_bytes(bytes(1 << 20))
+        with pytest.raises(DestinationError, match="another build is writing"):
+            clean(str(out))
+        lease.check()
+        (small_disk / "fill").unlink()
+
+
+def test_a_replacement_leaves_nothing_of_those_that_were_killed_before_it(
+    parquet: str, tmp_path: Path, files_of: Any
+) -> None:
+    out = tmp_path / "out"
+    how: dict[str, Any] = {"label": "label", "shards": SHARDS}
+    built(parquet, out, label="label", shards=3)
+    (out / "._building.json.d38f0616.part").write_bytes(b"{")  # of one that was killed at its first write
+    built(parquet, out, overwrite=True, **how)
+    built(parquet, tmp_path / "whole", **how)
+    assert files_of(out) == files_of(tmp_path / "whole")
+    for path in (out / "dataset.json", out / "shards.parquet"):  # of one that was killed over its renames
+        path.unlink()
+    (out / "_building.json").write_text(json.dumps(HOLDER | {"released": True}))
+    (out / "_replacing" / "_building" / "0123456789abcdef").mkdir(parents=True)
+    built(parquet, out, overwrite=True, **how)
+    assert files_of(out) == files_of(tmp_path / "whole")
+    assert [path for path in out.rglob("*") if path.is_dir()] == []
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_the_same_build_tidies_up_after_one_that_was_killed_when_it_had_replaced(
+    parquet: str, tmp_path: Path, files_of: Any, overwrite: bool
+) -> None:
+    """What lies in `_replacing`, or in the folder itself: of a build that found no dataset there to replace."""
+    out = tmp_path / "out"
+    plan = built(parquet, out, label="label", shards=3).manifest.plan
+    whole = files_of(out)
+    for folder in ("_building", "_replacing/_building"):
+        (out / folder / plan).mkdir(parents=True)
+        (out / folder / plan / "000000-000000.json").write_text("{}")
+    (out / "_building.json").write_text(json.dumps(HOLDER | {"released": True, "plan": plan}))
+    built(parquet, out, label="label", shards=3, overwrite=overwrite)
+    assert files_of(out) == whole
+    assert [path for path in out.rglob("*") if path.is_dir()] == []
+
+
+def test_a_replacement_is_gone_on_with_too(parquet: str, tmp_path: Path, files_of: Any) -> None:
+    built(parquet, tmp_path / "out", label="label", shards=3)
+    how: dict[str, Any] = {"label": "label", "shards": SHARDS, "seed": 1}
+    options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), overwrite=True, **how)
+    interrupted(options, 5)
+    assert verify(str(tmp_path / "out")) == []
+    seen: list[Progress] = []
+    build(options, report=seen.append)
+    assert max(progress.resumed for progress in seen if progress.stage == "write") >= 5
+    built(parquet, tmp_path / "whole", **how)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+# --- kills -------------------------------------------------------------------------------------------------------
+
+
+def write_source(path: Path, rows: int) -> None:
+    rng = np.random.default_rng(0)
+    words = pa.array([f"word {n}" for n in range(50)]).take(pa.array(rng.integers(0, 50, rows)))
+    labels = pa.array(rng.choice(["a", "b", "c"], rows, p=[0.7, 0.25, 0.05]))
+    table = pa.table({"id": np.arange(rows), "x": rng.random(rows), "word": words, "label": labels})
+    pq.write_table(table, path, row_group_size=rows // 8)
+
+
+def command(source: Path, url: str, shard_format: str) -> list[str]:
+    program = str(Path(sys.executable).with_name("shard-dataset"))
+    options = ["--label", "label", "--shards", "24", "--workers", "2", "--split", "train=0.8,test=0.2"]
+    return [program, "build", str(source), url, "--format", shard_format, "--json", *options]
+
+
+def kill_until_done(argv: list[str], store: Store, kills: int, seconds: float, rng: random.Random) -> int:
+    """Start a build again and again, killing it after random times, and then let it end; returns the kills."""
+    env = {**os.environ, **store.env}
+    killed = 0
+    for _ in range(kills):
+        process = subprocess.Popen(
+            argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        time.sleep(rng.uniform(0.1, seconds))
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            killed += 1
+        elif process.returncode == 0:
+            process.wait()
+            break
+        process.wait()
+        try:
+            open_dataset(store.url)
+        except DatasetError as error:
+            if "no dataset at" not in str(error):
+                raise
+        else:
+            assert "dataset.json" in store.list()  # a store may have got it from who was killed meanwhile
+    if "dataset.json" not in store.list() or "_building.json" in store.list():
+        subprocess.run(argv, env=env, check=True, stdout=subprocess.DEVNULL)
+    return killed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undisturbed:
+    """A build that nobody killed: what it read, wrote, and how long it took."""
+
+    source: Path
+    shard_format: str
+    files: dict[str, bytes]
+    seconds: float
+
+
+@pytest.fixture(scope="module", params=["tfrecord", "parquet"])
+def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    folder: Path = tmp_path_factory.mktemp("undisturbed")
+    source, whole = folder / "source.parquet", folder / "whole"
+    write_source(source, 200_000)
+    start = time.monotonic()
+    subprocess.run(command(source, str(whole), request.param), check=True, stdout=subprocess.DEVNULL)
+    seconds = time.monotonic() - start
+    files = {str(p.relative_to(whole)): p.read_bytes() for p in whole.rglob("*") if p.is_file()}
+    return Undisturbed(source=source, shard_format=request.param, files=files, seconds=seconds)
+
+
+def test_killed_at_random_it_ends_byte_identical(store: Store, undisturbed: Undisturbed) -> None:
+    """The short version of the campaign below."""
+    _campaign(store, undisturbed, kills=3, seed=1)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)
+def test_campaign_of_kills(store: Store, undisturbed: Undisturbed) -> None:
+    """On each store and in each format until 34 builds were killed: 204 in all."""
+    seeds, total = itertools.count(), 0
+    while total < 34:
+        total += _campaign(store, undisturbed, kills=6, seed=next(seeds))
+
+
+def _campaign(store: Store, undisturbed: Undisturbed, kills: int, seed: int) -> int:
+    child = Store(name=store.name, url=f"{store.url}/{seed}", env=store.env, storage_options=store.storage_options)
+    argv = command(undisturbed.source, child.url, undisturbed.shard_format)
+    killed = kill_until_done(argv, child, kills, undisturbed.seconds, random.Random(seed))
+    assert contents(child) == undisturbed.files
+    return killed

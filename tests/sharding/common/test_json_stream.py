@@ -1,0 +1,35 @@
+"""JSON in pieces: the very text that `json.dumps` gives, and never all of it at once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringfeed.sharding.common import json_stream as module
+from ringfeed.sharding.common.json_stream import json_pieces
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+VALUES = st.recursive(SCALARS, lambda each: st.lists(each) | st.dictionaries(st.text(), each), max_leaves=20)
+
+
+@given(VALUES, st.integers(1, 4), st.booleans())
+def test_the_pieces_are_the_text_of_json_dumps(value: Any, indent: int, ensure_ascii: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_RUN", 2)
+        pieces = "".join(json_pieces(value, indent, ensure_ascii=ensure_ascii))
+    assert pieces == json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
+
+
+def test_an_iterator_is_a_list_that_is_never_held() -> None:
+    pieces = json_pieces({"rows": ({"n": n} for n in range(100_000))}, 2)
+    assert max(map(len, pieces)) < 200_000  # of 3 MB
+    assert "".join(json_pieces({"rows": iter(())}, 2)) == json.dumps({"rows": []}, indent=2)
+
+
+def test_a_number_that_json_lacks_is_refused() -> None:
+    with pytest.raises(ValueError, match="Out of range float values are not JSON compliant"):
+        list(json_pieces([float("nan")], 1, allow_nan=False))

@@ -1,0 +1,139 @@
+"""Datasets that contradict themselves under right checksums, as forged ones may: each is refused, its file named."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ringfeed.sharding import DatasetError, open_dataset, verify
+from ringfeed.sharding.common.checksums import checksum
+from ringfeed.sharding.dataset.manifest import _dump, _with_checksum
+from tests.helpers.builds import SPLITS, built, make_table
+
+Change = Callable[[Any], Any]
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    table = make_table(60).drop_columns(["label"]).append_column("label", pa.array([3, 5, 9] * 20))
+    pq.write_table(table, tmp_path / "x.parquet")
+    built(str(tmp_path / "x.parquet"), tmp_path / "out", label="label", shards=2, splits=SPLITS, min_class_records=1)
+    return tmp_path / "out"
+
+
+def forge(root: Path, change: Change) -> None:
+    value = json.loads((root / "dataset.json").read_bytes())
+    del value["checksum"]
+    change(value)
+    body = _dump(value)
+    (root / "dataset.json").write_bytes(_with_checksum(body, checksum(body)))
+
+
+def forge_table(root: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    pq.write_table(change(pq.read_table(root / "shards.parquet")), root / "shards.parquet")
+    data = (root / "shards.parquet").read_bytes()
+    forge(root, lambda value: value["shards"].update(bytes=len(data), checksum=checksum(data)))
+
+
+def in_row(number: int, **changes: Any) -> Callable[[pa.Table], pa.Table]:
+    def change(table: pa.Table) -> pa.Table:
+        rows = table.to_pylist()
+        rows[number] |= changes
+        return pa.Table.from_pylist(rows, table.schema)
+
+    return change
+
+
+def assert_refused(dataset: Path, name: str, problem: str) -> None:
+    for read in (open_dataset, verify):
+        with pytest.raises(DatasetError) as no:
+            read(str(dataset))
+        assert f"{dataset}/{name} is as it was written, but contradicts" in str(no.value)
+        assert problem in str(no.value)
+
+
+MANIFESTS: list[tuple[Change, str]] = [
+    (lambda v: v.update(compression="zstd"), "no shards are of format 'tfrecord' and compression 'zstd'"),
+    (lambda v: v.update(features=[]), "it has no features"),
+    (lambda v: v.update(classes=[3, 5, [9]]), "its classes are no values of its label 'label'"),
+    (lambda v: v.update(classes=[3, 5, 5]), "its classes do not differ"),
+    (lambda v: v.update(classes=[3, 5]), "split 'train' has counts of 3 classes, of 2"),
+    (lambda v: v["features"][-1].pop("role"), "it has 3 classes, and no label"),
+    (lambda v: v.update(splits={}), "it has no splits"),
+    (lambda v: v["splits"].update({"../up": v["splits"].pop("test")}), "'../up' is no name of a split"),
+    (lambda v: v["splits"]["test"].update(records=7), "split 'test' has 7 records, and of its classes 6"),
+    (lambda v: v["splits"]["test"].update(shards=1 << 40), "split 'test' has 6 records in 1099511627776 shards"),
+    (lambda v: v["splits"]["test"]["statistics"].pop("id"), "split 'test' has statistics of other features"),
+    (lambda v: v["layout"].update(example_bytes=1 << 40), "its layout is not one of its features"),
+    (lambda v: v["layout"]["columns"][0].update(name="x"), "its layout is not one of its features"),
+    (lambda v: v["layout"]["columns"][0].update(item_bytes=-1), "its layout is not one of its features"),
+    (lambda v: v["options"]["splits"].update(train="most"), "its options have no shares of the splits"),
+    (lambda v: v["options"].pop("splits"), "its options have no shares of the splits"),
+    (lambda v: v["shards"].update(path="x.parquet"), "'x.parquet' is no name of a table of shards"),
+]
+
+
+@pytest.mark.parametrize(("change", "problem"), MANIFESTS, ids=[problem for _, problem in MANIFESTS])
+def test_what_contradicts_itself_is_refused(dataset: Path, change: Change, problem: str) -> None:
+    forge(dataset, change)
+    assert_refused(dataset, "dataset.json", problem)
+
+
+def test_so_is_what_its_features_alone_contradict(dataset: Path) -> None:
+    forge(dataset, lambda value: value["features"].append(value["features"][0]))
+    with pytest.raises(DatasetError, match=r"dataset\.json is as it was written, .*column names must differ"):
+        open_dataset(str(dataset))
+
+
+def test_so_are_counts_that_are_no_list(dataset: Path) -> None:
+    forge(dataset, lambda value: value["splits"]["test"].update(class_counts=6))
+    with pytest.raises(DatasetError, match=r"dataset\.json is as it was written, .*counts must be a list, got 6"):
+        open_dataset(str(dataset))
+
+
+TABLES: list[tuple[Callable[[pa.Table], pa.Table], str]] = [
+    (lambda table: table.drop_columns(["index_bytes"]), "it is no table of shards"),
+    (lambda table: table.drop_columns(["class_counts"]), "it has no 'class_counts' of type list"),
+    (lambda table: table.set_column(1, "path", pa.array([7] * len(table))), "it has no 'path' of type string"),
+    (in_row(0, split="other"), "it has shards of split 'other', which dataset.json does not name"),
+    (in_row(0, path="dataset.json"), "two of its files have one name"),
+    (in_row(0, records=-1), "a shard has a negative number of bytes or records"),
+]
+
+
+@pytest.mark.parametrize(("change", "problem"), TABLES, ids=[problem for _, problem in TABLES])
+def test_a_table_of_other_shards_is_refused(
+    dataset: Path, change: Callable[[pa.Table], pa.Table], problem: str
+) -> None:
+    forge_table(dataset, change)
+    assert_refused(dataset, "shards.parquet", problem)
+
+
+def test_totals_that_are_not_those_of_the_table_are_refused(dataset: Path) -> None:
+    forge_table(dataset, lambda table: table.slice(1))
+    with pytest.raises(DatasetError, match=r"split 'train' has 27 records in 1 shards, and in dataset\.json 54 in 2"):
+        open_dataset(str(dataset))
+    assert [damage.kind for damage in verify(str(dataset), deep=True)] == ["miscounted"]
+
+
+@pytest.mark.parametrize("counts", [[], [1 << 62] * 4, [28, -1, 0], [27, 1, 0]])
+def test_counts_of_a_shard_that_do_not_add_up_are_refused_when_looked_at(dataset: Path, counts: list[int]) -> None:
+    forge_table(dataset, in_row(0, class_counts=counts))
+    shards = open_dataset(str(dataset)).shards
+    with pytest.raises(DatasetError, match="a shard's records of 3 classes are not all its records"):
+        sum(shards[1].class_counts)
+
+
+def test_a_copy_in_the_table_that_is_no_manifest_is_none(dataset: Path) -> None:
+    from ringfeed.sharding.dataset.shard_table import _CHECKSUM_KEY, _COPY_KEY, _NO_CHECKSUM, recover
+
+    for copy in ("[]", "{", '{"format_version": 1}'):
+        sink = pa.BufferOutputStream()
+        with pq.ParquetWriter(sink, pa.schema([("x", pa.int8())])) as writer:
+            writer.add_key_value_metadata({_COPY_KEY: copy, _CHECKSUM_KEY: _NO_CHECKSUM})
+        data = sink.getvalue().to_pybytes()
+        assert recover(data.replace(_NO_CHECKSUM.encode(), checksum(data).encode()), "shards.parquet") is None

@@ -1,0 +1,156 @@
+"""A folder that appears at once, on every store."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ringfeed.sharding import DestinationError, clean
+from ringfeed.sharding.destination.atomic_folder import appearing_folder
+from ringfeed.sharding.storage.lease import hold
+from ringfeed.sharding.storage.storage import Storage
+from tests.servers.store import Store
+
+TAR = "train-00000-of-00001.tar"
+
+
+def fill(target: Storage, data: bytes, then: Callable[[], None] = lambda: None) -> None:
+    with appearing_folder(target) as draft:
+        draft.write(TAR, data)
+        then()
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_the_files_are_there_when_the_body_has_ended(store: Store) -> None:
+    target = Storage(f"{store.url}/new/out")
+    with appearing_folder(target) as draft:
+        draft.write(TAR, b"a")
+        if not target.is_object_store:
+            assert target.list() == []
+        draft.write("README.md", b"r")
+    assert store.list() == ["new/out/README.md", "new/out/train-00000-of-00001.tar"]
+    assert target.read(TAR) == b"a"
+
+
+def test_a_body_that_fails_leaves_nothing(store: Store) -> None:
+    target = Storage(f"{store.url}/new/out")
+    absent = target.absent_folders()
+    with pytest.raises(KeyboardInterrupt):
+        fill(target, b"a", then=interrupt)
+    assert store.list() == []
+    assert target.absent_folders() == absent
+
+
+def test_what_is_there_stays_there(store: Store) -> None:
+    store.write_bytes("out/thesis.txt", b"mine")
+    with (
+        pytest.raises(DestinationError, match=r"is not empty \(there is 'thesis.txt'\)"),
+        appearing_folder(Storage(f"{store.url}/out")),
+    ):
+        pass
+    assert store.list() == ["out/thesis.txt"]
+
+
+def test_a_folder_that_is_empty_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with appearing_folder(Storage(str(tmp_path / "out"))) as draft:
+        draft.write(TAR, b"a")
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", TAR]
+
+
+def test_a_folder_that_a_link_leads_to_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "out").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "out")
+    fill(Storage(str(tmp_path / "link")), b"a")
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["disk", "link", "out", TAR]
+    assert (tmp_path / "disk" / "out" / TAR).read_bytes() == b"a"
+
+
+def test_where_a_disk_is_mounted_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr("os.path.ismount", lambda path: Path(path) == tmp_path / "out")
+    with pytest.raises(DestinationError, match=r"a disk is mounted at .*out, .*; choose a folder within it"):
+        fill(Storage(str(tmp_path / "out")), b"a")
+    fill(Storage(str(tmp_path / "out" / "within")), b"a")
+    assert clean(str(tmp_path / "out")) == []
+
+
+def test_of_two_at_once_the_second_is_refused(store: Store) -> None:
+    target = Storage(f"{store.url}/out")
+    with appearing_folder(target) as draft:
+        draft.write(TAR, b"first")
+        with pytest.raises(DestinationError, match=r"another export is writing to .*; wait for it, or stop it first"):
+            fill(target, b"second")
+        with pytest.raises(DestinationError, match="another export is writing to"):
+            clean(target)
+    assert store.list() == [f"out/{TAR}"]
+    assert target.read(TAR) == b"first"
+
+
+def test_what_came_meanwhile_stays(tmp_path: Path) -> None:
+    target = Storage(str(tmp_path / "out"))
+    with pytest.raises(DestinationError, match="was filled by another in the meantime"):
+        fill(target, b"second", then=lambda: target.write(TAR, b"first"))
+    assert target.read(TAR) == b"first"
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", TAR]
+
+
+@pytest.mark.parametrize("cleaned", [False, True])
+def test_what_a_killed_one_left_is_removed_by_the_next_or_by_clean(tmp_path: Path, cleaned: bool) -> None:
+    target = Storage(f"{tmp_path}/new/out")
+    with hold(Storage(f"{tmp_path}/new/.out.exporting"), {"task": "export"}) as lease:
+        for name in ("README.md", "train-00000-of-00002.tar"):
+            Storage(f"{tmp_path}/new/.out.exporting/files").write(name, b"half")
+        lease.release(keep=True)
+    if cleaned:
+        left = [f"{tmp_path}/new/.out.exporting/{name}" for name in ("_building.json", "files/README.md")]
+        found = clean(target, dry_run=True)
+        assert found == [*left, f"{tmp_path}/new/.out.exporting/files/train-00000-of-00002.tar"]
+        assert clean(target) == found
+        assert list((tmp_path / "new").iterdir()) == []
+        assert clean(target) == []
+    fill(target, b"whole")
+    assert [path.name for path in tmp_path.rglob("*")] == ["new", "out", TAR]
+
+
+@pytest.mark.parametrize("cleaned", [False, True])
+def test_in_an_object_store_too(cleaned: bool) -> None:
+    target = Storage(f"memory://killed-{cleaned}/out")
+    with hold(target, {"task": "export"}) as lease:
+        target.write("train-00000-of-00002.parquet", b"half")
+        lease.release(keep=True)
+    if cleaned:
+        found = clean(target, dry_run=True)
+        assert found == [target.locate(name) for name in ("_building.json", "train-00000-of-00002.parquet")]
+        assert clean(target) == found
+        assert target.list() == []
+    fill(target, b"whole")
+    assert target.list() == [TAR]
+    target.remove(TAR)
+    with hold(target, {"task": "export"}) as lease:
+        target.write("thesis.txt", b"mine")
+        lease.release(keep=True)
+    with pytest.raises(DestinationError, match=r"there is 'thesis\.txt'"), appearing_folder(target):
+        pass
+    clean(target)
+    assert target.list() == ["thesis.txt"]
+
+
+def test_what_a_killed_build_left_is_not_taken_for_that_of_an_export() -> None:
+    target = Storage("memory://killed-build/out")
+    with hold(target, {"task": "build"}) as lease:
+        target.write("train-00000-of-00002.parquet", b"of a shard")
+        lease.release(keep=True)
+    with pytest.raises(DestinationError, match=r"there is 'train-00000-of-00002\.parquet'"), appearing_folder(target):
+        pass
+    assert len(target.list()) == 2
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(DestinationError, match="is a file; name a folder"):
+        appearing_folder(Storage(str(tmp_path / "out"))).__enter__()

@@ -1,0 +1,175 @@
+"""Serialised Examples of any writer to columns, held against TensorFlow's own parser."""
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ringfeed.sharding.formats.example_columns import MARGIN_BYTES, Parsed, parse_examples
+from ringfeed.sharding.formats.protobuf_wire import canonical_example, iterate_fields, write_varint
+
+KINDS = {1: "bytes", 2: "float", 3: "int64"}
+
+
+def delimited(number: int, content: bytes) -> bytes:
+    return write_varint(number << 3 | 2) + write_varint(len(content)) + content
+
+
+def parsed(messages: Iterable[bytes]) -> Parsed:
+    messages = list(messages)
+    lengths = np.array([len(message) for message in messages], np.int64)
+    starts = np.cumsum(lengths + MARGIN_BYTES) - lengths - MARGIN_BYTES
+    return parse_examples(b"".join(message + b"\xff" * MARGIN_BYTES for message in messages), starts, lengths)
+
+
+def bits(values: Any) -> Any:
+    """Of float32, with every NaN alike: TensorFlow's go through a Python float, which quiets them."""
+    return np.where(np.isnan(values), np.float32(np.nan), values).view(np.uint32)
+
+
+def rows_of(result: Parsed) -> dict[int, dict[str, tuple[str, list[Any]]]]:
+    """By message: by name: kind and values, floats as their bits."""
+    rows: dict[int, dict[str, tuple[str, list[Any]]]] = {int(row): {} for row in result.kept}
+    for name, columns in result.columns.items():
+        for values in columns:
+            flat, counts = values.texts() if values.kind == "bytes" else values.numbers()
+            flat = bits(flat) if values.kind == "float" else flat
+            assert values.counts().tolist() == counts.tolist()
+            assert len(flat) == counts.sum()
+            end = 0
+            for row, count in zip(values.rows.tolist(), counts.tolist(), strict=True):
+                start, end = end, end + count
+                rows[int(result.kept[row])][name] = (values.kind, flat[start:end].tolist() if count else [])
+                if values.kind == "bytes":
+                    rows[int(result.kept[row])][name] = ("bytes", flat[start:end].to_pylist())
+    return rows
+
+
+def by_tensorflow(message: bytes) -> dict[str, tuple[str, list[Any]]] | None:
+    """The same of one message, or None if TensorFlow refuses it."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import tensorflow as tf
+    from google.protobuf.message import DecodeError
+
+    try:
+        features = tf.train.Example.FromString(message).features.feature
+    except DecodeError:
+        return None
+    result = {}
+    for name in features:
+        kind = features[name].WhichOneof("kind")
+        if kind is not None:
+            values = list(getattr(features[name], kind).value)
+            if kind == "float_list":
+                values = bits(np.array(values, np.float32)).tolist()
+            result[name] = (kind.removesuffix("_list"), values)
+    return result
+
+
+# --- messages as no writer but a test makes them ----------------------------------------------------------------
+
+varints = st.integers(0, 2**64 - 1) | st.integers(0, 300)
+unknown = st.one_of(
+    st.builds(lambda n, v: write_varint(n << 3) + write_varint(v), st.integers(4, 90), varints),
+    st.builds(delimited, st.integers(4, 90), st.binary(max_size=9)),
+    st.builds(lambda n, v: write_varint(n << 3 | 1) + v, st.integers(4, 90), st.binary(min_size=8, max_size=8)),
+    st.builds(lambda n, v: write_varint(n << 3 | 5) + v, st.integers(4, 90), st.binary(min_size=4, max_size=4)),
+    st.builds(
+        lambda n, v: write_varint(n << 3 | 3) + write_varint(8) + write_varint(v) + write_varint(n << 3 | 4),
+        st.integers(4, 90),
+        varints,
+    ),
+)
+packed_ints = st.lists(varints, max_size=4).map(lambda values: delimited(1, b"".join(map(write_varint, values))))
+packed_floats = st.lists(st.floats(width=32, allow_nan=False), max_size=4).map(
+    lambda values: delimited(1, np.array(values, "<f4").tobytes())
+)
+bodies = {
+    1: st.binary(max_size=200).map(lambda value: delimited(1, value)),
+    2: packed_floats | st.binary(min_size=4, max_size=4).map(lambda value: b"\x0d" + value),
+    3: packed_ints | varints.map(lambda value: b"\x08" + write_varint(value)),
+}
+
+
+def joined(part: st.SearchStrategy[bytes], most: int = 3) -> st.SearchStrategy[bytes]:
+    return st.lists(part, max_size=most).map(b"".join)
+
+
+def lists(kind: int) -> st.SearchStrategy[bytes]:
+    return joined(bodies[kind]).map(lambda body: delimited(kind, body))
+
+
+keys = st.sampled_from(["", "a", "b", "label", "größe", "k" * 130]).map(lambda key: delimited(1, key.encode()))
+features = joined(st.one_of(*map(lists, KINDS)), 2).map(lambda body: delimited(2, body))
+usual_entries = st.builds(lambda key, kind: delimited(1, key + delimited(2, kind)), keys, st.one_of(*map(lists, KINDS)))
+odd_entries = joined(keys | features).map(lambda body: delimited(1, body))
+usual = joined(usual_entries).map(lambda body: delimited(1, body) if body else b"")
+odd = joined(joined(usual_entries | odd_entries | unknown).map(lambda body: delimited(1, body)) | unknown)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    message = bytearray(draw(usual | odd))
+    for _ in range(draw(st.integers(1, 3))):
+        if message:
+            message[draw(st.integers(0, len(message) - 1))] = draw(st.integers(0, 255))
+    return bytes(message[: draw(st.integers(0, len(message)))])
+
+
+def no_test(message: bytes) -> bool:
+    """Whether it is a SequenceExample, or an entry has unknown fields: upb, alone of the parsers, then drops it."""
+    try:
+        canonical_example(message)
+        for number, wire, start, stop in iterate_fields(message, 0, len(message)):
+            if (number, wire) == (1, 2):
+                for _, inner, at, to in iterate_fields(message, start, stop):
+                    fields = iterate_fields(message, at, to) if inner == 2 else ()
+                    if any(field[:2] not in ((1, 2), (2, 2)) for field in fields):
+                        return True
+    except ValueError as error:
+        return "SequenceExample" in str(error)
+    return False
+
+
+@settings(max_examples=200)
+@given(st.lists(usual | odd | damaged(), max_size=6))
+@example([delimited(1, b"\x80" * 12)])
+@example(
+    [delimited(1, delimited(1, delimited(1, b"a") + delimited(2, delimited(3, delimited(1, b"\x80" * 9 + b"\x7f")))))]
+)
+def test_messages_of_any_form_are_read_as_tensorflow_reads_them(messages: list[bytes]) -> None:
+    messages = [message for message in messages if not no_test(message)]
+    result = parsed(messages)
+    expected = {i: values for i, message in enumerate(messages) if (values := by_tensorflow(message)) is not None}
+    assert rows_of(result) == expected
+    assert set(result.bad) == set(range(len(messages))) - set(expected)
+
+
+@given(st.lists(usual | odd, max_size=4))
+def test_the_canonical_form_means_the_same_and_is_its_own(messages: list[bytes]) -> None:
+    for message in messages:
+        if not no_test(message):
+            canonical = canonical_example(message)
+            assert canonical_example(canonical) == canonical
+            assert rows_of(parsed([canonical])) == rows_of(parsed([message]))
+
+
+def test_long_lists_are_read_to_their_end() -> None:
+    values = [bytes([65 + i % 26]) * (i % 5) for i in range(1000)]
+    body = b"".join(delimited(1, value) for value in values)
+    messages = [delimited(1, delimited(1, delimited(1, b"x") + delimited(2, delimited(1, b)))) for b in (body, b"")]
+    rows = rows_of(parsed([*messages, messages[0]]))
+    assert [rows[i]["x"] for i in range(3)] == [("bytes", values), ("bytes", []), ("bytes", values)]
+
+
+def test_a_sequence_example_is_told_apart() -> None:
+    assert "SequenceExample" in parsed([b"", delimited(2, delimited(1, b""))]).bad[1]
+
+
+@pytest.mark.parametrize("length", [1 << 34, 1 << 36, (1 << 63) - 1])
+def test_a_length_that_is_a_lie_is_no_message(length: int) -> None:
+    assert list(parsed([b"\x0a" + write_varint(length) + b"x"]).bad) == [0]

@@ -1,0 +1,376 @@
+"""Repair with the sources of several generations: shards of all come back at once, with the table or without it."""
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ringfeed.sharding import (
+    AppendOptions,
+    CorruptionError,
+    Progress,
+    RingfeedError,
+    SourceError,
+    append,
+    clean,
+    open_dataset,
+    repair,
+    verify,
+)
+from ringfeed.sharding.dataset.file_names import generation_of
+from ringfeed.sharding.storage.lease import LEASE_NAME
+from ringfeed.sharding.storage.storage import Storage
+from ringfeed.tools.shard_dataset.program import main
+from tests.helpers.builds import built, ends_in_writes
+from tests.helpers.rebuilding import damage, repaired, shards_of, spoil
+
+Files = Callable[[Path], dict[str, bytes]]
+Generations = tuple[Path, list[str]]
+SPLITS = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
+EQUAL, UNEQUAL = (160, 160, 160), (160, 120, 200)
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
+
+def written(path: Path, first: int, rows: int, step: int = 1) -> str:
+    """A source of integers with three classes; of later ones with four."""
+    ids = np.arange(first, first + rows * step, step)
+    table = pa.table({"id": pa.array(ids), "fold": pa.array(ids % 7), "label": pa.array(ids % (4 if first else 3))})
+    pq.write_table(table, path, row_group_size=50)
+    return str(path)
+
+
+def grown(folder: Path, rows: tuple[int, ...] = UNEQUAL, **options: Any) -> Generations:
+    """A dataset of several generations, and their sources."""
+    sources = [written(folder / f"{number}.parquet", 1000 * number, n) for number, n in enumerate(rows)]
+    built(sources[0], folder / "out", label="label", shards=2, **({"splits": SPLITS} | options))
+    for source in sources[1:]:
+        append(AppendOptions(source=source, destination=str(folder / "out"), shards=2))
+    return folder / "out", sources
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Generations:
+    return grown(tmp_path)
+
+
+def moved(sources: list[str], names: Callable[[str], str]) -> list[str]:
+    """Copies whose times are others."""
+    return [str(shutil.copyfile(source, names(source))) for source in sources]
+
+
+# --- shards ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+def test_shards_of_all_generations_come_back_at_once(tmp_path: Path, files_of: Files, shard_format: str) -> None:
+    out, sources = grown(tmp_path, shard_format=shard_format)
+    before = files_of(out)
+    damage(out, 0, 1, 2)
+    done = repaired(out, *reversed(sources))
+    assert files_of(out) == before
+    assert verify(str(out)) == []
+    assert done.lost == ()
+    for number, source in enumerate(sources):
+        remedies = [remedy for remedy in done.remedies if generation_of(remedy.path) == number]
+        assert [(remedy.action, remedy.how) for remedy in remedies] == [("rebuild", f"made again from {source}")] * 3
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_small_appends_whose_rounding_followed_from_what_was_there_come_back(
+    tmp_path: Path, files_of: Files, table: bool
+) -> None:
+    """Also from sources that are named in another order; and one with the table needs no other."""
+    out, sources = grown(tmp_path, (160, 12, 3, 6, 5, 4))
+    before = files_of(out)
+    for number in () if table else range(6):
+        damage(out, number)
+        repaired(out, sources[number])
+        assert files_of(out) == before
+    damage(out, *range(6), table=table)
+    repaired(out, *reversed(sources))
+    assert {path: data for path, data in files_of(out).items() if path in before} == before
+
+
+def test_one_appended_to_a_dataset_that_had_lost_records_comes_back(tmp_path: Path, files_of: Files) -> None:
+    out, sources = grown(tmp_path, (160, 12, 3))
+    damage(out, 0)
+    repair(str(out))
+    for number in (3, 4, 5):
+        sources.append(written(tmp_path / f"{number}.parquet", 1000 * number, 5))
+        append(AppendOptions(source=sources[-1], destination=str(out), shards=1))
+    before = files_of(out)
+    for number in (2, 3, 4, 5):
+        (out / shards_of(open_dataset(str(out)), number)[0].path).unlink()
+        repaired(out, sources[number])
+        assert files_of(out) == before
+
+
+def test_those_of_a_generation_without_a_source_are_left_for_it(three: Generations, files_of: Files) -> None:
+    out, sources = three
+    before = files_of(out)
+    damage(out, 0, 1, 2)
+    done = repaired(out, sources[2], sources[0])
+    left = {remedy.path for remedy in done.remedies if remedy.action == "leave"}
+    assert {found.path for found in verify(str(out))} == left
+    assert {generation_of(path) for path in left} == {1}
+    repaired(out, sources[1])
+    assert files_of(out) == before
+
+
+def test_a_source_of_shards_that_are_whole_is_passed_over(three: Generations, files_of: Files) -> None:
+    out, sources = three
+    before = files_of(out)
+    damage(out, 1)
+    with pytest.raises(SourceError, match=rf"is not what generation 1 of .* \(it was {sources[1]}\)"):
+        repaired(out, sources[0])
+    assert len(repaired(out, *sources).remedies) == 3
+    assert files_of(out) == before
+
+
+@pytest.mark.parametrize("rows", [EQUAL, UNEQUAL])
+def test_copies_elsewhere_serve_whatever_their_order(tmp_path: Path, files_of: Files, rows: tuple[int, ...]) -> None:
+    """Sources alike in counts are told by their names; others whatever they are called."""
+    out, sources = grown(tmp_path, rows)
+    (tmp_path / "copies").mkdir()
+    before = files_of(out)
+    name = "{}" if rows == EQUAL else "copy of {}"
+    copies = moved(sources, lambda source: str(tmp_path / "copies" / name.format(Path(source).name)))
+    for order in itertools.permutations(copies):
+        damage(out, 0, 1, 2)
+        repaired(out, *order)
+        assert files_of(out) == before, order
+
+
+def test_copies_that_nothing_tells_apart_are_taken_in_the_order_of_the_generations(
+    tmp_path: Path, files_of: Files
+) -> None:
+    out, sources = grown(tmp_path, EQUAL)
+    before = files_of(out)
+    damage(out, 1, 2)
+    copies = moved(sources, lambda source: source.replace(".parquet", "-copy.parquet"))
+    wounded = files_of(out)
+    with pytest.raises(SourceError, match="has other bytes than were written"):
+        repaired(out, copies[2], copies[1])
+    assert files_of(out) == wounded
+    repaired(out, *copies[1:])
+    assert files_of(out) == before
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_a_source_that_was_appended_twice_serves_for_both(tmp_path: Path, files_of: Files, table: bool) -> None:
+    out, sources = grown(tmp_path, (160, 120))
+    append(AppendOptions(source=sources[1], destination=str(out), shards=3, again=True))
+    before = files_of(out)
+    damage(out, 1, 2, table=table)
+    (copy,) = moved(sources[1:], lambda source: str(tmp_path / "copy.parquet"))
+    repaired(out, copy)
+    assert files_of(out) == before
+
+
+# --- the table lost with them ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+@pytest.mark.parametrize("generations", [(0, 1), (1, 2), (0, 1, 2)])
+def test_the_table_comes_back_with_shards_of_several_generations(
+    tmp_path: Path, files_of: Files, shard_format: str, generations: tuple[int, ...]
+) -> None:
+    out, sources = grown(tmp_path, shard_format=shard_format)
+    clean(Storage(str(out)))
+    before = files_of(out)
+    damage(out, *generations, table=True)
+    wounded = files_of(out)
+    wanted = [sources[number] for number in generations]
+    flags = " ".join(f"--source {source}" for source in wanted)
+    with pytest.raises(CorruptionError, match=f"repair it with {flags}, and that of each other generation"):
+        repair(str(out))
+    for lacking in wanted:
+        rest = [source for source in wanted if source != lacking]
+        last = "made again, do not tell what it held: shards of another generation"
+        with pytest.raises(CorruptionError, match=last if lacking == wanted[-1] else f"with --source {lacking}, too"):
+            repaired(out, *rest)
+    assert files_of(out) == wounded
+    assert repaired(out, *wanted).lost == ()
+    assert files_of(out) == before
+
+
+def test_the_table_comes_back_although_no_file_is_missing(tmp_path: Path, files_of: Files) -> None:
+    """Which generations are damaged cannot be told then, so all sources are named."""
+    out, sources = grown(tmp_path, EQUAL)
+    before = files_of(out)
+    dataset = open_dataset(str(out))
+    spoil(out / dataset.manifest.shards_path)
+    for number in (1, 2):
+        spoil(out / shards_of(dataset, number)[1].path)
+    with pytest.raises(CorruptionError, match=f"repair it with --source {sources[0]}, and that of each other"):
+        repair(str(out))
+    done = repaired(out, *moved(sources, lambda source: source.replace(".parquet", "-copy.parquet")))
+    assert files_of(out) == before
+    assert sorted(remedy.action for remedy in done.remedies) == ["rebuild", "rebuild", "rewrite"]
+
+
+def test_copies_are_tried_first_for_generations_whose_files_are_missing(tmp_path: Path, files_of: Files) -> None:
+    out, sources = grown(tmp_path, EQUAL)
+    before = files_of(out)
+    damage(out, 1, 2, table=True)
+    copies = moved(sources, lambda source: source.replace(".parquet", "-copy.parquet"))
+    repaired(out, *copies[1:])
+    assert files_of(out) == before
+
+
+# --- another source ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", [False, True])
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (lambda path: written(path, 5000, 90), "other.parquet is not what generation 2 of .*; nothing was changed"),
+        (lambda path: written(path, 5000, 200), "not the one of then; nothing|has other bytes than .*nothing was chan"),
+        (lambda path: str(path), "there is nothing at .*other.parquet"),
+    ],
+    ids=["other counts", "other values", "missing"],
+)
+def test_one_wrong_source_is_one_line_and_nothing_is_changed(
+    three: Generations, files_of: Files, other: Callable[[Path], str], told: str, table: bool
+) -> None:
+    out, sources = three
+    damage(out, 0, 2, table=table)
+    wounded = files_of(out)
+    wrong = other(out.parent / "other.parquet")
+    for order in itertools.permutations([sources[0], wrong]):
+        # with the table lost, all generations are wanted, and the first of those that lack shards is named
+        with pytest.raises(RingfeedError, match=told.replace("generation 2", "generation [02]")) as raised:
+            repaired(out, *order)
+        assert "\n" not in str(raised.value)
+        assert files_of(out) == wounded
+
+
+def test_a_source_is_named_once(three: Generations, files_of: Files) -> None:
+    out, sources = three
+    damage(out, 0, 1, 2)
+    wounded = files_of(out)
+    with pytest.raises(SourceError, match=r"0\.parquet is a source too many: .*nothing was changed; leave it out"):
+        repaired(out, *sources, sources[0])
+    with pytest.raises(SourceError, match="is not what generation 1 of"):
+        repaired(out, sources[0], sources[0])
+    assert files_of(out) == wounded
+
+
+# --- cut short ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_killed_at_any_write_it_is_run_again(three: Generations, tmp_path: Path, files_of: Files, table: bool) -> None:
+    out, sources = three
+    before = files_of(out)
+    damage(out, 0, 2, table=table)
+    for last in itertools.count():
+        root = Path(shutil.copytree(out, tmp_path / "copies" / f"{last}"))
+        done = ends_in_writes(partial(repaired, root, sources[2], sources[0]), root, last)
+        repaired(root, sources[2], sources[0])
+        assert files_of(root) == before, last
+        if done:
+            break
+    assert last == 6 + table  # three files of each of the two generations
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("generation", [0, 2])
+def test_nothing_is_changed_if_one_source_fails(
+    three: Generations, files_of: Files, generation: int, error: type[BaseException]
+) -> None:
+    """Also if what the one before it gave is made; the lease is held meanwhile, and given back."""
+    out, sources = three
+    damage(out, 0, 2)
+    wounded = files_of(out)
+    begun = 0
+
+    def fail(progress: Progress) -> None:
+        nonlocal begun
+        if progress.stage == "write":
+            begun += progress.done == 1
+            assert (out / LEASE_NAME).exists()
+            if begun == (1 if generation == 0 else 2):
+                raise error
+
+    with pytest.raises(error):
+        repaired(out, sources[0], sources[2], rebuilding=fail)
+    assert files_of(out) == wounded
+
+
+def test_what_is_made_lies_in_the_folder_that_was_named(three: Generations, tmp_path: Path, files_of: Files) -> None:
+    out, sources = three
+    before = files_of(out)
+    damage(out, 0, 2)
+    seen: set[int] = set()
+
+    def look(progress: Progress) -> None:
+        if progress.stage == "write":
+            for folder, _, names in os.walk(tmp_path / "spill"):  # no file is opened: workers write there
+                seen.update(generation_of(f"{folder}/{name}".partition("/made/")[2]) for name in names)
+
+    repaired(out, sources[0], sources[2], spill=str(tmp_path / "spill"), rebuilding=look)
+    assert seen == {0, 2}
+    assert files_of(out) == before
+    assert files_of(tmp_path / "spill") == {}
+
+
+# --- the command -------------------------------------------------------------------------------------------------
+
+
+def test_the_command_takes_several_sources(
+    three: Generations, files_of: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, sources = three
+    before = files_of(out)
+    damage(out, 0, 2)
+    assert main(["repair", str(out), "--dry-run"]) == 0
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert f"none with --source {sources[0]} --source {sources[2]} if they are still there" in told
+    flags = ["--source", sources[0], f"--source={sources[2]}", "--workers", "1"]
+    assert main(["repair", str(out), *flags, "--dry-run", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["lost_records"] == 0
+    assert {remedy["how"] for remedy in document["remedies"]} == {
+        f"made again from {source}" for source in (sources[0], sources[2])
+    }
+    assert main(["repair", str(out), *flags]) == 0
+    assert "repaired 6 damaged files; no record is lost" in capsys.readouterr().out
+    assert files_of(out) == before
+
+
+def test_the_command_counts_what_it_repaired_and_what_it_left(
+    three: Generations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not the index that is whole, of a shard that is left."""
+    out, sources = three
+    damage(out, 0, 1, 2)
+    assert main(["repair", str(out), "--source", sources[0], "--source", sources[2], "--workers", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "repaired 6 damaged files; no record is lost; 3 files are left for another source"
+    )
+
+
+def test_the_command_says_in_one_line_that_a_source_is_another(
+    three: Generations, files_of: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, sources = three
+    damage(out, 0, 2)
+    wounded = files_of(out)
+    other = written(out.parent / "other.parquet", 5000, 90)
+    assert main(["repair", str(out), "--source", sources[0], "--source", other, "--workers", "1"]) == 1
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    assert len(errors) == 1
+    assert f"{other} is not what generation 2 of" in errors[0]
+    assert files_of(out) == wounded

@@ -1,0 +1,224 @@
+"""Parquet sources."""
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ringfeed.sharding import SourceError
+from ringfeed.sharding.compute.batches import BATCH_BYTES
+from ringfeed.sharding.formats.parquet import rows_within
+from ringfeed.sharding.schema import Feature
+from ringfeed.sharding.sources import Source, base, open_source
+from ringfeed.sharding.sources.tables import parquet as module
+from tests.helpers.contents import completed
+
+
+def test_all_records_come_in_order_whatever_the_row_groups(
+    parquet: str, table: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PART_ROWS", 250)
+    source = open_source(parquet, "label")
+    assert completed(source) == table.to_pylist()
+    assert [(part.pieces, part.first_record) for part in source.parts] == [((0, 1, 2), 0), ((3, 4, 5), 300)]
+    labels = [value for part in source.parts for batch in source.labels(part) for value in batch.to_pylist()]
+    assert labels == table.column("label").to_pylist()
+
+
+def test_without_a_label_the_records_are_counted_from_the_footer(parquet: str) -> None:
+    source = open_source(parquet, None)
+    assert sum(len(batch) for part in source.parts for batch in source.labels(part)) == 600
+
+
+def test_a_sample_is_the_head_of_a_part(parquet: str, table: pa.Table) -> None:
+    source = open_source(parquet, "label")
+    assert source.sample(source.parts[0], 7).to_pylist() == table.slice(0, 7).to_pylist()
+
+
+def test_a_folder_is_read_in_the_order_of_its_names_past_hidden_files(tmp_path: Path) -> None:
+    for name, value in [("b.parquet", 2), ("a.pq", 1), ("sub/c.parquet", 3), ("_tmp/x.parquet", 9), (".y.parquet", 9)]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        pq.write_table(pa.table({"x": [value]}), tmp_path / name)
+    assert [row["x"] for row in completed(open_source(str(tmp_path), None))] == [1, 2, 3]
+    assert [row["x"] for row in completed(open_source(f"{tmp_path}/*.p*q*", None))] == [1, 2]
+
+
+def test_folders_in_an_archive_make_columns(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "a.parquet")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for k in (1, 2):
+            archive.write(tmp_path / "a.parquet", f"in/k={k}/a.parquet")
+    source = open_source(f"zip://in::{tmp_path}/a.zip", None)
+    assert completed(source) == [{"x": 1, "k": 1}, {"x": 1, "k": 2}]
+
+
+def test_columns_of_nulls_are_read_as_the_type_given(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": pa.nulls(2), "z": pa.nulls(2)}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"x": [3], "z": pa.nulls(1)}), tmp_path / "2.parquet")
+    features = {"x": Feature(name="x", dtype="int8"), "z": Feature(name="z", dtype="string", shape=(3,))}
+    expected = [{"x": None, "z": None}, {"x": None, "z": None}, {"x": 3, "z": None}]
+    assert completed(open_source(str(tmp_path), "x", features=features)) == expected
+
+
+def test_files_of_different_schemas_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"x": ["1"]}), tmp_path / "b.parquet")
+    with pytest.raises(SourceError, match=r"b\.parquet: its schema differs from that of .*a\.parquet"):
+        open_source(str(tmp_path), None)
+
+
+@pytest.mark.parametrize("damage", ["empty", "text", "cut"])
+def test_a_damaged_file_is_named(tmp_path: Path, parquet: str, damage: str) -> None:
+    data = {"empty": b"", "text": b"hello, I am no Parquet", "cut": Path(parquet).read_bytes()[:-10]}[damage]
+    Path(parquet).write_bytes(data)
+    with pytest.raises(SourceError, match=r"source\.parquet: .*the file is damaged or no Parquet"):
+        open_source(parquet, "label")
+
+
+def test_damaged_pages_are_found_when_they_are_read(parquet: str) -> None:
+    data = bytearray(Path(parquet).read_bytes())
+    data[4:2000] = bytes(1996)
+    Path(parquet).write_bytes(data)
+    with pytest.raises(SourceError, match="the file is damaged"):
+        completed(open_source(parquet, "label"))
+
+
+def test_a_near_miss_of_a_path_is_pointed_out(parquet: str) -> None:
+    with pytest.raises(SourceError, match=r"nothing at .*sorce\.parquet; did you mean .*source\.parquet"):
+        open_source(parquet.replace("source", "sorce"), "label")
+
+
+def test_the_fingerprint_follows_the_files(parquet: str, table: pa.Table) -> None:
+    before = open_source(parquet, "label").fingerprint
+    assert open_source(parquet, "label").fingerprint == before
+    pq.write_table(table.slice(1), parquet)
+    assert open_source(parquet, "label").fingerprint != before
+
+
+def test_parts_end_at_row_groups_by_rows_or_bytes(
+    tmp_path: Path, table: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(table, path, row_group_size=100)
+    group_bytes = pq.ParquetFile(path).metadata.row_group(0).total_byte_size
+    monkeypatch.setattr(module, "PART_BYTES", group_bytes * 3 // 2)
+    source = open_source(str(path), "label")
+    assert [part.pieces for part in source.parts] == [(0, 1), (2, 3), (4, 5)]
+    assert [part.first_record for part in source.parts] == [0, 200, 400]
+
+
+@pytest.mark.parametrize(
+    ("column", "row_bytes"),
+    [
+        (pa.array([5] * 1000, pa.int64()), 8),  # of which the file holds one
+        (pa.FixedSizeListArray.from_arrays(pa.array([0.5] * 16000, pa.float32()), 16), 64),
+        (pa.array([f"{i:0100}" for i in range(1000)]), 104),
+    ],
+)
+def test_rows_of_a_batch_follow_from_the_metadata(tmp_path: Path, column: pa.Array, row_bytes: int) -> None:
+    pq.write_table(pa.table({"a.b": column}), tmp_path / "x.parquet", use_dictionary=row_bytes == 8)
+    file = pq.ParquetFile(tmp_path / "x.parquet")
+    assert rows_within(file, [0], ["a.b"], 1 << 16, row_bytes * 100) == pytest.approx(100, rel=0.1)
+    assert rows_within(file, [0], ["a.b"], 7, row_bytes * 100) == 7
+    assert rows_within(file, [0], ["a.b"], 7, 1) == 1
+
+
+def test_memory_does_not_grow_with_a_row_group(tmp_path: Path) -> None:
+    rows = 400_000
+    values = pa.array(np.tile(np.arange(100, dtype=np.float32), rows))
+    pq.write_table(
+        pa.table({"x": pa.FixedSizeListArray.from_arrays(values, 100)}), tmp_path / "x.parquet", row_group_size=rows
+    )
+    source = open_source(str(tmp_path), None)
+    before, most, found = pa.total_allocated_bytes(), 0, 0
+    for batch in source.drafts(source.parts[0]):
+        most = max(most, pa.total_allocated_bytes() - before)
+        found += batch.num_rows
+    assert (len(source.parts), found) == (1, rows)
+    assert most < 4 * BATCH_BYTES < values.nbytes / 2
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(0, []), (5, [5]), (10, [5, 5]), (11, [4, 4, 3])])
+def test_slices_are_about_equal(rows: int, expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "BATCH_ROWS", 5)
+    batch = pa.record_batch({"x": pa.array(range(rows), pa.int8())})
+    assert [piece.num_rows for piece in base.sliced(batch)] == expected
+
+
+def test_a_dictionary_counts_as_the_values_it_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "BATCH_BYTES", 1000)
+    batch = pa.record_batch({"x": pa.array(["x" * 100, "y" * 100] * 50).dictionary_encode()})
+    assert len(list(base.sliced(batch))) == 10
+
+
+def test_a_page_that_is_not_what_its_checksum_says_is_damage(tmp_path: Path) -> None:
+    """Without compression nothing else tells."""
+    path = tmp_path / "x.parquet"
+    table = pa.table({"id": range(400), "x": [f"t{i * 7919}" for i in range(400)]})
+    options = {"use_dictionary": False, "compression": "none", "write_page_checksum": True}
+    pq.write_table(table, path, row_group_size=40, **options)
+    assert completed(open_source(str(path), None)) == table.to_pylist()
+    data = bytearray(path.read_bytes())
+    data[data.find(b"t1029470") + 1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match=r"x\.parquet: could not verify page integrity, CRC checksum"):
+        completed(open_source(str(path), None))
+
+
+def test_a_field_of_a_struct_is_read_without_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    texts = pa.array([b"\xff\xfe", b"ok"]).view(pa.string())
+    structs = pa.StructArray.from_arrays([texts, pa.array([1, 2])], names=["t", "i"])
+    pq.write_table(pa.table({"s": structs}), path)
+    assert completed(open_source(str(path), None).narrow(["s.i"])) == [{"s.i": 1}, {"s.i": 2}]
+    with pytest.raises(SourceError, match="Invalid UTF8"):
+        completed(open_source(str(path), None))
+
+
+def test_dictionaries_in_structs_are_read_across_row_groups(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    values = [f"v{i % 5}" for i in range(40)]
+    inner = pa.StructArray.from_arrays([pa.array(values).dictionary_encode()], names=["d"])
+    outer = pa.StructArray.from_arrays([inner], names=["e"])
+    pq.write_table(pa.table({"s": inner, "t": outer}), path, row_group_size=13)
+    assert completed(open_source(str(path), None)) == [{"s.d": value, "t.e.d": value} for value in values]
+
+
+def test_images_of_hugging_face_that_lie_elsewhere_are_told(tmp_path: Path) -> None:
+    features = {"info": {"features": {"img": {"_type": "Image"}}}}
+    for name, first in (("none", {"bytes": None, "path": None}), ("there", {"bytes": b"x", "path": "/data/0.png"})):
+        images = pa.array([first, None, {"bytes": b"y", "path": None}])
+        table = pa.table({"img": images}).replace_schema_metadata({"huggingface": json.dumps(features)})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+        assert completed(open_source(str(tmp_path / f"{name}.parquet"), None)) == [
+            {"img": image and image["bytes"]} for image in images.to_pylist()
+        ]
+    elsewhere = pa.array([{"bytes": b"x", "path": None}, {"bytes": None, "path": "/data/1.png"}])
+    pq.write_table(table.slice(0, 2).set_column(0, table.schema.field(0), elsewhere), tmp_path / "e.parquet")
+    with pytest.raises(SourceError, match=r"e\.parquet: column 'img' holds no image but its path \('/data/1\.png'\)"):
+        completed(open_source(str(tmp_path / "e.parquet"), None))
+
+
+@pytest.mark.parametrize("nest", [lambda times: times, lambda times: pa.StructArray.from_arrays([times], ["t"])])
+@pytest.mark.parametrize("day", ["0001-01-01", "1677-01-01", "2263-01-01", "9999-12-31"])
+def test_times_of_int96_that_nanoseconds_do_not_hold_are_refused(tmp_path: Path, nest: Any, day: str) -> None:
+    path = tmp_path / "x.parquet"
+
+    def write(*days: str) -> Source:
+        table = pa.table({"id": range(len(days)), "x": nest(pa.array(np.array(days, "M8[us]")))})
+        pq.write_table(table, path, use_deprecated_int96_timestamps=True, row_group_size=1)
+        return open_source(str(path), None)
+
+    held = write("1678-01-01", "2262-01-01")
+    assert [list(row.values())[1] for row in completed(held)] == np.array(["1678-01-01", "2262-01-01"], "M8[ns]").view(
+        int
+    ).tolist()
+    far = write("2000-01-01", day)
+    with pytest.raises(SourceError, match=r"x\.parquet: column 'x' holds a time beyond the years 1677 to 2262"):
+        completed(far)
+    assert completed(far.narrow(["id"])) == [{"id": 0}, {"id": 1}]

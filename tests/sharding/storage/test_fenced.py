@@ -1,0 +1,127 @@
+"""Who was taken over changes nothing any more, whatever it had begun."""
+
+import json
+import pickle
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringfeed.sharding import BuildOptions, DestinationError, build, clean, plan_repair
+from ringfeed.sharding.destination import clean as cleaning_module
+from ringfeed.sharding.destination.leftovers import remove_files
+from ringfeed.sharding.repairing.repair import apply_repair
+from ringfeed.sharding.storage import fenced as fence
+from ringfeed.sharding.storage import lease
+from ringfeed.sharding.storage.fenced import fenced, fenced_for_workers
+from ringfeed.sharding.storage.lease import LEASE_NAME, hold
+from ringfeed.sharding.storage.storage import Storage
+from tests.helpers.builds import built, interrupt_after
+from tests.servers.store import Store
+
+TAKEN = "was taken over by another process"
+
+
+@pytest.fixture(autouse=True)
+def never_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after standing still for long: the mark is looked at each time."""
+    monkeypatch.setattr(fence, "_SURE_SECONDS", -1.0)
+    monkeypatch.setattr(lease, "_SILENT_SECONDS", -1.0)
+    monkeypatch.setattr(lease, "_BEAT_SECONDS", 600)  # whose draft may be seen, or which may be the first to look
+
+
+def take_over(storage: Storage) -> None:
+    mark = json.loads(storage.read(LEASE_NAME)) | {"token": "of another"}
+    storage.write(LEASE_NAME, json.dumps(mark).encode())
+
+
+def changes(storage: Storage) -> dict[str, Callable[[], Any]]:
+    def stream() -> None:
+        with storage.open_output("new") as file:
+            file.write(b"x")
+
+    return {
+        "write": lambda: storage.write("new", b"x"),
+        "write_all": lambda: storage.write_all({"new": b"x", "newer": b"y"}),
+        "create": lambda: storage.create("new", b"x"),
+        "stream": stream,
+        "move": lambda: storage.move("old", "new"),
+        "remove": lambda: storage.remove("old"),
+    }
+
+
+@pytest.mark.parametrize("worker", [True, False])
+@pytest.mark.parametrize("how", ["write", "write_all", "create", "stream", "move", "remove"])
+def test_nothing_is_changed_once_another_holds_the_mark(store: Store, how: str, worker: bool) -> None:
+    plain = Storage(store.url)
+    with hold(plain, {}) as held:
+        own: Storage = (
+            pickle.loads(pickle.dumps(fenced_for_workers(plain, plain, held))) if worker else fenced(plain, held)
+        )
+        own.write("old", b"mine")
+        changes(own)[how]()
+        for name in store.list():
+            if name != LEASE_NAME:
+                plain.remove(name)
+        plain.write("old", b"theirs")
+        take_over(plain)
+        with pytest.raises(DestinationError, match=TAKEN):
+            changes(own)[how]()
+        assert own.read("old") == b"theirs"
+        assert store.list() == [LEASE_NAME, "old"]
+        held.release(keep=False)
+    assert store.list() == [LEASE_NAME, "old"]
+
+
+def test_a_build_s_workers_write_no_shard_once_another_holds_the_mark(parquet: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    there: list[set[str]] = []
+
+    def report(progress: Any) -> None:
+        if (progress.stage, progress.done) == ("partition", 1):
+            take_over(Storage(str(out)))
+            there.append({path.name for path in out.iterdir()})
+
+    with pytest.raises(DestinationError, match=TAKEN):
+        build(BuildOptions(source=parquet, destination=str(out), label="label", shards=12, workers=1), report=report)
+    assert {path.name for path in out.iterdir()} == there[0] == {LEASE_NAME}
+
+
+def test_clean_removes_nothing_more_once_another_holds_the_mark(
+    parquet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files_of: Any
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        build(
+            BuildOptions(source=parquet, destination=str(out), label="label", shards=12),
+            report=interrupt_after(5, KeyboardInterrupt()),
+        )
+
+    def meanwhile(storage: Storage, names: Iterable[str]) -> None:
+        take_over(Storage(str(out)))
+        remove_files(storage, names)
+
+    monkeypatch.setattr(cleaning_module, "remove_files", meanwhile)
+    before = files_of(out).keys()
+    with pytest.raises(DestinationError, match=TAKEN):
+        clean(str(out))
+    assert files_of(out).keys() == before
+
+
+def test_a_repair_does_not_mend_a_dataset_that_was_written_anew_since_it_looked(
+    parquet: str, tmp_path: Path, files_of: Any
+) -> None:
+    out = tmp_path / "out"
+    built(parquet, out, label="label", shards=3)
+    damaged = bytearray((out / "dataset.json").read_bytes())
+    damaged[200] ^= 4
+    damaged[300] ^= 8
+    (out / "dataset.json").write_bytes(damaged)
+    plan = plan_repair(str(out))
+    assert plan.remedies
+    built(parquet, out, label="label", shards=3, seed=5, overwrite=True)
+    before = files_of(out)
+    with pytest.raises(DestinationError, match="was changed while it was looked through; run the repair again"):
+        apply_repair(plan)
+    assert files_of(out) == before

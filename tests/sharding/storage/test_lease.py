@@ -1,0 +1,345 @@
+"""One builder at a destination, however the one before it ended."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from ringfeed.sharding import DestinationError, StorageError
+from ringfeed.sharding.destination.clean import clean
+from ringfeed.sharding.storage import lease as module
+from ringfeed.sharding.storage.lease import LEASE_NAME, TAKEOVER_PREFIX, Holder, hold, read_holder
+from ringfeed.sharding.storage.storage import Storage
+from tests.servers.proxy import Fault, Proxy, proxied
+from tests.servers.seaweedfs import S3Server
+from tests.servers.store import Store
+
+HOLD = """
+import sys, time
+from ringfeed.sharding.lease import hold
+from ringfeed.sharding.storage import Storage
+with hold(Storage(sys.argv[1]), {}):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A folder on S3, as it is, and through a proxy without faults at first."""
+
+    near: Storage
+    far: Storage
+    proxy: Proxy
+
+
+@pytest.fixture
+def remote(s3_server: S3Server, s3_bucket: str) -> Iterator[Remote]:
+    url = f"s3://{s3_bucket}/{uuid.uuid4().hex}"
+    with proxied(s3_server.endpoint_url) as proxy:
+        far = replace(s3_server, endpoint_url=proxy.url).storage_options
+        yield Remote(Storage(url, s3_server.storage_options), Storage(url, far), proxy)
+
+
+def beat_of(storage: Storage) -> int:
+    holder = read_holder(storage)
+    assert holder is not None
+    return holder.beat
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / LEASE_NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_living_holder_keeps_others_out_and_a_killed_one_does_not(store: Store) -> None:
+    storage = Storage(store.url)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, store.url], env={**os.environ, **store.env}, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        wanted = rf"another build is writing to .* \(process {holder.pid} on "
+        with pytest.raises(DestinationError, match=wanted), hold(storage, {}):
+            pass
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        with hold(storage, {}) as lease:
+            assert lease.previous is not None
+            assert lease.previous.pid == holder.pid
+            lease.release(keep=False)
+        assert store.list() == []
+    finally:
+        holder.kill()
+        holder.wait()
+        assert holder.stdout is not None
+        holder.stdout.close()
+
+
+def test_of_many_that_start_at_once_one_wins(tmp_path: Path) -> None:
+    def start(_: int) -> bool:
+        try:
+            with hold(Storage(str(tmp_path)), {}):
+                barrier.wait(60)
+                return True
+        except DestinationError:
+            barrier.wait(60)
+            return False
+
+    barrier = threading.Barrier(8)
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(start, range(8))) == 1
+
+
+@pytest.mark.parametrize("beating", [True, False])
+def test_a_holder_elsewhere_is_judged_by_its_beat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beating: bool
+) -> None:
+    monkeypatch.setattr(module, "_SILENT_SECONDS", 60 if beating else 1.0)
+    monkeypatch.setattr(module, "_BEAT_SECONDS", 0.1 if beating else 60)
+    storage = Storage(str(tmp_path))
+    real = module.Holder.here
+    with hold(storage, {}) as lease:
+        monkeypatch.setattr(module.Holder, "here", property(lambda self: False))
+        if beating:
+            with pytest.raises(DestinationError, match="another build is writing"), hold(storage, {}):
+                pass
+            lease.check()
+        else:
+            with hold(storage, {}) as second:
+                second.check()
+                with pytest.raises(
+                    DestinationError, match="was taken over by another process while this one stood still"
+                ):
+                    lease.check()
+        monkeypatch.setattr(module.Holder, "here", real)
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (Fault(kind="reply", method="PUT", path=LEASE_NAME, times=10**6), "was taken over by another process"),
+        (Fault(kind="stall", method="PUT", path=LEASE_NAME, seconds=3), "another process may have taken .* over, for"),
+    ],
+)
+def test_a_beat_that_comes_late_does_not_cover_the_mark_of_who_took_over(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch, fault: Fault, told: str
+) -> None:
+    monkeypatch.setattr(module, "_SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(module, "_BEAT_SECONDS", 0.2)
+    with hold(remote.far, {}) as first:
+        monkeypatch.setattr(module.Holder, "here", property(lambda self: False))
+        remote.proxy.begin(fault)
+        while not remote.proxy.happened[fault]:
+            time.sleep(0.05)
+        while fault.kind == "stall" and first._thread.is_alive() and beat_of(remote.near) == first._me.beat:
+            time.sleep(0.05)  # the store has it by then, and only the reply is late
+        monkeypatch.setattr(module.Lease, "_keep_fresh", lambda _: None)  # one of the second that is late is no matter
+        with hold(remote.near, {}) as second:
+            first._thread.join(120)
+            remote.proxy.begin()
+            with pytest.raises(DestinationError, match=told):
+                first.check_known()
+            with pytest.raises(DestinationError, match=told):
+                first.tell_plan("abc")
+            first.release(keep=True)
+            second.check()
+
+
+def test_a_beat_that_comes_to_pass_when_it_was_given_up_may_have_covered_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(module, "_BEAT_SECONDS", 600)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    with hold(Storage(str(tmp_path)), {}) as lease:
+        edit(tmp_path, beat=1)
+        lease.check()
+        now += module._SILENT_SECONDS + 1
+        lease.check()
+        edit(tmp_path, beat=2)
+        with pytest.raises(DestinationError, match=r"another process may have taken .* over, for"):
+            lease.check()
+
+
+def test_a_store_that_takes_nothing_for_a_while_loses_nobody_the_destination(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(module, "_BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(module, "_TAKEOVER_SECONDS", 60)  # this machine may stand still over a write
+    fault = Fault(kind="reply", method="PUT", path=LEASE_NAME, times=10)
+    with hold(remote.far, {}) as lease:
+        remote.proxy.begin(fault)
+        lease.tell_plan("abc")
+        while remote.proxy.happened[fault] < fault.times:
+            time.sleep(0.1)
+        lease.release(keep=True)
+    holder = read_holder(remote.near)
+    assert holder is not None
+    assert (holder.released, holder.plan) == (True, "abc")
+
+
+def test_a_write_that_seemed_to_fail_is_the_own_all_the_same(remote: Remote) -> None:
+    fault = Fault(kind="lose reply", method="PUT", path=LEASE_NAME)
+    with hold(remote.far, {}) as lease:
+        remote.proxy.begin(fault)
+        lease.tell_plan("abc")
+        assert remote.proxy.happened[fault] == 1
+        lease.check()
+        lease.release(keep=False)
+    assert read_holder(remote.near) is None
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_what_a_failing_store_kept_from_being_given_back_is_no_longer_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    """By the process itself at once; by others on the machine when its beat has stood still for long."""
+    storage = Storage(str(tmp_path))
+    with hold(storage, {}) as lease, monkeypatch.context() as away:
+        away.setattr(Storage, "read", lambda *_: refuse())
+        lease.release(keep=True)
+    if elsewhere:
+        parent = os.getppid()
+        edit(tmp_path, pid=parent, started=module.start_of(parent))
+        with pytest.raises(DestinationError, match=rf"another build is writing to .* \(process {parent} on "):
+            take(storage)
+        edit(tmp_path, at=time.monotonic() - module._LEFT_SECONDS - 1)
+    assert take(storage) is not None
+
+
+class KeepsMarks(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
+    """A store that lets everything be removed but a mark."""
+
+    protocol = "keepsmarks"
+
+    def rm_file(self, path: str) -> None:
+        if path.endswith(LEASE_NAME):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        super().rm_file(path)
+
+
+@pytest.mark.parametrize("task", ["build", "export"])
+def test_clean_tells_of_a_mark_that_it_may_not_remove(task: str) -> None:
+    fsspec.register_implementation("keepsmarks", KeepsMarks, clobber=True)
+    target = Storage(f"keepsmarks://{task}")
+    room = target if task == "build" else Storage("keepsmarks://.export.exporting")
+    with hold(room, {"task": task}) as lease:
+        lease.release(keep=True)
+    for _ in range(2):
+        with pytest.raises(StorageError, match=rf"cannot remove {room.url}/{LEASE_NAME}: permission denied"):
+            clean(target)
+
+
+def refuse() -> bytes:
+    raise StorageError("the store is away")
+
+
+def take(storage: Storage) -> Holder | None:
+    """Who held it before."""
+    with hold(storage, {}) as lease:
+        lease.release(keep=False)
+        return lease.previous
+
+
+@pytest.mark.parametrize("more", [{"region": "eu"}, {"token": 7, "pid": [], "beat": {}}, None])
+def test_a_holder_of_another_version_is_judged_by_its_beat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, object] | None
+) -> None:
+    monkeypatch.setattr(module, "_SILENT_SECONDS", 60)
+    storage, path, ended = Storage(str(tmp_path)), tmp_path / LEASE_NAME, threading.Event()
+    mark = {"token": "other", "host": "elsewhere", "boot": "b", "pid": 1, "started": "1", "about": {}}
+
+    def beat() -> None:
+        number = 0
+        while not ended.wait(0.1):
+            number += 1
+            whole = {**mark, "beat": number, "count": number, **(more or {})}
+            storage.write(LEASE_NAME, json.dumps(whole).encode()[: None if more else -5])
+
+    storage.write(LEASE_NAME, b"")
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(DestinationError, match="another build is writing"):
+            take(storage)
+    finally:
+        ended.set()
+        thread.join()
+    assert path.exists()
+    monkeypatch.setattr(module, "_SILENT_SECONDS", 1.0)
+    assert take(storage) is not None
+
+
+def test_one_whose_work_is_to_be_gone_on_with_is_followed_at_once(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    with hold(storage, {"source": "x"}) as lease:
+        lease.tell_plan("abc")
+        lease.release(keep=True)
+    holder = read_holder(storage)
+    assert holder is not None
+    assert (holder.released, holder.plan) == (True, "abc")
+    with hold(storage, {}) as second:
+        assert second.previous is not None
+        assert second.previous.plan == "abc"
+
+
+def test_the_mark_of_one_that_was_killed_when_it_had_taken_over_goes(store: Store) -> None:
+    storage = Storage(store.url)
+    with hold(storage, {}) as lease:
+        lease.release(keep=True)
+    storage.write(f"{TAKEOVER_PREFIX}0123456789abcdef.json", b"{}")  # from a holder before that one
+    with hold(storage, {}) as second:
+        assert store.list() == [LEASE_NAME]
+        second.release(keep=False)
+
+
+def test_a_process_with_the_number_of_a_dead_one_is_not_taken_for_it(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path))
+    with hold(storage, {}):
+        pass
+    edit(tmp_path, started="12345")
+    with hold(storage, {}) as second:
+        assert second.previous is not None
+
+
+def test_a_mark_that_is_there_and_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / LEASE_NAME).symlink_to("nowhere")
+    with pytest.raises(DestinationError, match=f"cannot tell who writes to {tmp_path}: {LEASE_NAME} there"):
+        take(Storage(str(tmp_path)))
+
+
+def test_a_link_that_leads_nowhere_is_no_mark_of_another(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    for folder in ("link", "link/sub"):
+        with pytest.raises(StorageError, match="a name in its path is that of a file, or of a link that leads nowhere"):
+            take(Storage(str(tmp_path / folder)))
+
+
+def test_where_no_mark_can_be_written_no_folder_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "there").mkdir()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    for folder in ("there", "new/sub"):
+        with pytest.raises(StorageError, match="the disk is full"):
+            take(Storage(str(tmp_path / folder)))
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]

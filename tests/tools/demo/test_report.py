@@ -1,0 +1,171 @@
+"""The page needs nothing beside itself, says what was measured, and can be read by machines and without eyes."""
+
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
+
+from ringfeed.tools.demo import charts
+from ringfeed.tools.demo.report import BuiltDataset, CommandRecord, DemoResult, compare_runs, render_report
+from ringfeed.tools.shard_dataset.balance_report import SplitBalance
+
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+
+
+def metrics(classes: list[str], confusion: list[list[int]], balance: str) -> dict[str, Any]:
+    totals = [sum(row) for row in confusion]
+    recall = {name: confusion[i][i] / totals[i] for i, name in enumerate(classes)}
+    steps = [{"step": 10 * n, "loss": 1 / n, "learning_rate": 0.1 * n} for n in range(1, 6)]
+    return {
+        "ranks": 2, "classes": classes, "parameters": 1234, "steps_per_epoch": 25, "total_steps": 50,
+        "train_seconds": 3.0, "history": {"steps": steps},
+        "config": {
+            "precision": "bfloat16", "epochs": 2, "data": {"batch_size": 2048, "balance": balance},
+            "optimizer": {"base_batch_size": 256}, "schedule": {"warmup_epochs": 0.5},
+        },
+        "final": {
+            "samples": sum(totals), "loss": 0.4,
+            "accuracy": sum(row[i] for i, row in enumerate(confusion)) / sum(totals),
+            "balanced_accuracy": sum(recall.values()) / len(recall), "recall": recall,
+            "auc": 0.8 if len(classes) == 2 else None, "confusion": confusion,
+        },
+    }  # fmt: skip
+
+
+def dataset(name: str, shard_format: str, classes: list[str]) -> BuiltDataset:
+    counts = np.full((4, len(classes)), 25, np.int64)
+    split = SplitBalance(
+        name="train", shard_records=counts.sum(axis=1), shard_bytes=counts.sum(axis=1) * 10, shard_class_counts=counts
+    )
+    stages = [
+        {"name": stage, "busy_seconds": 0.0 if stage == "deliver" else 0.5} for stage in ("fetch", "open", "deliver")
+    ]
+    build = {
+        "records": 400,
+        "bytes": 4000,
+        "seconds": 0.5,
+        "records_per_second": 800.0,
+        "splits": {"train": {"shards": 4}},
+    }
+    profile = {
+        "samples": 1000, "samples_per_second": 50_000.0, "bytes_per_second": 1e6, "first_batch_seconds": 0.1,
+        "batch_size": 100, "steps": 10, "stages": stages, "bottleneck": "open",
+    }  # fmt: skip
+    return BuiltDataset(
+        name=name, shard_format=shard_format, build=build, classes=classes, balance=[split], profile=profile
+    )
+
+
+@pytest.fixture(scope="module")
+def result() -> DemoResult:
+    flights, digits = ["late", "on time"], [str(digit) for digit in range(10)]
+    return DemoResult(
+        created="2026-11-21 08:00 UTC",
+        seconds=100.0,
+        is_quick=False,
+        machine={"processor": "A & B <fast>, 2 cores"},
+        commands=[CommandRecord(purpose="Building", command="shard-dataset build 'a b' <dst>", seconds=1.5)],
+        datasets=[
+            dataset(name, form, classes)
+            for name, classes in (("flights", flights), ("digits", digits))
+            for form in ("tfrecord", "parquet")
+        ],
+        natural=metrics(flights, [[10, 90], [5, 895]], "natural"),
+        uniform=metrics(flights, [[70, 30], [200, 700]], "uniform"),
+        digits=metrics(digits, (np.eye(10, dtype=int) * 36).tolist(), "natural"),
+    )
+
+
+class Page(HTMLParser):
+    """Collects what the tests ask for, and fails where tags do not nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] != "style":
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def page(result: DemoResult) -> Page:
+    return Page(render_report(result))
+
+
+def test_the_page_asks_for_nothing_from_elsewhere(result: DemoResult, page: Page) -> None:
+    assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in page.tags}
+    for tag, attributes in page.tags:
+        for name in ("src", "href", "xlink:href"):
+            assert (attributes.get(name) or "#").startswith("#"), (tag, attributes)
+    html = render_report(result)
+    assert "@import" not in html
+    assert "url(http" not in html
+
+
+def test_ids_are_unique_and_every_reference_has_its_target(page: Page) -> None:
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    targets = {(attributes["href"] or "")[1:] for tag, attributes in page.tags if tag == "use"}
+    assert targets <= set(ids)
+
+
+def test_every_chart_has_a_title_and_a_description(page: Page) -> None:
+    pictures = [attributes for tag, attributes in page.tags if tag == "svg"]
+    assert len(pictures) == 10
+    assert all(picture["role"] == "img" and picture["aria-label"] for picture in pictures)
+    assert "recall of late 10.0% and 70.0%" in " ".join(picture["aria-label"] or "" for picture in pictures)
+
+
+def test_the_page_says_what_was_found(page: Page) -> None:
+    words = " ".join(page.text.split())
+    assert "100 of the 1,000 flights of the test split arrived more than an hour late" in words
+    assert "the model finds 10 of them, with 5 false alarms" in words
+    assert "the same model finds 70, with 200 false alarms" in words
+    assert "10.0 → 70.0 %" in words
+    assert "quick run" not in words
+
+
+def test_text_from_outside_is_escaped(page: Page) -> None:
+    assert "A & B <fast>, 2 cores" in page.text
+    assert "shard-dataset build 'a b' <dst>" in page.text
+
+
+def test_the_same_results_make_the_same_page(result: DemoResult) -> None:
+    assert render_report(result) == render_report(result)
+
+
+def test_the_better_run_is_marked_and_a_lower_loss_is_better() -> None:
+    first = {"recall": {"late": 0.1}, "balanced_accuracy": 0.5, "auc": 0.8, "accuracy": 0.9, "loss": 0.2}
+    second = first | {"recall": {"late": 0.7}, "loss": 0.5}
+    assert {row.metric: row.better for row in compare_runs(first, second)} == {
+        "recall of late": 1, "balanced accuracy": None, "AUC": None, "accuracy": None, "loss": 0,
+    }  # fmt: skip
+
+
+def test_charts_take_their_colours_from_the_page() -> None:
+    chart = charts.curves(
+        [charts.Curve(label="a", x=[0, 10], y=[1, 0])], title="T", description="D", x_label="step", y_label="loss"
+    )
+    assert "var(--series-1)" in chart
+    assert "#010203" not in chart
+    assert ">step</text>" in chart
+    assert ">loss</text>" in chart

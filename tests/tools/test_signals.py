@@ -1,0 +1,274 @@
+"""Programs that are told to end: a line that says so, a status of its own, and work that is gone on with."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ringfeed.tools.shard_dataset.program import main
+from ringfeed.tools.signals import Terminated, endings_held, tidy_when_told_to_end
+
+
+@pytest.fixture(autouse=True)
+def hangups_heard() -> Iterator[None]:
+    """By the programs that are started, also where the tests are under `nohup`, whose programs go on."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def children_of(pid: int) -> list[str]:
+    """The command lines of a process's children; some may end meanwhile."""
+    found = []
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(pid).children():
+            with suppress(psutil.NoSuchProcess):
+                found.append(" ".join(child.cmdline()))
+    return found
+
+
+@pytest.mark.parametrize("after", [0.2, 0.4, 0.6, 0.8])
+def test_an_interrupt_while_workers_begin_is_one_line(source: str, tmp_path: Path, after: float) -> None:
+    """A terminal sends it to every process of the job: none may say anything of its own."""
+    command = [Path(sys.executable).with_name("shard-dataset"), "build", source, tmp_path / "o"]
+    flags = ["--label", "status", "--workers", "2", "--json"]
+    with subprocess.Popen(
+        [*map(str, command), *flags], stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        deadline = time.monotonic() + 280
+        while process.poll() is None and not any("forkserver" in words for words in children_of(process.pid)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(after)  # it imports, then the workers are forked
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        events = [json.loads(line) for line in process.communicate(timeout=280)[1].splitlines()]
+    assert process.returncode in (0, 130)
+    assert events[-1]["event"] == ("interrupted" if process.returncode else "progress")
+
+
+@pytest.mark.parametrize(("sig", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_says_how_to_go_on_and_clean_leaves_nothing(tmp_path: Path, sig: int, status: int) -> None:
+    """Those of a terminal in words, the other as an event."""
+    rows = 300_000
+    pq.write_table(pa.table({"x": range(rows), "y": ["a", "b"] * (rows // 2)}), tmp_path / "x.parquet")
+    out = tmp_path / "new" / "out"
+    flags = ["--json"] if sig == signal.SIGTERM else []
+    command = [Path(sys.executable).with_name("shard-dataset"), "build", tmp_path / "x.parquet", out]
+    process = subprocess.Popen(
+        [*map(str, command), "--label", "y", "--shards", "3000", "--workers", "2", *flags],
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 280
+    while len(list(out.glob("_building/*/*.json"))) < 6:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    if sig == signal.SIGTERM:
+        process.send_signal(sig)
+    else:
+        os.killpg(process.pid, sig)  # a terminal sends it to every process of the job
+    _, stderr = process.communicate(timeout=280)
+    assert process.returncode == status
+    assert "Traceback" not in stderr
+    message = stderr.splitlines()[-1]
+    if flags:
+        event = json.loads(message)
+        assert (event["event"], event["status"]) == ("interrupted", status)
+        message = event["message"]
+    assert "of 3,000 shards are finished: start the same command again to go on with the rest" in message
+    assert not (out / "dataset.json").exists()
+    assert main(["clean", str(out)]) == 0
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(("sig", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_command_that_reads_ends_with_a_line(tmp_path: Path, sig: int, status: int) -> None:
+    rows = 10_000
+    pq.write_table(pa.table({"x": range(rows), "y": ["a" * 100] * rows}), tmp_path / "x.parquet")
+    assert main(["build", str(tmp_path / "x.parquet"), str(tmp_path / "out"), "--shards", "1"]) == 0
+    command = [str(Path(sys.executable).with_name("shard-dataset")), "cat", str(tmp_path / "out"), "--limit", str(rows)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"{"  # it goes on until the pipe is full
+        process.send_signal(sig)
+        stdout, stderr = process.communicate(timeout=280)
+    assert (process.returncode, stderr) == (status, b"shard-dataset: interrupted\n")
+    assert stdout.count(b"\n") < rows
+
+
+def test_what_a_closed_terminal_leaves_is_gone_on_with(tmp_path: Path) -> None:
+    rows = 300_000
+    pq.write_table(pa.table({"x": range(rows), "y": ["a", "b"] * (rows // 2)}), tmp_path / "x.parquet")
+    out = tmp_path / "out"
+    command = [Path(sys.executable).with_name("shard-dataset"), "build", tmp_path / "x.parquet", out]
+    flags = ["--label", "y", "--shards", "3000", "--workers", "2"]
+    script = (
+        "import pty, sys; pid, terminal = pty.fork()\n"
+        "import os; pid or os.execv(sys.argv[1], sys.argv[1:])\n"
+        "print(terminal, flush=True); sys.stdin.read(); os.close(terminal)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, command), *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        deadline = time.monotonic() + 280
+        while len(list(out.glob("_building/*/*.json"))) < 6:
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.communicate(timeout=280)
+    assert process.returncode == 129
+    assert json.loads((out / "_building.json").read_text())["released"]
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "told"),
+    [
+        ("shard-dataset", ["inspect", "x"], "shard-dataset: interrupted"),
+        ("shard-dataset", ["build", "x", "y", "--json"], '{"event": "interrupted", "message": "", "status": 130}'),
+        ("ringfeed", ["cache", "x"], "ringfeed: interrupted"),
+    ],
+)
+def test_ctrl_c_while_modules_are_imported_is_one_line(
+    tmp_path: Path, program: str, flags: list[str], told: str
+) -> None:
+    waits = "for _ in range(1000):\n    time.sleep(0.05)"  # a signal may come just before a sleep, which then goes on
+    (tmp_path / "pyarrow.py").write_text(f"import sys, time\nprint('importing', flush=True)\n{waits}")
+    process = subprocess.Popen(
+        [str(Path(sys.executable).with_name(program)), *flags],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=280)
+    assert (process.returncode, stderr) == (130, f"{told}\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "begins"),
+    [
+        (["build", "x.parquet", "y"], True),
+        (["append", "large.csv", "y", "--workers", "16"], True),
+        (["reshard", "small.csv", "y"], False),
+        (["build", "x.parquet", "y", "--workers=1"], False),
+        (["build", "x.parquet", "y", "--map", "module:function"], False),
+        (["build", "--help"], False),
+        (["verify", "y"], False),
+    ],
+)
+def test_workers_begin_before_anything_is_imported(tmp_path: Path, flags: list[str], begins: bool) -> None:
+    """They are forked from a process that imports as long as the program does."""
+    (tmp_path / "small.csv").touch()
+    (tmp_path / "large.csv").touch()
+    os.truncate(tmp_path / "large.csv", 1 << 30)
+    (tmp_path / "pyarrow.py").write_text(
+        "import os, psutil, sys\n"
+        "'forkserver' in ' '.join(sys.orig_argv) or print(len(psutil.Process().children()), flush=True)\n"
+        "os._exit(7)"
+    )
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("shard-dataset")), *flags],
+        stdout=subprocess.PIPE, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=280,
+    )  # fmt: skip
+    server_and_its_tracker = 2 if begins else 0
+    assert (done.returncode, done.stdout) == (7, f"{server_and_its_tracker}\n")
+
+
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_after_the_result_changes_nothing(dataset: Path, sig: int) -> None:
+    code = (
+        "import os, sys; from multiprocessing import util; from ringfeed.tools.shard_dataset.program import run\n"
+        f"util._exit_function = lambda: os.kill(os.getpid(), {sig}); run()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "inspect", dataset], capture_output=True, text=True, timeout=280)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "carrier" in done.stdout
+
+
+def test_an_error_closes_the_output_although_workers_have_yet_to_import(tmp_path: Path) -> None:
+    (tmp_path / "pandas.py").write_text("import sys, time\n'forkserver' in ' '.join(sys.orig_argv) and time.sleep(600)")
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("shard-dataset")), "build", "missing", "out", "--workers", "2"],
+        capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "missing" in done.stderr
+
+
+class TestHeld:
+    """Signals that are held back while TensorFlow may be at work."""
+
+    @pytest.mark.parametrize(("sig", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+    @pytest.mark.parametrize("end", ["asked", "body", "error"])
+    def test_one_is_raised_when_it_is_asked_for_or_the_body_ends(self, sig: int, kind: type, end: str) -> None:
+        reached = []
+
+        def work() -> None:
+            with tidy_when_told_to_end(), endings_held() as hear:
+                hear()
+                os.kill(os.getpid(), sig)
+                reached.append("signal")
+                if end == "asked":
+                    hear()
+                    reached.append("asked")
+                if end == "error":
+                    raise ValueError
+
+        before = signal.getsignal(sig)
+        with pytest.raises(kind):
+            work()
+        assert reached == ["signal"]
+        assert signal.getsignal(sig) is before
+
+    def test_a_second_one_is_raised_at_once(self) -> None:
+        reached = []
+
+        def work() -> None:
+            with endings_held():
+                for number in range(3):
+                    reached.append(number)
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        assert reached == [0, 1]
+
+    def test_what_is_ignored_stays_ignored(self) -> None:
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            with endings_held() as hear:
+                os.kill(os.getpid(), signal.SIGHUP)
+                hear()
+        finally:
+            signal.signal(signal.SIGHUP, before)
+
+    def test_a_profile_that_reads_is_interrupted_in_one_line(self, source: str, tmp_path: Path) -> None:
+        assert main(["build", source, str(tmp_path / "d"), "--label", "status", "--shards", "2"]) == 0
+        code = "import sys; from ringfeed.tools import profile, cli; told = profile.Loader.epoch\n"
+        code += "def epoch(*args):\n    print('reading', flush=True)\n    return told(*args)\n"
+        code += "profile.Loader.epoch = epoch; sys.exit(cli.main(sys.argv[1:]))"
+        words = ["profile", str(tmp_path / "d"), "--batch-size", "8", "--steps", "1000000000"]
+        with subprocess.Popen(
+            [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            for _ in range(50):  # epochs
+                assert process.stdout.readline() == "reading\n"
+            process.send_signal(signal.SIGINT)
+            stderr = process.communicate(timeout=280)[1]
+        assert process.returncode == 130
+        assert stderr.endswith("ringfeed: interrupted\n")
+        assert "Traceback" not in stderr

@@ -1,0 +1,205 @@
+"""`ringfeed doctor`: what is installed, what works, what is missing, and the exact command that gets it.
+
+It changes nothing and opens no connection. `examine` collects the facts, `diagnose` (pure) judges them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+
+from rich.console import Console
+from rich.table import Table
+
+from ..probe import Runtime, horovod_target, probe_runtime, tensorflow_distribution, version_of
+from .horovod_recipe import HOROVOD_VERSION
+
+__all__ = ["Facts", "Finding", "add_arguments", "diagnose", "run"]
+
+BASE = ("pyarrow", "numpy", "fsspec", "s3fs")
+GIBIBYTE = 2**30
+COMPILED = ("...sharding.compute._kernels", "...pipeline.deliver._string_views")
+REBUILD_HOROVOD = "ringfeed install-horovod --force"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What this machine and this Python environment hold; a version is None where nothing is installed."""
+
+    versions: Mapping[str, str | None]
+    kernels: bool
+    runtime: Runtime
+    horovod_built_for: str | None
+    gpus: tuple[str, ...]
+    cpu_cores: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that is missing, or (`broken`) there and not working, and the command that mends it."""
+
+    what: str
+    command: str
+    broken: bool = False
+
+
+def diagnose(facts: Facts) -> tuple[Finding, ...]:
+    """Judge the facts: what is missing, what is broken. Only what is broken makes `ringfeed doctor` fail."""
+    versions, runtime = facts.versions, facts.runtime
+    findings = [
+        Finding(what=f"{name} is not installed: sharding cannot work", command=f"pip install {name}", broken=True)
+        for name in BASE
+        if versions[name] is None
+    ]
+    if not facts.kernels:
+        command = "apt-get install -y gcc libc6-dev && pip install --force-reinstall --no-deps ringfeed"
+        findings.append(Finding(what="compiled kernels: all works without, but slower", command=command))
+    findings += _diagnose_tensorflow(facts)
+    if runtime.horovod is None:
+        if runtime.tensorflow is not None:
+            findings.append(Finding(what="Horovod: training on several ranks", command="ringfeed install-horovod"))
+    elif facts.horovod_built_for not in (None, versions["tensorflow"]):
+        here = versions["tensorflow"] or "none"
+        what = f"Horovod was built for TensorFlow {facts.horovod_built_for}, here is {here}"
+        findings.append(Finding(what=what, command=REBUILD_HOROVOD, broken=True))
+    elif runtime.horovod.error:
+        what = f"Horovod does not load: {runtime.horovod.error}"
+        findings.append(Finding(what=what, command=REBUILD_HOROVOD, broken=True))
+    elif versions["horovod"] != HOROVOD_VERSION:
+        what = f"Horovod is {versions['horovod']}; ringfeed is tested with {HOROVOD_VERSION}"
+        findings.append(Finding(what=what, command="ringfeed install-horovod"))
+    elif "gloo" not in runtime.horovod.collectives:
+        what = "Horovod was built without Gloo, which `horovodrun --gloo` needs"
+        findings.append(Finding(what=what, command=REBUILD_HOROVOD, broken=True))
+    elif runtime.tensorflow and runtime.tensorflow.gpus and "nccl" not in runtime.horovod.collectives:
+        what = "NCCL: GPUs exchange gradients through the CPU without it"
+        findings.append(Finding(what=what, command="ringfeed install-horovod --nccl yes"))
+    if versions["hdfs-native"] is None:
+        findings.append(Finding(what="hdfs-native: datasets on hdfs://", command="pip install 'ringfeed[hdfs]'"))
+    return tuple(findings)
+
+
+def _diagnose_tensorflow(facts: Facts) -> list[Finding]:
+    probe = facts.runtime.tensorflow
+    extra = "gpu" if facts.gpus else "cpu"
+    install = f"pip install 'ringfeed[{extra}]'"
+    if probe is None:
+        return [Finding(what="TensorFlow: loading batches and training", command=install)]
+    if probe.error:
+        name = "tensorflow" if facts.gpus else "tensorflow-cpu"
+        command = f"pip install --force-reinstall --no-deps {name}=={facts.versions['tensorflow']}"
+        return [Finding(what=f"TensorFlow does not load: {probe.error}", command=command, broken=True)]
+    if facts.gpus and not probe.gpus:
+        return [Finding(what=f"TensorFlow uses none of the {len(facts.gpus)} GPUs here", command=install)]
+    return []
+
+
+def _gpus() -> tuple[str, ...]:
+    """The GPUs that the driver shows, by name; empty where there is no driver."""
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return tuple(done.stdout.splitlines()) if done.returncode == 0 else ()
+
+
+def examine() -> Facts:
+    """Collect the facts; seconds, because TensorFlow and Horovod are loaded (in a process of their own)."""
+    tensorflow = tensorflow_distribution()
+    others = ("keras", "horovod", "hdfs-native")
+    return Facts(
+        versions={
+            "python": platform.python_version(),
+            "ringfeed": version_of("ringfeed"),
+            **{name: version_of(name) for name in BASE},
+            "tensorflow": tensorflow[1] if tensorflow else None,
+            **{name: version_of(name) for name in others},
+        },
+        kernels=all(find_spec(name, __package__) for name in COMPILED),
+        runtime=probe_runtime(),
+        horovod_built_for=horovod_target(),
+        gpus=_gpus(),
+        cpu_cores=len(os.sched_getaffinity(0)),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
+
+
+def report(facts: Facts, findings: tuple[Finding, ...]) -> dict[str, object]:
+    """The document that `--json` prints."""
+    runtime = facts.runtime
+    return {
+        "ok": not any(finding.broken for finding in findings),
+        "versions": dict(facts.versions),
+        "kernels": facts.kernels,
+        "horovod": None
+        if runtime.horovod is None
+        else {
+            "loads": runtime.horovod.error is None,
+            "built_for_tensorflow": facts.horovod_built_for,
+            "collectives": list(runtime.horovod.collectives),
+        },
+        "gpus": list(facts.gpus),
+        "tensorflow_gpus": list(runtime.tensorflow.gpus) if runtime.tensorflow else [],
+        "clients": {
+            "s3": facts.versions["s3fs"] is not None,
+            "hdfs": facts.versions["hdfs-native"] is not None,
+        },
+        "cpu_cores": facts.cpu_cores,
+        "memory_bytes": facts.memory_bytes,
+        "findings": [asdict(finding) for finding in findings],
+    }
+
+
+def _show(facts: Facts, findings: tuple[Finding, ...], console: Console) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, version in facts.versions.items():
+        table.add_row(name, version or "[yellow]not installed[/yellow]")
+    horovod = facts.runtime.horovod
+    if horovod is not None:
+        names = ", ".join(horovod.collectives) or "unknown: it does not load"
+        table.add_row("collectives", f"{names} (built for TensorFlow {facts.horovod_built_for or 'unknown'})")
+    off = ", but switched off by RINGFEED_KERNELS=0" if os.environ.get("RINGFEED_KERNELS") == "0" else ""
+    table.add_row("kernels", f"compiled{off}" if facts.kernels else "[yellow]not compiled[/yellow]")
+    table.add_row("GPUs", ", ".join(facts.gpus) or "none")
+    clients = {"S3": facts.versions["s3fs"], "HDFS": facts.versions["hdfs-native"]}
+    table.add_row("storage clients", ", ".join(["local", *(name for name, found in clients.items() if found)]))
+    table.add_row("CPU cores, memory", f"{facts.cpu_cores}, {facts.memory_bytes / GIBIBYTE:.1f} GiB")
+    console.print(table)
+    for finding in findings:
+        mark = "[red]broken[/red] " if finding.broken else "[yellow]missing[/yellow]"
+        console.print(mark, end=" ")
+        console.print(f"{finding.what}\n          {finding.command}", markup=False, highlight=False, soft_wrap=True)
+    if not findings:
+        console.print("[green]all there[/green]: nothing is missing")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `ringfeed doctor`, and its help."""
+    parser.description = (
+        "Report versions, Horovod's collectives, GPUs and storage clients, and how to get what is missing. Exit status "
+        "0 if sharding works and nothing that is installed is broken, else 1."
+    )
+    parser.epilog = "examples:\n  ringfeed doctor\n  ringfeed doctor --json | jq .findings\n"
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `ringfeed doctor`."""
+    facts = examine()
+    findings = diagnose(facts)
+    if args.json:
+        print(json.dumps(report(facts, findings), indent=2))
+    else:
+        _show(facts, findings, Console())
+    return int(any(finding.broken for finding in findings))

@@ -1,0 +1,284 @@
+"""`ringfeed install-horovod`: build Horovod for the TensorFlow installed here, cache the wheel, install it.
+
+Horovod's last release is a source distribution that knows TensorFlow up to 2.15. With a header for what moved
+since, and a few environment variables, it builds unchanged against TensorFlow 2.21 (`horovod_recipe`). This
+module carries the recipe out and no more: it neither patches Horovod nor imports it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import importlib.util
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from ...sharding.errors import RingfeedError
+from ..probe import HorovodProbe, horovod_target, probe_runtime, tensorflow_distribution, version_of
+from .horovod_recipe import (
+    HOROVOD_VERSION,
+    PYTHON_PACKAGES,
+    BuildTarget,
+    build_environment,
+    cache_root,
+    forwarding_headers,
+    missing_system_packages,
+)
+from .nccl import NCCL_HINT, Nccl, find_nccl
+
+__all__ = ["add_arguments", "install", "run"]
+
+_SHOWN_LINES = 20
+_FAULT = re.compile(r": (fatal )?error: |CMake Error|undefined reference|command not found|No space left")
+_PERCENT = re.compile(r"\[\s*(\d+)%\]")
+
+
+def _has_on_this_machine(sign: str) -> bool:
+    if not sign.endswith(".h"):
+        return shutil.which(sign) is not None
+    folders = [
+        *os.environ.get("CPLUS_INCLUDE_PATH", "").split(os.pathsep),
+        "/usr/include",
+        "/usr/local/include",
+    ]
+    return any((Path(folder) / sign).exists() for folder in folders if folder)
+
+
+def ensure_system_packages(say: Callable[[str], None]) -> None:
+    """Install what the build needs of the system, if root on Debian.
+
+    Raises:
+        RingfeedError: something is missing and is not to be installed here, with the command that does; or apt-get
+            fails.
+    """
+    missing = missing_system_packages(_has_on_this_machine)
+    if not missing:
+        return
+    command = ["apt-get", "install", "-y", "--no-install-recommends", *missing]
+    if shutil.which("apt-get") is None or os.geteuid() != 0:
+        raise RingfeedError(f"building Horovod needs {', '.join(missing)}; install them: sudo {shlex.join(command)}")
+    say(f"installing {', '.join(missing)} with apt-get")
+    quiet_apt = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for step in (["apt-get", "update"], command):
+        done = subprocess.run(step, capture_output=True, text=True, env=quiet_apt, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RingfeedError(f"`{shlex.join(command)}` failed: {last}")
+
+
+def current_target(*, collectives: str) -> BuildTarget:
+    """The target for the running Python and the TensorFlow installed in it.
+
+    Raises:
+        RingfeedError: there is no TensorFlow.
+    """
+    tensorflow = tensorflow_distribution()
+    if tensorflow is None:
+        raise RingfeedError("Horovod is built against TensorFlow, and none is here: pip install 'ringfeed[cpu]'")
+    return BuildTarget(
+        tensorflow=tensorflow[1],
+        python=sys.implementation.cache_tag,
+        horovod=HOROVOD_VERSION,
+        collectives=collectives,
+        machine=f"{sys.platform}-{platform.machine()}",
+    )
+
+
+def choose_nccl(wanted: str) -> Nccl | None:
+    """NCCL to build with, or None: `auto` takes it where all is found.
+
+    Raises:
+        RingfeedError: `yes`, and not all is found.
+    """
+    found = find_nccl(os.environ, Path(sysconfig.get_path("purelib"))) if wanted != "no" else None
+    cuda_tensorflow = (tensorflow_distribution() or ("", ""))[0] != "tensorflow-cpu"
+    if wanted == "yes" and not (found and cuda_tensorflow):
+        raise RingfeedError(f"--nccl yes needs {NCCL_HINT}")
+    return found if cuda_tensorflow else None
+
+
+@contextmanager
+def _exclusive(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the folder's lock: of two builders of one target, the second waits for the first one's wheel."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise RingfeedError(f"cannot write to {folder} ({error.strerror}); choose another with --cache") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another build of the same wheel")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    """Run the build with a progress bar fed by CMake's percentages; show what the log says if it fails."""
+    console, faults, tail = Console(stderr=True), list[str](), deque[str](maxlen=_SHOWN_LINES)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with (
+        log.open("w") as record,
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
+    ):
+        task = progress.add_task("compiling Horovod", total=100)
+        with subprocess.Popen(
+            command, env=environment, text=True, errors="replace",
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        ) as build:  # fmt: skip
+            for line in build.stdout or ():
+                record.write(line)
+                tail.append(line.rstrip())
+                if _FAULT.search(line) and len(faults) < _SHOWN_LINES:
+                    faults.append(line.rstrip())
+                if percent := _PERCENT.search(line):
+                    progress.update(task, completed=int(percent[1]))
+    if build.returncode:
+        console.print("\n".join(faults or tail), markup=False, highlight=False, soft_wrap=True)
+        raise RingfeedError(f"building Horovod failed (status {build.returncode}); the whole log: {log}")
+
+
+def build_wheel(target: BuildTarget, folder: Path, nccl: Nccl | None) -> Path:
+    """Build in `folder/build`, publish the wheel into `folder` in one rename; the caller holds the lock.
+
+    Raises:
+        RingfeedError: TensorFlow's files or a Python package are missing, or the build fails.
+    """
+    spec = importlib.util.find_spec("tensorflow")
+    if spec is None or spec.origin is None:
+        raise RingfeedError(
+            f"TensorFlow {target.tensorflow} is listed as installed and its files are not there: install it again"
+        )
+    absent = [name for module, name in PYTHON_PACKAGES.items() if importlib.util.find_spec(module) is None]
+    if absent:
+        raise RingfeedError(f"building Horovod needs {', '.join(absent)}: pip install {' '.join(absent)}")
+    scratch = folder / "build"
+    shutil.rmtree(scratch, ignore_errors=True)
+    for path, text in forwarding_headers(Path(spec.origin).parent / "include").items():
+        header = scratch / "include" / path
+        header.parent.mkdir(parents=True, exist_ok=True)
+        header.write_text(text)
+    if nccl:
+        nccl.prepare(scratch / "nccl")
+    environment = build_environment(os.environ, scratch=scratch, jobs=len(os.sched_getaffinity(0)), nccl=nccl)
+    command = [
+        sys.executable, "-m", "pip", "wheel", "--verbose", "--no-build-isolation", "--no-deps",
+        "--no-cache-dir", "--no-binary", "horovod", "--wheel-dir", str(scratch), f"horovod=={target.horovod}",
+    ]  # fmt: skip
+    _compile(command, environment, folder / "build.log")
+    (built,) = scratch.glob("horovod-*.whl")
+    published = folder / built.name
+    built.replace(published)
+    shutil.rmtree(scratch, ignore_errors=True)
+    return published
+
+
+def _installed(target: BuildTarget) -> HorovodProbe | None:
+    """The Horovod that is installed, if it is what `target` asks for and loads."""
+    if version_of("horovod") != target.horovod or horovod_target() != target.tensorflow:
+        return None
+    probe = probe_runtime().horovod
+    if probe is None or probe.error or ("nccl" in probe.collectives) != (target.collectives == "nccl"):
+        return None
+    return probe
+
+
+def pip_install(wheel: Path) -> None:
+    """Install the wheel into the running environment, and nothing else.
+
+    Raises:
+        RingfeedError: pip fails.
+    """
+    options = ["--quiet", "--no-deps", "--force-reinstall"]
+    command = [sys.executable, "-m", "pip", "install", *options, str(wheel)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RingfeedError(f"`{shlex.join(command)}` failed: {last}")
+
+
+def install(*, nccl: str, cache: Path, force: bool, say: Callable[[str], None]) -> HorovodProbe:
+    """See that a Horovod built for this environment is installed and loads; return what it can do.
+
+    Args:
+        nccl: ``auto``, ``yes`` or ``no``: see `choose_nccl`.
+        cache: folder of the wheels.
+        force: whether to build anew what is installed or cached.
+        say: told what is done, line by line.
+
+    Raises:
+        RingfeedError: it cannot be built or installed, or does not load.
+    """
+    use_nccl = choose_nccl(nccl)
+    target = current_target(collectives="nccl" if use_nccl else "cpu")
+    if not force and (probe := _installed(target)):
+        say("already installed")
+        return probe
+    folder = cache / "horovod" / target.key
+    with _exclusive(folder, say):
+        wheel = next(folder.glob("horovod-*.whl"), None)
+        if wheel is None or force:
+            ensure_system_packages(say)
+            what = f"Horovod {target.horovod} for TensorFlow {target.tensorflow} ({target.collectives})"
+            say(f"building {what}; 2-4 minutes, log: {folder / 'build.log'}")
+            started = time.monotonic()
+            wheel = build_wheel(target, folder, use_nccl)
+            say(f"built in {time.monotonic() - started:.0f} s")
+        else:
+            say(f"using the cached {wheel}")
+    pip_install(wheel)
+    found = probe_runtime().horovod
+    if found is None or found.error:
+        reason = found.error if found else "it is not there after the installation"
+        raise RingfeedError(
+            f"the installed Horovod does not load ({reason}); build it anew: ringfeed install-horovod --force"
+        )
+    return found
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `ringfeed install-horovod`, and its help."""
+    parser.description = (
+        f"Build Horovod {HOROVOD_VERSION} against the TensorFlow of the running Python (Gloo always, NCCL where a CUDA "
+        "toolkit and NCCL are found) and install it. The wheel is cached, so this takes minutes only once."
+    )
+    parser.epilog = (
+        "examples:\n  ringfeed install-horovod\n  ringfeed install-horovod --nccl yes --cache /shared/cache\n"
+    )
+    parser.add_argument("--nccl", choices=("auto", "yes", "no"), default="auto", help="GPU collectives (default: auto)")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="where wheels are kept (default: ~/.cache/ringfeed)")
+    parser.add_argument("--force", action="store_true", help="build anew even if a wheel is cached or installed")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `ringfeed install-horovod`."""
+    console = Console(stderr=True)
+
+    def say(text: str) -> None:
+        console.print(f"horovod: {text}", markup=False, highlight=False, soft_wrap=True)
+
+    cache = args.cache if args.cache is not None else cache_root(os.environ, Path.home())
+    found = install(nccl=args.nccl, cache=cache.absolute(), force=args.force, say=say)
+    say(f"{HOROVOD_VERSION} loads, built with {', '.join(found.collectives)}")
+    return 0
+
+
+if __name__ == "__main__":
+    from ..cli import main
+
+    sys.exit(main(["install-horovod", *sys.argv[1:]]))

@@ -1,0 +1,288 @@
+"""Measure the loader stage by stage, name what holds it back, and the knob that helps.
+
+In a notebook a profile shows itself as a table; `profile_command` is `ringfeed profile`.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from ...pipeline import Loader, StageStats
+from ...pipeline.fetch.shard_cache import Cache, MemoryCache, ShardCache, open_cache
+from ...pipeline.metrics.stage_counters import CACHE_STAGES, FAULT_STAGES
+from ...sharding.dataset.dataset import open_dataset
+from ...sharding.errors import ConfigError
+from ..console import align, human_bytes, stage_progress
+from ..signals import endings_held
+from .bottleneck import StageProfile, name_bottleneck, name_knob
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+
+__all__ = ["Profile", "StageProfile", "profile"]
+
+_BLOCK_BYTES = 512  # of those that the system counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A measurement of the loader.
+
+    Attributes:
+        world_size: ranks, of which `rank` was measured; samples and rates are of this one alone.
+        first_batch_seconds: from asking for an epoch to its first batch.
+        seconds: from the first to the last batch, at full speed, with nothing done to them.
+        samples_per_second: in these seconds.
+        overall_samples_per_second: the same with the wait for the first batch, which each epoch begins with.
+        bytes_per_second: of decoded tensors; those of strings as in the first batch.
+        bottleneck: the stage that holds the loader back.
+        knob: what to do about it.
+        options: other arguments of `Loader` that were given, and ``cache_bytes``, by name.
+    """
+
+    url: str
+    split: str
+    batch_size: int
+    balance: Any
+    rank: int
+    world_size: int
+    steps: int
+    samples: int
+    seconds: float
+    first_batch_seconds: float
+    samples_per_second: float
+    overall_samples_per_second: float
+    bytes_per_second: float
+    stages: tuple[StageProfile, ...]
+    bottleneck: str
+    knob: str
+    options: dict[str, Any]
+
+    def _rows(self) -> list[list[str]]:
+        return [
+            [
+                stage.name,
+                f"{stage.items:,}",
+                human_bytes(stage.bytes) if stage.bytes else "",
+                f"{stage.busy_seconds:.3f}",
+                f"{stage.wait_seconds:.3f}",
+                f"{stage.share:.0%}",
+            ]
+            for stage in self.stages
+        ]
+
+    def __str__(self) -> str:
+        lines = align(_HEADER, self._rows())
+        return "\n".join([self._headline(), "", *lines, "", f"bottleneck: {self.bottleneck}: {self.knob}"])
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{escape(name)}</th>" for name in _HEADER)
+        rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self._rows())
+        return (
+            f"<p>{escape(self._headline())}</p><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+            f"<p><b>bottleneck: {escape(self.bottleneck)}</b>: {escape(self.knob)}</p>"
+        )
+
+    def _headline(self) -> str:
+        of_rank = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""
+        options = "".join(f", {name}={value!r}" for name, value in self.options.items())
+        return (
+            f"{self.url}: {self.samples_per_second:,.0f} samples/s, {human_bytes(self.bytes_per_second)}/s decoded, "
+            f"first batch after {self.first_batch_seconds:.2f} s, {self.overall_samples_per_second:,.0f} samples/s "
+            f"with that wait ({self.steps} batches of {self.batch_size}{of_rank}, split {self.split}, "
+            f"balance {self.balance}{options})"
+        )
+
+
+_HEADER = ("stage", "items", "bytes", "busy s", "wait s", "busy")
+
+
+def profile(
+    url: str,
+    *,
+    split: str = "train",
+    batch_size: int = 1024,
+    balance: str | Mapping[Any, float] = "natural",
+    steps: int | None = None,
+    seed: int = 0,
+    fill: Mapping[str, Any] | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    columns: Sequence[str] | None = None,
+    where: str | pc.Expression | None = None,
+    streams: int | None = None,
+    window_shards: int = 1,
+    fetch_threads: int | None = None,
+    prefetch_bytes: int | None = None,
+    cache: str | os.PathLike[str] | ShardCache | None = None,
+    cache_bytes: int | None = None,
+    progress: bool = False,
+) -> Profile:
+    """Read an epoch, or some steps of it, as fast as the loader gives it.
+
+    Args:
+        url: of the dataset.
+        split, batch_size, balance, seed, fill, rank, world_size: as for `Loader`.
+        columns, where, streams, window_shards, fetch_threads, prefetch_bytes, cache: as for `Loader`. What `where` lets
+            through is counted before the measurement begins.
+        cache_bytes: limit of the cache that is named.
+        steps: how many; default: one epoch, and 2 at least. More than an epoch goes on with the next ones.
+        progress: show a bar on standard error.
+
+    Raises:
+        RingfeedError: the dataset cannot be read so.
+    """
+    if steps is not None and steps < 2:
+        raise ConfigError(f"a profile needs at least 2 steps, got {steps}")
+    records = open_dataset(url).manifest.split(split).records
+    if records < batch_size:
+        raise ConfigError(
+            f"batch_size={batch_size} is more than the {records} records of {split!r}; use at most {records}"
+        )
+    if cache_bytes is not None and not (isinstance(cache, str | os.PathLike) and cache != "none"):
+        raise ConfigError(f"cache_bytes is the limit of a cache that is named, got {cache_bytes} with cache={cache!r}")
+    loader = Loader(
+        url,
+        split=split,
+        batch_size=batch_size,
+        balance=balance,
+        seed=seed,
+        fill=fill,
+        rank=rank,
+        world_size=world_size,
+        columns=columns,
+        where=where,
+        streams=streams,
+        window_shards=window_shards,
+        fetch_threads=fetch_threads,
+        prefetch_bytes=prefetch_bytes,
+        cache=open_cache(cache, cache_bytes),
+    )
+    total = max(steps or loader.steps_per_epoch, 2)
+    with endings_held() as end_if_told:
+        drained = _drain(loader, total, progress, end_if_told)
+    seconds = drained.first_batch_seconds + drained.seconds
+    stages = _stages(loader.stats(), seconds)
+    bottleneck = name_bottleneck(stages, parses=loader.undecoded and not loader.finds)
+    samples = total * loader.local_batch_size
+    return Profile(
+        url=url,
+        split=split,
+        batch_size=batch_size,
+        balance=balance,
+        rank=rank,
+        world_size=world_size,
+        steps=total,
+        samples=samples,
+        seconds=drained.seconds,
+        first_batch_seconds=drained.first_batch_seconds,
+        samples_per_second=(samples - loader.local_batch_size) / drained.seconds,
+        overall_samples_per_second=samples / seconds,
+        bytes_per_second=drained.decoded_bytes / drained.seconds,
+        stages=stages,
+        bottleneck=bottleneck,
+        knob=name_knob(bottleneck, stages, loader, drained.disk_bytes),
+        options=_options(loader, cache_bytes),
+    )
+
+
+def _options(loader: Loader, cache_bytes: int | None) -> dict[str, Any]:
+    """What was given beside that which the headline tells anyway, as JSON can hold it."""
+    given = loader.arguments
+    columns, where, cache = given["columns"], given["where"], given["cache"]
+    options = {
+        "columns": None if columns is None else list(columns),
+        "where": None if where is None else str(where),
+        "streams": None if given["streams"] is None else int(given["streams"]),
+        "window_shards": None if given["window_shards"] == 1 else given["window_shards"],
+        "fetch_threads": given["fetch_threads"],
+        "prefetch_bytes": given["prefetch_bytes"],
+        "cache": None if cache is None else _name_cache(cache),
+        "cache_bytes": cache_bytes,
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _name_cache(cache: ShardCache) -> str:
+    if isinstance(cache, MemoryCache):
+        return "memory"
+    return str(cache.path) if isinstance(cache, Cache) else type(cache).__name__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drained:
+    """Seconds until the first batch and after it, bytes of all batches after it, and those read from local disks."""
+
+    first_batch_seconds: float
+    seconds: float
+    decoded_bytes: int
+    disk_bytes: int
+
+
+def _drain(loader: Loader, total: int, progress: bool, end_if_told: Callable[[], None]) -> _Drained:
+    dataset = loader.epoch(0).take(total)  # TensorFlow is imported here, before the clock starts
+    done = epoch = decoded_bytes = 0
+    first_batch: Mapping[str, Any] = {}
+    read = _disk_bytes()
+    start = first = time.perf_counter()
+    with loader.own_errors(), stage_progress({"read": "read"}, silent=not progress) as report:
+        report("read", 0, total, 0)  # from here on it counts the seconds
+        while done < total:
+            for batch in dataset:
+                end_if_told()
+                done += 1
+                if done == 1:
+                    first, first_batch = time.perf_counter(), batch
+                    continue
+                decoded_bytes += sum(map(_tensor_bytes, batch.values()))
+                if done % 64 == 0 or done == total:
+                    report("read", done, total, done * loader.local_batch_size)
+            epoch += 1
+            dataset = loader.epoch(epoch).take(total - done)
+    end = time.perf_counter()
+    return _Drained(
+        first_batch_seconds=first - start,
+        seconds=end - first,
+        decoded_bytes=decoded_bytes + (total - 1) * sum(map(_string_bytes, first_batch.values())),
+        disk_bytes=_disk_bytes() - read,
+    )
+
+
+def _tensor_bytes(values: Any) -> int:
+    """Of fixed-size elements."""
+    flat = getattr(values, "flat_values", values)
+    return int(flat.shape.num_elements() or 0) * int(flat.dtype.size)
+
+
+def _string_bytes(values: Any) -> int:
+    """Of strings: to look at those of each batch would take as long as to read small ones."""
+    import tensorflow as tf
+
+    flat = getattr(values, "flat_values", values)
+    return int(tf.reduce_sum(tf.cast(tf.strings.length(flat), tf.int64))) if flat.dtype == tf.string else 0
+
+
+def _disk_bytes() -> int:
+    """That this process has read from local disks, mapped files included."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_inblock * _BLOCK_BYTES
+
+
+def _stages(stats: Mapping[str, StageStats], seconds: float) -> tuple[StageProfile, ...]:
+    return tuple(
+        StageProfile(
+            name=name,
+            items=entry.items,
+            bytes=entry.bytes,
+            busy_seconds=entry.busy_seconds,
+            wait_seconds=entry.wait_seconds,
+            share=entry.busy_seconds / seconds,
+        )
+        for name, entry in stats.items()
+        if entry.items or name not in CACHE_STAGES + FAULT_STAGES
+    )

@@ -1,0 +1,279 @@
+"""What `shard-dataset inspect` shows: contents, balance, origin, statistics, and how to read it without ringfeed."""
+
+from __future__ import annotations
+
+import glob
+from dataclasses import asdict
+from typing import Any
+
+from ...sharding import Dataset, Feature, FeatureStatistics, ImageStatistics, Manifest, RingfeedError
+from ...sharding.dataset.file_names import folder_of, rejected_name
+from ...sharding.dataset.tfds_files import is_tfds, obstacle
+from ...sharding.messages import counted, one_line
+from ..console import align, human_bytes
+from .balance_report import balance_json, balance_of_dataset, balance_text
+from .repair_report import lost_json, lost_lines
+from .split_shares import shares_json, shares_text
+
+__all__ = [
+    "FEATURE_HEADER", "feature_cells", "feature_spec", "inspection_json", "inspection_text", "reading_example",
+    "skipped_json",
+]  # fmt: skip
+
+FEATURE_HEADER = ("feature", "dtype", "shape", "role")
+
+_SPEC_DTYPES = {"int64": "tf.int64", "float": "tf.float32", "bytes": "tf.string", "raw": "tf.string"}
+_VOCABULARY_SHOWN = 6
+_GENERATIONS_SHOWN = 4
+
+
+def inspection_json(dataset: Dataset) -> dict[str, Any]:
+    """All of it, for programs."""
+    manifest = dataset.manifest
+    nullable = _nullable(manifest)
+    return {
+        "url": dataset.storage.locate(),
+        "format": manifest.shard_format,
+        "compression": manifest.compression,
+        "records": manifest.records,
+        "bytes": sum(shard.bytes for shard in dataset.shards),
+        "fixed_layout": manifest.layout is not None,
+        "seed": manifest.seed,
+        "writer": manifest.writer,
+        "source": dict(manifest.source),
+        "options": dict(manifest.options),
+        "label": manifest.schema.label,
+        "classes": list(manifest.classes),
+        "features": [
+            feature.to_json()
+            | {
+                "spec": feature_spec(feature, nullable=feature.name in nullable),
+                "statistics": {
+                    name: _statistics_json(split.statistics[feature.name]) for name, split in manifest.splits.items()
+                },
+            }
+            for feature in manifest.schema.features
+        ],
+        "splits": balance_json(balance_of_dataset(dataset), manifest.classes),
+        "tfds_obstacle": _tfds_obstacle(dataset) or None,
+        "groups": shares_json(balance_of_dataset(dataset), manifest.options, {}),
+        "generations": [generation.to_json() for generation in manifest.all_generations],
+        "lost": lost_json(manifest),
+        "skipped": skipped_json(dataset),
+        "reading": reading_example(dataset),
+    }
+
+
+def inspection_text(dataset: Dataset) -> str:
+    """The same, for people."""
+    manifest = dataset.manifest
+    data_bytes = sum(shard.bytes for shard in dataset.shards)
+    layout = f", fixed layout of {counted(manifest.layout.example_bytes, 'byte')}" if manifest.layout else ""
+    codec = "" if manifest.compression == "none" else f" ({manifest.compression})"
+    reason = _tfds_obstacle(dataset)
+    lines = [
+        f"{dataset.storage.locate()}",
+        f"  holds    {counted(manifest.records, 'record')} in {counted(len(dataset.shards), 'shard')} of "
+        f"{manifest.shard_format}{codec}, {human_bytes(data_bytes)}{layout}",
+        f"  from     {one_line(manifest.source.get('url', 'unknown'))} "
+        f"(fingerprint {manifest.source.get('fingerprint', 'unknown')})",
+        f"  written  by {manifest.writer}, seed {manifest.seed}",
+        f"  label    {one_line(manifest.schema.label) if manifest.schema.label is not None else '(none)'}",
+        f"  tfds     {f'cannot open it: {reason}' if reason else f'opens it{_tfds_place(manifest)}'}",
+        *lost_lines(manifest),
+        *_skipped_lines(dataset),
+        *_generation_lines(manifest),
+        "",
+        *balance_text(balance_of_dataset(dataset), manifest.classes),
+        *shares_text(balance_of_dataset(dataset), manifest.options, {}),
+        "",
+        *_feature_table(manifest),
+        "",
+        "To read it without ringfeed:",
+        "",
+        *("  " + line if line else "" for line in reading_example(dataset).splitlines()),
+    ]
+    return "\n".join(lines)
+
+
+def skipped_json(dataset: Dataset, generation: int | None = None) -> dict[str, int | None]:
+    """How many bad records were skipped, by the path of the file that lists them; None if it cannot be read.
+
+    Args:
+        dataset: opened.
+        generation: that skipped them, or None for all.
+    """
+    generations = range(len(dataset.manifest.all_generations)) if generation is None else [generation]
+    return {
+        path: _lines_of(dataset, path) for path in map(rejected_name, generations) if path in dataset.manifest.files
+    }
+
+
+def _lines_of(dataset: Dataset, path: str) -> int | None:
+    try:
+        return dataset.storage.read(path).count(b"\n")
+    except (RingfeedError, FileNotFoundError):  # which `verify` tells of
+        return None
+
+
+def _skipped_lines(dataset: Dataset) -> list[str]:
+    found = skipped_json(dataset)
+    if not found:
+        return []
+    files = counted(len(found), "file") + f" from {next(iter(found))} on" if len(found) > 1 else next(iter(found))
+    if None in found.values():
+        return [f"  skipped  bad records, listed in {files}, which cannot be read; see: shard-dataset verify"]
+    return [f"  skipped  {counted(sum(filter(None, found.values())), 'bad record')}, listed in {files}"]
+
+
+def _generation_lines(manifest: Manifest) -> list[str]:
+    """What the build and each append have written; no line if nothing was appended."""
+    if not manifest.generations:
+        return []
+    rows = [
+        [
+            str(number),
+            f"{sum(generation.records.values()):,}",
+            f"{sum(generation.shards.values()):,}",
+            f"{generation.classes:,}",
+            str(generation.seed),
+            one_line(generation.source.get("url", "unknown")),
+        ]
+        for number, generation in enumerate(manifest.generations)
+    ]
+    table = align(["generation", "records", "shards", "classes", "seed", "from"], rows)
+    return ["", *table, "each generation's shards are balanced with each other"]
+
+
+def feature_spec(feature: Feature, *, nullable: bool) -> str:
+    """What `tf.io.parse_example` needs to parse the feature, as Python source.
+
+    >>> feature_spec(Feature(name="x", dtype="float32", shape=(32,)), nullable=False)
+    'tf.io.FixedLenFeature([32], tf.float32)'
+    """
+    dtype = _SPEC_DTYPES[feature.example_kind]
+    if feature.example_kind == "raw":
+        return f"tf.io.{'VarLenFeature(' if nullable else 'FixedLenFeature([], '}{dtype})"
+    if nullable:
+        return f"tf.io.VarLenFeature({dtype})"
+    if feature.fixed_shape is None:
+        return f"tf.io.RaggedFeature({dtype})"
+    return f"tf.io.FixedLenFeature({list(feature.fixed_shape)}, {dtype})"
+
+
+def reading_example(dataset: Dataset) -> str:
+    """A few lines of Python that read the first split with other people's tools alone."""
+    manifest = dataset.manifest
+    split = next(iter(manifest.splits))
+    root = dataset.storage.locate()
+    if manifest.shard_format == "parquet":
+        files = [f"{root}/{shard.path}" for shard in dataset.split_shards(split)][:1]
+        return f"import pyarrow.parquet as pq\n\ntable = pq.read_table({files[0]!r})  # one shard of split {split!r}"
+    patterns = [f"{glob.escape(root)}/{folder_of(n)}{split}-*.tfrecord" for n in range(len(manifest.all_generations))]
+    nullable = _nullable(manifest)
+    compression = "" if manifest.compression == "none" else f", compression_type={manifest.compression.upper()!r}"
+    lines = ["import tensorflow as tf", "", "spec = {"]
+    lines += [f"    {f.name!r}: {feature_spec(f, nullable=f.name in nullable)}," for f in manifest.schema.features]
+    lines += [
+        "}",
+        f"files = tf.io.gfile.glob({(patterns[0] if len(patterns) == 1 else patterns)!r})",
+        f"records = tf.data.TFRecordDataset(files{compression}).batch(1024)",
+        "dataset = records.map(lambda batch: tf.io.parse_example(batch, spec))",
+    ]
+    lines += [
+        note
+        for feature in manifest.schema.features
+        if (note := _decoding_note(feature, nullable=feature.name in nullable))
+    ]
+    return "\n".join(lines)
+
+
+def _decoding_note(feature: Feature, *, nullable: bool) -> str:
+    """What is left to do after parsing."""
+    if feature.encoding == "image":
+        return f"# {feature.name!r} holds image files: tf.io.decode_image(value)"
+    if feature.example_kind == "raw":
+        decode = f"tf.io.decode_raw(value, tf.{feature.dtype})"
+        if feature.fixed_shape is None or nullable:
+            return f"# {feature.name!r}: {decode}, one record at a time, for lengths differ"
+        return f"# {feature.name!r}: tf.reshape({decode}, {[-1, *feature.fixed_shape]})"
+    if feature.logical:
+        return f"# {feature.name!r} is a {feature.logical} stored as {feature.dtype}"
+    stored = {"int64": "int64", "float": "float32", "bytes": feature.dtype}[feature.example_kind]
+    return (
+        "" if feature.dtype == stored else f"# {feature.name!r} was {feature.dtype}: tf.cast(value, tf.{feature.dtype})"
+    )
+
+
+def _tfds_place(manifest: Manifest) -> str:
+    last = len(manifest.all_generations) - 1
+    if not last:
+        return ": tfds.builder_from_directory"
+    one = next(iter(manifest.splits))
+    names = [f"{one}_g{generation:05d}" for generation in range(last + 1)]
+    all_of_it = "+".join(names if last < _GENERATIONS_SHOWN else [*names[:2], "...", names[-1]])
+    return f": tfds.builder_from_directory of {folder_of(last)}; all of a split is such as {all_of_it}"
+
+
+def _tfds_obstacle(dataset: Dataset) -> str:
+    if any(map(is_tfds, dataset.manifest.files)):
+        return ""
+    return obstacle(dataset.manifest, dataset.shards) or "an earlier version of ringfeed wrote it, without the metadata"
+
+
+def _nullable(manifest: Manifest) -> set[str]:
+    return {
+        name for split in manifest.splits.values() for name, statistics in split.statistics.items() if statistics.nulls
+    }
+
+
+def _feature_table(manifest: Manifest) -> list[str]:
+    split = next(iter(manifest.splits))
+    statistics = manifest.splits[split].statistics
+    rows = [
+        [*feature_cells(feature, manifest.schema.label), _statistics_words(statistics[feature.name])]
+        for feature in manifest.schema.features
+    ]
+    return align([*FEATURE_HEADER, f"in split {split!r}"], rows, left=5)
+
+
+def feature_cells(feature: Feature, label: str | None) -> list[str]:
+    """A row of a table of features, below `FEATURE_HEADER`."""
+    shape = "x".join("?" if size is None else str(size) for size in feature.shape) or "-"
+    role = "label" if feature.name == label else feature.encoding or feature.logical
+    return [one_line(feature.name), feature.dtype, shape, role]
+
+
+def _statistics_words(statistics: FeatureStatistics) -> str:
+    words = []
+    if statistics.min is not None and statistics.max is not None:
+        words.append(f"{statistics.min:.6g} to {statistics.max:.6g}")
+    if statistics.mean is not None and statistics.std is not None:
+        words.append(f"mean {statistics.mean:.6g}, std {statistics.std:.6g}")
+    if statistics.vocabulary is not None:
+        shown = ", ".join(map(one_line, statistics.vocabulary[:_VOCABULARY_SHOWN]))
+        more = ", ..." if len(statistics.vocabulary) > _VOCABULARY_SHOWN else ""
+        words.append(f"{counted(len(statistics.vocabulary), 'value')}: {shown}{more}")
+    words += [] if statistics.image is None else [_image_words(statistics.image)]
+    words += [f"{statistics.nulls:,} without a value"] if statistics.nulls else []
+    words += [f"{statistics.nonfinite:,} NaN or infinite"] if statistics.nonfinite else []
+    return "; ".join(words)
+
+
+def _image_words(image: ImageStatistics) -> str:
+    words = []
+    if image.images:
+        heights, widths = _bounds(image.min_height, image.max_height), _bounds(image.min_width, image.max_width)
+        words.append(f"{heights} high, {widths} wide")
+    if image.mean is not None and image.std is not None:
+        mean, std = ("/".join(f"{value:.1f}" for value in values) for values in (image.mean, image.std))
+        words.append(f"RGB mean {mean}, std {std} (of {image.sampled:,} images)")
+    return "; ".join(words)
+
+
+def _bounds(low: int | None, high: int | None) -> str:
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def _statistics_json(statistics: FeatureStatistics) -> dict[str, Any]:
+    return {name: value for name, value in asdict(statistics).items() if name != "mean_rest"}

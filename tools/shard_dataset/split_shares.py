@@ -1,0 +1,56 @@
+"""How near the splits come to what was asked, where whole groups of records went to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from ...sharding.messages import one_line
+from .balance_report import SplitBalance
+
+__all__ = ["shares_json", "shares_text"]
+
+
+def shares_json(splits: Sequence[SplitBalance], options: Mapping[str, Any], groups: Mapping[str, int]) -> Any:
+    """For `--json`; None where no groups were kept together.
+
+    Args:
+        splits: planned or written.
+        options: of the build, as the manifest tells them.
+        groups: how many each split has, where that is known.
+    """
+    if "group_by" not in options:
+        return None
+    asked = {name: float(Fraction(share)) for name, share in options["splits"].items()}
+    counts = np.stack([split.shard_class_counts.sum(axis=0, dtype=np.int64) for split in splits])  # [splits, classes]
+    there = counts[:, counts.any(axis=0)]  # an append may have no record of a class, nor a repair have left any
+    shares = there / there.sum(axis=0)
+    wanted = np.array([asked[split.name] for split in splits])
+    return {
+        "column": options["group_by"],
+        "splits": {
+            split.name: {"asked": asked[split.name], "reached": round(float(share), 6)}
+            | ({"groups": groups[split.name]} if groups else {})
+            for split, share in zip(splits, counts.sum(axis=1) / counts.sum(), strict=True)
+        },
+        "furthest_class": round(float(np.abs(shares - wanted[:, None]).max()), 6),
+    }
+
+
+def shares_text(splits: Sequence[SplitBalance], options: Mapping[str, Any], groups: Mapping[str, int]) -> list[str]:
+    """The same, for people: one line, or none."""
+    found = shares_json(splits, options, groups)
+    if found is None:
+        return []
+    words = [
+        f"{name} {share['reached']:.2%} (asked {share['asked']:.2%}"
+        + (f", {share['groups']:,} groups)" if "groups" in share else ")")
+        for name, share in found["splits"].items()
+    ]
+    return [
+        f"grouped by {one_line(found['column'])}: {', '.join(words)}; "
+        f"of each class within {100 * found['furthest_class']:.2f} percentage points of its share"
+    ]

@@ -1,0 +1,255 @@
+"""The commands of `shard-dataset` that write shards, build, append and reshard: their flags and help."""
+
+from __future__ import annotations
+
+import argparse
+
+from ...sharding.engines.engine import check_engine
+from ...sharding.formats.shard_encode import COMPRESSIONS
+from ...sharding.prepare.screening.bad_records import parse_budget
+from ...sharding.sources import KINDS
+from ..argument_types import at_least, check_lasting, checked_text, checked_type, parse_bytes, parse_splits
+from .common_arguments import EXIT_CODES, add_command, add_json, add_memory, add_workers
+from .prepare_arguments import PREPARE_EPILOG, add_prepare_flags
+
+__all__ = ["add_append", "add_build", "add_reshard"]
+
+_BUILD_EPILOG = f"""\
+Within a split, shards differ by at most one record, and by at most one record of each class. With --balance bytes they
+also have the same size, as far as the sizes of records allow. The same source, options and seed give the same bytes,
+whatever --workers is. The dataset appears at once, when all of it is written. If a build is killed or interrupted, the
+same command resumes it and ends with the same bytes; a build that fails because of its source leaves nothing behind.
+
+{PREPARE_EPILOG}
+examples:
+  # a table with a label, 16 shards or more, split 9 to 1, stratified by class
+  shard-dataset build flights.parquet s3://bucket/flights --label late --split train=0.9,test=0.1
+
+  # what would be written: schema, classes, splits, shards, sizes
+  shard-dataset build flights.csv shards/ --label late --dry-run
+
+  # the split that the data comes with; or new ones, with all records of a patient in one split
+  shard-dataset build cells.parquet shards/ --label kind --split-column fold --drop-columns fold
+  shard-dataset build cells.parquet shards/ --label kind --group-by patient --split train=0.8,test=0.2
+
+  # a folder of images for each class; the label is the folder's name
+  shard-dataset build photos/ hdfs://namenode:8020/photos --shard-size 128MiB
+
+  # some columns and rows of a table, in chosen types, each record once
+  shard-dataset build flights.csv shards/ --filter 'hours is not null and hours < 20' --select hours,carrier,late \\
+    --cast hours=float32 --label late --dedup
+
+  # photographs whose shorter side has 256 pixels, all as JPEG, each picture once
+  shard-dataset build photos/ shards/ --resize 256 --encode jpeg:90 --dedup image
+
+  # MNIST as it is distributed
+  shard-dataset build 'mnist/train-*' shards/mnist --source-kind idx --shards 8
+
+  # WebDataset archives; the label is an entry of their JSON members
+  shard-dataset build 's3://bucket/laion-{{00000..00099}}.tar' shards/ --label json.language
+
+  # whatever Python can read: the function `records` in ./flights.py yields dicts
+  shard-dataset build --source flights:records shards/ --label late
+
+{EXIT_CODES}"""
+_APPEND_EPILOG = f"""\
+The new records become a generation of shards of their own; the shards that are there are neither read nor changed.
+Readers see the dataset as it was, and then, at once, with all that is new. If an append is killed or interrupted, the
+same command resumes it. Records are never added twice: a second append of the same SRC is refused, unless --again is
+given.
+
+Label, types, format and compression are those of the dataset, and SRC must have the same columns; CSV and JSON are read
+as these types. Classes keep their ids; new ones come after them, and are named in the summary. Splits, seed, the size
+of shards, --split-column and --balance bytes are as in the build, unless given here. Within a generation, the shards of
+a split differ by at most one record, and by at most one record of each class. In a dataset built with --group-by,
+groups stay in their splits (read from the shards), and new groups are distributed by the same rule.
+
+New records are prepared as the dataset's were. If any of the preparing flags below is given, they replace all of that;
+--as-is prepares nothing. With --dedup, records that the dataset holds already are not appended. Bad records that
+--on-bad-record skips are listed in the generation's own rejected.jsonl.
+
+TensorFlow Datasets opens the folder of the last generation (DST/g00001), where each generation has splits of its own:
+train_g00000+train_g00001. The command reshard writes all generations as one; clean removes the table that the append
+replaced.
+
+{PREPARE_EPILOG}
+examples:
+  # the flights of one more month
+  shard-dataset append flights-2026-12.csv s3://bucket/flights
+
+  # what would be added
+  shard-dataset append flights-2026-12.csv shards/ --dry-run
+
+  # all of it for training
+  shard-dataset append more.parquet shards/ --split train=1
+
+  # more photos, resized as those of the dataset were; a few may be broken
+  shard-dataset append more-photos/ photos/ --on-bad-record skip:10
+
+{EXIT_CODES}"""
+_RESHARD_EPILOG = f"""\
+Records, schema and label are those of the dataset at URL, as are format and compression unless others are given. Each
+shard is checked against its checksum before it is used.
+
+If the dataset has several splits, name one as URL#SPLIT, keep them all with --split-column split, or split all records
+anew with --split.
+
+examples:
+  # the same records in shards of another size and format
+  shard-dataset reshard shards/ s3://bucket/flights --format parquet --shard-size 64MiB
+
+  # all splits of it, as Parquet
+  shard-dataset reshard shards/ tables/ --split-column split --format parquet
+
+  # one split of it, split once more
+  shard-dataset reshard shards/#train folds/ --split train=0.8,validation=0.2
+
+{EXIT_CODES}"""
+
+_CODECS = "none for tfrecord, snappy for parquet"
+
+
+def add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser], *, python_source: bool) -> None:
+    """Add `build`; with `python_source` it takes no SRC, see `build_parser`."""
+    command = add_command(commands, "build", "write a dataset as balanced shards", _BUILD_EPILOG)
+    if not python_source:
+        command.add_argument(
+            "src", metavar="SRC",
+            help="Parquet, Arrow IPC, ORC, CSV, TSV, JSON Lines, HDF5, NumPy, TFRecord or tar files (one, a folder, a "
+            "glob), a folder of image folders, a list of images, IDX files, a ringfeed dataset",
+        )  # fmt: skip
+    command.add_argument(
+        "--source", metavar="MODULE:FUNCTION",
+        help="instead of SRC: a Python function that yields records, dicts or Arrow batches, the same in every call",
+    )  # fmt: skip
+    command.add_argument(
+        "--label", metavar="COL", help="column whose values are the classes; without it there is one class"
+    )
+    command.add_argument(
+        "--source-kind", choices=("auto", *KINDS), default="auto", help="what SRC is (default: judged by file names)"
+    )
+    _add_output(command)
+
+
+def add_append(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `append`."""
+    command = add_command(commands, "append", "add records to a dataset, as new shards", _APPEND_EPILOG)
+    command.add_argument("src", metavar="SRC", help="what to add: anything that build takes")
+    command.add_argument("dst", metavar="DST", help="folder of the dataset")
+    command.add_argument(
+        "--source-kind", choices=("auto", *KINDS), default="auto",
+        help="what SRC is (default: judged by file names); with python, SRC is MODULE:FUNCTION",
+    )  # fmt: skip
+    _add_size(command, "as the existing shards")
+    command.add_argument(
+        "--split", type=checked_type(parse_splits), metavar="NAME=SHARE,...",
+        help="splits and their shares (default: as in the build, or by the column that it was split by)",
+    )  # fmt: skip
+    command.add_argument("--seed", type=int, help="seed of splits, shards and order (default: that of the build)")
+    _add_work(command)
+    add_prepare_flags(command)
+    command.add_argument("--as-is", action="store_true", help="prepare nothing, even if the dataset's records were")
+    command.add_argument("--again", action="store_true", help="add SRC even if it was added before, also with --dedup")
+    _add_run(command)
+
+
+def add_reshard(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `reshard`."""
+    command = add_command(commands, "reshard", "write a dataset's records as other shards", _RESHARD_EPILOG)
+    command.add_argument("src", metavar="URL", help="folder of the dataset, or FOLDER#SPLIT for one split of it")
+    _add_output(
+        command,
+        split_default="the split that is read",
+        format_default="that of the dataset",
+        compression_default=f"that of the dataset; in another format, {_CODECS}",
+    )
+    command.set_defaults(label=None, source=None, source_kind="ringfeed", split=None, format=None)
+
+
+def _add_output(
+    command: argparse.ArgumentParser,
+    split_default: str = "train=1",
+    format_default: str = "tfrecord",
+    compression_default: str = _CODECS,
+) -> None:
+    """The destination, and the flags that say what is written there and how; defaults are for the help alone."""
+    command.add_argument(
+        "dst", metavar="DST", type=checked_text(check_lasting), help="folder to write; new or empty, unless --overwrite"
+    )
+    command.add_argument(
+        "--format", choices=tuple(COMPRESSIONS), default="tfrecord",
+        help=f"format of the shards (default: {format_default})",
+    )  # fmt: skip
+    _add_size(command, "256MiB, but at least 16 shards")
+    splits = command.add_mutually_exclusive_group()
+    splits.add_argument(
+        "--split", type=checked_type(parse_splits), default="train=1", metavar="NAME=SHARE,...",
+        help=f"splits and their shares, stratified by class, such as train=0.9,test=0.1 (default: {split_default})",
+    )  # fmt: skip
+    splits.add_argument(
+        "--split-column", metavar="COL", help="column whose value names the split of each record, in place of shares"
+    )
+    command.add_argument(
+        "--group-by", metavar="COL",
+        help="column whose values are kept together in one split, such as patient or user; shares and classes are met "
+        "as well as whole groups allow, see inspect (takes about 500 bytes of memory a group)",
+    )  # fmt: skip
+    command.add_argument(
+        "--balance", choices=("records", "bytes"), default="records",
+        help="what shards of a split have in equal number: records, in all and of each class; or these and bytes, as "
+        "far as the sizes of records before compression allow (takes about 60 bytes of memory and 20 of --spill a "
+        "record, and reads SRC once more, unless it is images) (default: records)",
+    )  # fmt: skip
+    command.add_argument("--seed", type=int, default=0, help="seed of splits, shards and order (default: 0)")
+    _add_work(command)
+    codecs = "; ".join(f"{name}: {', '.join(names)}" for name, names in COMPRESSIONS.items())
+    command.add_argument(
+        "--compression", metavar="CODEC",
+        help=f"compression of the shards ({codecs}) (default: {compression_default})",
+    )  # fmt: skip
+    command.add_argument(
+        "--dali-index", action="store_true", help="write an index for NVIDIA DALI (.idx) beside each TFRecord shard"
+    )
+    add_prepare_flags(command)
+    command.add_argument("--overwrite", action="store_true", help="replace a dataset that is at DST")
+    _add_run(command)
+
+
+def _add_size(command: argparse.ArgumentParser, default: str) -> None:
+    size = command.add_mutually_exclusive_group()
+    size.add_argument(
+        "--shards", type=checked_type(at_least(1)), metavar="N", help="number of shards of the largest split"
+    )
+    size.add_argument(
+        "--shard-size", type=checked_type(parse_bytes), metavar="SIZE",
+        help=f"approximate size of a shard, such as 64MiB (default: {default})",
+    )  # fmt: skip
+
+
+def _add_work(command: argparse.ArgumentParser) -> None:
+    """The flags that say how the work is done, and which records stop it."""
+    add_workers(command)
+    add_memory(command, "; on a cluster, what each task may use (default: 1 GiB)")
+    command.add_argument(
+        "--spill", metavar="URL",
+        help="folder for intermediate files, about the size of SRC (default: that of temporary files)",
+    )  # fmt: skip
+    command.add_argument(
+        "--engine", default="local", metavar="ENGINE", type=checked_text(check_engine),
+        help="local, or an existing cluster whose workers have ringfeed installed: dask://HOST:PORT, "
+        "ray://HOST:PORT, ray://auto (default: local)",
+    )  # fmt: skip
+    command.add_argument(
+        "--min-class-records", type=checked_type(at_least(1)), default=2, metavar="N",
+        help="refuse a class with fewer records (default: 2)",
+    )  # fmt: skip
+    command.add_argument(
+        "--on-bad-record", default="fail", metavar="WHAT", type=checked_text(parse_budget),
+        help="fail, or skip at most so many records that cannot be read or have no label, and list them in "
+        "rejected.jsonl: skip:N, or skip:P%% of the records of SRC, before any filter (default: fail)",
+    )  # fmt: skip
+
+
+def _add_run(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--dry-run", action="store_true", help="show what would be written, and write nothing")
+    add_json(command)
