@@ -22,7 +22,7 @@ from ..prepare.column_names import check_columns
 from ..prepare.screening.record_origins import tell_origin
 from ..schema import Feature, class_array
 from ..sources import Part, Source
-from ..sources.base import late_bytes, narrowed
+from ..sources.base import late_bytes, narrow_source
 from ..storage.storage import Storage
 from .label_counts import Tally
 
@@ -163,7 +163,7 @@ def take_census(source: Source, part: Part, number: int, census: Census) -> Tall
 
 
 def _noted(source: Source, part: Part, columns: dict[str, str], census: Census) -> Iterator[pa.RecordBatch]:
-    reader = source if census.sizes else narrowed(source, list(columns.values()))
+    reader = source if census.sizes else narrow_source(source, list(columns.values()))
     position = 0
     for batch in reader.drafts(part):
         found: dict[str, Any] = {}

@@ -24,7 +24,7 @@ from ..prepare import PrepareOptions, Select, restore_options
 from ..progress import Report, ignore
 from ..schema import Feature, Schema
 from ..sources import Source
-from ..sources.files.snapshot import note_listings
+from ..sources.files.snapshot import record_listings
 from ..storage.lease import Holder
 from ..storage.storage import Storage
 from ..storage.urls import take_urls
@@ -199,7 +199,7 @@ def append(options: AppendOptions, *, executor: Executor | None = None, report: 
             return None
 
         decided = options.for_dataset(base)
-        with note_listings() as listed, _telling_kind(base.manifest, options):
+        with record_listings() as listed, _telling_kind(base.manifest, options):
             source = open_like(base.manifest.schema, decided)
         return write_dataset(source, listed, decided, draft, committed, executor=executor, report=report)
 

@@ -27,9 +27,9 @@ from ..errors import RingfeedError
 from ..prepare.screening.bad_records import encode_rejected
 from ..progress import Report, ignore
 from ..sources import Source
-from ..sources.base import base_of
+from ..sources.base import unwrap
 from ..sources.files.find import check_unchanged
-from ..sources.files.snapshot import Listing, note_listings
+from ..sources.files.snapshot import Listing, record_listings
 from ..sources.images.class_folders import ImageFolderSource
 from ..storage.fenced import fenced_for_workers
 from ..storage.storage import Storage, public_url
@@ -67,7 +67,7 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
     """
     if executor is None and options.engine == "local" and options.workers > 1:
         begin_processes(options.source, options.destination)
-    with note_listings() as listed:
+    with record_listings() as listed:
         source = open_build_source(options)
     destination = Storage(options.destination)
     purpose: Purpose = "replace" if options.overwrite else "new"
@@ -161,7 +161,7 @@ def _write(
     assemble_tasks(plan, options, bucketing, pool)  # what does not fit is refused before anything is spilled
     spill = open_spill(root, f"{fingerprint}-{together}", scratch)
     parts = partition(plan, options, bucketing, finished, spill, pool, report)
-    if not isinstance(base_of(plan.source), ImageFolderSource):  # whose files are yet to be read, by `assemble`
+    if not isinstance(unwrap(plan.source), ImageFolderSource):  # whose files are yet to be read, by `assemble`
         check_unchanged(listed.values())
     draft.begin(finished)
     layout = common_layout(plan, options, parts)

@@ -29,9 +29,9 @@ from ..prepare.screening.duplicates import drop_duplicates, records_there
 from ..prepare.screening.image_checks import check_images
 from ..progress import Progress, Report, Teller, ignore
 from ..schema import Feature, Schema, class_array
-from ..sources import Source, light
+from ..sources import Source, select_part
 from ..sources.base import NO_FEATURES, BadRecord
-from ..sources.excluding import DroppingSource
+from ..sources.dropping_source import DroppingSource
 from ..storage.storage import Storage
 from .build_plan import BuildPlan
 from .capacity import at_once, build_engine
@@ -207,9 +207,9 @@ def _count_parts(
     tell = Teller(report, "count", len(source.parts))
     counted = LabelCounts(source.schema, len(source.parts))
     jobs: Iterator[Job[Tally]] = (
-        (count_classes, (light(source, n), part))
+        (count_classes, (select_part(source, n), part))
         if census is None
-        else (take_census, (light(source, n), part, n, census))
+        else (take_census, (select_part(source, n), part, n, census))
         for n, part in enumerate(source.parts)
     )
     with stream_tasks(pool, jobs, at_once(pool, options)) as ended:
@@ -232,7 +232,7 @@ def _classes(found: Tally, schema: Schema, options: BuildOptions, base: Manifest
 
 def _dropped_there(source: Source) -> str:
     """A digest of the records that are passed over since the dataset has them already; empty if none are."""
-    return source.dropped_digest if isinstance(source, DroppingSource) and source.known_as else ""
+    return source.dropped_digest if isinstance(source, DroppingSource) and source.fingerprint_override else ""
 
 
 def _in_all(parts: Sequence[StratumCounts], strata: int) -> list[int]:

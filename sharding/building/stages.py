@@ -14,7 +14,7 @@ from ..engines.executors import Job, stream_tasks
 from ..engines.memory import MemoryShare
 from ..formats import RecordLayout, plan_layout
 from ..progress import Report, Teller
-from ..sources import light
+from ..sources import select_part
 from .build_plan import BuildPlan
 from .capacity import memory_share, tasks_at_once
 from .options import BuildOptions
@@ -49,7 +49,10 @@ def partition(
     todo = [number for number in range(len(parts)) if number not in done]
     memory = memory_share(pool, options, plan)
     jobs: Iterator[Job[PartSpill]] = (
-        (partition_part, (light(plan.source, n), parts[n], n, bucketing, wanted, placement, spill, memory.run_bytes))
+        (
+            partition_part,
+            (select_part(plan.source, n), parts[n], n, bucketing, wanted, placement, spill, memory.run_bytes),
+        )
         for n, placement in enumerate(plan.placements)
         if n not in done
     )
@@ -92,7 +95,7 @@ def assemble(
     for number, part in enumerate(parts):
         for bucket, batches in group(part.buckets):
             inputs[bucket].append((number, batches.tolist()))
-    source = light(plan.source)
+    source = select_part(plan.source)
     wanted = [[s for s in bucketing.shards(b) if s not in finished] for b in range(bucketing.buckets)]
     jobs: Iterator[Job[list[ShardResult]]] = (
         (assemble_bucket, (source, target, bucketing, bucket, shards, spill, inputs[bucket]))

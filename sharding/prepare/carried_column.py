@@ -13,7 +13,7 @@ import pyarrow as pa
 from ..compute.keyed_random import derive_key
 from ..errors import ConfigError
 from ..schema import Feature, Schema
-from ..sources.base import NO_FEATURES, Around, Reject, Source, base_of, fail_on_bad, narrowed
+from ..sources.base import NO_FEATURES, Reject, Source, WrappedSource, fail_on_bad, narrow_source, unwrap
 from ..sources.ringfeed import SPLIT, RingfeedSource
 from .image_source import ImageSource
 from .open import open_prepared, prepare
@@ -24,7 +24,7 @@ __all__ = ["CarryingSource", "open_carrying"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CarryingSource(Around):
+class CarryingSource(WrappedSource):
     """A source whose drafts have one column more than its records, and so has its sample.
 
     Attributes:
@@ -53,7 +53,7 @@ class CarryingSource(Around):
 
     def narrow(self, columns: Collection[str]) -> Source:
         """The inner source with these columns."""
-        return narrowed(self.inner, columns)
+        return narrow_source(self.inner, columns)
 
 
 def open_carrying(
@@ -80,7 +80,7 @@ def open_carrying(
     steps = tuple(kept for step in options.steps if (kept := _keeping(step, column)) is not None)
     if column is None or column in source.schema.names:
         return source
-    base, kept_whole = base_of(source), replace(options, steps=steps)
+    base, kept_whole = unwrap(source), replace(options, steps=steps)
     try:
         if column == SPLIT and isinstance(base, RingfeedSource) and SPLIT not in base.schema.names:
             whole = prepare(base.with_splits(), kept_whole, label)

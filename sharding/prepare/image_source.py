@@ -10,14 +10,14 @@ import pyarrow as pa
 from ..compute.keyed_random import derive_key
 from ..errors import ConfigError, SourceError
 from ..schema import Feature, Schema
-from ..sources.base import Around, Source, narrowed
+from ..sources.base import Source, WrappedSource, narrow_source
 from .image_transform import ImageOptions, NewImage, transform_all
 
 __all__ = ["ImageSource"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageSource(Around):
+class ImageSource(WrappedSource):
     """A source of transformed images: every scalar column of encoding ``image``.
 
     Drafts are those of the inner source: images are transformed once, for the shard that they go to, and `late_bytes`
@@ -108,7 +108,7 @@ class ImageSource(Around):
 
     def narrow(self, columns: Collection[str]) -> Source:
         """The inner source with these columns: it has the same records, and images are not to be completed then."""
-        return narrowed(self.inner, columns)
+        return narrow_source(self.inner, columns)
 
     def _update_sizes(
         self, columns: dict[str, pa.Array], images: list[NewImage | None], sizes: tuple[tuple[str, str], ...]

@@ -13,8 +13,8 @@ from PIL import Image
 
 from ..errors import ConfigError, SourceError
 from ..formats.images.sizes import error_text
-from ..sources.base import PASS_OVER
-from ..sources.images.image_files import fault_of
+from ..sources.base import SKIP_REMEDY
+from ..sources.images.image_files import image_fault
 
 __all__ = [
     "Encoding", "ImageOptions", "NewImage", "Size", "fault_of_prepared", "parse_encoding", "parse_size",
@@ -163,7 +163,7 @@ def transform_all(
             return _transform(data, options)
         except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error, ...
             raise SourceError(
-                f"{name(number)}: the image {_unfit(error)}; mend it, or pass over {PASS_OVER}"
+                f"{name(number)}: the image {_unfit(error)}; mend it, or pass over {SKIP_REMEDY}"
             ) from error
 
     with ThreadPoolExecutor(_THREADS) as threads:
@@ -172,7 +172,7 @@ def transform_all(
 
 def fault_of_prepared(data: bytes | memoryview, options: ImageOptions) -> str | None:
     """What is wrong with an image that is to be transformed, as far as it shows before it is encoded; or None."""
-    if (fault := fault_of(data)) is not None:
+    if (fault := image_fault(data)) is not None:
         return fault
     try:
         _decode(data, options)

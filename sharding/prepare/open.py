@@ -10,7 +10,7 @@ from functools import partial
 from ..errors import ConfigError, SourceError
 from ..schema import Feature
 from ..sources import Source, open_source
-from ..sources.base import NO_FEATURES, Choosing, Reject, draft_columns, fail_on_bad
+from ..sources.base import NO_FEATURES, Reject, SelectiveSource, draft_columns, fail_on_bad
 from .casts import Cast, SetTypes
 from .column_names import is_within
 from .image_source import ImageSource
@@ -54,7 +54,7 @@ def open_prepared(
         source = opened(None, features=options.features)  # the label may be a column that a function is yet to make
         if source.schema.label not in (None, name) and name is not None:  # images: the label is there, by any name
             source = opened(name, features=options.features)
-    left_out = source.left_out if isinstance(source, Choosing) else ()
+    left_out = source.left_out if isinstance(source, SelectiveSource) else ()
     return prepare(source, replace(options, steps=_without(options.steps, left_out)), label)
 
 

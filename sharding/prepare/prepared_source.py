@@ -14,7 +14,7 @@ from ..compute.batches import sliced
 from ..compute.keyed_random import derive_key
 from ..errors import SourceError
 from ..schema import Schema
-from ..sources.base import Part, Reject, Source, completed, draft_columns, fail_on_bad, late_bytes, narrowed
+from ..sources.base import Part, Reject, Source, complete_slices, draft_columns, fail_on_bad, late_bytes, narrow_source
 from .column_names import HIDDEN, in_order, is_hidden, visible, with_groups
 from .steps import Drop, Select, Step
 from .user_map import MapBatches
@@ -64,7 +64,7 @@ class PreparedSource:
             SourceError: a function fails on the first records, or there is no such label in the end.
         """
         schema = Schema(features=inner.schema.features)
-        inner = narrowed(inner, _kept(steps, schema))  # what is dropped need not be fit to be read
+        inner = narrow_source(inner, _kept(steps, schema))  # what is dropped need not be fit to be read
         late = frozenset(inner.schema.names) - draft_columns(inner)
         source = cls(inner=inner, steps=(), taken=(), schema=schema, eager=False, late=late, fingerprint="")
         for step in steps:
@@ -152,7 +152,7 @@ class PreparedSource:
         return self._narrowed(self._needed(columns), columns)
 
     def _narrowed(self, needed: frozenset[str], columns: Collection[str] | None = None) -> PreparedSource:
-        inner = self.inner if self.late else narrowed(self.inner, needed)  # what completes drafts is its own affair
+        inner = self.inner if self.late else narrow_source(self.inner, needed)  # completion picks its own columns
         return replace(self, inner=inner, schema=self.schema if columns is None else self.schema.only(columns))
 
     def _needed(self, columns: Collection[str]) -> frozenset[str]:
@@ -166,7 +166,7 @@ class PreparedSource:
         """What the steps get: completed drafts, or drafts beside a hidden copy of what completes them."""
         for batch in drafts:
             if self.eager:
-                yield from completed(self.inner, batch)
+                yield from complete_slices(self.inner, batch)
             elif self.late:
                 names = [*batch.schema.names, *(f"{HIDDEN}{name}" for name in batch.schema.names)]
                 yield pa.RecordBatch.from_arrays([*batch.columns, *batch.columns], names=names)

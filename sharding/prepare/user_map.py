@@ -15,7 +15,7 @@ import pyarrow as pa
 from ..errors import ConfigError, SourceError
 from ..messages import brief
 from ..schema import Feature, Schema
-from ..sources.user_code import code_hash, tell_error
+from ..sources.user_code import code_hash, describe_error
 
 __all__ = ["MapBatches"]
 
@@ -108,7 +108,7 @@ class MapBatches:
             result = function(given)
         except (Exception, SystemExit) as error:
             file = getattr(getattr(function, "__code__", None), "co_filename", None)
-            told = tell_error(error, self.function, file)
+            told = describe_error(error, self.function, file)
             raise SourceError(f"{told} (in {self.spec}); mend the function") from error
         finally:
             os.chdir(folder)  # by which relative paths go
@@ -141,12 +141,12 @@ def _load(folder: str, name: str) -> Callable[[pa.RecordBatch], Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise ConfigError(f"--map {name}: {tell_error(error, name)}; install it") from error
+            raise ConfigError(f"--map {name}: {describe_error(error, name)}; install it") from error
         raise ConfigError(
             f"--map {name}: there is no module {error.name!r}; it is looked for in {folder} and among what is installed"
         ) from error
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"--map {name}: {tell_error(error, name)}; mend the module") from error
+        raise ConfigError(f"--map {name}: {describe_error(error, name)}; mend the module") from error
     function: Callable[[pa.RecordBatch], Any] | None = getattr(module, function_name, None)
     if function is None or not callable(function):
         raise ConfigError(f"--map {name}: {module.__file__} has no function {function_name!r}")

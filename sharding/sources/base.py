@@ -15,9 +15,28 @@ from ..compute.batches import BATCH_BYTES, BATCH_ROWS
 from ..errors import SourceError
 from ..schema import Feature, Schema
 
-__all__ = [ "NO_FEATURES", "PASS_OVER", "Around", "BadRecord", "Checked", "Choosing", "Complete",
-    "Narrowable", "Part", "Reject", "Sized", "Source", "base_of", "completed", "draft_columns", "fail_on_bad",
-    "late_bytes", "light", "narrowed", "pass_over", "rebased",
+__all__ = [
+    "NO_FEATURES",
+    "SKIP_REMEDY",
+    "BadRecord",
+    "CheckableSource",
+    "CompleteDrafts",
+    "NarrowableSource",
+    "Part",
+    "Reject",
+    "SelectiveSource",
+    "SizedSource",
+    "Source",
+    "WrappedSource",
+    "complete_slices",
+    "draft_columns",
+    "fail_on_bad",
+    "ignore_bad",
+    "late_bytes",
+    "narrow_source",
+    "rewrap",
+    "select_part",
+    "unwrap",
 ]  # fmt: skip
 
 _FIRST_SLICE = 16  # records completed at once before it is known how large they are
@@ -62,7 +81,7 @@ class BadRecord:
 
 
 Reject = Callable[[BadRecord], None]
-PASS_OVER = "such records with --on-bad-record skip:N"  # a remedy
+SKIP_REMEDY = "such records with --on-bad-record skip:N"  # a remedy
 
 
 def fail_on_bad(record: BadRecord) -> None:
@@ -71,10 +90,10 @@ def fail_on_bad(record: BadRecord) -> None:
     Raises:
         SourceError: always.
     """
-    raise SourceError(f"{record}, or pass over {PASS_OVER}")
+    raise SourceError(f"{record}, or pass over {SKIP_REMEDY}")
 
 
-def pass_over(record: BadRecord) -> None:
+def ignore_bad(record: BadRecord) -> None:
     """The policy of a pass that meets bad records which another pass tells of."""
 
 
@@ -117,7 +136,7 @@ class Source(Protocol):
         """The records themselves, in the schema's Arrow types, in the order of the drafts."""
 
 
-def light(source: Source, number: int | None = None) -> Source:
+def select_part(source: Source, number: int | None = None) -> Source:
     """The source with one part alone, or with none: what is sent to a task, for there may be very many.
 
     A source that wraps another calls it `inner`, or `table` if its own records are others; what it keeps for each part
@@ -129,11 +148,11 @@ def light(source: Source, number: int | None = None) -> Source:
         if field.name in ("parts", "dropped"):
             changes[field.name] = () if number is None else value[number : number + 1]
         elif field.name in ("inner", "table"):
-            changes[field.name] = light(value, number)
+            changes[field.name] = select_part(value, number)
     return replace(source, **changes)  # type: ignore[type-var]
 
 
-class Complete:
+class CompleteDrafts:
     """A source whose drafts are the records."""
 
     __slots__ = ()
@@ -144,7 +163,7 @@ class Complete:
 
 
 @runtime_checkable
-class Checked(Protocol):
+class CheckableSource(Protocol):
     """A source that `complete` reads more of than `drafts`, and that can find what is bad there beforehand.
 
     A strict build leaves that to `complete`. One that passes over bad records calls `check` on each part before it
@@ -166,7 +185,7 @@ class Checked(Protocol):
 
 
 @runtime_checkable
-class Sized(Protocol):
+class SizedSource(Protocol):
     """A source that knows how much `complete` will add to a draft before it reads it."""
 
     def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
@@ -174,7 +193,7 @@ class Sized(Protocol):
 
 
 @runtime_checkable
-class Choosing(Protocol):
+class SelectiveSource(Protocol):
     """A source that is told which columns are wanted, and leaves out others that no feature can hold."""
 
     @property
@@ -183,7 +202,7 @@ class Choosing(Protocol):
 
 
 @runtime_checkable
-class Narrowable(Protocol):
+class NarrowableSource(Protocol):
     """A source that can leave columns unread."""
 
     def narrow(self, columns: Collection[str]) -> Source:
@@ -192,25 +211,25 @@ class Narrowable(Protocol):
 
 def late_bytes(source: Source, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
     """The bytes that each draft lacks yet, as far as the source knows; int64 [rows]."""
-    return source.late_bytes(part, drafts) if isinstance(source, Sized) else np.zeros(drafts.num_rows, np.int64)
+    return source.late_bytes(part, drafts) if isinstance(source, SizedSource) else np.zeros(drafts.num_rows, np.int64)
 
 
-def base_of(source: Any) -> Any:
+def unwrap(source: Any) -> Any:
     """The source that others are around."""
-    return base_of(source.inner) if hasattr(source, "inner") else source
+    return unwrap(source.inner) if hasattr(source, "inner") else source
 
 
-def rebased(source: Any, base: Any) -> Any:
+def rewrap(source: Any, base: Any) -> Any:
     """The sources around another, around `base` instead."""
-    return replace(source, inner=rebased(source.inner, base)) if hasattr(source, "inner") else base
+    return replace(source, inner=rewrap(source.inner, base)) if hasattr(source, "inner") else base
 
 
-def narrowed(source: Source, columns: Collection[str]) -> Source:
+def narrow_source(source: Source, columns: Collection[str]) -> Source:
     """A source with at least these columns, and as few others as it can leave unread."""
-    return source.narrow(columns) if isinstance(source, Narrowable) else source
+    return source.narrow(columns) if isinstance(source, NarrowableSource) else source
 
 
-def completed(source: Source, drafts: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def complete_slices(source: Source, drafts: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Complete drafts in slices of about `BATCH_BYTES`; the slices depend on the records alone."""
     start, rows = 0, _FIRST_SLICE
     while start < drafts.num_rows:
@@ -228,8 +247,8 @@ def draft_columns(source: Source) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Around:
-    """A source around another, and like it where a subclass does not say otherwise; not `Narrowable` by itself.
+class WrappedSource:
+    """A source around another, and like it where a subclass does not say otherwise; not `NarrowableSource` by itself.
 
     Attributes:
         inner: the source of what goes in.

@@ -16,10 +16,10 @@ from ..errors import ConfigError, DatasetError, StorageError
 from ..schema import Feature, Schema
 from ..storage.retry import is_transient
 from ..storage.storage import Storage
-from .base import Complete, Part, Reject, fail_on_bad
-from .files.http_listing import is_sent_below, without_query
+from .base import CompleteDrafts, Part, Reject, fail_on_bad
+from .files.http_listing import is_served_below, without_query
 
-__all__ = ["SPLIT", "RingfeedSource", "find_dataset", "named_dataset", "only_split"]
+__all__ = ["SPLIT", "RingfeedSource", "find_dataset", "open_named_dataset", "resolve_split"]
 
 SPLIT = "split"
 
@@ -45,14 +45,14 @@ def _holds_dataset(url: str) -> bool:
         return False
     try:
         Storage(url).check_reachable()
-        return Storage(url).exists(MANIFEST_NAME) and not is_sent_below(url, MANIFEST_NAME)
+        return Storage(url).exists(MANIFEST_NAME) and not is_served_below(url, MANIFEST_NAME)
     except StorageError as error:
         if is_transient(error):
             raise
         return False  # whatever it is, it is no folder that one can look into; the listing to come tells more
 
 
-def named_dataset(url: str) -> tuple[Dataset, str | None]:
+def open_named_dataset(url: str) -> tuple[Dataset, str | None]:
     """The dataset and, of ``FOLDER#SPLIT``, the split that a URL names.
 
     Raises:
@@ -63,12 +63,12 @@ def named_dataset(url: str) -> tuple[Dataset, str | None]:
     return open_dataset(root), split
 
 
-def only_split(url: str, dataset: Dataset, split: str | None) -> str:
+def resolve_split(url: str, dataset: Dataset, split: str | None) -> str:
     """The split that a URL names, or the only one that the dataset has.
 
     Args:
         url: of the dataset, for the error.
-        dataset: see `named_dataset`.
+        dataset: see `open_named_dataset`.
         split: that too.
 
     Raises:
@@ -84,19 +84,19 @@ def only_split(url: str, dataset: Dataset, split: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RingfeedSource(Complete):
+class RingfeedSource(CompleteDrafts):
     """A source that is a dataset of ours, or one split of it; a part is a shard, and may name the folder that holds it.
 
     Attributes:
         url: of the dataset's folder.
-        stored: its manifest, without what it says of splits and of files for other programs.
+        manifest: its manifest, without what it says of splits and of files for other programs.
     """
 
     url: str
     schema: Schema
     parts: tuple[Part, ...]
     fingerprint: str
-    stored: Manifest
+    manifest: Manifest
 
     @classmethod
     def open(cls, url: str, label: str | None) -> RingfeedSource:
@@ -121,7 +121,7 @@ class RingfeedSource(Complete):
             schema=Schema(features=schema.features, label=schema.label if label is None else label),
             parts=tuple(Part(path=dataset.storage.locate(shard.path), pieces=(shard,)) for shard in shards),
             fingerprint=f"{derive_key(dataset.manifest.shards_checksum, split or ''):016x}",
-            stored=replace(dataset.manifest, splits={}, files={}),
+            manifest=replace(dataset.manifest, splits={}, files={}),
         )
 
     def with_splits(self) -> RingfeedSource:
@@ -134,26 +134,26 @@ class RingfeedSource(Complete):
         label = self.schema.label
         if label is None:
             yield pa.nulls(shard.records)
-        elif label == self.stored.schema.label:
-            classes = pa.array(self.stored.classes, self.schema[label].primitive)
-            ids = read_index_rows(self._folder(part), self.stored, shard).column("class_id")
+        elif label == self.manifest.schema.label:
+            classes = pa.array(self.manifest.classes, self.schema[label].primitive)
+            ids = read_index_rows(self._folder(part), self.manifest, shard).column("class_id")
             for start in range(0, shard.records, BATCH_ROWS):
                 yield classes.take(ids.slice(start, BATCH_ROWS))
-        elif label not in self.stored.schema.names:
+        elif label not in self.manifest.schema.names:
             yield pa.repeat(shard.split, shard.records)
         else:
-            for batch in read_shard(self._folder(part), self.stored, shard, [label]):
+            for batch in read_shard(self._folder(part), self.manifest, shard, [label]):
                 yield batch.column(label)
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """The records; they are complete."""
         shard: ShardInfo = part.pieces[0]
-        names = [name for name in self.schema.names if name in self.stored.schema.names]
+        names = [name for name in self.schema.names if name in self.manifest.schema.names]
         if not names:  # nothing in the shard is asked for
             for start in range(0, shard.records, BATCH_ROWS):
                 yield self._batch(shard, [], min(BATCH_ROWS, shard.records - start))
             return
-        for batch in read_shard(self._folder(part), self.stored, shard, names):
+        for batch in read_shard(self._folder(part), self.manifest, shard, names):
             yield self._batch(shard, batch.columns, batch.num_rows)
 
     def narrow(self, columns: Collection[str]) -> RingfeedSource:

@@ -18,7 +18,7 @@ import xxhash
 
 from ..messages import brief
 
-__all__ = ["code_hash", "tell_error"]
+__all__ = ["code_hash", "describe_error"]
 
 _OURS = str(Path(__file__).parents[1])
 _STANDARD = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
@@ -87,7 +87,7 @@ def _with_packages(name: str) -> list[str]:
     return [*accumulate(name.split("."), "{}.{}".format)]
 
 
-def tell_error(error: BaseException, name: str, file: str | None = None) -> str:
+def describe_error(error: BaseException, name: str, file: str | None = None) -> str:
     """Place, type and text of an error, as ``FILE:LINE: TYPE: TEXT``; the place is the innermost that is the user's.
 
     Args:
@@ -95,7 +95,7 @@ def tell_error(error: BaseException, name: str, file: str | None = None) -> str:
         name: of the function, which stands for the place if the error arose in no code of the user's.
         file: that the function lies in, where it could be loaded: of other code it need not be the user's.
 
-    >>> tell_error(TypeError("records() takes 1 argument"), "flights:records")
+    >>> describe_error(TypeError("records() takes 1 argument"), "flights:records")
     'flights:records: TypeError: records() takes 1 argument'
     """
     others = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_foreign(frame.filename)]

@@ -43,7 +43,7 @@ from ...sharding import (
 )
 from ...sharding.dataset.file_names import rejected_name
 from ...sharding.messages import counted, listed, one_line, some_of
-from ...sharding.sources.ringfeed import named_dataset, only_split
+from ...sharding.sources.ringfeed import open_named_dataset, resolve_split
 from ...sharding.storage.error_messages import NO_MORE_PROCESSES, explain, refuses_processes
 from ..console import (
     StageReport,
@@ -182,9 +182,9 @@ def _show_plan(args: argparse.Namespace, options: BuildOptions, plan: BuildPlan)
 
 
 def _reshard(args: argparse.Namespace) -> int:
-    dataset, split = named_dataset(args.src)
+    dataset, split = open_named_dataset(args.src)
     if args.split is None:
-        name = only_split(args.src, dataset, split) if args.split_column is None else "train"
+        name = resolve_split(args.src, dataset, split) if args.split_column is None else "train"
         args.split = {name: Fraction(1)}
     args.format = args.format or dataset.manifest.shard_format
     if args.compression is None and args.format == dataset.manifest.shard_format:

@@ -22,10 +22,20 @@ import pyarrow as pa
 from ...engines.executors import stream_tasks
 from ...errors import ConfigError, SourceError
 from ...messages import counted
-from ...sources import Part, Source, light
-from ...sources.base import Around, BadRecord, Checked, Reject, base_of, fail_on_bad, narrowed, pass_over, rebased
-from ...sources.excluding import DroppingSource
-from ...sources.images.image_files import FaultOf, fault_of
+from ...sources import Part, Source, select_part
+from ...sources.base import (
+    BadRecord,
+    CheckableSource,
+    Reject,
+    WrappedSource,
+    fail_on_bad,
+    ignore_bad,
+    narrow_source,
+    rewrap,
+    unwrap,
+)
+from ...sources.dropping_source import DroppingSource
+from ...sources.images.image_files import ImageCheck, image_fault
 from ...storage.urls import public_url
 from ..image_transform import ImageOptions, fault_of_prepared
 from .image_checks import faulty_records, image_columns
@@ -59,18 +69,18 @@ def parse_budget(text: str) -> Budget:
 
 def open_policy(budget: Budget) -> Reject:
     """What to do about the bad records that are met while a source is opened: whoever counts meets them again."""
-    return fail_on_bad if budget is None else pass_over
+    return fail_on_bad if budget is None else ignore_bad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LenientSource(Around):
+class LenientSource(WrappedSource):
     """A source whose bad records are passed over unless another policy is passed in."""
 
-    def labels(self, part: Part, reject: Reject = pass_over) -> Iterator[pa.Array]:
+    def labels(self, part: Part, reject: Reject = ignore_bad) -> Iterator[pa.Array]:
         """The labels of the records that can be read."""
         return self.inner.labels(part, reject)
 
-    def drafts(self, part: Part, reject: Reject = pass_over) -> Iterator[pa.RecordBatch]:
+    def drafts(self, part: Part, reject: Reject = ignore_bad) -> Iterator[pa.RecordBatch]:
         """The records that can be read."""
         return self.inner.drafts(part, reject)
 
@@ -121,13 +131,13 @@ def without_bad_records(
     Raises:
         SourceError: there are more; it names the first.
     """
-    base = base_of(source)
-    fault = fault_of if images is None else partial(fault_of_prepared, options=images)
+    base = unwrap(source)
+    fault = image_fault if images is None else partial(fault_of_prepared, options=images)
     rejected: list[BadRecord] = []
-    if isinstance(base, Checked):  # what `complete` would fail on; it may be that `drafts` does not even read it
+    if isinstance(base, CheckableSource):  # finds what `complete` would fail on; `drafts` may not read it
         files: Any = base
         dropped, found, _ = _look_over(partial(_check_files, fault), files, budget, pool, at_once)
-        source, rejected = rebased(source, DroppingSource.over(files, dropped)), found
+        source, rejected = rewrap(source, DroppingSource.over(files, dropped)), found
     source = LenientSource(inner=source)
     dropped, found, records = _look_over(partial(_check_records, fault), source, budget, pool, at_once)
     rejected += found
@@ -145,7 +155,7 @@ def _look_over(
     dropped = [np.empty(0, np.int64)] * len(source.parts)
     rejected: list[list[BadRecord]] = [[] for _ in source.parts]
     total = 0
-    jobs = ((check, (light(source, number), part, budget)) for number, part in enumerate(source.parts))
+    jobs = ((check, (select_part(source, number), part, budget)) for number, part in enumerate(source.parts))
     with stream_tasks(pool, jobs, at_once) as ended:
         for number, (positions, found, records) in ended:
             dropped[number], rejected[number] = positions, found
@@ -153,25 +163,25 @@ def _look_over(
     return dropped, [record for found in rejected for record in found], total
 
 
-def _check_files(fault: FaultOf, source: Any, part: Part, budget: Budget) -> tuple[Int64, list[BadRecord], int]:
+def _check_files(fault: ImageCheck, source: Any, part: Part, budget: Budget) -> tuple[Int64, list[BadRecord], int]:
     collector = _Collector(budget)
     positions = [np.asarray(found.to_numpy()) for found in source.check(part, collector, fault)]
     return np.concatenate([np.empty(0, np.int64), *positions]), collector.found, 0
 
 
-def _check_records(fault: FaultOf, source: Source, part: Part, budget: Budget) -> tuple[Int64, list[BadRecord], int]:
+def _check_records(fault: ImageCheck, source: Source, part: Part, budget: Budget) -> tuple[Int64, list[BadRecord], int]:
     """The records that have no label or an image at fault; those that cannot be read are met on the way."""
-    collector, images = _Collector(budget), image_columns(source, stored=fault is not fault_of)
+    collector, images = _Collector(budget), image_columns(source, stored=fault is not image_fault)
     faults: dict[int, str] = {}
     label, records = source.schema.label, 0
-    tally = _Tally(inner=base_of(source), counts=[])
-    for labels in rebased(source, tally).labels(part, collector):
+    tally = _Tally(inner=unwrap(source), counts=[])
+    for labels in rewrap(source, tally).labels(part, collector):
         if label is not None and labels.null_count:
             missing = np.flatnonzero(labels.is_null().to_numpy(zero_copy_only=False)) + records
             faults.update(dict.fromkeys(missing.tolist(), f"it has no value for the label {label!r}"))
         records += len(labels)
     total = sum(tally.counts) + len(collector.found)
-    for position, reason in faulty_records(source, part, images, fault, pass_over):
+    for position, reason in faulty_records(source, part, images, fault, ignore_bad):
         faults.setdefault(position, reason)
     positions = np.array(sorted(faults), np.int64)
     if len(positions):
@@ -182,7 +192,7 @@ def _check_records(fault: FaultOf, source: Source, part: Part, budget: Budget) -
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tally(Around):
+class _Tally(WrappedSource):
     """A source that counts what it reads of a part, before any step leaves records out.
 
     Attributes:
@@ -205,7 +215,7 @@ class _Tally(Around):
 
     def narrow(self, columns: Collection[str]) -> Source:
         """The same around the narrowed inner source."""
-        return replace(self, inner=narrowed(self.inner, columns))
+        return replace(self, inner=narrow_source(self.inner, columns))
 
 
 def _check_budget(rejected: Sequence[BadRecord], total: int, budget: Budget) -> None:

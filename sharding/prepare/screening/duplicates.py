@@ -27,9 +27,9 @@ from ...destination.spill import side_folder
 from ...engines.executors import Job, run_tasks
 from ...errors import ConfigError, SourceError
 from ...formats.arrow_binary import binary_array, binary_rows, data_of, offsets_of
-from ...sources import Part, Source, light
-from ...sources.base import completed, draft_columns, narrowed
-from ...sources.excluding import DroppingSource
+from ...sources import Part, Source, select_part
+from ...sources.base import complete_slices, draft_columns, narrow_source
+from ...sources.dropping_source import DroppingSource
 from ...sources.ringfeed import RingfeedSource
 from ...storage.storage import Storage
 from ..column_names import check_columns
@@ -69,7 +69,7 @@ def records_there(stored: Stored) -> Source:
         schema=stored.manifest.schema,
         parts=tuple(Part(path=folder.locate(shard.path), pieces=(shard, folder)) for shard, folder in folders),
         fingerprint="",
-        stored=replace(stored.manifest, splits={}, files={}),
+        manifest=replace(stored.manifest, splits={}, files={}),
     )
 
 
@@ -109,7 +109,7 @@ def drop_duplicates(
     if not any(map(len, found.there)):
         return alone
     dropped = [np.union1d(among, there) for among, there in zip(found.among, found.there, strict=True)]
-    return DroppingSource.over(source, dropped, known_as=alone.fingerprint)
+    return DroppingSource.over(source, dropped, fingerprint_override=alone.fingerprint)
 
 
 def _before_images(source: Any) -> tuple[Any, frozenset[str]]:
@@ -155,8 +155,8 @@ def find_doubles(
         )
     compared = tuple(columns) or source.schema.names
     complete = stored or not lazy.isdisjoint(compared)
-    reader = source if stored else narrowed(source, compared)
-    jobs = [] if there is None else _hash_jobs(narrowed(there, compared), 0, compared, False, folder)
+    reader = source if stored else narrow_source(source, compared)
+    jobs = [] if there is None else _hash_jobs(narrow_source(there, compared), 0, compared, False, folder)
     before = len(jobs)
     jobs += _hash_jobs(reader, before, compared, complete, folder)
     hashed = run_tasks(pool, jobs, lambda done, _: report(done, len(jobs) + 1, 0))
@@ -176,7 +176,7 @@ def find_doubles(
 def _hash_jobs(source: Source, first: int, columns: Sequence[str], complete: bool, folder: Storage) -> list[Job[int]]:
     """A task for each part; their numbers are counted from `first`."""
     return [
-        (hash_part, (light(source, n), part, first + n, columns, complete, folder))
+        (hash_part, (select_part(source, n), part, first + n, columns, complete, folder))
         for n, part in enumerate(source.parts)
     ]
 
@@ -231,7 +231,7 @@ def _runs_name(number: int) -> str:
 
 def _hashes(source: Source, part: Part, columns: Sequence[str], complete: bool) -> Iterator[Hashes]:
     for drafts in source.drafts(part):
-        for batch in completed(source, drafts) if complete else [drafts]:
+        for batch in complete_slices(source, drafts) if complete else [drafts]:
             yield hash_records(batch.select(list(columns)))
 
 

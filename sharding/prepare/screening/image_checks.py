@@ -1,6 +1,6 @@
 """Images within the records of tables, archives and the like: damaged ones are found before a shard holds them.
 
-Sources whose images are files of their own look at these themselves (`sources.base.Checked`).
+Sources whose images are files of their own look at these themselves (`sources.base.CheckableSource`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from ...sources import Part, Source
-from ...sources.base import BadRecord, Checked, Reject, base_of, fail_on_bad
-from ...sources.images.image_files import FaultOf, fault_of, faulty_images
-from ...sources.images.image_list import URL, nameless_record
+from ...sources.base import BadRecord, CheckableSource, Reject, fail_on_bad, unwrap
+from ...sources.images.image_files import ImageCheck, find_faulty_images, image_fault
+from ...sources.images.image_list import URL, missing_path_record
 from ...sources.ringfeed import RingfeedSource
 from .record_origins import tell_origin
 
@@ -22,8 +22,8 @@ __all__ = ["check_images", "faulty_records", "image_columns"]
 
 def image_columns(source: Source, *, stored: bool = False) -> tuple[str, ...]:
     """The columns of a source whose drafts hold images that nothing has checked yet; of datasets', only if `stored`."""
-    base = base_of(source)
-    if isinstance(base, Checked) or (isinstance(base, RingfeedSource) and not stored):
+    base = unwrap(source)
+    if isinstance(base, CheckableSource) or (isinstance(base, RingfeedSource) and not stored):
         return ()
     return tuple(f.name for f in source.schema.features if f.is_image)
 
@@ -42,15 +42,15 @@ def check_images(source: Source, part: Part, drafts: pa.RecordBatch, first: int)
     """
     for urls in (drafts.column(name) for name in drafts.schema.names if name.endswith(URL)):
         for row in np.flatnonzero(urls.is_null().to_numpy(zero_copy_only=False)).tolist():
-            fail_on_bad(nameless_record(part.path, tell_origin(source, part, first + row, source.schema.names[0])))
+            fail_on_bad(missing_path_record(part.path, tell_origin(source, part, first + row, source.schema.names[0])))
     for name in image_columns(source):
-        for row, reason in _faulty(name, drafts, fault_of):
+        for row, reason in _faulty(name, drafts, image_fault):
             place = tell_origin(source, part, first + row, name)
             fail_on_bad(BadRecord(path=part.path, place=place, reason=reason))
 
 
 def faulty_records(
-    source: Source, part: Part, columns: Sequence[str], fault: FaultOf, reject: Reject
+    source: Source, part: Part, columns: Sequence[str], fault: ImageCheck, reject: Reject
 ) -> Iterator[tuple[int, str]]:
     """The positions among a part's drafts of those whose images are at fault, and what is wrong, column by column."""
     first = 0
@@ -60,6 +60,6 @@ def faulty_records(
         first += drafts.num_rows
 
 
-def _faulty(name: str, drafts: pa.RecordBatch, fault: FaultOf) -> Iterator[tuple[int, str]]:
-    for row, reason in faulty_images(drafts.column(name), fault):
+def _faulty(name: str, drafts: pa.RecordBatch, fault: ImageCheck) -> Iterator[tuple[int, str]]:
+    for row, reason in find_faulty_images(drafts.column(name), fault):
         yield row, f"the image in column {name!r} {reason}"

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...sources import Part, Source
-from ...sources.base import BadRecord, Reject, base_of, narrowed, rebased
-from ...sources.files.record_places import places
+from ...sources.base import BadRecord, Reject, narrow_source, rewrap, unwrap
+from ...sources.files.record_places import record_places
 from ..column_names import HIDDEN
 
 __all__ = ["find_origins", "tell_origin"]
@@ -36,11 +36,11 @@ def find_origins(source: Source, part: Part, positions: Int64, column: str) -> l
         positions: of the records among the part's drafts, int64 and ascending.
         column: one of the drafts'; others need not be read.
     """
-    base = base_of(source)
+    base = unwrap(source)
     rejected: list[BadRecord] = []
     found = [np.empty(0, np.int64)]
     start = 0
-    for batch in narrowed(rebased(source, _Numbered(inner=base)), [column]).drafts(part, rejected.append):
+    for batch in narrow_source(rewrap(source, _Numbered(inner=base)), [column]).drafts(part, rejected.append):
         if _ORIGIN not in batch.schema.names:
             return [f"record {p} of what --map makes of the records from {part.first_record} on" for p in positions]
         first, last = np.searchsorted(positions, (start, start + batch.num_rows))
@@ -48,7 +48,7 @@ def find_origins(source: Source, part: Part, positions: Int64, column: str) -> l
         start += batch.num_rows
         if last == len(positions):
             break
-    return places(base, part, np.concatenate(found), rejected)
+    return record_places(base, part, np.concatenate(found), rejected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class _Numbered:
         return _with_origin(self.inner.complete(plain), drafts.column(_ORIGIN))
 
     def narrow(self, columns: Collection[str]) -> _Numbered:
-        return _Numbered(inner=narrowed(self.inner, columns))
+        return _Numbered(inner=narrow_source(self.inner, columns))
 
 
 def _with_origin(batch: pa.RecordBatch, origin: pa.Array) -> pa.RecordBatch:

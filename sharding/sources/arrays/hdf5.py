@@ -25,8 +25,8 @@ from ...errors import RingfeedError, SourceError
 from ...messages import brief
 from ...schema import Feature, Schema
 from ...storage.storage import Storage
-from ..base import PASS_OVER, BadRecord, Complete, Part, Reject, fail_on_bad
-from ..files.find import fingerprint_files, list_some
+from ..base import SKIP_REMEDY, BadRecord, CompleteDrafts, Part, Reject, fail_on_bad
+from ..files.find import fingerprint_files, require_files
 from ..files.open import open_file, translate_errors
 from .array_columns import Leaf, batch_rows, choose, fixed_feature, leaves_of, no_feature, part_bounds, to_arrow
 from .url_selection import split_selection
@@ -50,7 +50,7 @@ class _Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hdf5Source(Complete):
+class Hdf5Source(CompleteDrafts):
     """A source of HDF5 files; a part is a run of rows, of whole chunks where chunks are small enough.
 
     The pieces of a part are its first row and the one after its last. Damage in any of the `checked` columns costs
@@ -79,7 +79,7 @@ class Hdf5Source(Complete):
                 holds, or the files' columns differ; or h5py is not installed.
         """
         files_url, picks = split_selection(url)
-        files = list_some(files_url, SUFFIXES, "HDF5 file")
+        files = require_files(files_url, SUFFIXES, "HDF5 file")
         columns: tuple[_Column, ...] = ()
         left_out: dict[str, None] = {}
         parts: list[Part] = []
@@ -292,7 +292,7 @@ def _align(root: Any, columns: Sequence[_Column]) -> int:
 
 def _read(part: Part, columns: Sequence[_Column]) -> Iterator[list[pa.Array]]:
     """The columns of a part, some rows at a time: whole chunks where they are small enough."""
-    with _open(part.path, f"write it again with gzip, or pass over {PASS_OVER}") as root:
+    with _open(part.path, f"write it again with gzip, or pass over {SKIP_REMEDY}") as root:
         datasets = {name: _dataset(root, name) for name in dict.fromkeys(column.dataset for column in columns)}
         align = _align(root, columns)
         row_bytes: float = sum(_estimate(dataset) for dataset in datasets.values())

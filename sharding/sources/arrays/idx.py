@@ -16,8 +16,8 @@ import pyarrow as pa
 from ...compute.batches import BATCH_ROWS
 from ...errors import SourceError
 from ...schema import Feature, Schema
-from ..base import Complete, Part, Reject, fail_on_bad
-from ..files.find import base_name, beside, fingerprint_files, list_files
+from ..base import CompleteDrafts, Part, Reject, fail_on_bad
+from ..files.find import base_name, fingerprint_files, list_files, resolve_relative
 from ..files.open import MissingFileError, open_file
 from .array_columns import batch_rows
 
@@ -28,7 +28,7 @@ _DTYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "flo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IdxSource(Complete):
+class IdxSource(CompleteDrafts):
     """A source of pairs of IDX files; a part is a pair. The records: ``image`` and the label."""
 
     url: str
@@ -93,7 +93,7 @@ class IdxSource(Complete):
 
 
 def _labels_of(path: str) -> str:
-    return beside(path, re.sub(r"idx\d", "idx1", base_name(path).replace("images", "labels")))
+    return resolve_relative(path, re.sub(r"idx\d", "idx1", base_name(path).replace("images", "labels")))
 
 
 def _check_pair(part: Part) -> tuple[str, tuple[int, ...], str]:

@@ -26,9 +26,9 @@ import pyarrow as pa
 from ...errors import SourceError
 from ...schema import Feature, Schema
 from ...storage.storage import Storage
-from ..base import Complete, Part, Reject, fail_on_bad
-from ..files.find import SourceFile, fingerprint_files, list_some, plain_name, root_of, split_chain
-from ..files.http_listing import name_at
+from ..base import CompleteDrafts, Part, Reject, fail_on_bad
+from ..files.find import SourceFile, fingerprint_files, plain_name, require_files, root_of, split_chain
+from ..files.http_listing import decode_name
 from ..files.open import open_file, translate_errors
 from .array_columns import Leaf, batch_rows, choose, fixed_feature, leaves_of, part_bounds, to_arrow
 from .url_selection import split_selection
@@ -63,7 +63,7 @@ class _Array:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NpySource(Complete):
+class NpySource(CompleteDrafts):
     """A source of NumPy's files; a part is a run of rows, or a whole archive, which can be read from its start alone.
 
     The pieces of a part are its first row, the one after its last, and the arrays that it is read from.
@@ -89,7 +89,7 @@ class NpySource(Complete):
             SourceError: there is no file, one is damaged or holds objects, or their arrays make no records together.
         """
         files_url, picks = split_selection(url)
-        files = list_some(files_url, SUFFIXES, "NumPy file")
+        files = require_files(files_url, SUFFIXES, "NumPy file")
         columns: tuple[Leaf, ...] = ()
         left_out: dict[str, None] = {}
         schema: Schema | None = None
@@ -167,7 +167,7 @@ def _tables(url: str, files: Sequence[SourceFile]) -> Iterator[tuple[str, list[_
     if folder and any(archives) and not all(archives):
         raise SourceError(f"{url} holds both .npy and .npz files; name those of one kind by a glob")
     if folder and not any(archives):
-        names = [name_at(root, split_chain(file.url)[0].removeprefix(root)) for file in files]
+        names = [decode_name(root, split_chain(file.url)[0].removeprefix(root)) for file in files]
         yield url, [_array_of(file, name[: -len(".npy")]) for file, name in zip(files, names, strict=True)]
         return
     for file, archive in zip(files, archives, strict=True):

@@ -18,12 +18,23 @@ from ...errors import RangesError, SourceError, StorageError
 from ...storage.retry import RetryPolicy, retry
 from ...storage.storage import Storage
 from ...storage.urls import WEB, public_url
-from .http_listing import is_page, is_web, lacks_ranges, plain_url, with_sizes, without_query
-from .snapshot import Listing, SourceFile, note
+from .http_listing import fill_sizes, is_page, is_web, lacks_ranges, plain_url, without_query
+from .snapshot import Listing, SourceFile, record_listing
 
 __all__ = [
-    "SourceFile", "base_name", "beside", "check_unchanged", "compression_of", "fingerprint_files", "has_pattern",
-    "list_files", "list_some", "plain_name", "root_of", "split_chain", "storage_error",
+    "SourceFile",
+    "base_name",
+    "check_unchanged",
+    "compression_of",
+    "fingerprint_files",
+    "has_pattern",
+    "list_files",
+    "plain_name",
+    "require_files",
+    "resolve_relative",
+    "root_of",
+    "split_chain",
+    "storage_error",
 ]  # fmt: skip
 
 _OURS = {"hdfs", *WEB}  # protocols whose file systems are not fsspec's
@@ -46,11 +57,11 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
         SourceError: there is nothing there.
     """
     files = _list(url, suffixes)
-    note(url, suffixes, files)
+    record_listing(url, suffixes, files)
     return files
 
 
-def list_some(url: str, suffixes: Sequence[str], what: str) -> list[SourceFile]:
+def require_files(url: str, suffixes: Sequence[str], what: str) -> list[SourceFile]:
     """As `list_files`, of a source that has to have files.
 
     Raises:
@@ -111,7 +122,7 @@ def _listed(fs: fsspec.AbstractFileSystem, path: str, url: str, suffixes: tuple[
         if not found and not fs.exists(path):
             raise FileNotFoundError(path)
     matching = [info for info in found if plain_name(info["name"]).endswith(suffixes)]
-    return sorted((_file(fs, info, chain) for info in with_sizes(fs, matching)), key=lambda file: plain_url(file.url))
+    return sorted((_file(fs, info, chain) for info in fill_sizes(fs, matching)), key=lambda file: plain_url(file.url))
 
 
 def _filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -251,10 +262,10 @@ def root_of(url: str, files: Sequence[str]) -> str:
     return root
 
 
-def beside(url: str, path: str) -> str:
+def resolve_relative(url: str, path: str) -> str:
     """A path that a file gives, relative to its own folder, in full.
 
-    >>> beside("s3://bucket/a/list.csv", "../b/c.jpg"), beside("zip://list.csv::d.zip", "b/c.jpg")
+    >>> resolve_relative("s3://bucket/a/list.csv", "../b/c.jpg"), resolve_relative("zip://list.csv::d.zip", "b/c.jpg")
     ('s3://bucket/b/c.jpg', 'zip://b/c.jpg::d.zip')
     """
     name, chain = split_chain(url)

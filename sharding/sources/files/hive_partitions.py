@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ...errors import SourceError
 from .find import root_of, split_chain
-from .http_listing import name_at
+from .http_listing import decode_name
 
 __all__ = ["Partitions", "find_partitions"]
 
@@ -89,7 +89,7 @@ def _values(root: str, path: str) -> dict[str, str | None]:
     >>> _values("data/", "data/year=2024/raw/city=K%C3%B6ln/zip=__HIVE_DEFAULT_PARTITION__/x=1.parquet")
     {'year': '2024', 'city': 'Köln', 'zip': None}
     """
-    folders = name_at(root, split_chain(path)[0][len(root) :]).split("/")[:-1]
+    folders = decode_name(root, split_chain(path)[0][len(root) :]).split("/")[:-1]
     pairs = [folder.partition("=")[::2] for folder in folders if folder.find("=") > 0]
     return {_unquoted(key): None if value == _NULL else _unquoted(value) for key, value in pairs}
 

@@ -14,8 +14,15 @@ from ...errors import SourceError
 from ...storage.retry import RetryPolicy, retry
 
 __all__ = [
-    "is_page", "is_sent_below", "is_web", "lacks_ranges", "name_at", "plain_url", "with_sizes", "without_query",
-    "written_at",
+    "decode_name",
+    "encode_name",
+    "fill_sizes",
+    "is_page",
+    "is_served_below",
+    "is_web",
+    "lacks_ranges",
+    "plain_url",
+    "without_query",
 ]  # fmt: skip
 
 _SCHEMES = ("http://", "https://")
@@ -32,14 +39,16 @@ def plain_url(url: str) -> str:
     return unquote(url) if is_web(url) else url
 
 
-def name_at(root: str, path: str) -> str:
+def decode_name(root: str, path: str) -> str:
     """The name of what lies at a path below a folder: that of a web server is escaped.
 
     Raises:
         SourceError: the name is not UTF-8.
 
-    >>> name_at("https://example.org/photos/", "golden%20retriever/1.jpg"), name_at("s3://photos/", "50%25/1.jpg")
-    ('golden retriever/1.jpg', '50%25/1.jpg')
+    >>> decode_name("https://example.org/photos/", "golden%20retriever/1.jpg")
+    'golden retriever/1.jpg'
+    >>> decode_name("s3://photos/", "50%25/1.jpg")
+    '50%25/1.jpg'
     """
     try:
         return unquote(path, errors="strict") if is_web(root) else path
@@ -47,8 +56,8 @@ def name_at(root: str, path: str) -> str:
         raise SourceError(f"the name of the file {root}{path} is not UTF-8; rename it") from error
 
 
-def written_at(root: str, name: str) -> str:
-    """A name below a folder as it stands in a URL: what `name_at` takes back."""
+def encode_name(root: str, name: str) -> str:
+    """A name below a folder as it stands in a URL: what `decode_name` takes back."""
     return quote(name) if is_web(root) else name
 
 
@@ -66,7 +75,7 @@ def is_page(fs: fsspec.AbstractFileSystem, path: str) -> bool:
     return is_web(path) and str(fs.info(path).get("mimetype", "")).startswith("text/html")
 
 
-def is_sent_below(url: str, name: str) -> bool:
+def is_served_below(url: str, name: str) -> bool:
     """Whether a URL is a file that its server also sends for names below it, as programs do that take any path."""
     if not is_web(url) or url.endswith("/"):
         return False
@@ -79,7 +88,7 @@ def is_sent_below(url: str, name: str) -> bool:
     return file.get("size") is not None and all(file.get(key) == below.get(key) for key in keys)
 
 
-def with_sizes(fs: fsspec.AbstractFileSystem, infos: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def fill_sizes(fs: fsspec.AbstractFileSystem, infos: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """What is known of files, with their sizes: pages do not tell them, so the server is asked for each file's.
 
     Raises:

@@ -11,21 +11,21 @@ import numpy.typing as npt
 
 from ..base import BadRecord, Part, Source
 
-__all__ = ["Placing", "line_places", "places"]
+__all__ = ["PlacingSource", "line_places", "record_places"]
 
 Int64 = npt.NDArray[np.int64]
 _NUMBER = re.compile(r"(?:record|line) (\d+)")
 
 
 @runtime_checkable
-class Placing(Protocol):
+class PlacingSource(Protocol):
     """A source that tells the place of a record by other than its number."""
 
     def places(self, part: Part, positions: Int64, rejected: Sequence[BadRecord]) -> list[str]:
         """See the function `places`."""
 
 
-def places(source: Source, part: Part, positions: Int64, rejected: Sequence[BadRecord]) -> list[str]:
+def record_places(source: Source, part: Part, positions: Int64, rejected: Sequence[BadRecord]) -> list[str]:
     """The place of each of some records, as `BadRecord` has it.
 
     Args:
@@ -34,7 +34,7 @@ def places(source: Source, part: Part, positions: Int64, rejected: Sequence[BadR
         positions: of the records among those of the part that can be read, int64, from 0.
         rejected: those that cannot be read, but for such as come after all of these.
     """
-    if isinstance(source, Placing):
+    if isinstance(source, PlacingSource):
         return source.places(part, positions, rejected)
     bad = np.unique(_numbers(rejected)) - part.first_record
     before = np.searchsorted(bad - np.arange(len(bad)), positions, side="right")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-__all__ = ["Listing", "SourceFile", "note", "note_listings"]
+__all__ = ["Listing", "SourceFile", "record_listing", "record_listings"]
 
 
 class SourceFile(NamedTuple):
@@ -65,7 +65,7 @@ _noted: ContextVar[dict[str, Listing] | None] = ContextVar("noted", default=None
 
 
 @contextmanager
-def note_listings() -> Iterator[dict[str, Listing]]:
+def record_listings() -> Iterator[dict[str, Listing]]:
     """Gather the last listing of every path that is listed in the body."""
     noted: dict[str, Listing] = {}
     token = _noted.set(noted)
@@ -75,7 +75,7 @@ def note_listings() -> Iterator[dict[str, Listing]]:
         _noted.reset(token)
 
 
-def note(url: str, suffixes: Sequence[str], files: Sequence[SourceFile]) -> None:
+def record_listing(url: str, suffixes: Sequence[str], files: Sequence[SourceFile]) -> None:
     """Tell of files that were listed; nothing is kept unless somebody gathers."""
     noted = _noted.get()
     if noted is not None and files:

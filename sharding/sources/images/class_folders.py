@@ -12,10 +12,10 @@ import pyarrow as pa
 from ...errors import SourceError
 from ...schema import Feature, Schema
 from ..base import Part, Reject, fail_on_bad
-from ..files.find import SourceFile, fingerprint_files, list_some, root_of, split_chain
-from ..files.http_listing import is_web, name_at, written_at
+from ..files.find import SourceFile, fingerprint_files, require_files, root_of, split_chain
+from ..files.http_listing import decode_name, encode_name, is_web
 from ..files.open import stat_files
-from .image_files import IMAGE_FEATURES, FaultOf, bad_images, fault_of, read_images
+from .image_files import IMAGE_FEATURES, ImageCheck, find_bad_files, image_fault, read_images
 
 __all__ = ["SUFFIXES", "ImageFolderSource"]
 
@@ -57,9 +57,9 @@ class ImageFolderSource:
             SourceError: there is no image, or one lies in no class folder.
             RangesError: a web server does not tell the size of one.
         """
-        files = files or list_some(url, SUFFIXES, "image")
+        files = files or require_files(url, SUFFIXES, "image")
         root = root_of(url, [file.url for file in files])
-        names = tuple(name_at(root, split_chain(file.url)[0].removeprefix(root)) for file in files)
+        names = tuple(decode_name(root, split_chain(file.url)[0].removeprefix(root)) for file in files)
         for name in names:
             if "/" not in name:
                 raise SourceError(
@@ -101,14 +101,14 @@ class ImageFolderSource:
         sizes: npt.NDArray[np.int64] = drafts.column(_BYTES).to_numpy()
         return sizes
 
-    def check(self, part: Part, reject: Reject, fault: FaultOf = fault_of) -> Iterator[pa.Array]:
+    def check(self, part: Part, reject: Reject, fault: ImageCheck = image_fault) -> Iterator[pa.Array]:
         """Read the files and look at each; by default, as `complete` will."""
         names, sizes = part.pieces
-        yield from bad_images(self._urls(names), sizes, reject, fault)
+        yield from find_bad_files(self._urls(names), sizes, reject, fault)
 
     def _urls(self, names: Sequence[str]) -> list[str]:
         chain = split_chain(self.url)[1]
-        return [f"{self.root}{written_at(self.root, name)}{chain}" for name in names]
+        return [f"{self.root}{encode_name(self.root, name)}{chain}" for name in names]
 
 
 def _schema(label: str) -> Schema:

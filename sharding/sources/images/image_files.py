@@ -25,10 +25,18 @@ from ...formats.images.sizes import check_image, error_text
 from ...schema import Feature
 from ...storage.retry import causes
 from ...storage.storage import Storage
-from ..base import PASS_OVER, BadRecord, Reject, fail_on_bad
+from ..base import SKIP_REMEDY, BadRecord, Reject, fail_on_bad
 from ..files.open import MissingFileError, read_files, stat_files
 
-__all__ = ["IMAGE_FEATURES", "FaultOf", "bad_images", "fault_of", "faulty_images", "file_sizes", "read_images"]
+__all__ = [
+    "IMAGE_FEATURES",
+    "ImageCheck",
+    "file_sizes",
+    "find_bad_files",
+    "find_faulty_images",
+    "image_fault",
+    "read_images",
+]
 
 _THREADS = 4
 _FEW_FILES = 8  # a run
@@ -36,14 +44,14 @@ _LOOKED_AT = 16  # runs, together, for whether they have to be waited for:
 _WAITED_SECONDS = 200e-6  # a file, of most of them; what the page cache holds is there in 30 us
 _REMOTE_FILES = 256  # fetched or looked over at once
 _NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
-_MEND_NAME = f"mend it, or pass over {PASS_OVER}"
+_MEND_NAME = f"mend it, or pass over {SKIP_REMEDY}"
 _COLUMN_BYTES = (1 << 31) - 1
 IMAGE_FEATURES = (
     Feature(name="image", dtype="binary", encoding="image"),
     Feature(name="height", dtype="int32"),
     Feature(name="width", dtype="int32"),
 )  # the files as they are, and the sizes of the images in them
-FaultOf = Callable[[bytes | memoryview], str | None]  # what is wrong with a file, as what follows "the image ..."
+ImageCheck = Callable[[bytes | memoryview], str | None]  # what is wrong with a file, as what follows "the image ..."
 T = TypeVar("T")
 
 
@@ -94,7 +102,7 @@ def file_sizes(urls: Sequence[str]) -> npt.NDArray[np.int64]:
     return np.array(sizes, np.int64)
 
 
-def fault_of(data: bytes | memoryview) -> str | None:
+def image_fault(data: bytes | memoryview) -> str | None:
     """What is wrong with an image as far as its format can tell; see `check_image`."""
     try:
         check_image(data)
@@ -107,8 +115,8 @@ def _damaged(error: ValueError) -> str:
     return f"is damaged or cut short ({error})"
 
 
-def bad_images(
-    files: Sequence[str | BadRecord], sizes: Sequence[int] | None, reject: Reject, fault: FaultOf = fault_of
+def find_bad_files(
+    files: Sequence[str | BadRecord], sizes: Sequence[int] | None, reject: Reject, fault: ImageCheck = image_fault
 ) -> Iterator[pa.Array]:
     """The positions of those that cannot be read, or are at fault, int64 and ascending, after `reject` had each.
 
@@ -127,14 +135,14 @@ def bad_images(
             yield pa.array([position for position, _ in found], pa.int64())
 
 
-def faulty_images(column: pa.BinaryArray, fault: FaultOf = fault_of) -> Iterator[tuple[int, str]]:
+def find_faulty_images(column: pa.BinaryArray, fault: ImageCheck = image_fault) -> Iterator[tuple[int, str]]:
     """The positions in a column of those that are at fault, and what is wrong with each; a null is not."""
     if column.buffers()[2] is None:
         return
     data, offsets = data_of(column), offsets_of(column)
     view = memoryview(data).cast("B")
     asked = column.is_valid().to_numpy(zero_copy_only=False)
-    if fault is fault_of:
+    if fault is image_fault:
         asked = asked & ~plain_jpeg_sizes(np.frombuffer(data, np.uint8), offsets)[1]
     for i in np.flatnonzero(asked).tolist():
         if (reason := fault(view[offsets[i] : offsets[i + 1]])) is not None:
@@ -276,7 +284,7 @@ def _blocks(count: int, sizes: Sequence[int] | None) -> Iterator[tuple[int, int]
         yield start, count
 
 
-def _look_over(files: Sequence[str | BadRecord], fault: FaultOf) -> list[BadRecord | None]:
+def _look_over(files: Sequence[str | BadRecord], fault: ImageCheck) -> list[BadRecord | None]:
     """What is wrong with each file."""
     urls = [file for file in files if isinstance(file, str)]
     if all(map(_local_path, urls)):
@@ -290,7 +298,7 @@ def _look_over(files: Sequence[str | BadRecord], fault: FaultOf) -> list[BadReco
     return [_look_at(file, fault, contents.get(file) if isinstance(file, str) else None) for file in files]
 
 
-def _look_at(file: str | BadRecord, fault: FaultOf, data: bytes | None = None) -> BadRecord | None:
+def _look_at(file: str | BadRecord, fault: ImageCheck, data: bytes | None = None) -> BadRecord | None:
     if isinstance(file, BadRecord):
         return file
     try:

@@ -16,12 +16,12 @@ from ...errors import SourceError
 from ...schema import Feature, Schema
 from ...storage.urls import url_text
 from ..base import BadRecord, Part, Reject, Source, fail_on_bad
-from ..files.find import beside, plain_name
-from ..files.record_places import places
-from .image_files import IMAGE_FEATURES, FaultOf, bad_images, fault_of, file_sizes, read_images
+from ..files.find import plain_name, resolve_relative
+from ..files.record_places import record_places
+from .image_files import IMAGE_FEATURES, ImageCheck, file_sizes, find_bad_files, image_fault, read_images
 from .path_list import LINE_SUFFIXES, LineSource
 
-__all__ = ["URL", "ImageListSource", "nameless_record"]
+__all__ = ["URL", "ImageListSource", "missing_path_record"]
 
 _PATH_NAMES = ("image", "path", "file", "filename", "file_name")
 _OWN_SIZES = ("height", "width")  # the images' own; what a list says of them is not taken over
@@ -100,7 +100,7 @@ class ImageListSource:
         """Read the files, and check that each is a whole image."""
         urls = drafts.column(URL)
         if urls.null_count:
-            fail_on_bad(nameless_record(self.url, ""))
+            fail_on_bad(missing_path_record(self.url, ""))
         columns = read_images(urls.to_pylist())
         columns |= {name: drafts.column(name) for name in self.schema.names if name not in columns}
         return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema.arrow)
@@ -109,14 +109,14 @@ class ImageListSource:
         """The files' sizes, asked of the file system: no image is opened."""
         urls = drafts.column(URL)
         if urls.null_count:
-            fail_on_bad(nameless_record(part.path, ""))
+            fail_on_bad(missing_path_record(part.path, ""))
         return file_sizes(urls.to_pylist())
 
     def places(self, part: Part, positions: npt.NDArray[np.int64], rejected: Sequence[BadRecord]) -> list[str]:
         """In the table."""
-        return places(self.table, part, positions, rejected)
+        return record_places(self.table, part, positions, rejected)
 
-    def check(self, part: Part, reject: Reject, fault: FaultOf = fault_of) -> Iterator[pa.Array]:
+    def check(self, part: Part, reject: Reject, fault: ImageCheck = image_fault) -> Iterator[pa.Array]:
         """Read the files and look at each; by default, as `complete` will."""
         first = 0
         passed_over: list[BadRecord] = []  # what is wrong with the table's own records was said with its labels
@@ -127,8 +127,8 @@ class ImageListSource:
             if len(nameless):
                 told = self.places(part, nameless + first, passed_over)
                 for i, place in zip(nameless.tolist(), told, strict=True):
-                    files[i] = nameless_record(part.path, place)
-            for positions in bad_images(files, None, reject, fault):
+                    files[i] = missing_path_record(part.path, place)
+            for positions in find_bad_files(files, None, reject, fault):
                 yield pa.compute.add(positions, first)
             first += batch.num_rows
 
@@ -149,9 +149,9 @@ def _path_column(schema: Schema, url: str) -> str:
 
 
 def _locate(table: str, path: str) -> str:
-    return url_text(path, "a path") if path.startswith("/") or "://" in path else beside(table, path)
+    return url_text(path, "a path") if path.startswith("/") or "://" in path else resolve_relative(table, path)
 
 
-def nameless_record(url: str, place: str) -> BadRecord:
+def missing_path_record(url: str, place: str) -> BadRecord:
     """A record with no path, or an empty one."""
     return BadRecord(path=url, place=place, reason="a record names no image")

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from ...errors import SourceError
 from ...schema import Feature, Schema
-from ..base import Complete, Part, Reject, fail_on_bad
-from ..files.find import fingerprint_files, list_some
+from ..base import CompleteDrafts, Part, Reject, fail_on_bad
+from ..files.find import fingerprint_files, require_files
 from ..files.open import open_file
 
 __all__ = ["LINE_SUFFIXES", "LineSource"]
@@ -21,7 +21,7 @@ _BLOCK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineSource(Complete):
+class LineSource(CompleteDrafts):
     """A source of text files: ``path`` is a line, without its ending; empty lines are none. A part is a file."""
 
     url: str
@@ -36,7 +36,7 @@ class LineSource(Complete):
         Raises:
             SourceError: there is none, or a label is asked for.
         """
-        files = list_some(url, LINE_SUFFIXES, "text file")
+        files = require_files(url, LINE_SUFFIXES, "text file")
         return cls(
             url=url,
             schema=Schema(features=(Feature(name="path", dtype="string"),), label=label),

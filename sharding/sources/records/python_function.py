@@ -22,8 +22,8 @@ from ...compute.keyed_random import derive_key
 from ...errors import ConfigError, SourceError
 from ...messages import brief
 from ...schema import Feature, Schema
-from ..base import Complete, Part, Reject, fail_on_bad
-from ..user_code import code_hash, tell_error
+from ..base import CompleteDrafts, Part, Reject, fail_on_bad
+from ..user_code import code_hash, describe_error
 from .python_values import ColumnType, column_of_values, flatten
 
 __all__ = ["IterableSource"]
@@ -33,7 +33,7 @@ _SIZED = (str, bytes, bytearray, list, tuple, np.ndarray)  # what takes more tha
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IterableSource(Complete):
+class IterableSource(CompleteDrafts):
     """A source of records that a function gives; it is one part.
 
     The function is called with no argument, once a pass, and gives the same records each time: an iterable of dicts,
@@ -300,4 +300,4 @@ def _items(url: str) -> Generator[Any, None, None]:
 
 
 def _failure(url: str, error: BaseException, file: str) -> SourceError:
-    return SourceError(f"{tell_error(error, url, file)}; mend it, or see all with --debug")
+    return SourceError(f"{describe_error(error, url, file)}; mend it, or see all with --debug")

@@ -17,7 +17,7 @@ from ...errors import SourceError
 from ...formats.example_columns import Parsed, parse_examples
 from ...formats.tfrecord import HEADER_BYTES, FrameBlock, FrameDamage, has_header, iterate_frames
 from ...schema import Feature, Schema
-from ..base import NO_FEATURES, BadRecord, Complete, Part, Reject, fail_on_bad, pass_over
+from ..base import NO_FEATURES, BadRecord, CompleteDrafts, Part, Reject, fail_on_bad, ignore_bad
 from ..files.find import SourceFile, fingerprint_files, has_pattern, list_files, plain_name
 from ..files.open import open_file, size_if_seekable
 from .example_features import FeatureTypes, column_of
@@ -33,7 +33,7 @@ _READ_BYTES = 16 << 20  # a length that is a lie must not make room for as much 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TFRecordSource(Complete):
+class TFRecordSource(CompleteDrafts):
     """A source of TFRecord files; a part is a run of records of about 64 MiB, or a compressed file.
 
     A feature is a column, null in records that lack it: int64, float32, string if all values are UTF-8, else binary,
@@ -103,7 +103,7 @@ class TFRecordSource(Complete):
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """The head of the part; what is bad there is for the passes to tell."""
-        for columns, _ in self._columns(part, pass_over, self.schema.features, _SAMPLE_BYTES):
+        for columns, _ in self._columns(part, ignore_bad, self.schema.features, _SAMPLE_BYTES):
             return pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow).slice(0, records)
         return self.schema.empty
 

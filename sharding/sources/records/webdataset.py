@@ -14,7 +14,7 @@ import pyarrow as pa
 from ...compute.batches import BATCH_BYTES
 from ...errors import SourceError
 from ...schema import Schema
-from ..base import BadRecord, Complete, Part, Reject, fail_on_bad, pass_over
+from ..base import BadRecord, CompleteDrafts, Part, Reject, fail_on_bad, ignore_bad
 from ..files.find import SourceFile, fingerprint_files, list_files
 from .tar import SUFFIXES, Member, TarDamage, TarReader, open_tar
 from .webdataset_members import MemberType, MemberTypes, extension_of
@@ -29,7 +29,7 @@ _MAX_NAMES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WebDatasetSource(Complete):
+class WebDatasetSource(CompleteDrafts):
     """A source of tar archives; a part is an archive.
 
     The records: ``__key__``, the members' name, and a column for each extension, or for each entry of a JSON object
@@ -93,7 +93,7 @@ class WebDatasetSource(Complete):
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """The head of the archive; what is bad there is for the passes to tell."""
-        head = islice(_good(part, pass_over, self.types), records)
+        head = islice(_good(part, ignore_bad, self.types), records)
         return self._batch(part, next(_batched(head), []))
 
     def narrow(self, columns: Collection[str]) -> WebDatasetSource:
@@ -105,7 +105,7 @@ class WebDatasetSource(Complete):
     def places(self, part: Part, positions: npt.NDArray[np.int64], rejected: Sequence[BadRecord]) -> list[str]:
         """Numbers, keys and offsets of some records."""
         wanted = set(positions.tolist())
-        return [record.place for i, record in enumerate(_good(part, pass_over, ())) if i in wanted]
+        return [record.place for i, record in enumerate(_good(part, ignore_bad, ())) if i in wanted]
 
     def _batch(self, part: Part, records: list[_Record]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(self._columns(part, records, self.schema.names), schema=self.schema.arrow)

@@ -17,8 +17,8 @@ from ...errors import ConfigError, RangesError, RingfeedError, SourceError
 from ...messages import brief
 from ...schema import Feature, Schema
 from ...storage.storage import Storage
-from ..base import NO_FEATURES, PASS_OVER, BadRecord, Complete, Part, Reject, fail_on_bad, pass_over
-from ..files.find import SourceFile, fingerprint_files, list_some
+from ..base import NO_FEATURES, SKIP_REMEDY, BadRecord, CompleteDrafts, Part, Reject, fail_on_bad, ignore_bad
+from ..files.find import SourceFile, fingerprint_files, require_files
 from ..files.hive_partitions import Partitions, find_partitions
 from ..files.http_listing import lacks_ranges
 from ..files.open import open_file, translate_errors
@@ -40,11 +40,11 @@ def _telling_to_pass_over() -> Iterator[None]:
     try:
         yield
     except _DamagedError as error:
-        raise _DamagedError(f"{error}, or pass over {PASS_OVER}") from error.__cause__
+        raise _DamagedError(f"{error}, or pass over {SKIP_REMEDY}") from error.__cause__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableSource(Complete, ABC):
+class TableSource(CompleteDrafts, ABC):
     """A source of files that hold tables of one schema, and perhaps more columns in the names of their folders.
 
     Attributes:
@@ -113,7 +113,7 @@ class TableSource(Complete, ABC):
                 hold a column.
             ConfigError: none is left that is wanted.
         """
-        files = list_some(url, cls.suffixes, f"{cls.kind} file")
+        files = require_files(url, cls.suffixes, f"{cls.kind} file")
         parts: list[Part] = []
         given: dict[str, Feature] = {}
         first: pa.Schema | None = None
@@ -178,7 +178,7 @@ class TableSource(Complete, ABC):
             try:
                 batch = next(self._read(part, self._in_files, records), None)
             except _DamagedError:
-                block = next(self._readable(part, pass_over), None)
+                block = next(self._readable(part, ignore_bad), None)
                 if block is None:
                     raise
                 batch = next(self._read(block, self._in_files, records), None)

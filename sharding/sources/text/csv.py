@@ -13,14 +13,14 @@ import pyarrow as pa
 from ...compute.batches import BATCH_ROWS
 from ...errors import ConfigError, SourceError
 from ...schema import Feature, Schema
-from ..base import NO_FEATURES, BadRecord, Complete, Part, Reject, fail_on_bad, pass_over
-from ..files.find import fingerprint_files, list_some
+from ..base import NO_FEATURES, BadRecord, CompleteDrafts, Part, Reject, fail_on_bad, ignore_bad
+from ..files.find import fingerprint_files, require_files
 from ..files.record_places import line_places
 from .blocks import read_blocks, read_marked, span_of
 from .csv_parse import MISSING, Header, Rows, delimiter_of, parse_block, read_header, record_lines
 from .csv_records import cut_records
 from .csv_types import infer_types
-from .declared_types import arrow_type_given, cast_text, check_names
+from .declared_types import cast_text, check_names, declared_arrow_type
 
 __all__ = ["SUFFIXES", "CsvSource"]
 
@@ -30,7 +30,7 @@ _SAMPLE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CsvSource(Complete):
+class CsvSource(CompleteDrafts):
     """A source of CSV or TSV files; a part is some 64 MiB of a file, or a compressed file.
 
     Attributes:
@@ -68,7 +68,7 @@ class CsvSource(Complete):
                 a column holds integers alone, and some that no integer type holds.
             ConfigError: a type is given for a column that is not there, or is one that no text has.
         """
-        files = list_some(url, SUFFIXES, "CSV or TSV file")
+        files = require_files(url, SUFFIXES, "CSV or TSV file")
         headers = [read_header(file.url, _BLOCK_BYTES) for file in files]
         for file, header in zip(files, headers, strict=True):
             if header.names != headers[0].names:
@@ -77,7 +77,7 @@ class CsvSource(Complete):
         for feature in features.values():
             if feature.shape:
                 raise ConfigError(f"column {feature.name!r} is of CSV, which has no lists; give it a scalar type")
-            arrow_type_given(feature)
+            declared_arrow_type(feature)
         types, parts = infer_types(files, headers, features, reject, wanted, _BLOCK_BYTES)
         inferred = Schema.from_arrow(types, label)
         return cls(
@@ -103,7 +103,7 @@ class CsvSource(Complete):
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """The head of the part."""
-        batches = self._batches(part, None, pass_over, sample=True)
+        batches = self._batches(part, None, ignore_bad, sample=True)
         head = next((batch for batch in batches if batch.num_rows), None)
         if head is None:
             return self.schema.empty

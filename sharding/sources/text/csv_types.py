@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from ...errors import SourceError
 from ...messages import counted
 from ...schema import Feature
-from ..base import BadRecord, Part, Reject, pass_over
+from ..base import BadRecord, Part, Reject, ignore_bad
 from ..files.find import SourceFile
 from .blocks import Block, Mark, Span, cut_parts, read_blocks
 from .csv_parse import MISSING, Header, parse_block
@@ -104,7 +104,7 @@ def _blocks(file: SourceFile, header: Header, block_bytes: int) -> Iterator[Bloc
 def _holds(file: SourceFile, header: Header, block: Block, name: str, kind: pa.DataType) -> bool:
     """Whether a type holds all values of a column in a block."""
     try:
-        parse_block(file.url, header, block, {name: kind}, [name], pass_over)
+        parse_block(file.url, header, block, {name: kind}, [name], ignore_bad)
         return True
     except SourceError:
         return False
@@ -115,7 +115,7 @@ def _hexadecimal(file: SourceFile, header: Header, block: Block, schema: pa.Sche
     integers = [field.name for field in schema if field.type in (pa.int64(), pa.uint64())]
     if not integers or not _HEXADECIMAL.search(block.data):
         return []
-    rows = parse_block(file.url, header, block, dict.fromkeys(integers, pa.string()), integers, pass_over)
+    rows = parse_block(file.url, header, block, dict.fromkeys(integers, pa.string()), integers, ignore_bad)
     columns = zip(rows.table.column_names, rows.table.columns, strict=True)
     return [name for name, text in columns if pc.any(pc.match_substring_regex(text, "^\\s*0[xX]"), min_count=0).as_py()]
 
@@ -193,7 +193,7 @@ def _check_large(sources: Sequence[tuple[SourceFile, Header]], name: str, block_
     feature = Feature(name=name, dtype="float64")
     for file, header in sources:
         for block in _blocks(file, header, block_bytes):
-            rows = parse_block(file.url, header, block, {name: pa.string()}, [name], pass_over)
+            rows = parse_block(file.url, header, block, {name: pa.string()}, [name], ignore_bad)
             text = rows.table.column(0).combine_chunks()
             for row in np.flatnonzero(cast_text(text, feature, MISSING)[1]).tolist():
                 raise SourceError(

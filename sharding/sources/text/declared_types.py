@@ -14,7 +14,7 @@ from ...errors import ConfigError
 from ...messages import hinted, listed
 from ...schema import Feature
 
-__all__ = ["arrow_type_given", "beyond_integers", "cast_text", "check_names", "is_farther"]
+__all__ = ["beyond_integers", "cast_text", "check_names", "declared_arrow_type", "is_farther"]
 
 _TRUE, _FALSE = ("true", "True", "TRUE", "1"), ("false", "False", "FALSE", "0")
 _INFINITE = ("inf", "infinity")
@@ -59,7 +59,7 @@ def is_farther(value: int, other: int) -> bool:
     return not -(1 << 63) <= value < 1 << 64 and -(1 << 63) <= other < 1 << 64
 
 
-def arrow_type_given(feature: Feature) -> pa.DataType:
+def declared_arrow_type(feature: Feature) -> pa.DataType:
     """The Arrow type that one element is read as.
 
     Raises:
@@ -86,7 +86,7 @@ def cast_text(text: pa.Array, feature: Feature, missing: Sequence[str] = ()) -> 
     Returns:
         The elements, and which of them the type does not hold; those are null.
     """
-    kind = arrow_type_given(feature)
+    kind = declared_arrow_type(feature)
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return text.cast(kind), np.zeros(len(text), bool)
     if missing:

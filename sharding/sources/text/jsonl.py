@@ -10,11 +10,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...schema import Feature, Schema
-from ..base import NO_FEATURES, BadRecord, Complete, Part, Reject, fail_on_bad, pass_over
-from ..files.find import fingerprint_files, list_some
+from ..base import NO_FEATURES, BadRecord, CompleteDrafts, Part, Reject, fail_on_bad, ignore_bad
+from ..files.find import fingerprint_files, require_files
 from ..files.record_places import line_places
 from .blocks import Mark, Span, cut_parts, read_blocks, read_marked, span_of
-from .declared_types import arrow_type_given, check_names
+from .declared_types import check_names, declared_arrow_type
 from .json_columns import Column, read_columns, rows_at_once
 from .json_parse import Lines, split_lines
 from .json_types import Columns
@@ -27,7 +27,7 @@ _SAMPLE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonlSource(Complete):
+class JsonlSource(CompleteDrafts):
     """A source of files of JSON lines; a part is some 64 MiB of a file, or a compressed file.
 
     A missing key is a missing value. Integers become float64 beside floats; other mixtures of scalars become text, as
@@ -67,9 +67,9 @@ class JsonlSource(Complete):
             SourceError: there is no file, a line is no JSON object, or the objects fit into no columns.
             ConfigError: a type is given for a column that is not there, or is one that no JSON value has.
         """
-        files = list_some(url, SUFFIXES, "file of JSON lines")
+        files = require_files(url, SUFFIXES, "file of JSON lines")
         for feature in features.values():
-            arrow_type_given(feature)
+            declared_arrow_type(feature)
         found = Columns(features, wanted)
         parts: list[Part] = []
         for file in files:
@@ -111,7 +111,7 @@ class JsonlSource(Complete):
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """The head of the part."""
-        for arrays in self._read(part, self.columns, pass_over, sample=True):
+        for arrays in self._read(part, self.columns, ignore_bad, sample=True):
             if len(arrays[0]):
                 conformed = [f.conform(array) for f, array in zip(self.schema.features, arrays, strict=True)]
                 return pa.RecordBatch.from_arrays(conformed, schema=self.schema.arrow).slice(0, records)

@@ -24,7 +24,7 @@ from ringfeed.sharding.prepare.screening.duplicates import drop_duplicates, find
 from ringfeed.sharding.schema import Schema
 from ringfeed.sharding.sources import Part, Source, open_source
 from ringfeed.sharding.sources.base import Reject, fail_on_bad
-from ringfeed.sharding.sources.excluding import DroppingSource
+from ringfeed.sharding.sources.dropping_source import DroppingSource
 from ringfeed.sharding.storage.storage import Storage
 
 

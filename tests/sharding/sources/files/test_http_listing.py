@@ -32,7 +32,7 @@ from ringfeed.sharding import BuildOptions, SourceError, StorageError, build, op
 from ringfeed.sharding.sources import open_source
 from ringfeed.sharding.sources.files.find import check_unchanged, list_files
 from ringfeed.sharding.sources.files.open import stat_files
-from ringfeed.sharding.sources.files.snapshot import note_listings
+from ringfeed.sharding.sources.files.snapshot import record_listings
 from ringfeed.sharding.sources.text import blocks as text
 from ringfeed.sharding.sources.text import csv
 from ringfeed.sharding.storage import storage
@@ -413,7 +413,7 @@ def test_a_file_that_is_sent_as_html_and_is_none(folder: Path, tmp_path: Path) -
 
 def test_a_file_that_changes_is_seen_by_its_time(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
-    with misbehaving(tmp_path) as url, note_listings() as noted:
+    with misbehaving(tmp_path) as url, record_listings() as noted:
         file.write_text("a,label\n1,2\n")
         os.utime(file, (1, 1_600_000_000))
         before = open_source(f"{url}/rows.csv", "label").fingerprint

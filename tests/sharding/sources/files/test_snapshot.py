@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ringfeed.sharding import SourceError
 from ringfeed.sharding.sources.files.find import check_unchanged, list_files
-from ringfeed.sharding.sources.files.snapshot import Listing, SourceFile, note_listings
+from ringfeed.sharding.sources.files.snapshot import Listing, SourceFile, record_listings
 from tests.servers.store import Store
 
 FILES = st.dictionaries(st.text(max_size=5), st.tuples(st.integers(0, 3), st.sampled_from(["", "a", "b"])))
@@ -26,7 +26,7 @@ def test_a_file_is_named_if_and_only_if_it_is_another(
 def test_a_file_of_the_same_size_is_another_on_any_store_and_those_that_come_or_go_are_no_matter(store: Store) -> None:
     for name in "abc":
         store.write_bytes(f"{name}.csv", b"x\n1\n")
-    with note_listings() as listed:
+    with record_listings() as listed:
         list_files(store.url, (".csv",))
     store.delete("a.csv")
     store.write_bytes("d.csv", b"x\n2\n")

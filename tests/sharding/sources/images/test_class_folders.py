@@ -13,7 +13,7 @@ from PIL import Image
 
 from ringfeed.sharding import ConfigError, SourceError
 from ringfeed.sharding.sources import open_source
-from ringfeed.sharding.sources.base import BadRecord, Checked, fail_on_bad
+from ringfeed.sharding.sources.base import BadRecord, CheckableSource, fail_on_bad
 from ringfeed.sharding.sources.images import image_files
 from tests.helpers.contents import completed
 from tests.servers.hdfs import HdfsServer
@@ -165,7 +165,7 @@ def test_a_check_finds_the_positions_of_bad_images(tmp_path: Any, monkeypatch: p
         (tmp_path / "cat" / f"{i:02d}.png").write_bytes(image(i)[: -30 if i in (3, 17) else None])
     source = open_source(str(tmp_path), None)
     (tmp_path / "cat" / "05.png").unlink()
-    assert isinstance(source, Checked)
+    assert isinstance(source, CheckableSource)
     found: list[BadRecord] = []
     batches = list(source.check(source.parts[0], found.append))
     assert len(batches) > 1

@@ -15,8 +15,8 @@ from pyarrow import csv
 
 from ringfeed.sharding import SourceError, StorageError
 from ringfeed.sharding.prepare import Filter, PrepareOptions
-from ringfeed.sharding.sources import light, open_source
-from ringfeed.sharding.sources.base import BadRecord, Checked
+from ringfeed.sharding.sources import open_source, select_part
+from ringfeed.sharding.sources.base import BadRecord, CheckableSource
 from ringfeed.sharding.sources.images import image_files
 from ringfeed.sharding.sources.images import path_list as lines
 from ringfeed.sharding.sources.images.image_list import ImageListSource
@@ -52,8 +52,8 @@ def test_a_task_is_sent_its_own_part_alone(tmp_path: Path) -> None:
         (tmp_path / f"{number}.csv").write_text("path,label\nx.png,a\n")
     source = open_source(f"{tmp_path}/*.csv", "label", "image-list")
     assert len(source.parts) == 100
-    assert light(source).parts == ()
-    assert light(source, 7).parts == source.parts[7:8]
+    assert select_part(source).parts == ()
+    assert select_part(source, 7).parts == source.parts[7:8]
 
 
 def test_paths_may_lead_by_way_of_dots_on_every_store(store: Store) -> None:
@@ -156,7 +156,7 @@ def test_a_check_finds_what_complete_would_fail_on(tmp_path: Path, folder: str) 
     with fsspec.open(f"{folder}/list.parquet", "wb") as file:
         pq.write_table(pa.table({"path": [*names[:5], None, names[5]], "label": ["a"] * 7}), file)
     source = open_source(f"{folder}/list.parquet", "label", "image-list")
-    assert isinstance(source, Checked)
+    assert isinstance(source, CheckableSource)
     found: list[BadRecord] = []
     positions = [p for part in source.parts for batch in source.check(part, found.append) for p in batch.to_pylist()]
     assert positions == [2, 4, 5]
@@ -177,7 +177,7 @@ def test_a_path_that_names_no_file_is_a_bad_record(tmp_path: Path, name: str) ->
     os.mkfifo(tmp_path / "pipe")
     pq.write_table(pa.table({"path": ["0.png", name], "label": ["a", "b"]}), tmp_path / "list.parquet")
     source = open_source(str(tmp_path / "list.parquet"), "label", "image-list")
-    assert isinstance(source, Checked)
+    assert isinstance(source, CheckableSource)
     found: list[BadRecord] = []
     assert [p for batch in source.check(source.parts[0], found.append) for p in batch.to_pylist()] == [1]
     assert "it names no file that can be read; mend its name" in str(found[0])

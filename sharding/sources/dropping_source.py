@@ -13,7 +13,7 @@ import pyarrow as pa
 import xxhash
 
 from ..compute.keyed_random import derive_key
-from .base import Around, Part, Reject, Source, narrowed
+from .base import Part, Reject, Source, WrappedSource, narrow_source
 
 __all__ = ["DroppingSource"]
 
@@ -22,39 +22,39 @@ Rows = TypeVar("Rows", pa.Array, pa.RecordBatch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DroppingSource(Around):
+class DroppingSource(WrappedSource):
     """A source that passes over records by their positions among a part's drafts; a part may be left without any.
 
     Attributes:
         inner: the source of all records.
         dropped: for each part the positions, packed: the source goes to every task, and a position then weighs a byte
             or two.
-        known_as: the fingerprint, where it is not to depend on all that is dropped; see `dropped_digest`.
+        fingerprint_override: the fingerprint, where it is not to depend on all that is dropped; see `dropped_digest`.
     """
 
     dropped: tuple[bytes, ...]
-    known_as: str = ""
+    fingerprint_override: str = ""
 
     @classmethod
-    def over(cls, inner: Source, dropped: Sequence[Int64], known_as: str = "") -> DroppingSource:
+    def over(cls, inner: Source, dropped: Sequence[Int64], fingerprint_override: str = "") -> DroppingSource:
         """A source without these records.
 
         Args:
             inner: the source of all records.
             dropped: for each of its parts the positions, ascending, from 0.
-            known_as: the fingerprint; empty: that of `inner` and of what is dropped.
+            fingerprint_override: the fingerprint; empty: that of `inner` and of what is dropped.
 
         Raises:
             ValueError: there are more or fewer arrays than parts, or positions do not ascend.
         """
         if len(dropped) != len(inner.parts):
             raise ValueError(f"dropped must hold one array for each of {len(inner.parts)} parts, got {len(dropped)}")
-        return cls(inner=inner, dropped=tuple(map(_pack, dropped)), known_as=known_as)
+        return cls(inner=inner, dropped=tuple(map(_pack, dropped)), fingerprint_override=fingerprint_override)
 
     @property
     def fingerprint(self) -> str:
         """Of the inner source and of what is dropped, or what it is known as."""
-        return self.known_as or self.dropped_digest
+        return self.fingerprint_override or self.dropped_digest
 
     @property
     def dropped_digest(self) -> str:
@@ -78,7 +78,7 @@ class DroppingSource(Around):
 
     def narrow(self, columns: Collection[str]) -> DroppingSource:
         """The same records with these columns, and no more of the others than the inner source must read."""
-        return replace(self, inner=narrowed(self.inner, columns))
+        return replace(self, inner=narrow_source(self.inner, columns))
 
     def _dropped(self, part: Part) -> Int64:
         return _unpack(self.dropped[list(self.inner.parts).index(part)])
