@@ -19,7 +19,7 @@ from .decode.columns import Columns
 from .decode.tfrecord_frames import join_frames
 from .deliver.to_numpy import NumpyBatch, iterate_numpy
 from .metrics.stage_counters import Counters
-from .order.epoch_order import ORDER, Geometry
+from .order.epoch_order import ORDER_VERSION, Geometry
 from .order.sample_keys import sample_keys
 from .pickling import remake
 from .resume_state import check_state
@@ -276,7 +276,7 @@ class Epochs(ABC):
             ConfigError: there is no such step.
         """
         epoch, step = self._checked(epoch, step)
-        return {"epoch": epoch, "step": step, **self._state(epoch), "order": ORDER}
+        return {"epoch": epoch, "step": step, **self._state(epoch), "order": ORDER_VERSION}
 
     def resume(self, state: Mapping[str, Any]) -> tuple[int, int]:
         """The epoch and the step of a state, to go on with: ``loader.epoch(*loader.resume(state))``.
@@ -288,7 +288,7 @@ class Epochs(ABC):
         epoch: Any = state.get("epoch", 0)
         step: Any = state.get("step")
         own = self._state(self._checked(epoch)[0])
-        check_state({"order": 1, **state}, {"epoch": epoch, "step": step, **own, "order": ORDER})
+        check_state({"order": 1, **state}, {"epoch": epoch, "step": step, **own, "order": ORDER_VERSION})
         return self._checked(epoch, step)
 
     @abstractmethod
@@ -404,7 +404,7 @@ class Epochs(ABC):
     def _positions(self, step: int, steps: int) -> npt.NDArray[np.int64]:
         """Where this rank's samples of a run of steps lie in the epoch's global order."""
         piece = self._geometry.piece
-        places = np.concatenate([part.stream * piece + part.places() for part in self._slices])
+        places = np.concatenate([part.stream * piece + part.offsets() for part in self._slices])
         firsts = np.arange(step, step + steps, dtype=np.int64) * self._geometry.batch_size
         positions: npt.NDArray[np.int64] = np.add.outer(firsts, places).reshape(-1)
         return positions

@@ -37,10 +37,10 @@ from .order.shuffle_quality import ShuffleQuality, shuffle_quality
 from .random_access import RandomAccess
 from .resume_state import shares_digest
 from .select.sample_columns import CLASS_ID, ORIGIN, Origin
-from .select.selected_columns import checked_fill, delivered_schema, record_bytes
+from .select.selected_columns import check_fill, delivered_schema, record_bytes
 from .select.selected_rows import Selection
-from .streams.length_buckets import Buckets
-from .streams.prefetch_budget import Lookahead
+from .streams.length_buckets import LengthBuckets
+from .streams.prefetch_budget import PrefetchBudget
 from .streams.shard_fetcher import ShardFetcher
 from .streams.stream_reader import OpenStreams
 
@@ -103,7 +103,7 @@ class Loader(Epochs):
             takes, or one of `pyarrow.compute`. They are counted now, from what must be read for it.
         sample_keys: whether batches hold ``sample_key``, int64 [batch, 2], a key of (seed, epoch, position) for the
             random augmentation of each sample.
-        bucket_by: a feature of variable length: batches then hold records of like length. See `Buckets`. Not with
+        bucket_by: a feature of variable length: batches then hold records of like length. See `LengthBuckets`. Not with
             ``wrap``.
         bucket_steps: steps that records are put together within for it; at most 65,536, or as many as an epoch has.
         on_bad_shard: what becomes of a shard whose bytes are not those that were written, nor when they are fetched
@@ -199,7 +199,7 @@ class Loader(Epochs):
             raise ConfigError(
                 "bucket_by needs remainder='drop' or 'pad': which records wrap around would hang on their lengths"
             )
-        fill = checked_fill(self.manifest.schema, fill)
+        fill = check_fill(self.manifest.schema, fill)
         super().__init__(
             geometry,
             delivered_schema(self.manifest, split, columns, fill),
@@ -215,12 +215,14 @@ class Loader(Epochs):
         self._layout = self.manifest.layout and self.manifest.layout.select(self.schema.names)
         self._fetch_threads = fetch_threads
         self._cache = open_cache(cache)
-        self._buckets = None if bucket_by is None else Buckets.of(self.schema, bucket_by, bucket_steps, geometry.steps)
+        self._buckets = None
+        if bucket_by is not None:
+            self._buckets = LengthBuckets.from_options(self.schema, bucket_by, bucket_steps, geometry.steps)
         self._hedging = boolean("hedging", hedging)
         self._prefetch_bytes = prefetch_bytes
         self._quarantine = Quarantine(self._dataset, split, self._shards, on_bad_shard, quarantined, self._counters)
         # That nothing is left is told now; but epochs that are to come may need no more than what is.
-        self._quarantine.planned(weights if self.is_settled else None)
+        self._quarantine.plan_shards(weights if self.is_settled else None)
         self.labels = Labels.of(self.manifest, self.schema)
         self._access = RandomAccess(self._shards, self.schema, self._layout, self._fill, self.labels)
 
@@ -299,7 +301,7 @@ class Loader(Epochs):
         plan = plan_epoch(
             self._order(epoch),
             self._schedule(epoch),
-            self._quarantine.planned(self._weights(epoch)),
+            self._quarantine.plan_shards(self._weights(epoch)),
             self.manifest.classes,
             self._info.class_counts,
             self._world_size,
@@ -386,7 +388,7 @@ class Loader(Epochs):
             planner=Threads(_PLAN_THREADS, "plan"),
             counters=self._counters,
             buckets=self._buckets,
-            ahead=Lookahead(ahead),
+            ahead=PrefetchBudget(ahead),
         )
         try:
             yield opened

@@ -26,7 +26,7 @@ from .decode.interleave import interleave
 from .metrics.stage_counters import StageStats
 from .mixture_loaders import common_fill, common_schema, naming, open_loaders
 from .order.class_balance import ClassSchedule
-from .order.class_shares import DATASETS, Balance, parse_balance, settled_epoch, target_weights
+from .order.class_shares import DATASET_TERMS, Balance, parse_balance, settled_epoch, target_weights
 from .order.epoch_order import Geometry, StreamSlice
 from .resume_state import shares_digest
 from .select.sample_columns import CLASS_ID, ORIGIN, SOURCE_ID, WEIGHT, Origin
@@ -133,7 +133,7 @@ class Mixture(Epochs):
         batch_size, seed = integer("batch_size", batch_size, 1), integer("seed", seed)
         streams = None if streams is None else integer("streams", streams, 1)
         self._names = tuple(sources)
-        self._weights = parse_balance(weights, DATASETS)
+        self._weights = parse_balance(weights, DATASET_TERMS)
         self._loaders = open_loaders(sources, batch_size, seed, streams)
         self._records = [loader.records for loader in self._loaders]
         steps = (
@@ -155,7 +155,9 @@ class Mixture(Epochs):
             sample_keys=sample_keys,
         )
         self._seats_of: dict[tuple[int, bytes, int], Int64] = {}
-        target_weights(self._weights, self._names, self._records, of=DATASETS)  # impossible shares are refused now
+        target_weights(
+            self._weights, self._names, self._records, terms=DATASET_TERMS
+        )  # impossible shares are refused now
         self.classes: tuple[Any, ...] = tuple(
             dict.fromkeys(value for loader in self._loaders for value in loader.manifest.classes)
         )
@@ -289,7 +291,7 @@ class Mixture(Epochs):
         return {SOURCE_ID: np.int32, **super()._added()}
 
     def _schedule(self, epoch: int) -> ClassSchedule:
-        weights = target_weights(self._weights, self._names, self._records, epoch, DATASETS)
+        weights = target_weights(self._weights, self._names, self._records, epoch, DATASET_TERMS)
         if weights is None:
             weights = np.array(self._records) / sum(self._records)
         key = derive_key(self._seed, "mixture")
@@ -342,7 +344,7 @@ class Mixture(Epochs):
             order[np.concatenate(places)] = np.arange(len(order))
             columns = take_columns(concat_columns(parts), order)
         if self._geometry.weighted(self._world_size):
-            counts = np.concatenate([part.counts() for part in self._slices])
+            counts = np.concatenate([part.is_real() for part in self._slices])
             columns[WEIGHT] = np.tile(counts, len(steps)).astype(np.float32)
         return columns
 
@@ -389,7 +391,7 @@ class _Lane:
     ) -> None:
         self._schedule = schedule
         self._positions = range(part.stream * piece, (part.stream + 1) * piece)
-        self._places = part.places()
+        self._places = part.offsets()
         self._served = served.copy()
         self.width = part.width
         self.tapes = tapes

@@ -14,7 +14,7 @@ from ..sharding.schema import Feature, Schema
 from .loader import Loader
 from .order.epoch_order import default_streams
 from .select.sample_columns import SOURCE_ID
-from .select.selected_columns import checked_fill
+from .select.selected_columns import check_fill
 
 __all__ = ["common_fill", "common_schema", "naming", "open_loaders"]
 
@@ -98,7 +98,7 @@ def common_fill(sources: Mapping[str, Mapping[str, Any]], loaders: Sequence[Load
         ConfigError: the datasets do not agree.
     """
     fills = [
-        checked_fill(loader.manifest.schema, given.get("fill") or {})
+        check_fill(loader.manifest.schema, given.get("fill") or {})
         for given, loader in zip(sources.values(), loaders, strict=True)
     ]
     if loaders[0].undecoded and any(fill != fills[0] for fill in fills):

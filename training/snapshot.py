@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..pipeline.order.epoch_order import ORDER
+from ..pipeline.order.epoch_order import ORDER_VERSION
 from ..sharding.errors import TrainingError
 from .checkpoint import Checkpoint
 from .config import TrainConfig
@@ -106,7 +106,7 @@ def capture(
     arrays = {name: np.asarray(tf.convert_to_tensor(v)) for name, v in parts.variables().items()}
     state = {
         "position": asdict(position),
-        "loader": {"seed": config.seed, "epoch": position.epoch, "step": position.epoch_step, "order": ORDER},
+        "loader": {"seed": config.seed, "epoch": position.epoch, "step": position.epoch_step, "order": ORDER_VERSION},
         "config": to_tree(config),
         "dataset": dataset,
         "history": dict(history),
@@ -123,7 +123,7 @@ def check_resumable(state: Mapping[str, Any], config: TrainConfig, dataset: str)
     changed = changed_keys(config, state["config"])
     if state["dataset"] != dataset:
         changed.append("the dataset's shards")
-    if state["loader"].get("order", 1) != ORDER:
+    if state["loader"].get("order", 1) != ORDER_VERSION:
         changed.append("order of samples (that of another version of ringfeed)")
     if changed:
         raise TrainingError(

@@ -23,7 +23,7 @@ from ...sharding.formats.tfrecord import decompress
 from ...sharding.schema import Schema
 from ...sharding.storage.storage import public_url
 from ..fetch.disk_cache import CacheKey
-from ..fetch.parquet_ranges import NotWorthwhile
+from ..fetch.parquet_ranges import PartTooLarge
 from ..fetch.shard_cache import ShardCache
 from ..fetch.shard_files import SourceReader
 from ..metrics.stage_counters import Counters
@@ -112,7 +112,7 @@ class ShardOpener:
         """
         read = partial(self._reader.index, info)
         data = self._read(info.index_path, info.index_bytes, info.index_checksum, read)
-        written = info if self._selection is None else self._selection.written(info)
+        written = info if self._selection is None else self._selection.full_shard(info)
         return index_rows(data, self._dataset.manifest, written, self._dataset.storage.locate(info.index_path))
 
     def part(self, info: ShardInfo, index: pa.RecordBatch, segment: Segment) -> OpenShard | None:
@@ -146,8 +146,8 @@ class ShardOpener:
                 columns = self._decode(data, index, known_as=info.checksum)
                 _check_rows(columns, index.num_rows)
             else:
-                kept = self._selection.kept(info, data, index)
-                columns = take_columns(self._decode(data, index, kept.groups), kept.rows_read)
+                kept = self._selection.filter(info, data, index)
+                columns = take_columns(self._decode(data, index, kept.groups), kept.rows_in_groups)
                 class_ids, rows = class_ids[kept.rows], kept.rows
         return OpenShard(columns=columns, class_ids=class_ids, rows=rows)
 
@@ -168,7 +168,7 @@ class ShardOpener:
         try:
             with self._described(info):
                 part = None if sums is None else self._reader.columns(info, sums, names, rows)
-        except NotWorthwhile:
+        except PartTooLarge:
             part = None
         if part is None:
             return None
@@ -205,7 +205,7 @@ class ShardOpener:
             try:
                 with self._described(info):
                     part = self._reader.columns(info, sums, columns, None)
-            except NotWorthwhile:
+            except PartTooLarge:
                 self._columns = None  # nor will it be of the next
         if part is not None:
             self.share = part[1] / info.bytes

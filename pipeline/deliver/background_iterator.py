@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Generic, TypeVar
 
-from ..fetch.threads import in_own_thread, start_thread
+from ..fetch.threads import in_loader_thread, start_thread
 
 __all__ = ["prefetch"]
 
@@ -147,6 +147,6 @@ class _Ahead(Generic[T]):
 
         The garbage collector may close the iterator in any thread: in this one, or in one that it waits for.
         """
-        if self._thread is not None and not in_own_thread():
+        if self._thread is not None and not in_loader_thread():
             self._thread.join(_PATIENCE_SECONDS)
         return self._thread is None or not self._thread.is_alive()

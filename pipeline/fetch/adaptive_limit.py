@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["Climber"]
+__all__ = ["AdaptiveLimit"]
 
 _GAIN = 1.1  # of the rate, that makes more fetches worth it; below it lies the noise of one round
 _FEWEST = 4  # fetches in a round, over which a rate is measured
 _HELD_ROUNDS = 16  # before a little more is tried again: the store or its other users may have changed
 
 
-class Climber:
+class AdaptiveLimit:
     """Climbs from a number of fetches at a time while throughput grows, and stays below where it stops growing.
 
     A round is as many fetches as run at a time, with more waiting all along: else the consumer sets the pace, and the
@@ -23,16 +23,16 @@ class Climber:
     Attributes:
         limit: fetches at a time now.
 
-    >>> climber = Climber(2, 16)
+    >>> limit = AdaptiveLimit(2, 16)
     >>> for second in range(40):  # each takes a second, however many run
-    ...     for _ in range(climber.limit):
-    ...         climber.finished(1000, second, queued=True)
-    >>> climber.limit
+    ...     for _ in range(limit.value):
+    ...         limit.add(1000, second, queued=True)
+    >>> limit.value
     16
     """
 
     def __init__(self, least: int, most: int) -> None:
-        self.limit = least
+        self.value = least
         self._most = most
         self._before: tuple[int, float] | None = None  # the limit and the rate that this one has to beat
         self._held = _HELD_ROUNDS
@@ -42,7 +42,7 @@ class Climber:
         self._bytes = 0
         self._fetches = 0
 
-    def finished(self, size: int, now: float, *, queued: bool) -> None:
+    def add(self, size: int, now: float, *, queued: bool) -> None:
         """A fetch has ended.
 
         Args:
@@ -61,7 +61,7 @@ class Climber:
             return
         self._bytes += size
         self._fetches += 1
-        if self._fetches >= max(self.limit, _FEWEST):
+        if self._fetches >= max(self.value, _FEWEST):
             rate = self._bytes / max(now - self._begun, 1e-9)
             self._begun, self._bytes, self._fetches = now, 0, 0
             self._judge(rate)
@@ -79,16 +79,16 @@ class Climber:
             self._hold()
 
     def _try_more(self, rate: float) -> None:
-        more = min(self._most, self.limit + max(1, int(self.limit * self._growth)))
-        if more == self.limit:
+        more = min(self._most, self.value + max(1, int(self.value * self._growth)))
+        if more == self.value:
             self._hold()
             return
-        self._before = (self.limit, rate)
+        self._before = (self.value, rate)
         self._change(more)
 
     def _hold(self) -> None:
         self._before, self._held, self._growth = None, 0, 0.25
 
     def _change(self, limit: int) -> None:
-        self._passed_over, self._begun = self.limit, None
-        self.limit = limit
+        self._passed_over, self._begun = self.value, None
+        self.value = limit

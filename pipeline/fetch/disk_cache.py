@@ -44,9 +44,9 @@ import xxhash
 
 from ...sharding.errors import ConfigError
 
-__all__ = ["FULL", "CacheEntry", "CacheFolder", "CacheKey", "MappedEntry", "dataset_folder", "is_cache"]
+__all__ = ["DISK_FULL", "CacheEntry", "CacheFolder", "CacheKey", "MappedEntry", "dataset_folder", "is_cache"]
 
-FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk
 STATE_NAME = "ringfeed-cache.json"
 _STATE_BYTES = 256  # always as many, so that one write changes it
 _PART = ".part"
@@ -395,7 +395,7 @@ def _take_blocks(descriptor: int, size: int) -> None:
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "fallocate"):  # macOS lacks it
         return
-    if library.fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(size)) and ctypes.get_errno() in FULL:
+    if library.fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(size)) and ctypes.get_errno() in DISK_FULL:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 

@@ -1,4 +1,4 @@
-"""Threads that do what is needed soonest first, as many at a time as a `Climber` says."""
+"""Threads that do what is needed soonest first, as many at a time as a `AdaptiveLimit` says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from itertools import count
 from typing import Generic, TypeVar
 
 from ...sharding.errors import RingfeedError
-from .adaptive_limit import Climber
+from .adaptive_limit import AdaptiveLimit
 from .threads import Threads
 
 __all__ = ["FetchPool"]
@@ -40,12 +40,12 @@ class FetchPool(Generic[T]):
     """Runs functions in background threads, by the steps that need them.
 
     Args:
-        climber: says how many at a time.
+        limit: says how many at a time.
         most: threads.
     """
 
-    def __init__(self, climber: Climber, most: int) -> None:
-        self._climber = climber
+    def __init__(self, limit: AdaptiveLimit, most: int) -> None:
+        self._limit = limit
         self._threads = Threads(most, "fetch")
         self._entries: list[_Entry[T]] = []
         self._waiting: dict[Future[T], _Task[T]] = {}
@@ -99,7 +99,7 @@ class FetchPool(Generic[T]):
     def _begin(self) -> None:
         """Put threads to work, as far as there is some."""
         with self._lock:
-            new = max(min(self._climber.limit - self._running, len(self._waiting)), 0)
+            new = max(min(self._limit.value - self._running, len(self._waiting)), 0)
             self._running += new
         for begun in range(new):
             try:
@@ -116,14 +116,14 @@ class FetchPool(Generic[T]):
             if task.future.set_running_or_notify_cancel():
                 _run(task)
             with self._lock:
-                self._climber.finished(task.size, time.monotonic(), queued=bool(self._waiting))
+                self._limit.add(task.size, time.monotonic(), queued=bool(self._waiting))
             del task  # a thread that waits holds no shard
             self._begin()
 
     def _take(self) -> _Task[T] | None:
         """The task that is needed soonest; None for a thread that is to end."""
         with self._lock:
-            if self._running <= self._climber.limit:
+            if self._running <= self._limit.value:
                 while self._entries:
                     task = heapq.heappop(self._entries).task
                     if self._waiting.pop(task.future, None) is not None:

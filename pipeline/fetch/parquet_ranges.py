@@ -9,13 +9,13 @@ import pyarrow as pa
 from ...sharding.formats.block_checksums import BLOCK_BYTES
 from ...sharding.formats.parquet import LENGTH_BYTES, column_spans, footer_bytes
 
-__all__ = ["NotWorthwhile", "ReadBlocks", "read_blocks"]
+__all__ = ["PartTooLarge", "ReadBlocks", "read_blocks"]
 
 ReadBlocks = Callable[[int, int], pa.Buffer | None]
 _WORTHWHILE = 0.7  # of a file: more columns are better read with all others; rows lie together
 
 
-class NotWorthwhile(Exception):
+class PartTooLarge(Exception):
     """What is wanted is most of the file."""
 
 
@@ -36,7 +36,7 @@ def read_blocks(
         How many bytes were read, or None if some are not to be had.
 
     Raises:
-        NotWorthwhile: they are most of the file; of them nothing was read.
+        PartTooLarge: they are most of the file; of them nothing was read.
     """
     end = _block_start(size - LENGTH_BYTES)
     tail = read(end, size)
@@ -48,7 +48,7 @@ def read_blocks(
     spans = list(_in_blocks(column_spans(tail, columns, rows), end, gap_bytes))
     wanted = sum(stop - start for start, stop in spans) + tail.size
     if wanted > (_WORTHWHILE if rows is None else 1) * size:
-        raise NotWorthwhile
+        raise PartTooLarge
     return wanted if all(read(start, stop) is not None for start, stop in spans) else None
 
 

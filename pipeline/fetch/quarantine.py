@@ -24,7 +24,7 @@ from ...sharding.dataset.manifest import ShardInfo
 from ...sharding.errors import ConfigError, CorruptionError
 from ..metrics.stage_counters import Counters
 
-__all__ = ["OnBadShard", "Quarantine", "stand_ins"]
+__all__ = ["OnBadShard", "Quarantine", "replacement_rows"]
 
 OnBadShard = Literal["raise", "quarantine"]
 _CHOICES = ("raise", "quarantine")
@@ -44,7 +44,7 @@ class Quarantine:
         counters: of the loader.
 
     Attributes:
-        takes: whether a shard that is found to be bad joins them.
+        accepts: whether a shard that is found to be bad joins them.
 
     Raises:
         ConfigError: there is no such choice, or no such shard.
@@ -68,7 +68,7 @@ class Quarantine:
         self._root = dataset.storage.locate()
         self._remedy = remedy(dataset.storage)
         self._shards = shards
-        self.takes = on_bad_shard == "quarantine"
+        self.accepts = on_bad_shard == "quarantine"
         self._paths = set(paths)
         self._positions = (
             {number for number, shard in enumerate(shards) if shard.path in self._paths} if paths else set()
@@ -96,7 +96,7 @@ class Quarantine:
         with self._lock:
             if shard in self._positions:
                 return True
-            if not self.takes:
+            if not self.accepts:
                 return False
             info = self._shards[shard]
             self._paths.add(info.path)
@@ -105,17 +105,17 @@ class Quarantine:
         _logger.warning("%s is quarantined, other records stand in for its %d: %s", info.path, info.records, error)
         return True
 
-    def error(self, shard: int) -> CorruptionError:
+    def read_error(self, shard: int) -> CorruptionError:
         """For who wants a shard that is not to be read."""
         return CorruptionError(f"{self._root}/{self._shards[shard].path} is in quarantine; {self._remedy}")
 
-    def readable(self, shards: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def readable_shards(self, shards: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Those of some shards that are to be read."""
         with self._lock:
             positions = list(self._positions)
         return shards[~np.isin(shards, positions)] if positions else shards
 
-    def left(self, counts: npt.NDArray[Counts]) -> npt.NDArray[Counts]:
+    def readable_counts(self, counts: npt.NDArray[Counts]) -> npt.NDArray[Counts]:
         """Numbers for each shard, with 0 for those that are not to be read.
 
         Raises:
@@ -135,7 +135,7 @@ class Quarantine:
             )
         return left
 
-    def planned(self, weights: npt.NDArray[np.float64] | None) -> Sequence[ShardInfo]:
+    def plan_shards(self, weights: npt.NDArray[np.float64] | None) -> Sequence[ShardInfo]:
         """The shards, as they are to a plan: those that are not to be read have no bytes, and lend no class.
 
         Args:
@@ -149,11 +149,11 @@ class Quarantine:
         if not positions:
             return self._shards
         if weights is None:
-            self.left(np.array([shard.records for shard in self._shards]))
+            self.readable_counts(np.array([shard.records for shard in self._shards]))
         else:
             of_class = count_matrix([shard.class_counts for shard in self._shards])
             for class_id in np.flatnonzero(weights):
-                self.left(of_class[:, class_id])
+                self.readable_counts(of_class[:, class_id])
         planned = list(self._shards)
         for position in positions:
             counts = ClassCounts(np.zeros(len(planned[position].class_counts), np.int64))
@@ -161,7 +161,7 @@ class Quarantine:
         return planned
 
 
-def stand_ins(lengths: Sequence[int], bad: Sequence[bool], lent: int, key: int) -> npt.NDArray[np.int64]:
+def replacement_rows(lengths: Sequence[int], bad: Sequence[bool], lent: int, key: int) -> npt.NDArray[np.int64]:
     """Which record serves in the place of each record of a window.
 
     Args:
@@ -175,7 +175,7 @@ def stand_ins(lengths: Sequence[int], bad: Sequence[bool], lent: int, key: int) 
         was lent. Each record that can be read stays in its place. The others' places are shared evenly by all that is
         at hand, in random order.
 
-    >>> stand_ins([2, 3, 2], [False, True, False], 0, key=1).tolist()
+    >>> replacement_rows([2, 3, 2], [False, True, False], 0, key=1).tolist()
     [0, 1, 3, 0, 1, 2, 3]
     """
     missing = np.repeat(np.asarray(bad, np.bool_), lengths)

@@ -26,7 +26,7 @@ from ...sharding.storage.atomic_files import write_pieces
 from ...sharding.storage.location import Location
 from ...sharding.storage.retry import IncompleteError
 from ..metrics.stage_counters import Counters
-from .disk_cache import FULL, CacheFolder, CacheKey
+from .disk_cache import DISK_FULL, CacheFolder, CacheKey
 
 __all__ = ["Cache", "MemoryCache", "ShardCache", "open_cache"]
 
@@ -121,7 +121,7 @@ class Cache:
         except ValueError as error:  # no path can be so
             raise ConfigError(f"cannot use {str(self._path)!r} as a cache: {error}") from error
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in DISK_FULL:
                 raise ConfigError(f"cannot use {self._path} as a cache: {error.strerror or error}") from error
             self._give_up(error)
             return None
@@ -215,7 +215,7 @@ class Cache:
 
     def _give_up(self, error: OSError) -> None:
         self._keeps = False
-        reason = "its disk is full" if error.errno in FULL else str(error)
+        reason = "its disk is full" if error.errno in DISK_FULL else str(error)
         self._warn("broken", f"the cache {self._path} keeps nothing more: {reason}; shards are read from the source")
 
     def _warn(self, kind: str, text: str) -> None:

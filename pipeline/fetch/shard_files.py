@@ -128,7 +128,7 @@ class SourceReader:
             were written: `data` will say why, or bring them.
 
         Raises:
-            NotWorthwhile: they are most of the file.
+            PartTooLarge: they are most of the file.
         """
         if not self._parted:
             return None

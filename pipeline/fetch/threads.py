@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from ...sharding.errors import RingfeedError
 
-__all__ = ["Threads", "in_own_thread", "open_after", "start_thread"]
+__all__ = ["Threads", "in_loader_thread", "run_after", "start_thread"]
 
 _PREFIX = "ringfeed-"
 
@@ -42,7 +42,7 @@ def start_thread(function: Callable[[], None], name: str, *, daemon: bool = Fals
     return thread
 
 
-def in_own_thread() -> bool:
+def in_loader_thread() -> bool:
     """Whether this is one of the loader's threads, which others of them may wait for."""
     return threading.current_thread().name.startswith(_PREFIX)
 
@@ -114,7 +114,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-def open_after(parts: Sequence[Future[S]], work: Callable[[Sequence[Future[S]]], T], threads: Threads) -> Future[T]:
+def run_after(parts: Sequence[Future[S]], work: Callable[[Sequence[Future[S]]], T], threads: Threads) -> Future[T]:
     """The result of `work` on parts, begun when all of them are done, whether they failed or not.
 
     So few threads are not held up by what comes last, where something else is ready sooner. The parts are

@@ -25,7 +25,7 @@ from ...sharding.compute.grouping import stable_order
 from ...sharding.compute.keyed_random import derive_key, shuffled_by_group
 from .epoch_order import coprime_stride
 
-__all__ = ["ClassSchedule", "RecordDrawer"]
+__all__ = ["ClassSchedule", "RecordSampler"]
 
 Int64 = npt.NDArray[np.int64]
 ClassNumbers = npt.NDArray[np.integer]
@@ -193,7 +193,7 @@ def balanced_word(seats: tuple[int, ...]) -> ClassNumbers:
     return classes[np.argsort((turn + 0.5) / np.repeat(counts, counts), kind="stable")]
 
 
-class RecordDrawer:
+class RecordSampler:
     """Which record of a window serves each sample: pass after pass over a class's records, in keyed random order.
 
     Between any two records of a class, the numbers of times they are drawn differ by at most one, and any two draws of

@@ -13,12 +13,12 @@ from ...sharding.common.option_checks import integer, number
 from ...sharding.errors import ConfigError
 
 __all__ = [
-    "CLASSES",
-    "DATASETS",
+    "CLASS_TERMS",
+    "DATASET_TERMS",
     "Balance",
     "EpochLength",
     "Ramp",
-    "Sharers",
+    "ShareTerms",
     "Shares",
     "epoch_samples",
     "parse_balance",
@@ -32,7 +32,7 @@ _POWER, _ARROW = "power:", "->"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharers:
+class ShareTerms:
     """What the shares are of, in the words of errors.
 
     Attributes:
@@ -41,13 +41,13 @@ class Sharers:
         many: of these.
     """
 
-    argument: str
-    one: str
-    many: str
+    option: str
+    singular: str
+    plural: str
 
 
-CLASSES = Sharers(argument="balance", one="class", many="classes")
-DATASETS = Sharers(argument="weights", one="dataset", many="datasets")
+CLASS_TERMS = ShareTerms(option="balance", singular="class", plural="classes")
+DATASET_TERMS = ShareTerms(option="weights", singular="dataset", plural="datasets")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ Balance: TypeAlias = Shares | Ramp | Callable[[int], Shares]
 """What `Loader` takes for ``balance``: a text, a share by class value, a `Ramp`, or a function of the epoch."""
 
 
-def parse_balance(balance: Balance, of: Sharers = CLASSES) -> Balance:
+def parse_balance(balance: Balance, terms: ShareTerms = CLASS_TERMS) -> Balance:
     """A ramp where the text ``X->Y:EPOCHS`` stands for one; anything else as it is.
 
     >>> parse_balance("uniform->natural:5")
@@ -86,18 +86,22 @@ def parse_balance(balance: Balance, of: Sharers = CLASSES) -> Balance:
         ConfigError: the text is no such thing, or `balance` is of another kind.
     """
     if not isinstance(balance, str | Mapping | Ramp) and not callable(balance):
-        raise _not_shares(balance, of)
+        raise _not_shares(balance, terms)
     if not isinstance(balance, str) or _ARROW not in balance:
         return balance
     start, _, rest = balance.partition(_ARROW)
     end, colon, epochs = rest.rpartition(":")
     if not colon or not epochs.strip().isdecimal():
-        raise ConfigError(f"{of.argument} {balance!r} does not say over how many epochs, as in 'uniform->natural:10'")
+        raise ConfigError(f"{terms.option} {balance!r} does not say over how many epochs, as in 'uniform->natural:10'")
     return Ramp(start=start.strip(), end=end.strip(), epochs=int(epochs))
 
 
 def target_weights(
-    balance: Balance, classes: Sequence[Any], class_counts: Sequence[int], epoch: int = 0, of: Sharers = CLASSES
+    balance: Balance,
+    classes: Sequence[Any],
+    class_counts: Sequence[int],
+    epoch: int = 0,
+    terms: ShareTerms = CLASS_TERMS,
 ) -> npt.NDArray[np.float64] | None:
     """The share of each class in every batch of an epoch, float64 [classes], or None for the natural mix.
 
@@ -108,21 +112,21 @@ def target_weights(
         classes: values of the label.
         class_counts: records of each in the split.
         epoch: from 0.
-        of: what errors are to call the classes.
+        terms: what errors are to call the classes.
 
     Raises:
         ConfigError: an unknown word or class, shares that do not add up to 1, or a share for a class without records.
     """
     if callable(balance):
-        return target_weights(parse_balance(balance(epoch), of), classes, class_counts, epoch, of)
+        return target_weights(parse_balance(balance(epoch), terms), classes, class_counts, epoch, terms)
     counts = np.asarray(class_counts)
     if not isinstance(balance, Ramp):
-        return _shares(balance, classes, counts, of)
+        return _shares(balance, classes, counts, terms)
     if epoch >= balance.epochs:
-        return _shares(balance.end, classes, counts, of)
+        return _shares(balance.end, classes, counts, terms)
     start, end = (
         _power(classes, counts, 1.0) if shares is None else shares
-        for shares in (_shares(side, classes, counts, of) for side in (balance.start, balance.end))
+        for shares in (_shares(side, classes, counts, terms) for side in (balance.start, balance.end))
     )
     return np.asarray(start + (end - start) * (epoch / balance.epochs), np.float64)
 
@@ -182,27 +186,29 @@ def epoch_samples(
 
 
 def _shares(
-    balance: Shares, classes: Sequence[Any], counts: npt.NDArray[Any], of: Sharers
+    balance: Shares, classes: Sequence[Any], counts: npt.NDArray[Any], terms: ShareTerms
 ) -> npt.NDArray[np.float64] | None:
     if not isinstance(balance, str | Mapping):
-        raise _not_shares(balance, of)
+        raise _not_shares(balance, terms)
     if balance == "natural":
         return None
     if balance == "uniform":
         return _power(classes, counts, 0.0)
     if isinstance(balance, str):
-        return _power(classes, counts, _exponent(balance, of))
+        return _power(classes, counts, _exponent(balance, terms))
     unknown = [value for value in balance if value not in classes]
     if unknown:
-        there = ", ".join(map(repr, classes[:20]))
-        raise ConfigError(f"{of.argument}: there is no {of.one} {unknown[0]!r}; the {of.many} are: {there}")
-    shares = {value: number(f"the share of {value!r} in {of.argument}", share) for value, share in balance.items()}
+        known = ", ".join(map(repr, classes[:20]))
+        raise ConfigError(
+            f"{terms.option}: there is no {terms.singular} {unknown[0]!r}; the {terms.plural} are: {known}"
+        )
+    shares = {value: number(f"the share of {value!r} in {terms.option}", share) for value, share in balance.items()}
     weights = np.array([shares.get(value, 0.0) for value in classes])
     if not (weights.min() >= 0 and abs(weights.sum() - 1) <= 1e-6):  # nor NaN
-        raise ConfigError(f"the shares of {of.argument} must be positive and add up to 1, got {dict(balance)}")
+        raise ConfigError(f"the shares of {terms.option} must be positive and add up to 1, got {dict(balance)}")
     for value, weight, count in zip(classes, weights, counts, strict=True):
         if weight and not count:
-            raise ConfigError(f"{of.argument} asks for {of.one} {value!r}, which has no record in this split")
+            raise ConfigError(f"{terms.option} asks for {terms.singular} {value!r}, which has no record in this split")
     return np.asarray(weights / weights.sum(), np.float64)
 
 
@@ -214,16 +220,17 @@ def _power(classes: Sequence[Any], counts: npt.NDArray[Any], exponent: float) ->
     return np.asarray(weights / weights.sum(), np.float64)
 
 
-def _not_shares(balance: object, of: Sharers) -> ConfigError:
+def _not_shares(balance: object, terms: ShareTerms) -> ConfigError:
     given = " ".join(repr(balance).split())  # an array's has several lines
     return ConfigError(
-        f"{of.argument} must be 'natural', 'uniform', 'power:A', 'X->Y:EPOCHS' or a share by {of.one}, got {given}"
+        f"{terms.option} must be 'natural', 'uniform', 'power:A', 'X->Y:EPOCHS' or a share by {terms.singular}, "
+        f"got {given}"
     )
 
 
-def _exponent(balance: str, of: Sharers) -> float:
+def _exponent(balance: str, terms: ShareTerms) -> float:
     if not balance.startswith(_POWER):
-        raise _not_shares(balance, of)
+        raise _not_shares(balance, terms)
     try:
         exponent = float(balance.removeprefix(_POWER))
     except ValueError:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .epoch_order import EpochOrder
 
-__all__ = ["choose_donors", "first_with"]
+__all__ = ["choose_donors", "first_shards_with"]
 
 Int64 = npt.NDArray[np.int64]
 _SHARDS_FIRST = 16
@@ -34,11 +34,11 @@ def choose_donors(order: EpochOrder, streams: Int64, last_shards: Int64, records
     lenders = np.flatnonzero(records[tape] > 0)
     places = order.slots[last_shards]
     ahead, behind = np.searchsorted(lenders, places + 1), np.searchsorted(lenders, places) - 1
-    chosen: Int64 = np.where(order.backwards[streams], behind, ahead) % len(lenders)
+    chosen: Int64 = np.where(order.is_reversed[streams], behind, ahead) % len(lenders)
     return tape[lenders[chosen]]
 
 
-def first_with(counts: npt.NDArray[np.integer], shards: Int64, class_ids: Int64) -> Int64:
+def first_shards_with(counts: npt.NDArray[np.integer], shards: Int64, class_ids: Int64) -> Int64:
     """Of each class, the first of some shards that has records of it; -1 where none has.
 
     Most are found among the first few shards, so these are looked at first, and more and more for those that are left.
@@ -51,7 +51,8 @@ def first_with(counts: npt.NDArray[np.integer], shards: Int64, class_ids: Int64)
     Returns:
         int64 [n].
 
-    >>> first_with(np.array([[0, 1, 0], [2, 1, 0], [1, 0, 0]]), np.array([2, 0, 1]), np.array([0, 1, 2])).tolist()
+    >>> counts = np.array([[0, 1, 0], [2, 1, 0], [1, 0, 0]])
+    >>> first_shards_with(counts, np.array([2, 0, 1]), np.array([0, 1, 2])).tolist()
     [2, 0, -1]
     """
     result = np.full(len(class_ids), -1, np.int64)

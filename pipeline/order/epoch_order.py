@@ -28,9 +28,9 @@ from ...sharding.compute.keyed_random import derive_key, shuffled
 from ...sharding.errors import ConfigError
 from .windows import Segment, StreamWindows, Window
 
-__all__ = ["ORDER", "EpochOrder", "Geometry", "Remainder", "StreamSlice", "coprime_stride", "default_streams"]
+__all__ = ["ORDER_VERSION", "EpochOrder", "Geometry", "Remainder", "StreamSlice", "coprime_stride", "default_streams"]
 
-ORDER = 2  # the version of what is arranged here; what was kept under another one is not gone on with
+ORDER_VERSION = 2  # the version of what is arranged here; what was kept under another one is not gone on with
 Remainder = Literal["drop", "pad", "wrap"]
 _REMAINDERS = ("drop", "pad", "wrap")
 _DEFAULT_STREAMS = 16
@@ -169,11 +169,11 @@ class StreamSlice:
         """Samples in a step."""
         return self.stop - self.start + self.filler
 
-    def places(self) -> npt.NDArray[np.int64]:
+    def offsets(self) -> npt.NDArray[np.int64]:
         """Where in the piece each of the samples lies, int64 [width]; a filler is a sample that is at hand."""
         return np.minimum(np.arange(self.start, self.start + self.width), max(self.stop - 1, self.start))
 
-    def counts(self) -> npt.NDArray[np.bool_]:
+    def is_real(self) -> npt.NDArray[np.bool_]:
         """Which of the samples count, for they are no fillers; bool [width]."""
         return np.arange(self.width) < self.stop - self.start
 
@@ -224,15 +224,15 @@ class EpochOrder:
         return slots
 
     @cached_property
-    def backwards(self) -> npt.NDArray[np.bool_]:
+    def is_reversed(self) -> npt.NDArray[np.bool_]:
         """Whether each stream reads its part of the tape from its end to its beginning, [streams]."""
         odd: npt.NDArray[np.bool_] = np.arange(self.geometry.streams) % 2 == 1
         return odd & self.geometry.shuffle
 
-    def following(self, shard: int, stream: int) -> npt.NDArray[np.int64]:
+    def shards_after(self, shard: int, stream: int) -> npt.NDArray[np.int64]:
         """All shards as a stream would come to them: from behind one on, around the end of the tape, to that one."""
         order, place = self.tape[0], int(self.slots[shard])
-        if self.backwards[stream]:
+        if self.is_reversed[stream]:
             return np.roll(order[::-1], place)
         return np.roll(order, -1 - place)
 
@@ -290,7 +290,7 @@ class EpochOrder:
 
     def windows(self, stream: int) -> StreamWindows:
         """The windows of a stream, in order."""
-        step = -1 if self.backwards[stream] else 1
+        step = -1 if self.is_reversed[stream] else 1
         shards, firsts, lengths = (column[::step] for column in self.segments(*self.stream_range(stream)))
         mean = self.geometry.records / len(self.shard_records)
         at_most = min(self.geometry.window_shards, len(self.shard_records) + 1)  # no float holds any number
@@ -319,7 +319,7 @@ class EpochOrder:
         firsts = np.maximum(start - begins, 0)
         return order[slots], firsts, np.minimum(ends[slots], stop) - begins - firsts
 
-    def read_together(self, segment: Segment, streams: range) -> Segment:
+    def shared_segment(self, segment: Segment, streams: range) -> Segment:
         """What neighbouring streams read of a shard at the time that one of them reads a segment of it."""
         records, (_, ends), total = self.shard_records[segment.shard], self.tape, self.geometry.records
         if not self.geometry.shuffle or segment.rows == records:
@@ -332,9 +332,9 @@ class EpochOrder:
 
     def permutation(self, window: Window) -> npt.NDArray[np.int64]:
         """Which of the window's records each of its positions serves, in natural order; int64 [samples]."""
-        return self.permuted(window)[: window.samples]
+        return self.full_permutation(window)[: window.samples]
 
-    def permuted(self, window: Window) -> npt.NDArray[np.int64]:
+    def full_permutation(self, window: Window) -> npt.NDArray[np.int64]:
         """All records of a window: those that it serves, in natural order, and behind them those that are dropped."""
         if not self.geometry.shuffle:
             return np.arange(window.records)

@@ -39,7 +39,7 @@ def dropped_ranges(order: EpochOrder, shards: Sequence[ShardInfo]) -> tuple[Reco
     for stream in range(geometry.streams):
         windows = order.windows(stream)
         ending = windows[windows.number_at(windows.samples - 1) :]
-        found += [_held(window)[order.permuted(window)[window.samples :]] for window in ending]
+        found += [_held(window)[order.full_permutation(window)[window.samples :]] for window in ending]
     return _ranges(np.unique(np.concatenate(found), axis=0), shards)
 
 

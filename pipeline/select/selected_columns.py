@@ -15,10 +15,10 @@ from ...sharding.prepare.column_names import check_columns, check_distinct
 from ...sharding.schema import Feature, Schema
 from .sample_columns import CLASS_ID, EXAMPLES, FRAMES, SAMPLE_KEY, SOFT_LABEL, WEIGHT
 
-__all__ = ["checked_fill", "delivered_schema", "lacking_fill", "record_bytes", "say_lacking"]
+__all__ = ["check_fill", "delivered_schema", "describe_missing", "features_without_fill", "record_bytes"]
 
 
-def checked_fill(schema: Schema, fill: Mapping[str, Any] | None) -> dict[str, Any]:
+def check_fill(schema: Schema, fill: Mapping[str, Any] | None) -> dict[str, Any]:
     """What stands for missing values, by feature, as a value of the feature's dtype.
 
     Args:
@@ -71,13 +71,13 @@ def delivered_schema(manifest: Manifest, split: str, columns: Sequence[str] | No
                 f"a feature is called {name!r}, a name that the loader needs; leave it out of columns, or give it "
                 f"another with: shard-dataset reshard --rename {name}=NAME"
             )
-    if lacking := lacking_fill(manifest, split, schema, fill):
+    if lacking := features_without_fill(manifest, split, schema, fill):
         wanted = ", ".join(f"{name!r}: ..." for name in lacking)
-        raise ConfigError(f"{say_lacking(lacking, split)}: Loader(..., fill={{{wanted}}})")
+        raise ConfigError(f"{describe_missing(lacking, split)}: Loader(..., fill={{{wanted}}})")
     return schema
 
 
-def lacking_fill(manifest: Manifest, split: str, schema: Schema, fill: Mapping[str, Any]) -> dict[str, int]:
+def features_without_fill(manifest: Manifest, split: str, schema: Schema, fill: Mapping[str, Any]) -> dict[str, int]:
     """Features whose missing values nothing stands for, and how many of them the split has.
 
     Args:
@@ -95,8 +95,8 @@ def lacking_fill(manifest: Manifest, split: str, schema: Schema, fill: Mapping[s
     }
 
 
-def say_lacking(lacking: Mapping[str, int], split: str) -> str:
-    """The beginning of an error about what `lacking_fill` found; what to do about it is for the caller to add."""
+def describe_missing(lacking: Mapping[str, int], split: str) -> str:
+    """Return the start of an error about features without fill values; the caller adds the remedy."""
     missing = " and ".join(f"feature {name!r} has {nulls} missing values" for name, nulls in lacking.items())
     return f"{missing} in split {split!r}; say what stands for them"
 

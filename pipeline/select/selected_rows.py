@@ -26,7 +26,7 @@ from ...sharding.dataset.shard_records import decode_tfrecord, read_index_rows
 from ...sharding.errors import ConfigError, CorruptionError, RingfeedError
 from ...sharding.messages import brief
 from ..order.epoch_plan import FilterPlan
-from .shard_filter import Kept, filter_parquet, filter_records
+from .shard_filter import FilteredRows, filter_parquet, filter_records
 from .where_expression import open_filter
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Selection:
         """Names of the columns that are looked at in a shard that is opened."""
         return frozenset() if self.by_label else frozenset(self._filter.columns)
 
-    def written(self, shard: ShardInfo) -> ShardInfo:
+    def full_shard(self, shard: ShardInfo) -> ShardInfo:
         """The shard with all of its records."""
         return self._written[shard.path]
 
@@ -112,7 +112,7 @@ class Selection:
             self._look(self._written[shard.path]).rows if self._classes is None else self._by_class(class_ids)
         ]
 
-    def kept(self, shard: ShardInfo, data: pa.Buffer, index: pa.RecordBatch) -> Kept:
+    def filter(self, shard: ShardInfo, data: pa.Buffer, index: pa.RecordBatch) -> FilteredRows:
         """The records of a shard in memory that are let through.
 
         Args:
@@ -125,7 +125,7 @@ class Selection:
         """
         if self._classes is not None:
             rows = self._by_class(index.column("class_id").to_numpy())
-            kept = Kept(rows=rows, rows_read=rows)
+            kept = FilteredRows(rows=rows, rows_in_groups=rows)
         elif self._dataset.manifest.shard_format == "parquet":
             kept = filter_parquet(pa.BufferReader(data), self._filter, check_pages=False)
         else:
@@ -153,13 +153,13 @@ class Selection:
         assert self._classes is not None
         return np.flatnonzero(self._classes[class_ids])
 
-    def _count(self, shard: ShardInfo) -> tuple[ShardInfo, Kept]:
+    def _count(self, shard: ShardInfo) -> tuple[ShardInfo, FilteredRows]:
         """A shard with the numbers of the records that are let through."""
         counts = np.asarray(shard.class_counts, np.int64)
         if self._classes is not None:
             nothing = np.empty(0, np.int64)
             counts = counts * self._classes
-            kept = Kept(rows=nothing, rows_read=nothing)
+            kept = FilteredRows(rows=nothing, rows_in_groups=nothing)
         else:
             kept = self._look(shard)
             if not len(kept.rows):
@@ -171,7 +171,7 @@ class Selection:
         left = replace(shard, records=int(counts.sum()), class_counts=ClassCounts(counts))
         return left, kept
 
-    def _look(self, shard: ShardInfo) -> Kept:
+    def _look(self, shard: ShardInfo) -> FilteredRows:
         """The records of a shard on storage that are let through."""
         storage, manifest = self._dataset.storage, self._dataset.manifest
         if manifest.shard_format == "parquet":
@@ -180,7 +180,7 @@ class Selection:
         index = None if manifest.layout is not None else read_index_rows(storage, manifest, shard)
         return self._filter_tfrecord(shard, read_checked(storage, shard.path, shard.bytes, shard.checksum), index)
 
-    def _filter_tfrecord(self, shard: ShardInfo, data: pa.Buffer, index: pa.RecordBatch | None) -> Kept:
+    def _filter_tfrecord(self, shard: ShardInfo, data: pa.Buffer, index: pa.RecordBatch | None) -> FilteredRows:
         written = self._written[shard.path]
         batches = decode_tfrecord(self._dataset.manifest, written, data, index, sorted(self._filter.columns))
         with as_described(self._dataset.storage.locate(shard.path)):

@@ -14,18 +14,18 @@ import pyarrow.parquet as pq
 
 from .where_expression import RowFilter
 
-__all__ = ["Kept", "filter_parquet", "filter_records"]
+__all__ = ["FilteredRows", "filter_parquet", "filter_records"]
 
 Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class FilteredRows:
     """The records of a shard that are let through, and what it took to know.
 
     Attributes:
         rows: their numbers in the shard, ascending.
-        rows_read: their numbers in the row groups below, end to end.
+        rows_in_groups: their numbers in the row groups below, end to end.
         groups: the row groups that statistics do not rule out; None where there are none, or nothing was looked at.
         row_groups: of the shard.
         bytes_read: of the shard.
@@ -33,24 +33,24 @@ class Kept:
     """
 
     rows: Int64
-    rows_read: Int64
+    rows_in_groups: Int64
     groups: tuple[int, ...] | None = None
     row_groups: int = 0
     bytes_read: int = 0
     bytes_skipped: int = 0
 
 
-def filter_records(batches: Iterable[pa.RecordBatch], row_filter: RowFilter, bytes_read: int) -> Kept:
+def filter_records(batches: Iterable[pa.RecordBatch], row_filter: RowFilter, bytes_read: int) -> FilteredRows:
     """Of all records of a shard, with the filter's columns at least."""
     found, first = [np.empty(0, np.int64)], 0
     for batch in batches:
         found.append(first + row_filter.rows({name: batch.column(name) for name in row_filter.columns}))
         first += batch.num_rows
     rows = np.concatenate(found)
-    return Kept(rows=rows, rows_read=rows, bytes_read=bytes_read)
+    return FilteredRows(rows=rows, rows_in_groups=rows, bytes_read=bytes_read)
 
 
-def filter_parquet(file: IO[bytes] | pa.NativeFile, row_filter: RowFilter, *, check_pages: bool) -> Kept:
+def filter_parquet(file: IO[bytes] | pa.NativeFile, row_filter: RowFilter, *, check_pages: bool) -> FilteredRows:
     """Of a Parquet file: the footer, and the filter's columns of row groups that their statistics do not rule out.
 
     Args:
@@ -70,17 +70,17 @@ def filter_parquet(file: IO[bytes] | pa.NativeFile, row_filter: RowFilter, *, ch
     sizes = [sum(group.column(leaf).total_compressed_size for leaf in wanted) for group in groups]
     reader = pq.ParquetFile(file, metadata=metadata, pre_buffer=False, page_checksum_verification=check_pages)
     first = np.cumsum([0, *(group.num_rows for group in groups)])
-    rows, rows_read, passed = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
+    rows, rows_in_groups, passed = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
     for number in chosen:
         table = reader.read_row_group(number, columns=sorted(row_filter.columns), use_threads=False)
         found = row_filter.rows({name: _one(table.column(name)) for name in row_filter.columns})
         rows.append(first[number] + found)
-        rows_read.append(passed + found)
+        rows_in_groups.append(passed + found)
         passed += table.num_rows
     read = sum(sizes[number] for number in chosen)
-    return Kept(
+    return FilteredRows(
         rows=np.concatenate(rows),
-        rows_read=np.concatenate(rows_read),
+        rows_in_groups=np.concatenate(rows_in_groups),
         groups=chosen,
         row_groups=len(sizes),
         bytes_read=read + metadata.serialized_size,

@@ -24,7 +24,7 @@ from ...sharding.formats.parquet_pages import InPlace
 from ..decode.columns import Columns, compacted, concat_columns, take_columns, views_of
 from ..select.sample_columns import CLASS_ID
 
-__all__ = ["LentRecords"]
+__all__ = ["BorrowedRecords"]
 
 Int64 = npt.NDArray[np.int64]
 _LIMIT_BYTES = 32 << 20
@@ -56,7 +56,7 @@ class _Block:
         return found, runs[found]
 
 
-class LentRecords:
+class BorrowedRecords:
     """The records of a class in a shard, as long as there is room. For one thread at a time.
 
     Args:

@@ -29,7 +29,7 @@ from ..order.epoch_order import EpochOrder
 from ..order.windows import Positions, Window
 from ..select.sample_columns import EXAMPLES
 
-__all__ = ["BucketedPicks", "Buckets", "Picks", "arrange"]
+__all__ = ["BucketedPicks", "LengthBuckets", "Picks", "assign_by_length"]
 
 Int64 = npt.NDArray[np.int64]
 ClassNumbers = npt.NDArray[np.integer]
@@ -44,7 +44,7 @@ class Picks(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Buckets:
+class LengthBuckets:
     """How records are put together by length.
 
     Attributes:
@@ -57,12 +57,12 @@ class Buckets:
     steps: int
 
     @classmethod
-    def of(cls, schema: Schema, feature: str, steps: int, epoch_steps: int) -> Buckets:
+    def from_options(cls, schema: Schema, feature: str, steps: int, epoch_steps: int) -> LengthBuckets:
         """With the arguments checked.
 
         Args:
             schema: of the features delivered.
-            feature: see `Buckets`.
+            feature: see `LengthBuckets`.
             steps: of a span; each takes 8 bytes of memory.
             epoch_steps: of an epoch.
 
@@ -108,7 +108,7 @@ class BucketedPicks:
         order: EpochOrder,
         window: Window,
         segments: Sequence[Columns],
-        buckets: Buckets,
+        buckets: LengthBuckets,
         classes: Callable[[int, int], ClassNumbers] | None,
     ) -> None:
         self._picks = picks
@@ -143,10 +143,10 @@ class BucketedPicks:
         ranks = shuffled(self._order.key("lengths", span), self._steps)[(base + places) // piece - span * self._steps]
         rows = self._picks.at(places)
         classes = np.zeros(len(rows), np.int64) if self._classes is None else self._classes(start, stop)
-        self._start, self._rows = start, arrange(rows, self._lengths[rows], ranks, classes)
+        self._start, self._rows = start, assign_by_length(rows, self._lengths[rows], ranks, classes)
 
 
-def arrange(rows: Int64, lengths: Int64, ranks: Int64, classes: ClassNumbers) -> Int64:
+def assign_by_length(rows: Int64, lengths: Int64, ranks: Int64, classes: ClassNumbers) -> Int64:
     """Records put by length to places by rank, each class to its own places; what is equal stays in order.
 
     Args:
@@ -155,7 +155,8 @@ def arrange(rows: Int64, lengths: Int64, ranks: Int64, classes: ClassNumbers) ->
         ranks: of each place.
         classes: of each record, and of the place where it stood.
 
-    >>> arrange(np.array([7, 8, 9]), np.array([30, 10, 20]), np.array([1, 1, 0]), np.zeros(3, np.int64)).tolist()
+    >>> rows, lengths, ranks = np.array([7, 8, 9]), np.array([30, 10, 20]), np.array([1, 1, 0])
+    >>> assign_by_length(rows, lengths, ranks, np.zeros(3, np.int64)).tolist()
     [9, 7, 8]
     """
     result = np.empty_like(rows)

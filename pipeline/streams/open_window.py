@@ -14,15 +14,15 @@ from ...sharding.compute.grouping import group, stable_order
 from ..decode.columns import Column, Columns, concat_columns, slice_columns, take_columns, take_from_segments
 from ..decode.row_views import is_pickable
 from ..decode.shard_opener import OpenShard
-from ..fetch.quarantine import stand_ins
-from ..fetch.threads import Threads, open_after
+from ..fetch.quarantine import replacement_rows
+from ..fetch.threads import Threads, run_after
 from ..metrics.stage_counters import Counters
-from ..order.class_balance import ClassSchedule, RecordDrawer
-from ..order.donor_shards import choose_donors, first_with
+from ..order.class_balance import ClassSchedule, RecordSampler
+from ..order.donor_shards import choose_donors, first_shards_with
 from ..order.epoch_order import EpochOrder
 from ..order.windows import Positions, Segment, Window
 from ..select.sample_columns import CLASS_ID
-from .length_buckets import BucketedPicks, Buckets, Picks
+from .length_buckets import BucketedPicks, LengthBuckets, Picks
 from .shard_fetcher import ShardFetcher
 
 __all__ = ["OpenWindow", "WindowOpener"]
@@ -62,7 +62,7 @@ class _DrawnPicks:
     """
 
     def __init__(
-        self, drawer: RecordDrawer, wanted: Callable[[int, int], ClassNumbers], first: int, stop: int, together: int
+        self, drawer: RecordSampler, wanted: Callable[[int, int], ClassNumbers], first: int, stop: int, together: int
     ) -> None:
         self._drawer = drawer
         self._wanted = wanted
@@ -143,7 +143,7 @@ class WindowOpener:
         fetcher: ShardFetcher,
         planner: Threads,
         counters: Counters,
-        buckets: Buckets | None,
+        buckets: LengthBuckets | None,
     ) -> None:
         self._order = order
         self._streams = streams
@@ -165,9 +165,9 @@ class WindowOpener:
         """
         segments: Sequence[Segment] = window.segments
         if not self._fetcher.exact:
-            segments = [self._order.read_together(segment, self._streams) for segment in segments]
+            segments = [self._order.shared_segment(segment, self._streams) for segment in segments]
         shards = [self._fetcher.request(segment, step) for segment in segments]
-        return open_after(shards, partial(self._open, window, first_position, whole), self._planner)
+        return run_after(shards, partial(self._open, window, first_position, whole), self._planner)
 
     def _open(
         self, window: Window, first_position: int, whole: bool, shards: Sequence[Future[OpenShard]]
@@ -234,12 +234,14 @@ class WindowOpener:
             return order
         lengths = [segment.stop - segment.start for segment in window.segments]
         key = self._order.key("stand-ins", window.stream, window.number)
-        return stand_ins(lengths, [shard is None for shard in opened], sum(len(s.class_ids) for s in lent), key)[order]
+        return replacement_rows(lengths, [shard is None for shard in opened], sum(len(s.class_ids) for s in lent), key)[
+            order
+        ]
 
-    def _drawer(self, schedule: ClassSchedule, window: Window, segments: Sequence[Columns]) -> RecordDrawer:
+    def _drawer(self, schedule: ClassSchedule, window: Window, segments: Sequence[Columns]) -> RecordSampler:
         class_ids = np.concatenate([segment[CLASS_ID] for segment in segments])
         key = self._order.key("window", window.stream, window.number)
-        return RecordDrawer(class_ids, len(schedule.weights), key)
+        return RecordSampler(class_ids, len(schedule.weights), key)
 
     def _wanted(self, schedule: ClassSchedule, window: Window, start: int, stop: int) -> ClassNumbers:
         """The class of each of the window's positions ``[start, stop)``."""
@@ -251,7 +253,7 @@ class WindowOpener:
 
     def _borrow(self, schedule: ClassSchedule, window: Window, lacking: Int64) -> Columns:
         """The records of the classes that the window lacks, class after class, from other shards."""
-        lent = self._fetcher.lent
+        lent = self._fetcher.borrowed
         with self._counters.busy("plan"):
             donors = self._donors(window, lacking)
             kept = lent.get(donors, lacking)
@@ -284,12 +286,12 @@ class WindowOpener:
     def _donors(self, window: Window, classes: Int64) -> Int64:
         """For each class the next shard behind the window that has it and is not known to be bad."""
         of_class, quarantine = self._class_counts(), self._fetcher.quarantine
-        following = self._order.following(window.segments[-1].shard, window.stream)
-        readable = following if quarantine is None else quarantine.readable(following)
-        donors = first_with(of_class, readable, classes)
+        following = self._order.shards_after(window.segments[-1].shard, window.stream)
+        readable = following if quarantine is None else quarantine.readable_shards(following)
+        donors = first_shards_with(of_class, readable, classes)
         if quarantine is not None:
             for class_id in classes[donors < 0].tolist():
-                quarantine.left(of_class[:, class_id])  # which says that all are bad
+                quarantine.readable_counts(of_class[:, class_id])  # which says that all are bad
         return donors
 
     def _lent_later(self, schedule: ClassSchedule, shard: int) -> npt.NDArray[np.bool_]:
@@ -299,7 +301,7 @@ class WindowOpener:
 
     def _next_lender(self, window: Window, records: npt.NDArray[np.integer]) -> int:
         """The next shard behind the window that has records and is not known to be bad."""
-        left = records if self._fetcher.quarantine is None else self._fetcher.quarantine.left(records)
+        left = records if self._fetcher.quarantine is None else self._fetcher.quarantine.readable_counts(records)
         stream, last = np.array([window.stream]), np.array([window.segments[-1].shard])
         return int(choose_donors(self._order, stream, last, left)[0])
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Lookahead", "LooksAhead", "Upcoming"]
+__all__ = ["PrefetchBudget", "PrefetchingStream", "UpcomingWindow"]
 
 _AT_ONCE = 32  # windows that are begun at a time: with small shards, bytes alone would hold up the first batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Upcoming:
+class UpcomingWindow:
     """The next window that a stream may ask for.
 
     Attributes:
@@ -23,18 +23,18 @@ class Upcoming:
     size: int
 
 
-class LooksAhead(Protocol):
+class PrefetchingStream(Protocol):
     """A stream, as far as it looks ahead."""
 
     @property
-    def upcoming(self) -> Upcoming | None:
+    def upcoming(self) -> UpcomingWindow | None:
         """The first window that was not asked for yet; None behind the last."""
 
     def ask(self) -> None:
         """Ask for it."""
 
 
-class Lookahead:
+class PrefetchBudget:
     """The bytes that all streams of a rank hold ahead of need. For one thread.
 
     What is needed now is asked for whatever is held; what comes later waits until it fits the limit. So memory is
@@ -47,9 +47,9 @@ class Lookahead:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._held_bytes = 0
-        self._streams: list[LooksAhead] = []
+        self._streams: list[PrefetchingStream] = []
 
-    def add(self, stream: LooksAhead) -> None:
+    def add(self, stream: PrefetchingStream) -> None:
         """One more stream that looks ahead."""
         self._streams.append(stream)
 

@@ -27,7 +27,7 @@ from ...sharding.dataset.manifest import ShardInfo
 from ...sharding.errors import CorruptionError
 from ...sharding.schema import Schema
 from ..decode.shard_opener import OpenShard, ShardOpener
-from ..fetch.adaptive_limit import Climber
+from ..fetch.adaptive_limit import AdaptiveLimit
 from ..fetch.fetch_pool import FetchPool
 from ..fetch.quarantine import Quarantine
 from ..fetch.shard_cache import ShardCache
@@ -35,7 +35,7 @@ from ..metrics.stage_counters import Counters
 from ..order.windows import Segment
 from ..select.sample_columns import ORIGIN
 from ..select.selected_rows import Selection
-from .borrowed_records import LentRecords
+from .borrowed_records import BorrowedRecords
 
 __all__ = ["ShardFetcher"]
 
@@ -83,7 +83,7 @@ class ShardFetcher:
         quarantine: the same.
         in_parts: whether of a shard that is needed in part not all is read.
         exact: whether no more is read than is needed; of Parquet the row groups are that hold it.
-        lent: records of the shards, for windows that lack their class; for the thread that plans.
+        borrowed: records of the shards, for windows that lack their class; for the thread that plans.
     """
 
     def __init__(
@@ -113,12 +113,12 @@ class ShardFetcher:
         self._opener = ShardOpener(dataset, schema, fill, counters, cache, selection, hedging=hedging, found=found)
         least, most = threads or _THREADS, threads or _MOST_THREADS
         most = least if dataset.storage.local_path is not None else most
-        self._pool: FetchPool[OpenShard] = FetchPool(Climber(least, most), most)
+        self._pool: FetchPool[OpenShard] = FetchPool(AdaptiveLimit(least, most), most)
         self._open: weakref.WeakValueDictionary[Segment, Future[OpenShard]] = weakref.WeakValueDictionary()
         self._indexes: defaultdict[int, _Shared[pa.RecordBatch]] = defaultdict(_Shared)  # of shards opened in parts
         self._wholes: defaultdict[int, _Shared[OpenShard]] = defaultdict(_Shared)  # of those that it turned out cannot
         self._lock = threading.Lock()
-        self.lent = LentRecords()
+        self.borrowed = BorrowedRecords()
 
     def request(self, segment: Segment, step: int = _NOW) -> Future[OpenShard]:
         """Begin to open a segment of a shard, unless somebody holds it; keep the future as long as it is needed.
@@ -134,7 +134,7 @@ class ShardFetcher:
             future = self._open.get(whole) or self._open.get(segment)
             if future is None and self.quarantine is not None and shard in self.quarantine:
                 future = Future()
-                future.set_exception(self.quarantine.error(shard))
+                future.set_exception(self.quarantine.read_error(shard))
             elif future is None:
                 self._counters.add("fetch", queue=1)
                 future = self._pool.submit(step, partial(self._fetch, segment), self.bytes_of([segment]))
@@ -228,7 +228,7 @@ class ShardFetcher:
         What is in quarantine, and what a filter lets through, is told of whole shards.
         """
         manifest, storage = self._dataset.manifest, self._dataset.storage
-        if self._selection is not None or (self.quarantine and self.quarantine.takes):
+        if self._selection is not None or (self.quarantine and self.quarantine.accepts):
             return False
         if manifest.shard_format == "parquet":
             return True

@@ -17,9 +17,9 @@ from ..order.class_balance import ClassSchedule
 from ..order.epoch_order import EpochOrder, StreamSlice
 from ..order.windows import Positions, Window
 from ..select.sample_columns import WEIGHT
-from .length_buckets import Buckets
+from .length_buckets import LengthBuckets
 from .open_window import OpenWindow, WindowOpener
-from .prefetch_budget import Lookahead, Upcoming
+from .prefetch_budget import PrefetchBudget, UpcomingWindow
 from .shard_fetcher import ShardFetcher
 
 __all__ = ["OpenStreams", "StreamReader"]
@@ -58,8 +58,8 @@ class OpenStreams:
     fetcher: ShardFetcher
     planner: Threads
     counters: Counters
-    ahead: Lookahead
-    buckets: Buckets | None = None
+    ahead: PrefetchBudget
+    buckets: LengthBuckets | None = None
     _process: int = field(init=False, default_factory=os.getpid)
 
     def reader(self, epoch: int, part: StreamSlice, start_step: int, *, scattered: bool = False) -> StreamReader:
@@ -116,10 +116,10 @@ class StreamReader:
         opener: WindowOpener,
         fetcher: ShardFetcher,
         counters: Counters,
-        ahead: Lookahead,
+        ahead: PrefetchBudget,
         stream_slice: StreamSlice,
         start_step: int,
-        buckets: Buckets | None = None,
+        buckets: LengthBuckets | None = None,
         *,
         scattered: bool = False,
     ) -> None:
@@ -145,7 +145,7 @@ class StreamReader:
         ahead.add(self)
 
     @property
-    def upcoming(self) -> Upcoming | None:
+    def upcoming(self) -> UpcomingWindow | None:
         """The first window that was not asked for yet; None behind the last."""
         return None if self._upcoming is None else self._upcoming[1]
 
@@ -175,7 +175,7 @@ class StreamReader:
         positions = self._positions(first_step, steps)
         columns = self.at(np.minimum(positions, self._last))
         if self._slice.weighted:
-            counts = np.tile(self._slice.counts(), steps) & (positions <= self._last)
+            counts = np.tile(self._slice.is_real(), steps) & (positions <= self._last)
             columns[WEIGHT] = counts.astype(np.float32)
         return columns
 
@@ -190,7 +190,7 @@ class StreamReader:
 
     def _positions(self, first_step: int, steps: int) -> Int64:
         starts = np.arange(first_step, first_step + steps, dtype=np.int64) * self._order.geometry.piece
-        return (starts[:, None] + self._slice.places()).reshape(-1)
+        return (starts[:, None] + self._slice.offsets()).reshape(-1)
 
     def _number_at(self, position: int) -> int:
         """The window of a position; those that it falls in again behind the stream's end are counted on."""
@@ -234,14 +234,14 @@ class StreamReader:
         self._lookahead.fill()
         return self._wait(self._ahead.pop(number).opened)
 
-    def _after(self, number: int) -> tuple[int, Upcoming] | None:
+    def _after(self, number: int) -> tuple[int, UpcomingWindow] | None:
         """The next window that serves anything, and what it takes to ask for it."""
         last = self._number_at(self._last)
         while (number := number + 1) <= last:
             window = self._windows[number % len(self._windows)]
             if window.samples:
                 size = self._fetcher.bytes_of(window.segments)
-                return number, Upcoming(step=self._step(number, window), size=size)
+                return number, UpcomingWindow(step=self._step(number, window), size=size)
         return None
 
     def _step(self, number: int, window: Window) -> int:

@@ -17,7 +17,7 @@ from ...sharding.dataset.statistics import FeatureStatistics
 from ...sharding.errors import ConfigError
 from ...sharding.prepare.column_names import check_columns
 from ...sharding.schema import Feature
-from ..select.selected_columns import checked_fill
+from ..select.selected_columns import check_fill
 from .apply import GraphTransform, check_has, with_added
 from .tabular_plan import CategoryColumn, NumericColumn, TabularPlan
 
@@ -84,7 +84,7 @@ def plan_columns(
     given = mapping("vocabularies", {} if vocabularies is None else vocabularies, "texts by column")
     check_columns("categorical", texts("categorical", categorical, "names"), manifest.schema.names)
     check_columns("vocabularies", given, manifest.schema.names)
-    codes = checked_fill(manifest.schema, fill)
+    codes = check_fill(manifest.schema, fill)
     statistics, label = manifest.split(split).statistics, manifest.schema.label
     features = [f for f in manifest.schema.features if f.name != label] if columns is None else columns
     numeric, categories = [], []

@@ -24,7 +24,7 @@ from ringfeed.pipeline.metrics.stage_counters import Counters
 from ringfeed.pipeline.select.sample_columns import CLASS_ID
 from ringfeed.pipeline.streams import open_window as opening
 from ringfeed.pipeline.streams import stream_reader as streams
-from ringfeed.pipeline.streams.borrowed_records import LentRecords
+from ringfeed.pipeline.streams.borrowed_records import BorrowedRecords
 from ringfeed.pipeline.streams.shard_fetcher import ShardFetcher
 from ringfeed.sharding import BuildOptions, ConfigError, CorruptionError, DatasetError, build, open_dataset
 from tests.helpers.reading import read
@@ -266,7 +266,7 @@ def test_a_shard_that_lends_is_fetched_once_for_all_windows(
     fetched = loader.stats()["fetch"].items
     # Files: of all shards, of one that the cut between the streams divides, and of those that lend before they are due.
     assert fetched <= 2 * (64 + 1 + len(set(lacking)))
-    monkeypatch.setattr(LentRecords, "get", lambda *_: None)
+    monkeypatch.setattr(BorrowedRecords, "get", lambda *_: None)
     other = Loader(url, batch_size=16, streams=2, balance="uniform", seed=5, prefetch_bytes=0)
     assert numpy_batches(other) == batches
     assert other.stats()["fetch"].items > 1.2 * fetched
@@ -312,7 +312,7 @@ def test_to_borrow_a_class_is_planning_and_to_wait_for_a_lender_is_not(
         return lambda *given: seen.add((name, "plan" in stages)) or call(*given)  # type: ignore[func-returns-value]
 
     monkeypatch.setattr(Counters, "busy", noted)
-    monkeypatch.setattr(LentRecords, "keep", seeing("keep", LentRecords.keep))
+    monkeypatch.setattr(BorrowedRecords, "keep", seeing("keep", BorrowedRecords.keep))
     monkeypatch.setattr(ShardFetcher, "wait", seeing("wait", ShardFetcher.wait))
     list(Loader(url, batch_size=16, streams=8, balance="uniform", seed=5).numpy_epoch(0))
     assert seen == {("keep", True), ("wait", False)}
@@ -477,6 +477,6 @@ def test_windows_that_serve_nothing_are_not_in_the_plan(make_dataset: Make) -> N
 def test_the_order_is_the_same_in_every_version_of_the_code(
     make_dataset: Make, balance: str, expected: list[int]
 ) -> None:
-    """Ids of step 5 of epoch 1, recorded 2026-11-25. A change ends older runs, and needs a new ORDER."""
+    """Ids of step 5 of epoch 1, recorded 2026-11-25. A change ends older runs, and needs a new ORDER_VERSION."""
     loader = Loader(make_dataset(RECORDS), batch_size=12, seed=7, balance=balance)
     assert read(loader, 1, 5, 6)["id"][0].tolist() == expected

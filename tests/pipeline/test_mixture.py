@@ -17,7 +17,7 @@ from ringfeed.pipeline import mixture as mixing
 from ringfeed.pipeline.decode.columns import Columns, copied
 from ringfeed.pipeline.order.class_balance import ClassSchedule
 from ringfeed.pipeline.select.sample_columns import CLASS_ID
-from ringfeed.pipeline.streams.prefetch_budget import Lookahead
+from ringfeed.pipeline.streams.prefetch_budget import PrefetchBudget
 from ringfeed.sharding import BuildOptions, ConfigError, DatasetError, build
 from tests.helpers.reading import read
 
@@ -251,34 +251,34 @@ def test_missing_values_are_filled_where_records_of_all_datasets_are_parsed_toge
 
 
 @pytest.fixture
-def lookaheads(monkeypatch: pytest.MonkeyPatch) -> list[Lookahead]:
+def budgets(monkeypatch: pytest.MonkeyPatch) -> list[PrefetchBudget]:
     """What looks ahead for each dataset of an epoch."""
-    made: list[Lookahead] = []
+    made: list[PrefetchBudget] = []
 
-    class Noted(Lookahead):
+    class Noted(PrefetchBudget):
         def __init__(self, limit_bytes: int) -> None:
             super().__init__(limit_bytes)
             made.append(self)
 
-    monkeypatch.setattr("ringfeed.pipeline.loader.Lookahead", Noted)
+    monkeypatch.setattr("ringfeed.pipeline.loader.PrefetchBudget", Noted)
     return made
 
 
-def test_a_window_of_each_stream_is_brought_in_ahead_of_need(sources: Any, lookaheads: list[Lookahead]) -> None:
+def test_a_window_of_each_stream_is_brought_in_ahead_of_need(sources: Any, budgets: list[PrefetchBudget]) -> None:
     next(Mixture(sources, batch_size=24).chunks(0))
     next(Loader(**sources["large"], batch_size=24).chunks(0))
-    large, _, alone = lookaheads
+    large, _, alone = budgets
     assert large._limit_bytes == alone._limit_bytes > 0
 
 
-def test_nothing_is_held_of_a_dataset_s_epochs_that_are_over(make_dataset: Make, lookaheads: list[Lookahead]) -> None:
+def test_nothing_is_held_of_a_dataset_s_epochs_that_are_over(make_dataset: Make, budgets: list[PrefetchBudget]) -> None:
     small: dict[str, Any] = {"url": make_dataset(90, shards=15), "prefetch_bytes": 5000}  # a few windows
     sources: dict[str, Any] = {"small": small, "large": {"url": make_dataset(RECORDS["large"])}}
     mixture = Mixture(sources, batch_size=48, weights="uniform", streams=1, rank=0, world_size=4, steps_per_epoch=200)
     for _ in mixture.chunks(0):  # of 53 epochs of the small one, of which this rank passes over most windows
-        assert len(lookaheads[0]._streams) <= 2
-        assert lookaheads[0]._held_bytes <= 5000
-    assert len(lookaheads) == 2
+        assert len(budgets[0]._streams) <= 2
+        assert budgets[0]._held_bytes <= 5000
+    assert len(budgets) == 2
 
 
 def test_of_many_epochs_of_a_dataset_in_one_chunk_each_is_copied_once(

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ...pipeline.deliver.quiet_tensorflow import quiet_tensorflow
-from ...pipeline.select.selected_columns import lacking_fill, say_lacking
+from ...pipeline.select.selected_columns import describe_missing, features_without_fill
 from ...sharding.dataset.dataset import open_dataset
 from ...sharding.errors import ConfigError
 from ...sharding.prepare.comma_lists import split_names
@@ -109,9 +109,9 @@ def _run(args: argparse.Namespace) -> int:
     balance = _parse_balance(args.balance, manifest.classes)
     fill = dict(_parse_fill(text, manifest.schema) for text in args.fill)
     wanted = manifest.schema if args.columns is None else manifest.schema.only(args.columns)
-    if lacking := lacking_fill(manifest, args.split, wanted, fill):
+    if lacking := features_without_fill(manifest, args.split, wanted, fill):
         flags = " ".join(f"--fill {shlex.quote(name)}=VALUE" for name in lacking)
-        raise ConfigError(f"{say_lacking(lacking, args.split)}: {flags}")
+        raise ConfigError(f"{describe_missing(lacking, args.split)}: {flags}")
     with quiet_tensorflow():
         import tensorflow  # noqa: F401
     result = profile(

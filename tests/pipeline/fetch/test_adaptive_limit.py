@@ -15,55 +15,55 @@ from hypothesis import strategies as st
 
 from ringfeed.pipeline import Loader
 from ringfeed.pipeline.fetch import fetch_pool
-from ringfeed.pipeline.fetch.adaptive_limit import Climber
+from ringfeed.pipeline.fetch.adaptive_limit import AdaptiveLimit
 from ringfeed.pipeline.fetch.fetch_pool import FetchPool
-from ringfeed.pipeline.fetch.threads import Threads, open_after
-from ringfeed.pipeline.streams.prefetch_budget import Lookahead, Upcoming
+from ringfeed.pipeline.fetch.threads import Threads, run_after
+from ringfeed.pipeline.streams.prefetch_budget import PrefetchBudget, UpcomingWindow
 from ringfeed.sharding import ConfigError, open_dataset
 
 
-def run(climber: Climber, fetches: int, rate: Callable[[int], float], *, queued: bool = True) -> set[int]:
+def run(limit: AdaptiveLimit, fetches: int, rate: Callable[[int], float], *, queued: bool = True) -> set[int]:
     """Let fetches of a byte end, at the rate of the store with so many at a time; return the limits on the way."""
     now, seen = 0.0, set()
     for _ in range(fetches):
-        now += 1 / rate(climber.limit)
-        climber.finished(1, now, queued=queued)
-        seen.add(climber.limit)
+        now += 1 / rate(limit.value)
+        limit.add(1, now, queued=queued)
+        seen.add(limit.value)
     return seen
 
 
 class TestClimber:
     @given(st.integers(1, 8), st.integers(0, 60), st.integers(1, 100))
     def test_it_climbs_to_where_the_store_gives_no_more(self, least: int, more: int, serves: int) -> None:
-        climber = Climber(least, least + more)
-        seen = run(climber, 1500, lambda limit: min(limit, serves))
+        limit = AdaptiveLimit(least, least + more)
+        seen = run(limit, 1500, lambda running: min(running, serves))
         assert min(seen) >= least
         assert max(seen) <= least + more
-        assert min(climber.limit, serves) >= 0.75 * min(serves, least + more)  # of the rate that can be had
-        assert climber.limit <= 1 + 1.25 * max(least, 2 * serves)
+        assert min(limit.value, serves) >= 0.75 * min(serves, least + more)  # of the rate that can be had
+        assert limit.value <= 1 + 1.25 * max(least, 2 * serves)
 
     @given(st.integers(1, 8), st.integers(1, 60))
     def test_it_stays_low_where_more_does_not_help(self, least: int, more: int) -> None:
-        climber = Climber(least, least + more)
-        run(climber, 1000, lambda _: 5.0)
-        assert climber.limit <= least + max(1, least // 4)
+        limit = AdaptiveLimit(least, least + more)
+        run(limit, 1000, lambda _: 5.0)
+        assert limit.value <= least + max(1, least // 4)
 
     @given(st.integers(1, 30), st.lists(st.tuples(st.floats(0, 10), st.booleans()), max_size=200))
     def test_a_fixed_number_stays(self, threads: int, fetches: list[tuple[float, bool]]) -> None:
-        climber, now = Climber(threads, threads), 0.0
+        limit, now = AdaptiveLimit(threads, threads), 0.0
         for seconds, queued in fetches:
             now += seconds
-            climber.finished(1, now, queued=queued)
-            assert climber.limit == threads
+            limit.add(1, now, queued=queued)
+            assert limit.value == threads
 
     def test_a_slow_consumer_says_nothing_of_the_store(self) -> None:
-        climber = Climber(4, 32)
-        assert run(climber, 500, float, queued=False) == {4}
+        limit = AdaptiveLimit(4, 32)
+        assert run(limit, 500, float, queued=False) == {4}
 
 
 class TestFetchPool:
     def test_what_is_needed_sooner_goes_first(self) -> None:
-        pool: FetchPool[None] = FetchPool(Climber(1, 1), 1)
+        pool: FetchPool[None] = FetchPool(AdaptiveLimit(1, 1), 1)
         begun, order = threading.Event(), []
         pool.submit(0, lambda: begun.wait(60) and None, 1)
         futures = [pool.submit(step, lambda step=step: order.append(step), 1) for step in (7, 3, 9, 5, 3)]  # type: ignore[misc]
@@ -77,15 +77,15 @@ class TestFetchPool:
         pool.close()
 
     def test_no_more_run_than_the_limit_says_and_it_climbs(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        climber, now = Climber(2, 12), 0.0
+        limit, now = AdaptiveLimit(2, 12), 0.0
 
         def clock() -> float:  # of a store that serves as many at a time as are asked for
             nonlocal now
-            now += 0.01 / climber.limit
+            now += 0.01 / limit.value
             return now
 
         monkeypatch.setattr(fetch_pool, "time", SimpleNamespace(monotonic=clock))
-        pool: FetchPool[None] = FetchPool(climber, 12)
+        pool: FetchPool[None] = FetchPool(limit, 12)
         running, seen, changed = [0], [0], threading.Condition()
 
         def fetch() -> None:
@@ -93,7 +93,7 @@ class TestFetchPool:
                 running[0] += 1
                 seen[0] = max(seen[0], running[0])
                 changed.notify_all()
-                if climber.limit >= 4:  # so many run, however late some are
+                if limit.value >= 4:  # so many run, however late some are
                     changed.wait_for(lambda: seen[0] >= 4, 60)
             time.sleep(0.01)
             with changed:
@@ -103,11 +103,11 @@ class TestFetchPool:
         for future in futures:
             future.result(60)
         assert 4 <= seen[0] <= 12
-        assert climber.limit == 12
+        assert limit.value == 12
         pool.close()
 
     def test_errors_arrive_and_closing_cancels(self) -> None:
-        pool: FetchPool[None] = FetchPool(Climber(1, 1), 1)
+        pool: FetchPool[None] = FetchPool(AdaptiveLimit(1, 1), 1)
         released = threading.Event()
         failing = pool.submit(0, lambda: 1 / 0 and None, 1)
         with pytest.raises(ZeroDivisionError):
@@ -123,13 +123,13 @@ class TestFetchPool:
 class Stream:
     """A stream of windows that are needed at certain steps."""
 
-    def __init__(self, name: str, windows: list[Upcoming], asked: list[tuple[str, int]]) -> None:
+    def __init__(self, name: str, windows: list[UpcomingWindow], asked: list[tuple[str, int]]) -> None:
         self.name = name
         self.windows = windows
         self.asked = asked
 
     @property
-    def upcoming(self) -> Upcoming | None:
+    def upcoming(self) -> UpcomingWindow | None:
         return self.windows[0] if self.windows else None
 
     def ask(self) -> None:
@@ -139,9 +139,9 @@ class Stream:
 class TestLookahead:
     def test_what_is_needed_soonest_is_asked_for_while_it_fits(self) -> None:
         asked: list[tuple[str, int]] = []
-        ahead = Lookahead(100)
+        ahead = PrefetchBudget(100)
         for name, steps in (("a", (10, 20, 30)), ("b", (15, 16, 40))):
-            ahead.add(Stream(name, [Upcoming(step=step, size=30) for step in steps], asked))
+            ahead.add(Stream(name, [UpcomingWindow(step=step, size=30) for step in steps], asked))
         ahead.fill()
         assert asked == [("a", 10), ("b", 15), ("b", 16)]
         ahead.fill()
@@ -156,8 +156,8 @@ class TestLookahead:
     @given(st.lists(st.integers(0, 50), max_size=20), st.integers(0, 100))
     def test_it_holds_no_more_than_its_limit(self, sizes: list[int], limit: int) -> None:
         asked: list[tuple[str, int]] = []
-        ahead = Lookahead(limit)
-        ahead.add(Stream("a", [Upcoming(step=step, size=size) for step, size in enumerate(sizes)], asked))
+        ahead = PrefetchBudget(limit)
+        ahead.add(Stream("a", [UpcomingWindow(step=step, size=size) for step, size in enumerate(sizes)], asked))
         released = 0
         for _ in range(len(sizes) + 1):
             ahead.fill()
@@ -172,8 +172,8 @@ class TestPlanning:
         slow: Future[int] = Future()
         fast: Future[int] = Future()
         threads = Threads(1, "plan")
-        late = open_after([slow, fast], lambda parts: sum(part.result() for part in parts), threads)
-        soon = open_after([fast], lambda parts: parts[0].result(), threads)
+        late = run_after([slow, fast], lambda parts: sum(part.result() for part in parts), threads)
+        soon = run_after([fast], lambda parts: parts[0].result(), threads)
         fast.set_result(2)
         assert soon.result(60) == 2
         assert not late.done()
@@ -181,7 +181,7 @@ class TestPlanning:
         with pytest.raises(KeyError):
             late.result(60)
         threads.close()
-        gone = open_after([fast], lambda _: 0, threads)
+        gone = run_after([fast], lambda _: 0, threads)
         assert gone.cancelled()
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfeed.pipeline import Loader
-from ringfeed.pipeline.fetch.parquet_ranges import NotWorthwhile, read_blocks
+from ringfeed.pipeline.fetch.parquet_ranges import PartTooLarge, read_blocks
 from ringfeed.sharding import BuildOptions, CorruptionError, build, open_dataset, verify
 from ringfeed.sharding.building import build_plan
 from ringfeed.sharding.formats import shard_encode as encode
@@ -225,5 +225,5 @@ def test_blocks_are_whole_lie_apart_and_hold_the_columns(wide: str, column: str,
     for start, stop in column_spans(data, {column, "c01"}) if found else ():
         covered = sum(max(0, min(stop, b) - max(start, a)) for a, b in asked)
         assert covered == stop - start
-    with pytest.raises(NotWorthwhile):
+    with pytest.raises(PartTooLarge):
         read_blocks(lambda start, stop: data.slice(start, stop - start), data.size, {*NAMES}, gap)

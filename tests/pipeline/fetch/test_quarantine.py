@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfeed.pipeline import Balance, Loader, Mixture, Ramp
-from ringfeed.pipeline.fetch.quarantine import stand_ins
+from ringfeed.pipeline.fetch.quarantine import replacement_rows
 from ringfeed.pipeline.select.selected_rows import Selection
 from ringfeed.sharding import BuildOptions, ConfigError, CorruptionError, DatasetError, build, open_dataset
 from tests.helpers.numbered_records import rewrite
@@ -147,7 +147,7 @@ class TestQuarantine:
         with caplog.at_level(logging.WARNING):
             batches(loader)
             batches(loader, epoch=1)
-        (record,) = (record for record in caplog.records if record.name == "ringfeed.pipeline.fetch.quarantine")
+        (record,) = (record for record in caplog.records if record.name == "ringfeed.pipeline.quarantine")
         assert path in record.message
         assert "offset" in record.message
         assert loader.plan(1).quarantined == loader.quarantined == (path,)
@@ -300,7 +300,7 @@ def test_stand_ins_leave_the_others_in_place_and_are_shared_evenly(
     missing = np.repeat(bad, lengths)
     if kept + lent == 0:
         return
-    rows = stand_ins(lengths, bad, lent, key)
+    rows = replacement_rows(lengths, bad, lent, key)
     assert rows[~missing].tolist() == list(range(kept))
     served = np.bincount(rows[missing], minlength=kept + lent)
     assert served.max() - served.min() <= 1

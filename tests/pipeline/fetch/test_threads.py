@@ -14,7 +14,7 @@ import pytest
 
 from ringfeed.pipeline import Loader
 from ringfeed.pipeline.deliver.background_iterator import prefetch
-from ringfeed.pipeline.fetch.adaptive_limit import Climber
+from ringfeed.pipeline.fetch.adaptive_limit import AdaptiveLimit
 from ringfeed.pipeline.fetch.fetch_pool import FetchPool
 from ringfeed.pipeline.fetch.hedged_reads import Hedging
 from ringfeed.pipeline.fetch.threads import Threads, start_thread
@@ -219,7 +219,7 @@ class Closing(int):
 
 
 def test_the_garbage_collector_may_close_a_pool_amid_a_change_of_its_tasks() -> None:
-    pool, begun, release = FetchPool[None](Climber(1, 1), 1), threading.Event(), threading.Event()
+    pool, begun, release = FetchPool[None](AdaptiveLimit(1, 1), 1), threading.Event(), threading.Event()
 
     def wait() -> None:
         begun.set()
@@ -238,7 +238,7 @@ def test_the_garbage_collector_may_close_a_pool_amid_a_change_of_its_tasks() -> 
 
 @pytest.mark.parametrize(
     "closed",
-    [FetchPool(Climber(1, 1), 1), Threads(1, "test"), Hedging(Counters(), second=True)],
+    [FetchPool(AdaptiveLimit(1, 1), 1), Threads(1, "test"), Hedging(Counters(), second=True)],
     ids=lambda closed: type(closed).__name__,
 )
 def test_the_garbage_collector_may_close_what_its_thread_has_locked(

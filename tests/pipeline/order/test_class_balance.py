@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfeed.pipeline.order import class_balance as balance
-from ringfeed.pipeline.order.class_balance import ClassSchedule, RecordDrawer, balanced_word
+from ringfeed.pipeline.order.class_balance import ClassSchedule, RecordSampler, balanced_word
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -113,7 +113,7 @@ class_lists = st.lists(st.integers(0, 4), min_size=5, max_size=200)
 def test_draws_serve_the_wanted_class_and_repeat_records_evenly(held: list[int], asked: list[int], key: int) -> None:
     class_ids = np.array(held, np.int32)
     wanted = np.array([c for c in asked if c in held], np.int32)
-    drawn = RecordDrawer(class_ids, 5, key).draw(wanted)
+    drawn = RecordSampler(class_ids, 5, key).draw(wanted)
     np.testing.assert_array_equal(class_ids[drawn], wanted)
     times = np.bincount(drawn, minlength=len(class_ids))
     for value in set(held):
@@ -127,7 +127,7 @@ def test_draws_go_on_where_others_ended_or_were_skipped(
     class_ids = np.array(held, np.int32)
     wanted = np.array([c for c in asked if c in held], np.int32)
     first, second = sorted((min(first, len(wanted)), min(second, len(wanted))))
-    drawers = [RecordDrawer(class_ids, 5, key) for _ in range(2)]
+    drawers = [RecordSampler(class_ids, 5, key) for _ in range(2)]
     whole = drawers[0].draw(wanted)
     np.testing.assert_array_equal(drawers[1].draw(wanted[:first]), whole[:first])
     drawers[1].skip(wanted[first:second])
@@ -135,7 +135,7 @@ def test_draws_go_on_where_others_ended_or_were_skipped(
 
 
 def test_a_record_comes_again_when_all_others_of_its_class_have() -> None:
-    drawer = RecordDrawer(np.repeat(np.arange(2, dtype=np.int32), (100, 3)), 2, key=1)
+    drawer = RecordSampler(np.repeat(np.arange(2, dtype=np.int32), (100, 3)), 2, key=1)
     drawn = drawer.draw(np.zeros(300, np.int32)).reshape(3, 100)
     assert sorted(drawn[0].tolist()) == list(range(100)) != drawn[0].tolist()
     np.testing.assert_array_equal(drawn[1:], drawn[[0, 0]])

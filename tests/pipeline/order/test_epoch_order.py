@@ -67,8 +67,8 @@ def test_windows_of_a_stream_follow_each_other_without_a_gap(order: EpochOrder) 
         for window in windows:
             mean = order.geometry.records / len(order.shard_records)
             assert window.records < order.geometry.window_shards * mean + max(order.shard_records)
-            np.testing.assert_array_equal(np.sort(order.permuted(window)), np.arange(window.records))
-            np.testing.assert_array_equal(order.permutation(window), order.permuted(window)[: window.samples])
+            np.testing.assert_array_equal(np.sort(order.full_permutation(window)), np.arange(window.records))
+            np.testing.assert_array_equal(order.permutation(window), order.full_permutation(window)[: window.samples])
 
 
 def test_slivers_make_no_windows_of_their_own() -> None:
@@ -110,7 +110,7 @@ def test_streams_come_to_the_shard_between_them_at_one_time(order: EpochOrder, d
     own = range(first, data.draw(st.integers(first, streams - 1)) + 1)
     for stream in own:
         for shard, start, stop in reads[stream]:
-            together = order.read_together(Segment(shard=shard, start=start, stop=stop), own)
+            together = order.shared_segment(Segment(shard=shard, start=start, stop=stop), own)
             needed = [(s, e) for each in own for other, s, e in reads[each] if other == shard]
             if not order.geometry.shuffle:
                 needed = [(start, stop)]
@@ -133,7 +133,7 @@ def test_what_the_first_and_the_last_stream_read_of_a_shard_is_not_read_together
     assert len(shared) == 2
     for start, stop in shared:
         segment = Segment(shard=int(order.tape[0][1]), start=start, stop=stop)
-        assert order.read_together(segment, range(2)) == segment
+        assert order.shared_segment(segment, range(2)) == segment
 
 
 def test_each_record_is_dropped_as_often_as_any_other() -> None:

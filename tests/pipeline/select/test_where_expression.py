@@ -201,7 +201,7 @@ def test_statistics_rule_out_nothing_that_is_let_through(rows: list[Any], text: 
     whole = chosen.rows({name: batch.column(name) for name in kinds.names})
     np.testing.assert_array_equal(kept.rows, whole)
     rows_read = [row for row in range(len(rows)) if row // group_rows in (kept.groups or ())]
-    assert [rows_read[row] for row in kept.rows_read] == whole.tolist()
+    assert [rows_read[row] for row in kept.rows_in_groups] == whole.tolist()
 
 
 def test_a_filter_of_pyarrow_keeps_nan_where_statistics_do_not_tell_of_it() -> None:

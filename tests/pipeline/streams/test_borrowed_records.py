@@ -13,10 +13,10 @@ import pytest
 
 from ringfeed.pipeline import Loader
 from ringfeed.pipeline.decode.columns import Column, Columns, take_columns, view_bytes
-from ringfeed.pipeline.order.donor_shards import choose_donors, first_with
+from ringfeed.pipeline.order.donor_shards import choose_donors, first_shards_with
 from ringfeed.pipeline.order.epoch_order import EpochOrder, Geometry
 from ringfeed.pipeline.select.sample_columns import CLASS_ID
-from ringfeed.pipeline.streams.borrowed_records import LentRecords
+from ringfeed.pipeline.streams.borrowed_records import BorrowedRecords
 from ringfeed.pipeline.streams.shard_fetcher import ShardFetcher
 from ringfeed.sharding import BuildOptions, build
 
@@ -45,7 +45,7 @@ def told(columns: Columns, kind: str) -> list[tuple[int, str]]:
 def test_what_was_asked_for_last_is_kept_within_the_limit(kind: str) -> None:
     rng = np.random.default_rng(7)
     limit = 20_000
-    lent = LentRecords(limit)
+    lent = BorrowedRecords(limit)
     shards = [shard_columns(shard, sorted(rng.integers(0, 40, 60).tolist()), kind) for shard in range(12)]
     latest: OrderedDict[tuple[int, int], int] = OrderedDict()  # bytes of each pair, that asked for last at the end
     found = asked_again = 0
@@ -74,7 +74,7 @@ def test_what_was_asked_for_last_is_kept_within_the_limit(kind: str) -> None:
 
 
 def test_what_was_not_asked_for_makes_room_first_and_takes_none() -> None:
-    lent = LentRecords(8_000)  # of 84 bytes each
+    lent = BorrowedRecords(8_000)  # of 84 bytes each
     large, other = (
         shard_columns(0, [c for c in range(80) for _ in range(2)], "numbers"),
         shard_columns(1, [*range(60)], "numbers"),
@@ -83,7 +83,7 @@ def test_what_was_not_asked_for_makes_room_first_and_takes_none() -> None:
     kept = lent.get(np.zeros(80, np.int64), np.arange(80))
     assert kept is not None
     assert 40 < len(kept[CLASS_ID]) <= 8_000 / 84
-    lent = LentRecords(8_000)
+    lent = BorrowedRecords(8_000)
     lent.keep(0, large, np.arange(40), np.arange(40, 160))
     lent.keep(1, other, np.arange(50), NONE)
     kept = lent.get(np.zeros(20, np.int64), np.arange(20))
@@ -92,7 +92,7 @@ def test_what_was_not_asked_for_makes_room_first_and_takes_none() -> None:
 
 
 def test_a_large_class_is_lent_and_not_kept() -> None:
-    lent = LentRecords(8_000)
+    lent = BorrowedRecords(8_000)
     columns = shard_columns(3, [0, 0, *[1] * 40], "views")
     piece = lent.keep(3, columns, np.arange(42), NONE)
     assert told(piece, "views") == told(columns, "views")
@@ -111,7 +111,8 @@ def test_many_classes_find_the_donors_that_each_would() -> None:
         for stream in (0, 1):  # which read in opposite directions
             one = np.array([stream]), np.array([last])
             each = [int(choose_donors(order, *one, counts[:, c].astype(np.int64))[0]) for c in range(50)]
-            assert first_with(counts.astype(np.uint8), order.following(last, stream), np.arange(50)).tolist() == each
+            found = first_shards_with(counts.astype(np.uint8), order.shards_after(last, stream), np.arange(50))
+            assert found.tolist() == each
 
 
 def test_of_many_classes_a_shard_that_lends_is_fetched_for_it_once(
@@ -124,9 +125,9 @@ def test_of_many_classes_a_shard_that_lends_is_fetched_for_it_once(
     build(BuildOptions(source=source, destination=destination, label="label", shards=shards, min_class_records=1))
     fetched: list[object] = []
     takes: list[object] = []
-    fetch, keep = ShardFetcher._fetch, LentRecords.keep
+    fetch, keep = ShardFetcher._fetch, BorrowedRecords.keep
     monkeypatch.setattr(ShardFetcher, "_fetch", lambda *given: fetched.append(given[1]) or fetch(*given))  # type: ignore[func-returns-value]
-    monkeypatch.setattr(LentRecords, "keep", lambda *given: takes.append(given[1]) or keep(*given))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(BorrowedRecords, "keep", lambda *given: takes.append(given[1]) or keep(*given))  # type: ignore[func-returns-value]
     loader = Loader(tmp_path / "shards", batch_size=60, streams=2, balance="uniform", prefetch_bytes=0)
     assert sum(len(batch["id"]) for batch in loader.numpy_epoch(0)) == 1200
     assert len(loader.plan().missing) > 200 * shards

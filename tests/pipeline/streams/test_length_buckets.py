@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfeed.pipeline import Loader, Pad
-from ringfeed.pipeline.streams.length_buckets import arrange
+from ringfeed.pipeline.streams.length_buckets import assign_by_length
 from ringfeed.sharding import BuildOptions, ConfigError, build
 
 RECORDS = 600
@@ -92,7 +92,7 @@ def test_bucketing_knows_no_ranks_resumes_and_keeps_what_a_span_holds(
 
 
 def test_the_order_is_the_same_in_every_version_of_the_code(texts: dict[str, str]) -> None:
-    """Recorded 2026-11-25. A change ends older runs, and needs a new ORDER."""
+    """Recorded 2026-11-25. A change ends older runs, and needs a new ORDER_VERSION."""
     assert ids_of(texts["parquet"], 5, bucket_by="tokens", bucket_steps=16)[0].tolist() == GOLDEN
 
 
@@ -129,7 +129,7 @@ def test_every_record_comes_once_with_padding_too(texts: dict[str, str]) -> None
 def test_arranging_sorts_each_class_into_its_own_places(entries: list[tuple[int, int, int]]) -> None:
     lengths, ranks, classes = np.array(entries, np.int64).reshape(-1, 3).T
     rows = np.arange(100, 100 + len(entries))
-    found = arrange(rows, lengths, ranks, classes)
+    found = assign_by_length(rows, lengths, ranks, classes)
     assert sorted(found) == rows.tolist()
     np.testing.assert_array_equal(classes[found - 100], classes)
     for value in set(classes.tolist()):
