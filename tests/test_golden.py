@@ -344,7 +344,7 @@ def _parts(name: str, value: Any) -> Iterator[bytes]:
 def digest_epochs(name: str) -> dict[str, str]:
     """The order, which is ids and keys, and all values, by epoch, first step and world size."""
     found: dict[str, str] = {}
-    for epoch, start_step, world_size in ((0, 0, 1), (0, 0, 3), (2, 0, 1), (2, 2, 3)):
+    for epoch, start_step, world_size in ((0, 0, 1), (0, 0, 3), (2, 2, 1)):
         order, values = [], []
         for rank in range(world_size):
             for batch in loader(name, rank=rank, world_size=world_size).numpy_epoch(epoch, start_step):
@@ -360,7 +360,8 @@ def digest_epochs(name: str) -> dict[str, str]:
 
 # --- plans and states -------------------------------------------------------------------------------------------
 
-# Sizes of files that Arrow wrote, and the checksum of the table.
+# Sizes of files that Arrow wrote, and the checksum of the table. `bytes_per_rank` also depends on the kernels: without
+# them, a shard that a cut divides is read whole.
 ARROW_FIELDS = frozenset({"bytes_per_rank", "bytes_read", "bytes_skipped", "dataset"})
 
 
@@ -520,10 +521,9 @@ def test_datasets_are_the_same_bytes(found: Digests, name: str) -> None:
 
 
 @pytest.mark.usefixtures("datasets")
-@pytest.mark.parametrize("name", ["appended-groups", "prepared-parquet"])
-def test_datasets_are_intact(name: str) -> None:
-    """So that no digest is that of a dataset which was damaged from the start."""
-    assert verify(name, deep=True) == []
+def test_datasets_are_intact() -> None:
+    """So that no digest is of a dataset that was damaged from the start."""
+    assert verify("appended-groups", deep=True) == []
 
 
 @pytest.mark.usefixtures("datasets")

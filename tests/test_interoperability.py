@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     pyarrow.csv.write_csv(pa.table(rows), root / "flights.csv")
     for command in COMMANDS:
-        program = [sys.executable, "-m", "ringfeed.tools.shard_dataset.program", *shlex.split(command)]
+        program = [sys.executable, "-m", "ringfeed.tools.shard_dataset", *shlex.split(command)]
         subprocess.run(program, cwd=root, check=True, capture_output=True)
     return root
 

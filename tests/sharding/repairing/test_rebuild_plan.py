@@ -337,7 +337,7 @@ class TestAnotherSource:
         dataset = built(str(source), tmp_path / "out", label="label", shards=3, prepare=PrepareOptions(steps=steps))
         (tmp_path / "out" / dataset.shards[0].path).unlink()
         module.write_text("def f(batch): return batch.take(list(range(batch.num_rows))[::-1])\n")
-        flags = ["-m", "ringfeed.tools.shard_dataset.program", "repair", "out", "--source", str(source)]
+        flags = ["-m", "ringfeed.tools.shard_dataset", "repair", "out", "--source", str(source)]
         done = subprocess.run([sys.executable, *flags], cwd=tmp_path, capture_output=True, text=True)
         assert "was changed since, or the function of --map was (written by" in done.stderr
 

@@ -19,7 +19,7 @@ from tests.helpers.lean import lean_environment
 
 pytest.importorskip("sklearn", reason="the extra `demo` is not installed")
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_the_last_words_of_a_command_are_its_first_error() -> None:
 
 
 def run_demo(*arguments: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "ringfeed.tools.demo.run", *arguments]
+    command = [sys.executable, "-m", "ringfeed.tools.demo", *arguments]
     env = lean_environment()
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=600)
 
