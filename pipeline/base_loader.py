@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 __all__ = [
-    "Epochs",
+    "BaseLoader",
 ]
 
 _PREFETCH_BYTES = 16 << 20  # of decoded chunks that wait for a NumPy consumer
 _TRANSFORMED = 2  # batches that are kept ready
 
 
-class Epochs(ABC):
+class BaseLoader(ABC):
     """One rank's share of the global batches, epoch by epoch.
 
     Args:
@@ -112,7 +112,7 @@ class Epochs(ABC):
         """Whether `chunks` holds whole examples, for TensorFlow to parse, and not features."""
 
     @property
-    def finds(self) -> bool:
+    def locates_features(self) -> bool:
         """Whether the features of `undecoded` examples can be found when their shard is opened, and need no parsing."""
         return False
 
@@ -129,10 +129,12 @@ class Epochs(ABC):
         """Batches of so many samples that TensorFlow keeps ready."""
 
     @abstractmethod
-    def _gathered(self, epoch: int, start_step: int, *, found: bool, traced: bool) -> Iterator[tuple[int, Columns]]:
-        """Runs of steps of an epoch, without keys; undecoded examples where they lie, or what is `found` in them.
+    def _gather_chunks(
+        self, epoch: int, start_step: int, *, locate_features: bool, with_origins: bool
+    ) -> Iterator[tuple[int, Columns]]:
+        """Runs of steps of an epoch, without keys; undecoded examples where they lie, or what is `located` in them.
 
-        If `traced`, with the column `ORIGIN`.
+        If `with_origins`, with the column `ORIGIN`.
         """
 
     @abstractmethod
@@ -169,7 +171,7 @@ class Epochs(ABC):
                 "by a transform, such as lambda batch: (batch['x'], batch['y'])"
             )
         try:
-            from .deliver.to_tensorflow import supervised  # TensorFlow is needed from here on
+            from .deliver.to_tensorflow import supervised_pairs  # TensorFlow is needed from here on
         except ModuleNotFoundError as error:
             raise ConfigError(
                 "epoch needs TensorFlow; install it with: pip install 'ringfeed[cpu]', or use numpy_epoch"
@@ -183,8 +185,8 @@ class Epochs(ABC):
         dataset._ringfeed_loader = self  # which its iterators need
         if transform is not None:
             dataset, functions = apply_transform(dataset, transform, num_parallel_calls)
-            dataset = self.watched(dataset, functions, epoch, start_step).prefetch(_TRANSFORMED)
-        return supervised(dataset, self.schema) if as_supervised else dataset
+            dataset = self.explain_failures(dataset, functions, epoch, start_step).prefetch(_TRANSFORMED)
+        return supervised_pairs(dataset, self.schema) if as_supervised else dataset
 
     def _dataset_maker(self) -> Callable[[int, int, int], tf.data.Dataset]:
         from .deliver.to_tensorflow import Delivery, dataset_maker
@@ -193,7 +195,7 @@ class Epochs(ABC):
             schema=self.schema,
             fill=self._fill,
             local_batch=self.local_batch_size,
-            undecoded=self.undecoded and not self.finds,
+            undecoded=self.undecoded and not self.locates_features,
             added=self._added(),
             large=self.large_steps(self.local_batch_size),
             single=self.chunk_steps(self.local_batch_size) == 1,
@@ -205,12 +207,12 @@ class Epochs(ABC):
         """What `epoch` is made of; and an error that ends it is known."""
         self._error = None
         try:
-            yield from self._chunks(epoch, start_step, found=self.finds)
+            yield from self._chunks(epoch, start_step, locate_features=self.locates_features)
         except Exception as error:
             self._error = error
             raise
 
-    def watched(
+    def explain_failures(
         self, dataset: tf.data.Dataset, functions: Sequence[Transform], epoch: int, start_step: int
     ) -> tf.data.Dataset:
         """What functions made of the batches of an epoch, of which an error says what record a function fails on.
@@ -225,7 +227,7 @@ class Epochs(ABC):
         """
         if not any(feature.dtype == "binary" for feature in self.schema.features):
             return dataset
-        from .transforms.failing_record import watched
+        from .transforms.failing_record import explain_failures
 
         this = weakref.ref(self)
 
@@ -236,13 +238,13 @@ class Epochs(ABC):
                 loader._error = loader._explained(functions, epoch, step)
             return loader._error
 
-        return watched(dataset, start_step, self.steps_per_epoch, explain)
+        return explain_failures(dataset, start_step, self.steps_per_epoch, explain)
 
     def _explained(self, functions: Sequence[Transform], epoch: int, step: int) -> RingfeedError:
         """The error of a batch that functions fail on, which is read once more."""
         from .transforms.failing_record import FailedBatch
 
-        chunks = self._chunks(epoch, step, found=False, traced=True)
+        chunks = self._chunks(epoch, step, locate_features=False, with_origins=True)
         batches = iterate_numpy(
             ((steps, join_frames(columns)) for steps, columns in chunks),
             self._stored,
@@ -375,19 +377,21 @@ class Epochs(ABC):
         Yields:
             The number of steps, and columns of ``steps * local_batch_size`` rows, step after step.
         """
-        for steps, columns in self._chunks(epoch, start_step, found=False):
+        for steps, columns in self._chunks(epoch, start_step, locate_features=False):
             yield steps, join_frames(columns)
 
     def _chunks(
-        self, epoch: int, start_step: int, *, found: bool, traced: bool = False
+        self, epoch: int, start_step: int, *, locate_features: bool, with_origins: bool = False
     ) -> Generator[tuple[int, Columns], None, None]:
-        """`chunks`, with undecoded examples where they lie in their shards, or what is `found` in them.
+        """`chunks`, with undecoded examples where they lie in their shards, or what is `located` in them.
 
-        If `traced`, with the column `ORIGIN`.
+        If `with_origins`, with the column `ORIGIN`.
         """
         epoch, start_step = self._checked(epoch, start_step)
         step = start_step
-        for steps, columns in self._gathered(epoch, start_step, found=found, traced=traced):
+        for steps, columns in self._gather_chunks(
+            epoch, start_step, locate_features=locate_features, with_origins=with_origins
+        ):
             if self._sample_keys:
                 columns = {**columns, SAMPLE_KEY: sample_keys(self._seed, epoch, self._positions(step, steps))}
             step += steps

@@ -19,9 +19,9 @@ from ..sharding.dataset.manifest import Manifest
 from ..sharding.errors import ConfigError, CorruptionError
 from ..sharding.storage.storage import Place
 from ..sharding.storage.urls import public_url
-from .base_loader import Epochs
+from .base_loader import BaseLoader
 from .decode.buffer_pool import BufferPool
-from .decode.class_labels import Labels
+from .decode.class_labels import ClassLabels
 from .decode.columns import Columns
 from .decode.interleave import interleave
 from .decode.tfrecord_values import has_plain_values
@@ -61,7 +61,7 @@ _COUNT_THREADS = 4
 _PLAN_THREADS = 1  # two hinder each other: balanced then has 0.85 of natural's rate, not 0.91 (2 cores, 2026-11-21)
 
 
-class Loader(Epochs):
+class Loader(BaseLoader):
     """Streams one split of a dataset, one rank's share of it, epoch by epoch.
 
     The global batches depend on `seed`, the epoch and the step, and on what says which samples there are and how they
@@ -223,7 +223,7 @@ class Loader(Epochs):
         self._quarantine = Quarantine(self._dataset, split, self._shards, on_bad_shard, quarantined, self._counters)
         # That nothing is left is told now; but epochs that are to come may need no more than what is.
         self._quarantine.plan_shards(weights if self.is_settled else None)
-        self.labels = Labels.of(self.manifest, self.schema)
+        self.labels = ClassLabels.of(self.manifest, self.schema)
         self._access = RandomAccess(self._shards, self.schema, self._layout, self._fill, self.labels)
 
     @property
@@ -233,14 +233,14 @@ class Loader(Epochs):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """See `Epochs`."""
+        """See `BaseLoader`."""
         storage = self._dataset.storage
         place = replace(storage, url=storage.locate())  # the other process may be in another folder
         return {**self._arguments, "url": place, "cache": self._cache, "quarantined": self.quarantined}
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """See `Epochs`."""
+        """See `BaseLoader`."""
         return self.manifest.shards_checksum, self._geometry
 
     def _state(self, epoch: int) -> dict[str, Any]:
@@ -340,8 +340,10 @@ class Loader(Epochs):
         """What each stage did since the loader was made."""
         return self._counters.snapshot()
 
-    def _gathered(self, epoch: int, start_step: int, *, found: bool, traced: bool) -> Iterator[tuple[int, Columns]]:
-        with self.open_streams(found=found, traced=traced) as opened:
+    def _gather_chunks(
+        self, epoch: int, start_step: int, *, locate_features: bool, with_origins: bool
+    ) -> Iterator[tuple[int, Columns]]:
+        with self.open_streams(locate_features=locate_features, with_origins=with_origins) as opened:
             readers = [opened.reader(epoch, part, start_step) for part in self._slices]
             widths = [part.width for part in self._slices]
             per_chunk = self.chunk_steps(self.local_batch_size)
@@ -368,13 +370,13 @@ class Loader(Epochs):
 
     @contextmanager
     def open_streams(
-        self, *, found: bool = False, traced: bool = False, streams: range | None = None
+        self, *, locate_features: bool = False, with_origins: bool = False, streams: range | None = None
     ) -> Iterator[OpenStreams]:
         """The streams of any epoch, for the body: what `chunks` and mixtures read from.
 
         Args:
-            found: see `ShardFetcher`.
-            traced: see `ShardFetcher`.
+            locate_features: see `ShardFetcher`.
+            with_origins: see `ShardFetcher`.
             streams: that will be read; default: this rank's.
         """
         streams = self._streams if streams is None else streams
@@ -384,7 +386,7 @@ class Loader(Epochs):
             streams=streams,
             schedule=functools.lru_cache(maxsize=2)(self._schedule),
             class_counts=lambda: self._class_counts,
-            fetcher=self._fetcher(found=found, traced=traced),
+            fetcher=self._fetcher(locate_features=locate_features, with_origins=with_origins),
             planner=Threads(_PLAN_THREADS, "plan"),
             counters=self._counters,
             buckets=self._buckets,
@@ -435,11 +437,11 @@ class Loader(Epochs):
         one_each = int(1.25 * window * streams)  # for windows differ in size
         return one_each if self._dataset.storage.local_path is not None else max(one_each, _AHEAD_BYTES)
 
-    def _fetcher(self, *, found: bool = False, traced: bool = False) -> ShardFetcher:
+    def _fetcher(self, *, locate_features: bool = False, with_origins: bool = False) -> ShardFetcher:
         return ShardFetcher(
             self._dataset,
             self._shards,
-            self.schema if self.labels is None else self.labels.others,
+            self.schema if self.labels is None else self.labels.read_schema,
             self._fill,
             self._counters,
             self._fetch_threads,
@@ -447,12 +449,12 @@ class Loader(Epochs):
             self._selection,
             self._quarantine,
             hedging=self._hedging,
-            found=found,
-            traced=traced,
+            locate_features=locate_features,
+            with_origins=with_origins,
         )
 
     def chunk_steps(self, local_batch: int) -> int:
-        """See `Epochs`: as many as fit `_CHUNK_BYTES`."""
+        """See `BaseLoader`: as many as fit `_CHUNK_BYTES`."""
         if not self.undecoded and any(feature.elements is None for feature in self.schema.features):
             return 1
         if self.large:
@@ -460,11 +462,11 @@ class Loader(Epochs):
         return int(np.clip(_CHUNK_BYTES // (self._record_bytes * local_batch), 1, _CHUNK_STEPS))
 
     def ready_batches(self, local_batch: int) -> int:
-        """See `Epochs`: as many as fit `_READY_BYTES`, or two."""
+        """See `BaseLoader`: as many as fit `_READY_BYTES`, or two."""
         return int(np.clip(_READY_BYTES // (self._record_bytes * local_batch), 2, _READY_BATCHES))
 
     @property
-    def finds(self) -> bool:
+    def locates_features(self) -> bool:
         """Whether the features of `undecoded` examples can be found when their shard is opened, and need no parsing."""
         return self.large and self._buckets is None and has_plain_values(self.manifest, self._split, self.schema)
 
@@ -474,5 +476,5 @@ class Loader(Epochs):
         return self.undecoded and self._record_bytes >= _LARGE_RECORD
 
     def large_steps(self, local_batch: int) -> int:
-        """See `Epochs`: as many as fit `_LARGE_BYTES`."""
+        """See `BaseLoader`: as many as fit `_LARGE_BYTES`."""
         return int(np.clip(_LARGE_BYTES // (self._record_bytes * local_batch), 1, _LARGE_STEPS)) if self.large else 0

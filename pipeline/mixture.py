@@ -20,11 +20,11 @@ import numpy.typing as npt
 from ..sharding.common.option_checks import integer, mapping, text
 from ..sharding.compute.keyed_random import derive_key
 from ..sharding.errors import ConfigError
-from .base_loader import Epochs
-from .decode.columns import Column, Columns, concat_columns, copied, take_columns
+from .base_loader import BaseLoader
+from .decode.columns import Column, Columns, concat_columns, copy_columns, take_columns
 from .decode.interleave import interleave
 from .metrics.stage_counters import StageStats
-from .mixture_loaders import common_fill, common_schema, naming, open_loaders
+from .mixture_loaders import common_fill, common_schema, name_dataset_in_errors, open_loaders
 from .order.class_balance import ClassSchedule
 from .order.class_shares import DATASET_TERMS, Balance, parse_balance, settled_epoch, target_weights
 from .order.epoch_order import Geometry, StreamSlice
@@ -76,7 +76,7 @@ class MixturePlan:
     sources: dict[str, SourceMix]
 
 
-class Mixture(Epochs):
+class Mixture(BaseLoader):
     """Streams several datasets of the same features, mixed in every batch.
 
     Every global batch holds each dataset's share of `weights` to within one sample, and so does the epoch. Within a
@@ -168,7 +168,7 @@ class Mixture(Epochs):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """See `Epochs`."""
+        """See `BaseLoader`."""
         given: Mapping[str, Mapping[str, Any]] = self._arguments["sources"]
         sources = {
             name: {**given[name], **{key: loader.arguments[key] for key in ("url", "cache", "quarantined")}}
@@ -178,7 +178,7 @@ class Mixture(Epochs):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """See `Epochs`."""
+        """See `BaseLoader`."""
         return self._geometry, *(loader.identity for loader in self._loaders)
 
     def _state(self, epoch: int) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class Mixture(Epochs):
 
     def _state_of(self, source: int, epochs: Sequence[int]) -> dict[str, Any]:
         """Of a dataset, in epochs of its own."""
-        with naming(self._names[source]):
+        with name_dataset_in_errors(self._names[source]):
             return self._loaders[source].state_in(epochs)
 
     def _own_epochs(self, source: int, epoch: int) -> range:
@@ -262,12 +262,14 @@ class Mixture(Epochs):
             _TOGETHER: self._counters.snapshot()
         }
 
-    def _gathered(self, epoch: int, start_step: int, *, found: bool, traced: bool) -> Iterator[tuple[int, Columns]]:
-        assert not found  # for `finds` is not overridden
+    def _gather_chunks(
+        self, epoch: int, start_step: int, *, locate_features: bool, with_origins: bool
+    ) -> Iterator[tuple[int, Columns]]:
+        assert not locate_features  # for `locates_features` is not overridden
         schedule = self._schedule(epoch)
         with ExitStack() as stack:
             opened = [
-                stack.enter_context(loader.open_streams(traced=traced, streams=self._streams))
+                stack.enter_context(loader.open_streams(with_origins=with_origins, streams=self._streams))
                 for loader in self._loaders
             ]
             lanes = []
@@ -334,7 +336,7 @@ class Mixture(Epochs):
         for lane in lanes:
             for source, (numbers, seats) in enumerate(lane.seats(steps)):
                 if len(numbers):
-                    with naming(self._names[source]):
+                    with name_dataset_in_errors(self._names[source]):
                         taken = lane.tapes[source].take(numbers)
                     parts.append(self._labelled(taken, source))
                     places.append(seats // lane.width * self.local_batch_size + first + seats % lane.width)
@@ -359,15 +361,15 @@ class Mixture(Epochs):
         }
 
     def chunk_steps(self, local_batch: int) -> int:
-        """See `Epochs`."""
+        """See `BaseLoader`."""
         return min(loader.chunk_steps(local_batch) for loader in self._loaders)
 
     def large_steps(self, local_batch: int) -> int:
-        """See `Epochs`."""
+        """See `BaseLoader`."""
         return min(loader.large_steps(local_batch) for loader in self._loaders)
 
     def ready_batches(self, local_batch: int) -> int:
-        """See `Epochs`."""
+        """See `BaseLoader`."""
         return min(loader.ready_batches(local_batch) for loader in self._loaders)
 
 
@@ -436,7 +438,7 @@ class _Tape:
         parts: list[Columns] = []
         while len(numbers):
             if parts:
-                parts[-1] = copied(parts[-1])
+                parts[-1] = copy_columns(parts[-1])
             epoch, position = divmod(int(numbers[0]), self._length)
             if self._reader is None or epoch != self._epoch:
                 if self._reader is not None:

@@ -16,7 +16,7 @@ from .order.epoch_order import default_streams
 from .select.sample_columns import SOURCE_ID
 from .select.selected_columns import check_fill
 
-__all__ = ["common_fill", "common_schema", "naming", "open_loaders"]
+__all__ = ["common_fill", "common_schema", "name_dataset_in_errors", "open_loaders"]
 
 _OF_THE_MIXTURE = {"batch_size", "seed", "rank", "world_size", "streams", "remainder", "sample_keys"}
 
@@ -49,19 +49,19 @@ def open_loaders(
             raise ConfigError(f"dataset {name!r} of the mixture has its own {taken[0]}, which is the mixture's to say")
         if given.get("bucket_by") is not None:
             raise ConfigError(f"dataset {name!r} of the mixture has a bucket_by, but batches of all hold any lengths")
-        with naming(name):
+        with name_dataset_in_errors(name):
             loaders[name] = Loader(**given, batch_size=1, streams=1, seed=derive_key(seed, "mixture", name))
     if streams is None:
         streams = default_streams(batch_size, min(min(each.steps_per_epoch, each.records) for each in loaders.values()))
     made = []
     for name, loader in loaders.items():
-        with naming(name):
+        with name_dataset_in_errors(name):
             made.append(loader.with_streams(streams))
     return made
 
 
 @contextmanager
-def naming(name: str) -> Iterator[None]:
+def name_dataset_in_errors(name: str) -> Iterator[None]:
     """Let an error say which dataset's options it is about."""
     try:
         yield

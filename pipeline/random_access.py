@@ -20,8 +20,8 @@ from ..sharding.formats.example_decode import decode_example
 from ..sharding.formats.example_encode import RecordLayout
 from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..sharding.schema import Feature, Schema
-from .decode.class_labels import Labels
-from .decode.columns import Columns, filling, take_columns
+from .decode.class_labels import ClassLabels
+from .decode.columns import Columns, fill_value, take_columns
 from .decode.shard_opener import OpenShard
 from .decode.tfrecord_frames import open_features
 from .select.sample_columns import CLASS_ID, EXAMPLES, FRAMES
@@ -49,7 +49,7 @@ class RandomAccess:
         schema: Schema,
         layout: RecordLayout | None,
         fill: Mapping[str, Any],
-        labels: Labels | None = None,
+        labels: ClassLabels | None = None,
     ) -> None:
         self._stops = np.cumsum([shard.records for shard in shards])
         self._schema = schema
@@ -82,7 +82,7 @@ class RandomAccess:
     def _decoded(self, shard: OpenShard, row: int, class_id: npt.NDArray[np.int32]) -> dict[str, Any]:
         columns: Columns = take_columns(shard.columns, np.array([row]))
         if self._labels is not None:
-            columns = self._labels.added_to({**columns, CLASS_ID: class_id})
+            columns = self._labels.add_to({**columns, CLASS_ID: class_id})
         if EXAMPLES in columns:
             frame = columns[EXAMPLES][0].as_py()
             record = decode_example(frame[HEADER_BYTES : len(frame) - FOOTER_BYTES], self._schema)
@@ -112,7 +112,7 @@ class RandomAccess:
     def _restored(self, value: Any, feature: Feature) -> Any:
         """The value in the feature's dtype and shape; one that is missing is filled in."""
         if value is None:
-            value = [filling(feature, self._fill)] * (feature.elements or 0)
+            value = [fill_value(feature, self._fill)] * (feature.elements or 0)
         if not feature.numeric and len(feature.shape) == 0:
             return value if isinstance(value, str | bytes) else value[0]
         values = np.array(value, feature.dtype if feature.numeric else object)

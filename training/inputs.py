@@ -66,5 +66,5 @@ def preprocessed(
     options.autotune.enabled = not deterministic
     workers = None if deterministic else tf.data.AUTOTUNE
     batches = loader.epoch(epoch, start_step).map(traced, num_parallel_calls=workers)
-    watched = loader.watched(batches, [preprocess], epoch, start_step)
+    watched = loader.explain_failures(batches, [preprocess], epoch, start_step)
     return watched.prefetch(_PREFETCH_BATCHES).with_options(options)

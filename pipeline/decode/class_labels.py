@@ -12,11 +12,11 @@ from ...sharding.schema import Schema
 from ..select.sample_columns import CLASS_ID
 from .columns import Column, Columns
 
-__all__ = ["Labels"]
+__all__ = ["ClassLabels"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Labels:
+class ClassLabels:
     """The labels of records, by their classes.
 
     Attributes:
@@ -30,7 +30,7 @@ class Labels:
     schema: Schema
 
     @classmethod
-    def of(cls, manifest: Manifest, schema: Schema) -> Labels | None:
+    def of(cls, manifest: Manifest, schema: Schema) -> ClassLabels | None:
         """Those that need not be read: numbers in Parquet shards, where another feature is wanted.
 
         Args:
@@ -44,11 +44,11 @@ class Labels:
         return cls(name=name, values=np.array(manifest.classes, label.dtype), schema=schema) if label.numeric else None
 
     @property
-    def others(self) -> Schema:
+    def read_schema(self) -> Schema:
         """The features that are read."""
         return self.schema.select([name for name in self.schema.names if name != self.name])
 
-    def added_to(self, columns: Columns) -> dict[str, Column]:
+    def add_to(self, columns: Columns) -> dict[str, Column]:
         """Columns of features, and of `CLASS_ID`, with the labels in their place among them."""
         found = {**columns, self.name: self.values.take(columns[CLASS_ID])}
         return {name: found.pop(name) for name in self.schema.names} | found

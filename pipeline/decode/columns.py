@@ -21,31 +21,31 @@ from ...sharding.compute.kernels import INLINE_AT, INLINE_BYTES, VIEW
 from ...sharding.formats.parquet import read_columns
 from ...sharding.formats.parquet_pages import InPlace
 from ...sharding.schema import Feature, Schema
-from .row_views import Picked, is_pickable, pick
+from .row_views import RowViews, has_viewable_rows, view_rows
 
 __all__ = [
     "Column",
     "Columns",
-    "compacted",
+    "compact_columns",
     "concat_columns",
-    "copied",
+    "copy_columns",
     "copy_views",
+    "fill_value",
     "filled_columns",
-    "filling",
+    "make_views",
     "open_parquet",
     "slice_columns",
     "take_columns",
     "take_from_segments",
     "view_array",
     "view_bytes",
-    "view_places",
     "views_of",
 ]
 
 _VIEW_SPAN = 1 << 30
 _ROWS = (np.ndarray, InPlace)  # with a `take` such as NumPy's
 
-Column: TypeAlias = npt.NDArray[Any] | Any  # in shards also `InPlace`, from there `Picked`; or Arrow, without types
+Column: TypeAlias = npt.NDArray[Any] | Any  # in shards also `InPlace`, from there `RowViews`; or Arrow, without types
 Columns: TypeAlias = Mapping[str, Column]
 
 
@@ -98,7 +98,7 @@ def _filled(column: pa.ChunkedArray, feature: Feature, fill: Mapping[str, Any]) 
 
 
 def _fill_nulls(array: pa.Array, feature: Feature, fill: Mapping[str, Any]) -> pa.Array:
-    value = filling(feature, fill)
+    value = fill_value(feature, fill)
     if value is None and feature.elements is not None:
         raise ValueError(f"feature {feature.name!r} has missing values, and the statistics know of none")
     if feature.shape == ():
@@ -107,7 +107,7 @@ def _fill_nulls(array: pa.Array, feature: Feature, fill: Mapping[str, Any]) -> p
     return pc.if_else(array.is_valid(), array, pa.scalar(values, array.type))
 
 
-def filling(feature: Feature, fill: Mapping[str, Any]) -> Any:
+def fill_value(feature: Feature, fill: Mapping[str, Any]) -> Any:
     """What stands for a missing value of a feature; for floats, if nothing is given, NaN."""
     return fill.get(feature.name, float("nan") if feature.dtype.startswith("float") else None)
 
@@ -126,7 +126,7 @@ def take_from_segments(
 ) -> dict[str, Column]:
     """The given rows of segments that are numbered one after the other; the segments are not put together for it.
 
-    Rows that are more than a number each are not copied yet, either: they are `Picked`, and hold the segments' memory.
+    Rows of more than one number each are not copied yet: they are `RowViews`, and keep the memory of the segments.
 
     Args:
         segments: one or more, of the same columns.
@@ -134,7 +134,9 @@ def take_from_segments(
         rows: numbers of rows, through all segments.
     """
     if len(segments) == 1:
-        return {n: pick(v, rows, {}, [v]) if is_pickable(v) else _take(v, rows) for n, v in segments[0].items()}
+        return {
+            n: view_rows(v, rows, {}, [v]) if has_viewable_rows(v) else _take(v, rows) for n, v in segments[0].items()
+        }
     which = np.searchsorted(np.asarray(starts), rows, side="right") - 1
     # Nearly all rows come from one segment: take them all from there, then put right those of the others.
     main = int(np.bincount(which).argmax()) if len(rows) else 0
@@ -144,8 +146,8 @@ def take_from_segments(
     result: dict[str, Column] = {}
     for name, first in segments[main].items():
         column = [segment[name] for segment in segments]
-        if all(map(is_pickable, column)):
-            result[name] = pick(first, from_main, others, column)
+        if all(map(has_viewable_rows, column)):
+            result[name] = view_rows(first, from_main, others, column)
             continue
         if not isinstance(first, _ROWS):
             parts = [_take_arrow(values, rows[which == k] - starts[k]) for k, values in enumerate(column)]
@@ -165,7 +167,7 @@ def _take_arrow(values: Any, rows: npt.NDArray[np.int64]) -> Any:
     return pa.Array.from_buffers(values.type, len(rows), [None, views, *values.buffers()[2:]])
 
 
-def compacted(columns: Columns) -> Columns:
+def compact_columns(columns: Columns) -> Columns:
     """Columns that were taken from shards, holding nothing else of them; of views the bytes are copied."""
     return {
         name: values.cast(pa.large_binary()).cast(pa.binary_view())
@@ -180,7 +182,7 @@ def views_of(values: Any) -> npt.NDArray[Any]:
     return np.frombuffer(values.buffers()[1], VIEW)[values.offset : values.offset + len(values)]
 
 
-def view_places(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+def make_views(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     """Views of pieces of data, for `view_array`: `VIEW` [pieces], with no prefixes yet."""
     views = np.zeros(len(starts), VIEW)
     views["length"], views["buffer"], views["offset"] = lengths, starts // _VIEW_SPAN, starts % _VIEW_SPAN
@@ -207,7 +209,7 @@ def view_bytes(data: pa.Buffer, starts: npt.NDArray[np.int64], ends: npt.NDArray
     content = np.frombuffer(data, np.uint8)
     if kernels.are_compiled():
         return view_array(kernels.view_bytes(content, starts, ends, _VIEW_SPAN), data)
-    views = view_places(starts, ends - starts)
+    views = make_views(starts, ends - starts)
     cells = views.view(np.uint8).reshape(-1, VIEW.itemsize)
     short = np.flatnonzero(ends - starts <= INLINE_BYTES)
     cells[short, INLINE_AT:] = 0
@@ -244,14 +246,14 @@ def concat_columns(parts: Sequence[Columns]) -> dict[str, Column]:
     result: dict[str, Column] = {}
     for name, first in parts[0].items():
         arrays = [part[name] for part in parts]
-        if any(isinstance(array, Picked) for array in arrays):
-            result[name] = Picked.side_by_side(arrays, 1)
+        if any(isinstance(array, RowViews) for array in arrays):
+            result[name] = RowViews.side_by_side(arrays, 1)
         else:
             result[name] = np.concatenate(arrays) if isinstance(first, np.ndarray) else pa.concat_arrays(arrays)
     return result
 
 
-def copied(columns: Columns) -> Columns:
+def copy_columns(columns: Columns) -> Columns:
     """Columns that hold the memory of no shard any more, nor of what was gathered of it, but for Arrow views."""
     return {name: values if isinstance(values, pa.Array) else values.copy() for name, values in columns.items()}
 

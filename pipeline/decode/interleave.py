@@ -12,10 +12,10 @@ from ...sharding.formats.example_encode import RecordLayout
 from ...sharding.schema import Schema
 from ..select.sample_columns import FRAMES
 from .buffer_pool import BufferPool, empty_aligned
-from .class_labels import Labels
+from .class_labels import ClassLabels
 from .columns import Columns, concat_columns, take_columns
-from .row_views import Picked
-from .tfrecord_frames import decode_frames, decode_picked
+from .row_views import RowViews
+from .tfrecord_frames import decode_frames, decode_row_views
 
 __all__ = ["interleave"]
 
@@ -27,7 +27,7 @@ def interleave(
     schema: Schema,
     layout: RecordLayout | None,
     pool: BufferPool | None = None,
-    labels: Labels | None = None,
+    labels: ClassLabels | None = None,
 ) -> Columns:
     """Join the streams' samples, and decode the features of those that share a layout.
 
@@ -47,10 +47,10 @@ def interleave(
     ragged: list[dict[str, Any]] = [{} for _ in parts]
     for name, first in parts[0].items():
         values = [part[name] for part in parts]
-        if any(isinstance(own, Picked) for own in values):
-            rows = Picked.side_by_side(values, steps)
+        if any(isinstance(own, RowViews) for own in values):
+            rows = RowViews.side_by_side(values, steps)
             if name == FRAMES and layout is not None:
-                result |= decode_picked(rows, schema, layout, pool)
+                result |= decode_row_views(rows, schema, layout, pool)
             else:
                 result[name] = rows.copy(pool)
         elif isinstance(first, np.ndarray):
@@ -64,7 +64,7 @@ def interleave(
                 columns[name] = own
     if ragged[0]:
         result |= take_columns(concat_columns(ragged), _interleaved_rows(widths, steps))
-    return result if labels is None else labels.added_to(result)
+    return result if labels is None else labels.add_to(result)
 
 
 def _side_by_side(pieces: Sequence[npt.NDArray[Any]], pool: BufferPool | None) -> npt.NDArray[Any]:

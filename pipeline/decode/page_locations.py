@@ -12,12 +12,12 @@ from ...sharding.formats.parquet_pages import InPlace, Run
 from ...sharding.schema import Schema
 from .columns import Columns
 
-__all__ = ["KnownPlaces"]
+__all__ = ["PageLocationCache"]
 
 _MOST_RUNS = 1 << 14  # some 16 MiB, where each shard has but one
 
 
-class KnownPlaces:
+class PageLocationCache:
     """Where the columns of files lie, of which nothing but vectors in place is wanted. Any thread may ask.
 
     To read a file's footer and the headers of its pages takes longer than to read its index; where the content is the

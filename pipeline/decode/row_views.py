@@ -18,14 +18,14 @@ from ...sharding.compute import kernels
 from ...sharding.formats.parquet_pages import InPlace
 from .buffer_pool import BufferPool, empty_aligned
 
-__all__ = ["Picked", "is_pickable", "pick"]
+__all__ = ["RowViews", "has_viewable_rows", "view_rows"]
 
 Int64 = npt.NDArray[np.int64]
 Lying: TypeAlias = npt.NDArray[Any] | InPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picked:
+class RowViews:
     """Rows of one size, by where they lie in memory.
 
     Attributes:
@@ -43,7 +43,7 @@ class Picked:
     def __len__(self) -> int:
         return len(self.addresses)
 
-    def slice(self, start: int, length: int) -> Picked:
+    def slice(self, start: int, length: int) -> RowViews:
         """So many rows from one on."""
         return replace(self, addresses=self.addresses[start : start + length])
 
@@ -64,15 +64,15 @@ class Picked:
         return fields
 
     @staticmethod
-    def side_by_side(values: Sequence[Picked | npt.NDArray[Any]], steps: int) -> Picked:
+    def side_by_side(values: Sequence[RowViews | npt.NDArray[Any]], steps: int) -> RowViews:
         """The rows of all, which have as many steps each: step after step, and in a step one after the other."""
-        parts = [own if isinstance(own, Picked) else _all_rows(np.ascontiguousarray(own)) for own in values]
+        parts = [own if isinstance(own, RowViews) else _all_rows(np.ascontiguousarray(own)) for own in values]
         addresses = np.concatenate([part.addresses.reshape(steps, -1) for part in parts], axis=1).reshape(-1)
         owners = tuple(owner for part in parts for owner in part.owners)
-        return Picked(addresses=addresses, dtype=parts[0].dtype, shape=parts[0].shape, owners=owners)
+        return RowViews(addresses=addresses, dtype=parts[0].dtype, shape=parts[0].shape, owners=owners)
 
 
-def is_pickable(values: object) -> bool:
+def has_viewable_rows(values: object) -> bool:
     """Whether rows of a column can be picked: they lie together, and are more than a number each."""
     if not kernels.are_compiled():
         return False
@@ -81,7 +81,9 @@ def is_pickable(values: object) -> bool:
     )
 
 
-def pick(values: Lying, rows: Int64, others: Mapping[int, tuple[Int64, Int64]], segments: Sequence[Lying]) -> Picked:
+def view_rows(
+    values: Lying, rows: Int64, others: Mapping[int, tuple[Int64, Int64]], segments: Sequence[Lying]
+) -> RowViews:
     """Rows of several segments of a column.
 
     Args:
@@ -97,11 +99,11 @@ def pick(values: Lying, rows: Int64, others: Mapping[int, tuple[Int64, Int64]], 
     for number, (places, own) in others.items():
         addresses[places] = _addresses(segments[number], own)
     dtype, shape = values.dtype, values.shape if isinstance(values, InPlace) else values.shape[1:]
-    return Picked(addresses=addresses, dtype=dtype, shape=shape, owners=tuple(segments))
+    return RowViews(addresses=addresses, dtype=dtype, shape=shape, owners=tuple(segments))
 
 
-def _all_rows(values: npt.NDArray[Any]) -> Picked:
-    return pick(values, np.arange(len(values)), {}, [values])
+def _all_rows(values: npt.NDArray[Any]) -> RowViews:
+    return view_rows(values, np.arange(len(values)), {}, [values])
 
 
 def _addresses(values: Lying, rows: Int64) -> Int64:

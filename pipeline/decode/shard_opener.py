@@ -30,13 +30,13 @@ from ..metrics.stage_counters import Counters
 from ..order.windows import Segment
 from ..select.selected_rows import Selection
 from .columns import Columns, open_parquet, take_columns
-from .page_locations import KnownPlaces
+from .page_locations import PageLocationCache
 from .tfrecord_frames import open_features, open_tfrecord
 from .tfrecord_values import open_values
 
 __all__ = ["OpenShard", "ShardOpener"]
 
-_places = KnownPlaces()  # of all loaders, which have an opener for each epoch
+_places = PageLocationCache()  # of all loaders, which have an opener for each epoch
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class ShardOpener:
         cache: that keeps copies of the files, or None.
         selection: of the records that a filter lets through; None for all.
         hedging: see `Loader`.
-        found: whether the features of undecoded records are found when a shard is opened: see `values.py`.
+        locate_features: find the features of undecoded records when a shard is opened; see `tfrecord_values.py`.
 
     Attributes:
-        share: of the file of a whole shard that is read, 1 but where a few columns of Parquet are wanted.
+        read_fraction: of the file of a whole shard that is read, 1 but where a few columns of Parquet are wanted.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ShardOpener:
         selection: Selection | None,
         *,
         hedging: bool,
-        found: bool,
+        locate_features: bool,
     ) -> None:
         self._dataset = dataset
         self._schema = schema
@@ -94,9 +94,9 @@ class ShardOpener:
         self._cache = cache
         self._identity = public_url(dataset.storage.locate())
         self._selection = selection
-        self._found = found
+        self._locates_features = locate_features
         self._columns = None if cache is not None else self._few_columns()
-        self.share = 1.0
+        self.read_fraction = 1.0
         self._reader = SourceReader(dataset, counters, mapped=cache is None, hedging=hedging)
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class ShardOpener:
             except PartTooLarge:
                 self._columns = None  # nor will it be of the next
         if part is not None:
-            self.share = part[1] / info.bytes
+            self.read_fraction = part[1] / info.bytes
             return part
         data = self._read_data(info)
         return data, data.size
@@ -229,7 +229,7 @@ class ShardOpener:
             return _places.open(known_as, data, self._schema, find) if known_as else find()
         if manifest.compression != "none":
             data = pa.py_buffer(decompress(data.to_pybytes(), manifest.compression))
-        if self._found:
+        if self._locates_features:
             return open_values(data, index, manifest.schema, self._schema)
         columns = open_tfrecord(data, index, manifest.layout)
         if manifest.layout is None or self._schema.names == manifest.schema.names:

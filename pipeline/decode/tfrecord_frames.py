@@ -19,10 +19,10 @@ from ...sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ...sharding.schema import Feature, Schema
 from ..select.sample_columns import EXAMPLES, FRAMES
 from .buffer_pool import BufferPool, empty_aligned
-from .columns import Columns, view_array, view_places
-from .row_views import Picked
+from .columns import Columns, make_views, view_array
+from .row_views import RowViews
 
-__all__ = ["decode_frames", "decode_picked", "join_frames", "open_features", "open_tfrecord"]
+__all__ = ["decode_frames", "decode_row_views", "join_frames", "open_features", "open_tfrecord"]
 
 Int64 = npt.NDArray[np.int64]
 Bytes3D = npt.NDArray[np.uint8]
@@ -52,7 +52,7 @@ def open_tfrecord(data: pa.Buffer, index: pa.RecordBatch, layout: RecordLayout |
 
 def _view_frames(data: pa.Buffer, offsets: Int64, lengths: Int64) -> pa.Array:
     """Where each frame lies, as views."""
-    views = view_places(offsets, lengths)
+    views = make_views(offsets, lengths)
     views["prefix"] = lengths - (HEADER_BYTES + FOOTER_BYTES)  # its first four bytes: a frame begins with this number
     return view_array(views, data)
 
@@ -96,7 +96,7 @@ def decode_frames(
     }
 
 
-def decode_picked(frames: Picked, schema: Schema, layout: RecordLayout, pool: BufferPool | None) -> Columns:
+def decode_row_views(frames: RowViews, schema: Schema, layout: RecordLayout, pool: BufferPool | None) -> Columns:
     """The features of frames that still lie in their shards.
 
     Args:

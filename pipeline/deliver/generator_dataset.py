@@ -20,7 +20,7 @@ from tensorflow.python.framework.config import is_op_determinism_enabled  # ther
 
 from ...sharding.errors import RingfeedError
 
-__all__ = ["generated_dataset", "is_op_determinism_enabled", "rewritable", "unbatched"]
+__all__ = ["generator_dataset_maker", "is_op_determinism_enabled", "rewritable", "unbatch"]
 
 Element = dict[str, Any]
 Finish = Callable[[Element], Element]
@@ -29,7 +29,7 @@ Maker = Callable[..., tf.data.Dataset]
 _AS_IT_IS = {"experimental_ints_on_device": True}  # means nothing on a CPU, but leaves placing and optimising out
 
 
-def generated_dataset(
+def generator_dataset_maker(
     generate: Callable[..., Generator[Element, None, None]],
     arguments: int,
     signature: Mapping[str, tf.TensorSpec],
@@ -103,7 +103,7 @@ def rewritable(maker: Maker) -> Maker:
     return lambda *numbers: tf.data.Dataset.from_tensors(0).flat_map(lambda _: maker(*numbers))
 
 
-def unbatched(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def unbatch(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """As `tf.data.Dataset.unbatch` gives it, which first maps what is ragged or sparse; there is no such thing here."""
     elements = tf.nest.map_structure(lambda spec: tf.TensorSpec(spec.shape[1:], spec.dtype), dataset.element_spec)
     whole = tf.data.experimental.to_variant(dataset)

@@ -17,7 +17,7 @@ import tensorflow as tf
 from ...sharding.compute.kernels import INLINE_AT, INLINE_BYTES, VIEW
 from ..decode.columns import views_of
 
-__all__ = ["copy_operation", "locate_views"]
+__all__ = ["copy_views_operation", "locate_views"]
 
 _MODULE = "._string_views"
 
@@ -26,7 +26,7 @@ Int64 = npt.NDArray[np.int64]
 
 
 @functools.cache
-def copy_operation() -> Copy | None:
+def copy_views_operation() -> Copy | None:
     """The operation; None where the package was installed without a C compiler.
 
     It takes addresses and lengths, int64 tensors of one shape, and gives a tf.string of that shape. What lies there has

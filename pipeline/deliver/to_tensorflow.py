@@ -23,11 +23,11 @@ from ..decode.columns import Column, Columns, copy_views, slice_columns
 from ..decode.tfrecord_frames import join_frames
 from ..metrics.profiler_trace import annotate
 from ..select.sample_columns import CLASS_ID, EXAMPLES, SAMPLE_KEY, SOFT_LABEL, SOURCE_ID, WEIGHT
-from .generator_dataset import generated_dataset, is_op_determinism_enabled, rewritable, unbatched
+from .generator_dataset import generator_dataset_maker, is_op_determinism_enabled, rewritable, unbatch
 from .malloc import keep_freed_memory
-from .string_views import copy_operation, locate_views
+from .string_views import copy_views_operation, locate_views
 
-__all__ = ["Delivery", "dataset_maker", "feature_spec", "parse_batch", "supervised"]
+__all__ = ["Delivery", "dataset_maker", "feature_spec", "parse_batch", "supervised_pairs"]
 
 _LENGTHS, _ADDRESSES = "\0lengths", "\0addresses"
 _NO_FEATURES = (CLASS_ID, SOFT_LABEL, WEIGHT, SAMPLE_KEY, SOURCE_ID)
@@ -175,7 +175,7 @@ def _traced_maker(delivery: Delivery) -> Callable[[int, int, int, int], tf.data.
         signature[EXAMPLES] = tf.TensorSpec([None, local_batch], tf.string)
     if single:
         signature = {name: tf.TensorSpec(spec.shape[1:], spec.dtype) for name, spec in signature.items()}
-    copy = copy_operation() if large else None
+    copy = copy_views_operation() if large else None
     viewed = {name: spec for name, spec in signature.items() if copy and spec.dtype == tf.string}
     for name, spec in viewed.items():
         del signature[name]
@@ -200,20 +200,20 @@ def _traced_maker(delivery: Delivery) -> Callable[[int, int, int, int], tf.data.
         }
         return yielded | copies
 
-    generated = generated_dataset(encoded, 3, signature, copied if viewed else None)
+    generated = generator_dataset_maker(encoded, 3, signature, copied if viewed else None)
 
     def batches(dataset: tf.data.Dataset, steps: tf.Tensor) -> tf.data.Dataset:
         if large and undecoded:
             # Parsing copies once more: let it not keep this thread, which holds Python's lock, from the next batch.
-            dataset = unbatched(dataset).prefetch(1).map(parse)
+            dataset = unbatch(dataset).prefetch(1).map(parse)
         elif undecoded:
-            dataset = unbatched(dataset.map(lambda chunk: _cut_examples(chunk, local_batch)))
+            dataset = unbatch(dataset.map(lambda chunk: _cut_examples(chunk, local_batch)))
             # One at a time: parse_example itself uses all threads, and deterministic runs forbid parallel maps here.
             dataset = dataset.map(parse)
         elif ragged:  # chunks of one step
             dataset = dataset.map(lambda chunk: _join_ragged(chunk, ragged))
         elif not single:
-            dataset = unbatched(dataset)
+            dataset = unbatch(dataset)
         return dataset.prefetch(delivery.prefetch).apply(tf.data.experimental.assert_cardinality(steps))
 
     def parse(batch: Batch) -> Batch:
@@ -245,7 +245,7 @@ def _traced_maker(delivery: Delivery) -> Callable[[int, int, int, int], tf.data.
     return make
 
 
-def supervised(dataset: tf.data.Dataset, schema: Schema) -> tf.data.Dataset:
+def supervised_pairs(dataset: tf.data.Dataset, schema: Schema) -> tf.data.Dataset:
     """Batches as `keras.Model.fit` takes them.
 
     Args:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from ...sharding.compute.kernels import VIEW
 from ...sharding.formats.parquet_pages import InPlace
-from ..decode.columns import Columns, compacted, concat_columns, take_columns, views_of
+from ..decode.columns import Columns, compact_columns, concat_columns, take_columns, views_of
 from ..select.sample_columns import CLASS_ID
 
 __all__ = ["BorrowedRecords"]
@@ -85,7 +85,7 @@ class BorrowedRecords:
             if len(found):
                 block.runs[_USED, runs] = times[found]
                 parts.append(take_columns(block.columns, _rows_of(block.runs[:, runs])))
-        return compacted(concat_columns(parts)) if parts else None
+        return compact_columns(concat_columns(parts)) if parts else None
 
     def keep(self, shard: int, columns: Columns, asked: Int64, spare: Int64) -> Columns:
         """The records that a shard lends; what is kept holds nothing else of it.
@@ -123,7 +123,7 @@ class BorrowedRecords:
 
     def _add(self, columns: Columns, rows: Int64, runs: Int64) -> Columns:
         """The records of runs among these rows of the columns, which are kept from now on."""
-        own = compacted(take_columns(columns, rows if runs[_ROWS].sum() == len(rows) else rows[_rows_of(runs)]))
+        own = compact_columns(take_columns(columns, rows if runs[_ROWS].sum() == len(rows) else rows[_rows_of(runs)]))
         if runs.shape[1]:
             self._blocks.append(_Block(own, _packed(runs)))
             self._held_bytes += int(runs[_BYTES].sum())
@@ -176,7 +176,7 @@ def _joined(blocks: Sequence[_Block]) -> _Block:
     runs = np.concatenate([block.runs for block in blocks], axis=1)
     lengths = [_length(block) for block in blocks]
     runs[_START] += np.repeat(np.cumsum(lengths) - lengths, [block.runs.shape[1] for block in blocks])
-    columns = compacted(concat_columns([block.columns for block in blocks]))
+    columns = compact_columns(concat_columns([block.columns for block in blocks]))
     return _Block(columns, runs[:, np.argsort(runs[_KEY], kind="stable")])
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ...sharding.compute.grouping import group, stable_order
 from ..decode.columns import Column, Columns, concat_columns, slice_columns, take_columns, take_from_segments
-from ..decode.row_views import is_pickable
+from ..decode.row_views import has_viewable_rows
 from ..decode.shard_opener import OpenShard
 from ..fetch.quarantine import replacement_rows
 from ..fetch.threads import Threads, run_after
@@ -340,7 +340,7 @@ def _in_order(segment: Columns) -> Columns:
     return {
         name: values
         for name, values in segment.items()
-        if is_pickable(values) or (isinstance(values, np.ndarray) and values.ndim == 1)
+        if has_viewable_rows(values) or (isinstance(values, np.ndarray) and values.ndim == 1)
     }
 
 

@@ -76,8 +76,8 @@ class ShardFetcher:
         selection: of the records that a filter lets through; None for all.
         quarantine: of the shards that are not to be read; None for none.
         hedging: see `Loader`.
-        found: whether the features of undecoded records are found when a shard is opened: see `values.py`.
-        traced: whether records say where they are from, by `ORIGIN`.
+        locate_features: find the features of undecoded records when a shard is opened; see `tfrecord_values.py`.
+        with_origins: whether records say where they are from, by `ORIGIN`.
 
     Attributes:
         quarantine: the same.
@@ -99,18 +99,20 @@ class ShardFetcher:
         quarantine: Quarantine | None = None,
         *,
         hedging: bool = True,
-        found: bool = False,
-        traced: bool = False,
+        locate_features: bool = False,
+        with_origins: bool = False,
     ) -> None:
         self._dataset = dataset
         self._shards = shards
         self._counters = counters
         self._selection = selection
-        self._traced = traced
+        self._with_origins = with_origins
         self.quarantine = quarantine
         self.in_parts = cache is None and self._reads_parts()
         self.exact = self.in_parts and dataset.manifest.shard_format == "tfrecord"
-        self._opener = ShardOpener(dataset, schema, fill, counters, cache, selection, hedging=hedging, found=found)
+        self._opener = ShardOpener(
+            dataset, schema, fill, counters, cache, selection, hedging=hedging, locate_features=locate_features
+        )
         least, most = threads or _THREADS, threads or _MOST_THREADS
         most = least if dataset.storage.local_path is not None else most
         self._pool: FetchPool[OpenShard] = FetchPool(AdaptiveLimit(least, most), most)
@@ -152,7 +154,7 @@ class ShardFetcher:
         """Of the files of their shards, about as much as is read for them."""
         infos = [(self._shards[segment.shard], segment.rows) for segment in segments]
         data = sum(info.bytes * (rows / max(info.records, 1) if self.in_parts else 1.0) for info, rows in infos)
-        return int(data * self._opener.share) + sum(info.index_bytes for info, _ in infos)
+        return int(data * self._opener.read_fraction) + sum(info.index_bytes for info, _ in infos)
 
     def wait(self, future: Future[OpenShard]) -> OpenShard:
         """The shard, once it is open.
@@ -203,7 +205,7 @@ class ShardFetcher:
 
     def _fetch(self, segment: Segment) -> OpenShard:
         opened = self._opened(segment)
-        if not self._traced:
+        if not self._with_origins:
             return opened
         rows = opened.first + np.arange(len(opened.class_ids)) if opened.rows is None else opened.rows
         origin = np.stack([np.full(len(rows), segment.shard), rows], axis=1)

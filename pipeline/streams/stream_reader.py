@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ..decode.columns import Column, Columns, concat_columns, copied
+from ..decode.columns import Column, Columns, concat_columns, copy_columns
 from ..fetch.threads import Threads
 from ..metrics.stage_counters import Counters
 from ..order.class_balance import ClassSchedule
@@ -184,7 +184,7 @@ class StreamReader:
         parts: list[Columns] = []
         for number, at in self._by_window(positions):
             if parts:
-                parts[-1] = copied(parts[-1])  # and the window before is let go of
+                parts[-1] = copy_columns(parts[-1])  # and the window before is let go of
             parts.append(self._gather(number, at))
         return concat_columns(parts)
 

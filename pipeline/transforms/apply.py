@@ -13,13 +13,13 @@ from ...sharding.errors import ConfigError
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["GraphTransform", "Transform", "apply_transform", "check_has", "with_added"]
+__all__ = ["GraphTransform", "Transform", "add_features", "apply_transform", "require_feature"]
 
 Transform: TypeAlias = Callable[[Any], Any]
 _NO_ELEMENT = ("Unsupported return value from function", "Length for attr 'output_")  # as TensorFlow says it
 
 
-def check_has(element: Mapping[str, Any], name: str) -> None:
+def require_feature(element: Mapping[str, Any], name: str) -> None:
     """Hold an element against a feature that a transform needs.
 
     Raises:
@@ -29,7 +29,7 @@ def check_has(element: Mapping[str, Any], name: str) -> None:
         raise ConfigError(f"the element has no feature {name!r}; it has: {', '.join(sorted(element))}")
 
 
-def with_added(element: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+def add_features(element: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """An element with more entries.
 
     Raises:

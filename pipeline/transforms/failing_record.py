@@ -21,12 +21,14 @@ from .apply import Transform
 from .image_ops import decode
 from .images import ImageTransform
 
-__all__ = ["FailedBatch", "watched"]
+__all__ = ["FailedBatch", "explain_failures"]
 
 _NOT_SAID = re.compile(r"^\{\{.*?\}\} | \[Op:.*$|\s*\[\[.*$", re.DOTALL)  # of TensorFlow's text: where in its graph
 
 
-def watched(dataset: tf.data.Dataset, first: int, stop: int, explain: Callable[[int], Exception]) -> tf.data.Dataset:
+def explain_failures(
+    dataset: tf.data.Dataset, first: int, stop: int, explain: Callable[[int], Exception]
+) -> tf.data.Dataset:
     """The same batches; in the place of one that fails comes the error that explains it.
 
     Batches are numbered by zipping, which counts those that fail, too. These are then left out, so the next one has not

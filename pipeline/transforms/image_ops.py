@@ -11,13 +11,13 @@ import tensorflow as tf
 from ...sharding.errors import ConfigError
 from ...sharding.formats.images.file_types import BMP_GREYS
 from ..select.sample_columns import SAMPLE_KEY
-from .apply import check_has
+from .apply import require_feature
 from .image_options import CentreCrop, ColourJitter, Normalisation, RandomCrop
 
 if TYPE_CHECKING:
     from .images import ImageTransform
 
-__all__ = ["crop_window", "decode", "fitted", "normalise", "transform_images"]
+__all__ = ["crop_window", "decode", "normalise", "resize", "transform_images"]
 
 _ONLY_COLOURS = (b"GIF8", b"RIFF", b"BM")  # how GIF, WebP and BMP begin, of which TensorFlow makes no grey
 _NO_PALETTES = (
@@ -37,7 +37,7 @@ def transform_images(element: Mapping[str, Any], options: ImageTransform) -> dic
     Raises:
         ConfigError: the element lacks the feature, or the keys to draw by.
     """
-    check_has(element, options.feature)
+    require_feature(element, options.feature)
     if options.random and SAMPLE_KEY not in element:
         raise ConfigError(f"random augmentation draws by {SAMPLE_KEY!r}: make the Loader with sample_keys=True")
     values = element[options.feature]
@@ -71,7 +71,7 @@ def _held(options: ImageTransform) -> tf.DType:
 def _one_image(value: Any, key: Any, options: ImageTransform) -> Any:
     """One image of the wanted size in [0, 255]."""
     crop_key, draws = _draws(key)
-    image = fitted(tf.cast(_cropped(value, crop_key, options), tf.float32), options.size)
+    image = resize(tf.cast(_cropped(value, crop_key, options), tf.float32), options.size)
     if options.flip_left_right:
         image = tf.where(draws[0] < 0.5, image[:, ::-1], image)
     if options.flip_up_down:
@@ -151,7 +151,7 @@ class _Head:
         self.is_palette_bitmap = few & ~((bits == 8) & (palette == BMP_GREYS))
 
 
-def fitted(image: Any, size: Sequence[int]) -> Any:
+def resize(image: Any, size: Sequence[int]) -> Any:
     """A float32 image [height, width, channels] of a size, by antialiased bilinear filtering; as it is, if it fits."""
     fits = tf.reduce_all(tf.equal(tf.shape(image)[:2], size))
     image = tf.cond(fits, lambda: image, lambda: tf.image.resize(image, size, antialias=True))

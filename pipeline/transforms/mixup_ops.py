@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ...sharding.errors import ConfigError
 from ..select.sample_columns import CLASS_ID, SAMPLE_KEY, SOFT_LABEL, WEIGHT
-from .apply import check_has
+from .apply import require_feature
 
 if TYPE_CHECKING:
     from .mixup import CutMix, Mixup
@@ -67,7 +67,7 @@ def box_mask(shares: Any, rows: Any, columns: Any, height: Any, width: Any) -> A
 
 def _check(element: Mapping[str, Any], features: Sequence[str], group: int) -> None:
     for name in features:
-        check_has(element, name)
+        require_feature(element, name)
         if isinstance(element[name], tf.RaggedTensor):
             raise ConfigError(f"feature {name!r} is of variable length, and cannot be mixed; pad it first, by Pad")
         if not tf.as_dtype(element[name].dtype).is_floating:

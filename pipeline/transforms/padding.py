@@ -10,7 +10,7 @@ import numpy as np
 
 from ...sharding.common.option_checks import boolean, integer, text
 from ...sharding.errors import ConfigError
-from .apply import GraphTransform, with_added
+from .apply import GraphTransform, add_features
 
 __all__ = ["Pad"]
 
@@ -80,7 +80,7 @@ class Pad(GraphTransform):
         shape = [values.shape[0], self.length] if self.length is not None else tf.stack([-1, width])
         filler = None if self.value is None else _constant(self.value, values.dtype)
         padded = {**element, self.feature: values.to_tensor(filler, shape=shape)}
-        return with_added(padded, {f"{self.feature}_length": lengths, f"{self.feature}_mask": inside})
+        return add_features(padded, {f"{self.feature}_length": lengths, f"{self.feature}_mask": inside})
 
 
 def _fits(value: Any, dtype: Any) -> bool:

@@ -18,7 +18,7 @@ from ...sharding.errors import ConfigError
 from ...sharding.prepare.column_names import check_columns
 from ...sharding.schema import Feature
 from ..select.selected_columns import check_fill
-from .apply import GraphTransform, check_has, with_added
+from .apply import GraphTransform, add_features, require_feature
 from .tabular_plan import CategoryColumn, NumericColumn, TabularPlan
 
 __all__ = ["TabularTransform", "missing_codes", "plan_columns"]
@@ -49,8 +49,8 @@ class TabularTransform(GraphTransform):
         from .tabular_ops import tabular_inputs
 
         for name in [*(c.name for c in self.plan.numeric), *(c.name for c in self.plan.categories)]:
-            check_has(element, name)
-        return with_added(element, tabular_inputs(element, self.plan))
+            require_feature(element, name)
+        return add_features(element, tabular_inputs(element, self.plan))
 
 
 def plan_columns(

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from ringfeed.pipeline import Loader
 from ringfeed.pipeline import loader as loader_module
-from ringfeed.pipeline.decode.columns import Columns, copied
+from ringfeed.pipeline.decode.columns import Columns, copy_columns
 from ringfeed.pipeline.metrics.stage_counters import Counters
 from ringfeed.pipeline.select.sample_columns import CLASS_ID
 from ringfeed.pipeline.streams import open_window as opening
@@ -459,9 +459,9 @@ def test_of_many_windows_in_one_chunk_each_is_copied_once(make_dataset: Make, mo
 
     def noted(columns: Columns) -> Columns:
         rows.append(len(columns[CLASS_ID]))
-        return copied(columns)
+        return copy_columns(columns)
 
-    monkeypatch.setattr(streams, "copied", noted)
+    monkeypatch.setattr(streams, "copy_columns", noted)
     read(Loader(make_dataset(RECORDS, shards=60), batch_size=100, streams=1))
     assert RECORDS / 2 < sum(rows) < RECORDS
 

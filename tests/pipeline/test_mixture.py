@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ringfeed.pipeline import Loader, Mixture, Ramp
 from ringfeed.pipeline import mixture as mixing
-from ringfeed.pipeline.decode.columns import Columns, copied
+from ringfeed.pipeline.decode.columns import Columns, copy_columns
 from ringfeed.pipeline.order.class_balance import ClassSchedule
 from ringfeed.pipeline.select.sample_columns import CLASS_ID
 from ringfeed.pipeline.streams.prefetch_budget import PrefetchBudget
@@ -288,9 +288,9 @@ def test_of_many_epochs_of_a_dataset_in_one_chunk_each_is_copied_once(
 
     def noted(columns: Columns) -> Columns:
         rows.append(len(columns[CLASS_ID]))
-        return copied(columns)
+        return copy_columns(columns)
 
-    monkeypatch.setattr(mixing, "copied", noted)
+    monkeypatch.setattr(mixing, "copy_columns", noted)
     read(Mixture({"small": {"url": make_dataset(90)}}, batch_size=90, streams=1, steps_per_epoch=20))
     assert 900 < sum(rows) < 1800
 

@@ -169,7 +169,7 @@ def profile(
         drained = _drain(loader, total, progress, end_if_told)
     seconds = drained.first_batch_seconds + drained.seconds
     stages = _stages(loader.stats(), seconds)
-    bottleneck = name_bottleneck(stages, parses=loader.undecoded and not loader.finds)
+    bottleneck = name_bottleneck(stages, parses=loader.undecoded and not loader.locates_features)
     samples = total * loader.local_batch_size
     return Profile(
         url=url,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.pipeline.decode.columns import concat_columns, copied, slice_columns, take_from_segments
+from ringfeed.pipeline.decode.columns import concat_columns, copy_columns, slice_columns, take_from_segments
 from ringfeed.pipeline.decode.interleave import interleave
-from ringfeed.pipeline.decode.row_views import Picked
+from ringfeed.pipeline.decode.row_views import RowViews
 from ringfeed.sharding.compute import kernels
 from ringfeed.sharding.formats.parquet_pages import InPlace
 from ringfeed.sharding.schema import Feature, Schema
@@ -57,9 +57,9 @@ def test_a_batch_is_what_was_picked_for_it(
                     {"x": lying(x, in_place=lies), "y": y}
                     for x, y, lies in zip(np.split(values, ends), np.split(numbers, ends), in_place, strict=False)
                 ]
-                taken = [*map(copied, taken), take_from_segments(segments, starts.tolist(), rows)]
+                taken = [*map(copy_columns, taken), take_from_segments(segments, starts.tolist(), rows)]
                 wanted.append((values[rows], numbers[rows]))
-            assert isinstance(taken[-1]["x"], Picked) == compiled
+            assert isinstance(taken[-1]["x"], RowViews) == compiled
             parts.append(concat_columns(taken))
             expected.append([np.concatenate(each) for each in zip(*wanted, strict=True)])
         batches = interleave(parts, WIDTHS, steps, SCHEMA, None)
@@ -86,7 +86,7 @@ def test_memory_is_held_for_what_was_picked_and_not_for_its_copy() -> None:
     expected, holds = values[[3, 1]].tobytes(), sys.getrefcount(values)
     picked = take_from_segments([{"x": values}], [0], np.array([3, 1]))
     assert sys.getrefcount(values) > holds
-    own = copied(picked)["x"]
+    own = copy_columns(picked)["x"]
     del picked
     assert sys.getrefcount(values) == holds
     assert own.tobytes() == expected
@@ -96,6 +96,6 @@ def test_numbers_that_are_kept_hold_nothing_that_they_were_gathered_with() -> No
     numbers = np.arange(9)
     part = slice_columns({"y": numbers}, 2, 4)
     assert np.shares_memory(part["y"], numbers)
-    own = copied(part)["y"]
+    own = copy_columns(part)["y"]
     assert own.tolist() == [2, 3]
     assert not np.shares_memory(own, numbers)

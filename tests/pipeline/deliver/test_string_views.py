@@ -15,7 +15,7 @@ from ringfeed.pipeline import loader as loader_module
 from ringfeed.pipeline.decode import columns
 from ringfeed.pipeline.decode.columns import copy_views, view_bytes
 from ringfeed.pipeline.deliver import to_tensorflow as delivery
-from ringfeed.pipeline.deliver.string_views import copy_operation, locate_views
+from ringfeed.pipeline.deliver.string_views import copy_views_operation, locate_views
 from ringfeed.sharding import BuildOptions, build
 
 
@@ -30,7 +30,7 @@ def test_the_copies_are_those_of_python(values: list[bytes], start: int, margin:
         patch.setattr(columns, "_VIEW_SPAN", span)
         views = view_bytes(pa.py_buffer(b"".join(values)), ends - [len(value) for value in values], ends).slice(start)
     addresses, lengths = locate_views(views, before=margin, after=margin)
-    copy = copy_operation()
+    copy = copy_views_operation()
     assert copy is not None
     found = copy(addresses, lengths).numpy().tolist()
     assert found == copy_views(views, before=margin, after=margin).tolist()
@@ -39,14 +39,14 @@ def test_the_copies_are_those_of_python(values: list[bytes], start: int, margin:
 
 @pytest.mark.parametrize("lengths", [tf.zeros([2], tf.int64), tf.zeros([3, 2], tf.int64)])
 def test_addresses_and_lengths_of_other_shapes_are_refused(lengths: tf.Tensor) -> None:
-    copy = copy_operation()
+    copy = copy_views_operation()
     assert copy is not None
     with pytest.raises(tf.errors.InvalidArgumentError, match="one shape"):
         copy(tf.zeros([2, 3], tf.int64), lengths)
 
 
 def test_a_negative_length_is_refused() -> None:
-    copy = copy_operation()
+    copy = copy_views_operation()
     assert copy is not None
     with pytest.raises(tf.errors.InvalidArgumentError, match="negative"):
         copy(tf.zeros([2], tf.int64), tf.constant([0, -1], tf.int64))
@@ -70,10 +70,10 @@ def test_batches_are_the_same_without_the_operation(
         calls.append(views)
         return operation(*views)
 
-    operation, epochs = copy_operation(), []
+    operation, epochs = copy_views_operation(), []
     assert operation is not None
     for chosen in (counted, None):
-        monkeypatch.setattr(delivery, "copy_operation", lambda chosen=chosen: chosen)
+        monkeypatch.setattr(delivery, "copy_views_operation", lambda chosen=chosen: chosen)
         epoch = Loader(str(tmp_path / "data"), batch_size=48, seed=3, fill={"text": "?"} if nulls else {}).epoch(1, 4)
         epochs.append([{name: (v.dtype, to_list(v)) for name, v in batch.items()} for batch in epoch])
         assert calls

@@ -15,7 +15,7 @@ import tensorflow as tf
 from ringfeed.pipeline import Loader
 from ringfeed.pipeline import loader as loader_module
 from ringfeed.pipeline.deliver import to_tensorflow as delivery
-from ringfeed.pipeline.deliver.generator_dataset import generated_dataset
+from ringfeed.pipeline.deliver.generator_dataset import generator_dataset_maker
 from ringfeed.pipeline.deliver.to_tensorflow import feature_spec, parse_batch
 from ringfeed.sharding import BuildOptions, ConfigError, build, open_dataset
 from tests.helpers.lean import lean_environment
@@ -190,9 +190,9 @@ def test_loaders_that_deliver_alike_share_a_trace_and_nothing_else(
 
     def counted(*arguments: Any) -> Any:
         traced.append(arguments)
-        return generated_dataset(*arguments)
+        return generator_dataset_maker(*arguments)
 
-    monkeypatch.setattr(delivery, "generated_dataset", counted)
+    monkeypatch.setattr(delivery, "generator_dataset_maker", counted)
     monkeypatch.setattr(delivery, "_makers", {})
     options: list[dict[str, Any]] = [{"seed": 4}, {"seed": 5}, {"balance": "uniform"}, {"sample_keys": True}]
     loaders = [Loader(make_dataset(), batch_size=10, **each) for each in options]

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from ringfeed.pipeline import ImageTransform, Loader, Mixture
-from ringfeed.pipeline.transforms.failing_record import watched
+from ringfeed.pipeline.transforms.failing_record import explain_failures
 from ringfeed.sharding import BuildOptions, ConfigError, CorruptionError, DatasetError, RingfeedError, build
 from ringfeed.tools.cli import main
 from tests.helpers.numbered_records import rewrite
@@ -216,7 +216,7 @@ def test_the_first_batch_that_fails_is_explained_and_those_before_come(bad: set[
         return DatasetError(f"step {step} is bad")
 
     plain = tf.data.Dataset.range(6).map(of, 3, deterministic=True)
-    batches = watched(plain, 0, 6, explain)
+    batches = explain_failures(plain, 0, 6, explain)
     assert batches.element_spec == plain.element_spec
     assert batches.cardinality() == 6
     came: list[int] = []
@@ -241,6 +241,6 @@ def test_an_error_of_the_loader_that_is_not_ringfeed_s_own_is_no_transform_s(
     def fail(*args: Any, **options: Any) -> Any:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(loader, "_gathered", fail)
+    monkeypatch.setattr(loader, "_gather_chunks", fail)
     with pytest.raises(MemoryError, match="no room"), loader.own_errors():
         list(loader.epoch(0, transform=lambda batch: batch))

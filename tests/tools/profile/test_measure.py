@@ -56,7 +56,7 @@ def test_long_records_that_are_found_and_not_parsed_are_not_said_to_be(
     table = pa.table({"blob": [bytes([i]) * (8000 + i) for i in range(64)], "y": [i % 2 for i in range(64)]})
     pq.write_table(table, tmp_path / "s.parquet")
     build(BuildOptions(source=str(tmp_path / "s.parquet"), destination=str(tmp_path / "d"), label="y", shards=2))
-    assert Loader(tmp_path / "d", batch_size=8).finds
+    assert Loader(tmp_path / "d", batch_size=8).locates_features
     told: list[bool] = []
 
     def named(stages: tuple[StageProfile, ...], *, parses: bool) -> str:
