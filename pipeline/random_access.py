@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..sharding.common.fork_safe_locks import renew_in_forks
-from ..sharding.dataset.consistency import as_described
+from ..sharding.dataset.consistency import corruption_errors
 from ..sharding.dataset.manifest import ShardInfo
 from ..sharding.formats.example_decode import decode_example
 from ..sharding.formats.example_encode import RecordLayout
@@ -76,7 +76,7 @@ class RandomAccess:
         shard = self._shard(number, make_fetcher)
         row = index - int(self._stops[number - 1] if number else 0)
         class_id = shard.class_ids[[row]]
-        with as_described(f"record {index} of the split"):
+        with corruption_errors(f"record {index} of the split"):
             return self._decoded(shard, row, class_id), int(class_id[0])
 
     def _decoded(self, shard: OpenShard, row: int, class_id: npt.NDArray[np.int32]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...sharding.dataset.consistency import as_described
+from ...sharding.dataset.consistency import corruption_errors
 from ...sharding.dataset.dataset import Dataset
 from ...sharding.dataset.manifest import ShardInfo
 from ...sharding.dataset.shard_index import index_rows
@@ -181,10 +181,10 @@ class ShardOpener:
             return OpenShard(columns=columns, class_ids=ids, first=there.start, index=index)
 
     def _described(self, info: ShardInfo) -> AbstractContextManager[None]:
-        return as_described(self._dataset.storage.locate(info.path))
+        return corruption_errors(self._dataset.storage.locate(info.path))
 
     def _sums(self, info: ShardInfo, index: pa.RecordBatch) -> bytes | None:
-        with as_described(self._dataset.storage.locate(info.index_path)):
+        with corruption_errors(self._dataset.storage.locate(info.index_path)):
             return sums_in_index(index)
 
     def _few_columns(self) -> frozenset[str] | None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...sharding.dataset.consistency import as_described
+from ...sharding.dataset.consistency import corruption_errors
 from ...sharding.errors import RingfeedError
 from ...sharding.formats.arrow_binary import data_of, offsets_of
 from ...sharding.formats.example_decode import decode_examples
@@ -109,7 +109,7 @@ def _decode_messages(columns: Columns, stored: Schema, schema: Schema, fill: Map
     frames: Any = columns[EXAMPLES]
     offsets, data = offsets_of(frames), np.frombuffer(data_of(frames), np.uint8)
     starts, ends = offsets[:-1] + HEADER_BYTES, offsets[1:] - FOOTER_BYTES
-    with as_described("a record"):
+    with corruption_errors("a record"):
         table = pa.Table.from_batches([decode_examples(data, starts, ends, stored, schema.names)])
         decoded = filled_columns(table, schema, fill)
     return {**decoded, **{name: values for name, values in columns.items() if name != EXAMPLES}}

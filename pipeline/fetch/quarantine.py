@@ -19,7 +19,7 @@ from ...sharding.common.fork_safe_locks import renew_in_forks
 from ...sharding.common.option_checks import choice
 from ...sharding.compute.class_counts import ClassCounts, count_matrix
 from ...sharding.compute.keyed_random import shuffled
-from ...sharding.dataset.dataset import Dataset, remedy
+from ...sharding.dataset.dataset import Dataset, repair_hint
 from ...sharding.dataset.manifest import ShardInfo
 from ...sharding.errors import ConfigError, CorruptionError
 from ..metrics.stage_counters import Counters
@@ -66,7 +66,7 @@ class Quarantine:
                 f"quarantined: {dataset.storage.locate()} has no shard {min(unknown)!r} in the split {split!r}"
             )
         self._root = dataset.storage.locate()
-        self._remedy = remedy(dataset.storage)
+        self._remedy = repair_hint(dataset.storage)
         self._shards = shards
         self.accepts = on_bad_shard == "quarantine"
         self._paths = set(paths)

@@ -18,14 +18,14 @@ import pyarrow as pa
 
 from ...sharding.common.checksums import checksum
 from ...sharding.dataset.damage import Damage
-from ...sharding.dataset.dataset import Dataset, open_dataset, remedy
+from ...sharding.dataset.dataset import Dataset, open_dataset, repair_hint
 from ...sharding.dataset.manifest import ShardInfo
 from ...sharding.dataset.shard_index import Index, read_index
 from ...sharding.errors import CorruptionError, DatasetError, RangesError, RingfeedError, StorageError
 from ...sharding.formats.block_checksums import BLOCK_BYTES, are_whole
 from ...sharding.formats.tfrecord import frames_are_whole
 from ...sharding.storage.retry import is_transient
-from ...sharding.storage.staging import Measure, iterate_blocks
+from ...sharding.storage.staging import FileInfo, iterate_blocks
 from ...sharding.storage.storage import Storage
 from ...sharding.verifying.locate import locate_in_index, locate_in_shard
 from ..metrics.stage_counters import Counters
@@ -202,11 +202,10 @@ class SourceReader:
         where = self._storage.locate(written.index_path if in_index else written.path)
         error = self._rewritten(written, where)
         if error is None and wrong.data is None:
-            error = CorruptionError(f"{where} is missing; {remedy(self._storage)}")
+            error = CorruptionError(f"{where} is missing; {repair_hint(self._storage)}")
         elif error is None:
-            error = CorruptionError(
-                f"{where} is damaged: {self._damage(written, wrong.data, in_index=in_index)}; {remedy(self._storage)}"
-            )
+            damage = self._damage(written, wrong.data, in_index=in_index)
+            error = CorruptionError(f"{where} is damaged: {damage}; {repair_hint(self._storage)}")
         error.__cause__ = wrong.cause
         return error
 
@@ -228,7 +227,7 @@ class SourceReader:
 
     def _damage(self, shard: ShardInfo, data: pa.Buffer, *, in_index: bool) -> str:
         """What is wrong, and where: by record and offset, or by row group and column."""
-        found = Measure(bytes=data.size, checksum=checksum(data))
+        found = FileInfo(bytes=data.size, checksum=checksum(data))
         try:
             if self._storage.local_path is not None:
                 return _locate(self._storage, self._dataset, shard, found, in_index=in_index).problem
@@ -252,7 +251,7 @@ def _read_whole(storage: Storage, path: str) -> pa.Buffer:
         return pa.py_buffer(b"".join(iterate_blocks(storage, path)))  # which of ranges says nothing
 
 
-def _locate(storage: Storage, dataset: Dataset, shard: ShardInfo, found: Measure, *, in_index: bool) -> Damage:
+def _locate(storage: Storage, dataset: Dataset, shard: ShardInfo, found: FileInfo, *, in_index: bool) -> Damage:
     if in_index:
         data = storage.map(shard.path)
         intact = data.size == shard.bytes and checksum(data) == shard.checksum

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...sharding.compute.class_counts import ClassCounts, count_matrix
-from ...sharding.dataset.consistency import as_described
-from ...sharding.dataset.dataset import Dataset, read_checked, remedy
+from ...sharding.dataset.consistency import corruption_errors
+from ...sharding.dataset.dataset import Dataset, read_checked, repair_hint
 from ...sharding.dataset.manifest import ShardInfo
 from ...sharding.dataset.shard_records import decode_tfrecord, read_index_rows
 from ...sharding.errors import ConfigError, CorruptionError, RingfeedError
@@ -175,7 +175,7 @@ class Selection:
         """The records of a shard on storage that are let through."""
         storage, manifest = self._dataset.storage, self._dataset.manifest
         if manifest.shard_format == "parquet":
-            with as_described(storage.locate(shard.path)), self._opened(shard) as file:
+            with corruption_errors(storage.locate(shard.path)), self._opened(shard) as file:
                 return filter_parquet(file, self._filter, check_pages=True)
         index = None if manifest.layout is not None else read_index_rows(storage, manifest, shard)
         return self._filter_tfrecord(shard, read_checked(storage, shard.path, shard.bytes, shard.checksum), index)
@@ -183,7 +183,7 @@ class Selection:
     def _filter_tfrecord(self, shard: ShardInfo, data: pa.Buffer, index: pa.RecordBatch | None) -> FilteredRows:
         written = self._written[shard.path]
         batches = decode_tfrecord(self._dataset.manifest, written, data, index, sorted(self._filter.columns))
-        with as_described(self._dataset.storage.locate(shard.path)):
+        with corruption_errors(self._dataset.storage.locate(shard.path)):
             return filter_records(batches, self._filter, shard.bytes)
 
     @contextmanager
@@ -194,7 +194,7 @@ class Selection:
             with storage.open_input(shard.path, read_ahead=False) as file:
                 yield file
         except FileNotFoundError as error:
-            raise CorruptionError(f"{where} is missing; {remedy(storage)}") from error
+            raise CorruptionError(f"{where} is missing; {repair_hint(storage)}") from error
         except RingfeedError:
             raise
         except (OSError, pa.ArrowInvalid) as error:

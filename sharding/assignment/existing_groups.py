@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..dataset.earlier_shards import Stored
+from ..dataset.earlier_shards import EarlierShards
 from ..dataset.manifest import Manifest, ShardInfo
 from ..dataset.shard_records import read_shard
 from ..engines.executors import run_tasks
@@ -48,11 +48,11 @@ class GroupsThere:
         return splits
 
 
-def read_groups(stored: Stored, base: Manifest, column: str, names: list[str], pool: Executor) -> GroupsThere:
+def read_groups(earlier: EarlierShards, base: Manifest, column: str, names: list[str], pool: Executor) -> GroupsThere:
     """The groups in a dataset, or in the first of its generations.
 
     Args:
-        stored: its shards.
+        earlier: its shards.
         base: what it says of itself, or said when it had fewer generations.
         column: that names the groups.
         names: of the splits, all those of the dataset among them.
@@ -61,12 +61,12 @@ def read_groups(stored: Stored, base: Manifest, column: str, names: list[str], p
     Raises:
         DatasetError: a group is in two splits, or a shard is damaged.
     """
-    shards = stored.shards
+    shards = earlier.shards
     values = pa.array([], base.schema[column].primitive)
     splits = np.empty(0, np.int32)
     for start in range(0, len(shards), _AT_ONCE):
         some = shards[start : start + _AT_ONCE]
-        found = _read(stored, some, column, pool)
+        found = _read(earlier, some, column, pool)
         mine = [np.full(len(f), names.index(s.split), np.int32) for f, s in zip(found, some, strict=True)]
         encoded = pa.chunked_array([values, *found]).dictionary_encode().combine_chunks()
         codes, all_splits = encoded.indices.to_numpy(), np.concatenate([splits, *mine])
@@ -75,7 +75,7 @@ def read_groups(stored: Stored, base: Manifest, column: str, names: list[str], p
         if (twice := np.flatnonzero(splits[codes] != all_splits)).size:
             group = values[int(codes[twice[0]])].as_py()
             raise DatasetError(
-                f"{stored.storage.url} has records of {column}={group!r} in two splits: it is not divided by "
+                f"{earlier.storage.url} has records of {column}={group!r} in two splits: it is not divided by "
                 f"--group-by {column} any more; build all records anew"
             )
     written = base.written  # a repair may have left records out: what was decided then counted them
@@ -83,14 +83,14 @@ def read_groups(stored: Stored, base: Manifest, column: str, names: list[str], p
     return GroupsThere(values=values, splits=splits, class_counts=class_counts)
 
 
-def _read(stored: Stored, shards: Sequence[ShardInfo], column: str, pool: Executor) -> list[pa.Array]:
-    jobs = [(groups_in_shard, (stored.folder(shard), stored.manifest, shard, column)) for shard in shards]
+def _read(earlier: EarlierShards, shards: Sequence[ShardInfo], column: str, pool: Executor) -> list[pa.Array]:
+    jobs = [(groups_in_shard, (earlier.folder(shard), earlier.manifest, shard, column)) for shard in shards]
     try:
         return run_tasks(pool, jobs)
     except CorruptionError as error:
         raise CorruptionError(
             f"{error}; which split each group is in, is read from the shards that are there: repair them first with: "
-            f"shard-dataset repair {stored.storage.locate()}"
+            f"shard-dataset repair {earlier.storage.locate()}"
         ) from error
 
 

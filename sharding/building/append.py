@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from ..common.option_checks import check_flags, take_integers, take_shares
 from ..dataset.dataset import Dataset, open_dataset
-from ..dataset.earlier_shards import Stored
+from ..dataset.earlier_shards import EarlierShards
 from ..dataset.manifest import Manifest
 from ..destination.dataset_draft import draft_dataset
 from ..errors import ConfigError, DestinationError, SourceError
@@ -161,7 +161,7 @@ def plan_append(options: AppendOptions, *, executor: Executor | None = None, rep
     decided = options.for_dataset(dataset)
     with _telling_kind(dataset.manifest, options):
         source = open_like(dataset.manifest.schema, decided)
-    plan = plan_source(source, decided, dataset.manifest, Stored.of(dataset), executor=executor, report=report)
+    plan = plan_source(source, decided, dataset.manifest, EarlierShards.of(dataset), executor=executor, report=report)
     _check_new(dataset.manifest, plan, options)
     return plan
 

@@ -7,9 +7,9 @@ from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
-from ..dataset.earlier_shards import Stored
+from ..dataset.earlier_shards import EarlierShards
 from ..dataset.file_names import rejected_name
-from ..dataset.manifest import Manifest, ShardInfo, describe
+from ..dataset.manifest import Manifest, ShardInfo, file_info
 from ..dataset.shard_table import seal
 from ..dataset.tfds_files import tfds_files
 from ..destination.dataset_draft import DatasetDraft, Purpose, draft_dataset
@@ -112,12 +112,12 @@ def write_dataset(
     remove_other_spill(draft.lease.previous, options.destination, root)
     absent = root.absent_folders()
     base = None if draft.base is None else draft.base.manifest
-    stored = None if draft.base is None else Stored.of(draft.base)
+    earlier = None if draft.base is None else EarlierShards.of(draft.base)
     with ExitStack() as workers:
         pool = workers.enter_context(build_engine(options, options.destination)) if executor is None else executor
         try:
             scratch = open_scratch(root) if options.needs_census else None
-            plan = make_plan(source, options, base, stored, root, scratch, pool, report)
+            plan = make_plan(source, options, base, earlier, root, scratch, pool, report)
             result = committed(plan)
             if result is None:
                 fingerprint = plan.fingerprint(options)
@@ -128,7 +128,7 @@ def write_dataset(
                     manifest, infos = merge_generation(draft.base, manifest, infos)
                     beside = tfds_files(manifest, infos)
                     draft.write_all(beside)
-                    about = {path: describe(data) for path, data in beside.items()}
+                    about = {path: file_info(data) for path, data in beside.items()}
                     manifest = replace(manifest, files=dict(manifest.files) | about)
                 result, table = seal(manifest, infos)
                 draft.commit(result, table)
@@ -202,5 +202,5 @@ def _write(
         beside |= {rejected_name(plan.assignment.generation): encode_rejected(plan.rejected)}
     if beside:
         draft.write_all(beside)
-    files = gathered.files() | {path: describe(data) for path, data in beside.items()}
+    files = gathered.files() | {path: file_info(data) for path, data in beside.items()}
     return replace(manifest, files=files), infos

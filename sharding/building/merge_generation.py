@@ -10,7 +10,7 @@ from ..dataset.dataset import Dataset
 from ..dataset.file_names import table_name
 from ..dataset.manifest import Manifest, ShardInfo, SplitInfo
 from ..dataset.statistics import merge_statistics
-from ..dataset.tfds_files import is_tfds
+from ..dataset.tfds_files import is_tfds_file
 
 __all__ = ["merge_generation"]
 
@@ -35,7 +35,7 @@ def merge_generation(base: Dataset, added: Manifest, shards: Sequence[ShardInfo]
         splits=_merge_splits(manifest.splits, added.splits, classes),
         layout=manifest.layout if kept else None,
         shards_path=table_name(len(generations) - 1),
-        files={path: info for path, info in manifest.files.items() if not is_tfds(path)} | dict(added.files),
+        files={path: info for path, info in manifest.files.items() if not is_tfds_file(path)} | dict(added.files),
         lost=tuple(
             replace(entry, class_counts=tuple(padded_counts(entry.class_counts, classes))) for entry in manifest.lost
         ),

@@ -15,7 +15,7 @@ from ..assignment.existing_groups import read_groups
 from ..assignment.label_counts import LabelCounts, StratumCounts, Tally, count_classes
 from ..assignment.size_balance import deal_records
 from ..assignment.split_by_column import Division, divide, open_census
-from ..dataset.earlier_shards import Stored
+from ..dataset.earlier_shards import EarlierShards
 from ..dataset.manifest import Manifest
 from ..destination.dataset_draft import check_apart, check_spill
 from ..destination.spill import side_folder, spill_root
@@ -57,13 +57,13 @@ def plan_source(
     source: Source,
     options: BuildOptions,
     base: Manifest | None = None,
-    stored: Stored | None = None,
+    earlier: EarlierShards | None = None,
     *,
     executor: Executor | None = None,
     report: Report = ignore,
 ) -> BuildPlan:
     """`plan_build` of a source that was opened, or of an append to a dataset."""
-    with open_plan(source, options, base, stored, executor=executor, report=report) as plan:
+    with open_plan(source, options, base, earlier, executor=executor, report=report) as plan:
         return plan
 
 
@@ -72,7 +72,7 @@ def open_plan(
     source: Source,
     options: BuildOptions,
     base: Manifest | None = None,
-    stored: Stored | None = None,
+    earlier: EarlierShards | None = None,
     *,
     executor: Executor | None = None,
     report: Report = ignore,
@@ -83,7 +83,7 @@ def open_plan(
         build_engine(options) if executor is None else nullcontext(executor) as pool,
         side_folder(root) if options.needs_census else nullcontext() as scratch,
     ):
-        yield make_plan(source, options, base, stored, root, scratch, pool, report)
+        yield make_plan(source, options, base, earlier, root, scratch, pool, report)
 
 
 def open_build_source(options: BuildOptions, types: Mapping[str, Feature] = NO_FEATURES) -> Source:
@@ -113,7 +113,7 @@ def make_plan(
     source: Source,
     options: BuildOptions,
     base: Manifest | None,
-    stored: Stored | None,
+    earlier: EarlierShards | None,
     root: Storage,
     scratch: Storage | None,
     pool: Executor,
@@ -125,7 +125,7 @@ def make_plan(
         source: opened.
         options: of the build.
         base: the dataset that is appended to, or None.
-        stored: its shards. Or None, where nothing is read of them.
+        earlier: its shards. Or None, where nothing is read of them.
         root: of the spill.
         scratch: the folder for the census, if one is needed; it has to stay as long as the plan.
         pool: where to run tasks.
@@ -143,7 +143,7 @@ def make_plan(
             pool,
             root,
             lambda done, total, records: report(Progress(stage="dedup", done=done, total=total, records=records)),
-            None if stored is None or stored.again else records_there(stored),
+            None if earlier is None or earlier.same_source else records_there(earlier),
             [] if base is None else [generation.source["fingerprint"] for generation in base.all_generations],
         )
     census: Census | None = None
@@ -173,8 +173,8 @@ def make_plan(
     else:
         there = None
         if base is not None and options.group_by is not None:
-            assert stored is not None
-            there = read_groups(stored, base, options.group_by, list(options.splits), pool)
+            assert earlier is not None
+            there = read_groups(earlier, base, options.group_by, list(options.splits), pool)
         shares = None if options.group_by is None else options.splits
         division = divide(
             census, len(source.parts), values, seed=options.seed, group_shares=shares, existing_groups=there

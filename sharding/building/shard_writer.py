@@ -18,7 +18,7 @@ import pyarrow as pa
 from ..common.checksums import Checksum, checksum
 from ..compute.class_counts import ClassCounts
 from ..dataset import dali_index as dali
-from ..dataset.manifest import FileInfo, ShardInfo, describe
+from ..dataset.manifest import FileInfo, ShardInfo, file_info
 from ..dataset.statistics import FeatureStatistics, merge_statistics, summarise
 from ..formats import RecordLayout, encode_shard, open_encoder
 from ..formats.block_checksums import BlockSums
@@ -155,7 +155,7 @@ def write_shard(
         index_bytes=index.size,
         index_checksum=checksum(index),
     )
-    return info, statistics, next((describe(text) for text in extra.values()), None)
+    return info, statistics, next((file_info(text) for text in extra.values()), None)
 
 
 def _dali_file(path: str, index: pa.Buffer) -> dict[str, bytes]:

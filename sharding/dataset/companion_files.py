@@ -9,23 +9,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..errors import RingfeedError
-from ..storage.staging import Measure, staged
+from ..storage.staging import FileInfo, staged
 from ..storage.storage import Storage
 from . import dali_index as dali
 from .damage import Damage, first_difference, kind_of_size
 from .dataset import read_checked
-from .manifest import Manifest, ShardInfo, describe
-from .tfds_files import is_tfds, tfds_files
+from .manifest import Manifest, ShardInfo, file_info
+from .tfds_files import is_tfds_file, tfds_files
 
-__all__ = ["locate_in_companion", "remake", "shard_of"]
+__all__ = ["locate_in_companion", "rebuild_companion", "shard_of_index"]
 
 
-def shard_of(path: str, shards: Sequence[ShardInfo]) -> ShardInfo | None:
+def shard_of_index(path: str, shards: Sequence[ShardInfo]) -> ShardInfo | None:
     """The shard that a file is the DALI index of."""
     return next((shard for shard in shards if dali.index_name(shard.path) == path), None)
 
 
-def remake(storage: Storage, manifest: Manifest, shards: Sequence[ShardInfo], path: str) -> bytes | None:
+def rebuild_companion(storage: Storage, manifest: Manifest, shards: Sequence[ShardInfo], path: str) -> bytes | None:
     """The bytes of a file for another program; None if it is not known what it was made from.
 
     Args:
@@ -38,16 +38,16 @@ def remake(storage: Storage, manifest: Manifest, shards: Sequence[ShardInfo], pa
         CorruptionError: the index that it is made from is damaged.
         StorageError: the store refuses.
     """
-    if is_tfds(path):
+    if is_tfds_file(path):
         return tfds_files(manifest, shards).get(path)
-    shard = shard_of(path, shards)
+    shard = shard_of_index(path, shards)
     if shard is None:
         return None
     return dali.index_text(read_checked(storage, shard.index_path, shard.index_bytes, shard.index_checksum))
 
 
 def locate_in_companion(
-    storage: Storage, manifest: Manifest, shards: Sequence[ShardInfo], path: str, found: Measure
+    storage: Storage, manifest: Manifest, shards: Sequence[ShardInfo], path: str, found: FileInfo
 ) -> Damage:
     """What is wrong with such a file whose checksum is wrong.
 
@@ -60,7 +60,7 @@ def locate_in_companion(
     """
     expected = manifest.files[path]
     try:
-        original = remake(storage, manifest, shards, path)
+        original = rebuild_companion(storage, manifest, shards, path)
     except RingfeedError:
         original = None  # what it was made from is damaged as well
     damage = Damage(
@@ -68,7 +68,7 @@ def locate_in_companion(
         kind=kind_of_size(found.bytes, expected.bytes),
         problem="it is not as it was written: its checksum does not match",
     )
-    if original is None or describe(original) != expected:
+    if original is None or file_info(original) != expected:
         return damage
     with staged(storage, path) as stored:
         offset = first_difference(memoryview(stored), original)

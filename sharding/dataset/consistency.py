@@ -23,7 +23,7 @@ from ..schema import class_array
 from .file_names import TABLE_NAMES
 from .manifest import MANIFEST_NAME, Manifest, ShardInfo
 
-__all__ = ["as_described", "check_manifest", "check_shards", "check_table", "contradiction"]
+__all__ = ["check_manifest", "check_shards", "check_table", "contradiction_error", "corruption_errors"]
 
 _MOST = 1 << 62  # records: sums of a few such numbers fit in 64 bits
 
@@ -42,7 +42,7 @@ def check_manifest(manifest: Manifest, where: str) -> None:
     """
     problems = (*_of_schema(manifest), *_of_splits(manifest), *_of_generations(manifest))
     if problems:
-        raise contradiction(where, problems[0])
+        raise contradiction_error(where, problems[0])
 
 
 def check_table(manifest: Manifest, shards: Sequence[ShardInfo], where: str) -> None:
@@ -52,11 +52,11 @@ def check_table(manifest: Manifest, shards: Sequence[ShardInfo], where: str) -> 
         DatasetError: a row cannot be of this dataset.
     """
     if strange := set(map(attrgetter("split"), shards)).difference(manifest.splits):
-        raise contradiction(where, f"it has shards of split {min(strange)!r}, which {MANIFEST_NAME} does not name")
+        raise contradiction_error(where, f"it has shards of split {min(strange)!r}, unknown to {MANIFEST_NAME}")
     others = (MANIFEST_NAME, manifest.shards_path, *manifest.files)
     names = {*others, *map(attrgetter("path"), shards), *map(attrgetter("index_path"), shards)}
     if len(names) < len(others) + 2 * len(shards):
-        raise contradiction(where, "two of its files have one name")
+        raise contradiction_error(where, "two of its files have one name")
 
 
 def check_shards(manifest: Manifest, shards: Sequence[ShardInfo], where: str) -> None:
@@ -69,14 +69,14 @@ def check_shards(manifest: Manifest, shards: Sequence[ShardInfo], where: str) ->
     for name, split in manifest.splits.items():
         records = sum(shard.records for shard in shards if shard.split == name)
         if (numbers[name], records) != (split.shards, split.records):
-            raise contradiction(
+            raise contradiction_error(
                 where,
                 f"split {name!r} has {records} records in {numbers[name]} shards, and in {MANIFEST_NAME} "
                 f"{split.records} in {split.shards}",
             )
 
 
-def contradiction(where: str, problem: str) -> DatasetError:
+def contradiction_error(where: str, problem: str) -> DatasetError:
     """The error of a file whose checksum is right, and whose content cannot be.
 
     Args:
@@ -90,7 +90,7 @@ def contradiction(where: str, problem: str) -> DatasetError:
 
 
 @contextmanager
-def as_described(where: str) -> Iterator[None]:
+def corruption_errors(where: str) -> Iterator[None]:
     """Read a file whose checksum was right: what goes wrong is that it holds other than the manifest says.
 
     Args:

@@ -19,13 +19,13 @@ from ..formats.tfrecord import decompress, iterate_records
 from ..schema import Schema
 from ..storage.lease import LEASE_NAME
 from ..storage.storage import Place, Storage, storage_of
-from .consistency import as_described, check_manifest, check_shards
+from .consistency import check_manifest, check_shards, corruption_errors
 from .damage import content_problem
 from .file_names import salvaged_name
 from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardInfo
 from .shard_table import decode_shards
 
-__all__ = ["Dataset", "no_dataset", "open_dataset", "read_checked", "read_records", "remedy"]
+__all__ = ["Dataset", "no_dataset_error", "open_dataset", "read_checked", "read_records", "repair_hint"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ def open_dataset(location: Place) -> Dataset:
             manifest = _decoded(storage, data)
             check_manifest(manifest, storage.locate(MANIFEST_NAME))
         except CorruptionError as error:
-            raise CorruptionError(f"{error}; {remedy(storage)}") from error
+            raise CorruptionError(f"{error}; {repair_hint(storage)}") from error
         try:
             table = read_checked(storage, manifest.shards_path, manifest.shards_bytes, manifest.shards_checksum)
         except CorruptionError:
@@ -87,9 +87,9 @@ def _read_manifest(storage: Storage) -> bytes:
         table = next(filter(storage.exists, names), None)  # not by a listing: there may be millions of files
         if table and not storage.exists(LEASE_NAME):
             raise DatasetError(
-                f"{storage.locate(MANIFEST_NAME)} is missing, but {table} is there; {remedy(storage)}"
+                f"{storage.locate(MANIFEST_NAME)} is missing, but {table} is there; {repair_hint(storage)}"
             ) from error
-        raise no_dataset(storage) from error
+        raise no_dataset_error(storage) from error
     except StorageError as error:
         path = Path(storage.locate())
         if not isinstance(error.__cause__, NotADirectoryError) or not path.is_file():
@@ -101,7 +101,7 @@ def _read_manifest(storage: Storage) -> bytes:
         raise DatasetError(f"{error}: {path} is a file, and a dataset is a folder; {advice}") from error
 
 
-def no_dataset(storage: Storage) -> DatasetError:
+def no_dataset_error(storage: Storage) -> DatasetError:
     """The error of a folder without `dataset.json`, and without what that could be made again from."""
     return DatasetError(
         f"there is no dataset at {storage.locate()}: it has no {MANIFEST_NAME}. Either the path is wrong, or a "
@@ -130,16 +130,16 @@ def read_checked(storage: Storage, path: str, expected_bytes: int, expected_chec
         if storage.local_path is None and checksum(data) != expected_checksum:
             data = storage.map(path)  # it may have been damaged on its way
     except FileNotFoundError as error:
-        raise CorruptionError(f"{storage.locate(path)} is missing; {remedy(storage)}") from error
+        raise CorruptionError(f"{storage.locate(path)} is missing; {repair_hint(storage)}") from error
     if data.size == expected_bytes and checksum(data) == expected_checksum:
         return data
     problem = content_problem(data.size, expected_bytes)
-    raise CorruptionError(f"{storage.locate(path)} is damaged: {problem}; {remedy(storage)}")
+    raise CorruptionError(f"{storage.locate(path)} is damaged: {problem}; {repair_hint(storage)}")
 
 
-def remedy(storage: Storage) -> str:
+def repair_hint(storage: Storage) -> str:
     """What mends a damaged dataset, for the end of an error."""
-    return f"mend it with: shard-dataset repair {shlex.quote(storage.locate())}"
+    return f"repair it with: shard-dataset repair {shlex.quote(storage.locate())}"
 
 
 def read_records(dataset: Dataset, split: str, limit: int) -> Iterator[dict[str, Any]]:
@@ -154,7 +154,7 @@ def read_records(dataset: Dataset, split: str, limit: int) -> Iterator[dict[str,
         if limit <= 0:
             return
         data = read_checked(dataset.storage, shard.path, shard.bytes, shard.checksum)
-        with as_described(dataset.storage.locate(shard.path)):
+        with corruption_errors(dataset.storage.locate(shard.path)):
             for record in _shard_records(dataset.manifest, data, shard.path):
                 yield record
                 limit -= 1

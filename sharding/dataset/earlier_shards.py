@@ -1,6 +1,6 @@
 """Where the records lie that were there before those of an append, shard by shard.
 
-What is appended follows from them where groups stay together or doubles are passed over. While shards are made again,
+What is appended depends on them where groups stay together or doubles are passed over. While shards are made again,
 those that are damaged in the dataset's folder lie in another one.
 """
 
@@ -13,11 +13,11 @@ from ..storage.storage import Storage
 from .dataset import Dataset
 from .manifest import Manifest, ShardInfo
 
-__all__ = ["Stored"]
+__all__ = ["EarlierShards"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class EarlierShards:
     """The shards of a dataset, or of the first of its generations.
 
     Attributes:
@@ -31,14 +31,14 @@ class Stored:
     storage: Storage
     manifest: Manifest
     shards: tuple[ShardInfo, ...]
-    elsewhere: Mapping[str, Storage] = field(default_factory=dict)
-    again: bool = False
+    folder_overrides: Mapping[str, Storage] = field(default_factory=dict)
+    same_source: bool = False
 
     @classmethod
-    def of(cls, dataset: Dataset) -> Stored:
+    def of(cls, dataset: Dataset) -> EarlierShards:
         """All of a dataset, as it lies."""
         return cls(storage=dataset.storage, manifest=dataset.manifest, shards=dataset.shards)
 
     def folder(self, shard: ShardInfo) -> Storage:
         """The folder that holds a shard."""
-        return self.elsewhere.get(shard.path, self.storage)
+        return self.folder_overrides.get(shard.path, self.storage)

@@ -20,6 +20,7 @@ from ..compute.class_counts import ClassCounts
 from ..errors import CorruptionError, DatasetError
 from ..formats.example_encode import RecordLayout
 from ..schema import Schema
+from ..storage.staging import FileInfo
 from .file_names import table_name
 from .statistics import FeatureStatistics
 
@@ -33,20 +34,12 @@ __all__ = [
     "Manifest",
     "ShardInfo",
     "SplitInfo",
-    "describe",
+    "file_info",
 ]
 
 MANIFEST_NAME = "dataset.json"
 SHARDS_NAME = table_name(0)
 FORMAT_VERSION = (1, 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileInfo:
-    """What a file was written with: of a shard, or for other programs, which ringfeed checks but does not read."""
-
-    bytes: int
-    checksum: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +81,7 @@ def _check_inside(path: str, where: str) -> None:
         raise DatasetError(f"the path {path!r} in {where} leaves the dataset's root; it is not opened")
 
 
-def describe(data: bytes) -> FileInfo:
+def file_info(data: bytes) -> FileInfo:
     """What the manifest says of a file with these bytes."""
     return FileInfo(bytes=len(data), checksum=checksum(data))
 

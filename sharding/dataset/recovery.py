@@ -17,11 +17,11 @@ from ..common.checksums import checksum
 from ..errors import CorruptionError, DatasetError, RingfeedError, StorageError
 from ..storage.lease import LEASE_NAME, read_holder
 from ..storage.retry import Exhausted, RetryPolicy
-from ..storage.staging import Measure, measure, staged
+from ..storage.staging import FileInfo, measure, staged
 from ..storage.storage import Storage
 from .consistency import check_manifest, check_table
 from .damage import Damage, first_difference, kind_of_size
-from .dataset import no_dataset
+from .dataset import no_dataset_error
 from .file_names import (
     INDEX_SUFFIX,
     SHARD_NAMES,
@@ -34,15 +34,15 @@ from .file_names import (
 )
 from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardInfo
 from .shard_index import read_index
-from .shard_table import decode_shards, recover, seal
+from .shard_table import decode_shards, recover_from_table, seal
 
-__all__ = ["Identity", "identify", "mend_bit", "prove", "read_if_there"]
+__all__ = ["RecoveredDataset", "confirm_table", "read_or_none", "recover_dataset", "revert_bit_flip"]
 
 _MEND_BYTES = 1 << 16  # of a file whose flipped bit is searched for: 64 KiB take about 4 s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class RecoveredDataset:
     """What a dataset is, and what had to be made again to know it.
 
     Attributes:
@@ -66,11 +66,11 @@ class Identity:
     restored: Mapping[str, bytes] = field(default_factory=dict)
     names: frozenset[str] | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
-    measures: Mapping[str, Measure | None] = field(default_factory=dict)
+    measures: Mapping[str, FileInfo | None] = field(default_factory=dict)
     read: bytes | None = None
 
 
-def identify(storage: Storage, workers: int) -> Identity:
+def recover_dataset(storage: Storage, workers: int) -> RecoveredDataset:
     """Read `dataset.json` and the table, or make the one from the other.
 
     Args:
@@ -90,7 +90,7 @@ def identify(storage: Storage, workers: int) -> Identity:
         if isinstance(error.__context__, Exhausted) and not _answers(storage):
             raise
         sizes, names = {}, None
-    data = read_if_there(storage, MANIFEST_NAME)
+    data = read_or_none(storage, MANIFEST_NAME)
     known = replace(_identified(storage, names, data, workers), sizes=sizes)
     return known if known.read is not None else replace(known, read=data)  # else it was written anew meanwhile
 
@@ -106,7 +106,7 @@ def _answers(storage: Storage) -> bool:
     return True
 
 
-def _identified(storage: Storage, names: frozenset[str] | None, data: bytes | None, workers: int) -> Identity:
+def _identified(storage: Storage, names: frozenset[str] | None, data: bytes | None, workers: int) -> RecoveredDataset:
     if data is None:
         return _without_manifest(storage, names, None, workers)
     try:
@@ -122,19 +122,19 @@ def _identified(storage: Storage, names: frozenset[str] | None, data: bytes | No
 
 def _with_manifest(
     storage: Storage, names: frozenset[str] | None, data: bytes, manifest: Manifest, workers: int
-) -> Identity:
+) -> RecoveredDataset:
     """The dataset by its manifest, which `data` is, or begins with."""
     check_manifest(manifest, storage.locate(MANIFEST_NAME))
-    known = Identity(storage=storage, manifest=manifest, shards=(), names=names)
-    table = read_if_there(storage, manifest.shards_path)
+    known = RecoveredDataset(storage=storage, manifest=manifest, shards=(), names=names)
+    table = read_or_none(storage, manifest.shards_path)
     if table is not None and len(table) == manifest.shards_bytes and checksum(table) == manifest.shards_checksum:
         return replace(known, shards=decode_shards(table, manifest, storage.locate(manifest.shards_path)))
-    if read_if_there(storage, MANIFEST_NAME) != data:  # written anew meanwhile, with another table
-        return identify(storage, workers)
+    if read_or_none(storage, MANIFEST_NAME) != data:  # written anew meanwhile, with another table
+        return recover_dataset(storage, workers)
     return _without_table(known, table, workers)
 
 
-def read_if_there(storage: Storage, path: str) -> bytes | None:
+def read_or_none(storage: Storage, path: str) -> bytes | None:
     """The whole of a file; None if there is none."""
     try:
         return storage.read(path)
@@ -142,7 +142,7 @@ def read_if_there(storage: Storage, path: str) -> bytes | None:
         return None
 
 
-def _without_end(storage: Storage, names: frozenset[str] | None, data: bytes, workers: int) -> Identity | None:
+def _without_end(storage: Storage, names: frozenset[str] | None, data: bytes, workers: int) -> RecoveredDataset | None:
     """The dataset, if bytes were added to a `dataset.json` that is as it was but for them."""
     try:
         _, end = json.JSONDecoder().raw_decode(data.decode(errors="replace"))
@@ -163,7 +163,9 @@ def _without_end(storage: Storage, names: frozenset[str] | None, data: bytes, wo
 Broken = tuple[bytes, RingfeedError]  # the bytes of `dataset.json`, and what is wrong with them
 
 
-def _without_manifest(storage: Storage, names: frozenset[str] | None, broken: Broken | None, workers: int) -> Identity:
+def _without_manifest(
+    storage: Storage, names: frozenset[str] | None, broken: Broken | None, workers: int
+) -> RecoveredDataset:
     if (broken or not _is_being_built(storage, names)) and (recovered := _from_table(storage, names, broken)):
         return recovered
     if broken:
@@ -172,7 +174,7 @@ def _without_manifest(storage: Storage, names: frozenset[str] | None, broken: Br
         raise CorruptionError(
             f"{broken[1]}; no table of shards holds an intact copy of it either, so build the dataset again"
         ) from broken[1]
-    raise no_dataset(storage)
+    raise no_dataset_error(storage)
 
 
 def _is_being_built(storage: Storage, names: frozenset[str] | None) -> bool:
@@ -183,7 +185,7 @@ def _is_being_built(storage: Storage, names: frozenset[str] | None) -> bool:
 
 def _from_table(
     storage: Storage, names: frozenset[str] | None, broken: Broken | None, *, newer: bool = False
-) -> Identity | None:
+) -> RecoveredDataset | None:
     """The dataset by the newest table that is intact; None if there is none.
 
     A table is written when all of its shards are, so it makes a whole dataset even if that was not committed yet.
@@ -191,8 +193,8 @@ def _from_table(
     tables = {SHARDS_NAME} if names is None else {name for name in names if TABLE_NAMES.fullmatch(name)}
     ordered = sorted(tables, key=table_order, reverse=True)
     for path in ordered:
-        data = read_if_there(storage, path)
-        found = None if data is None else recover(data, path)
+        data = read_or_none(storage, path)
+        found = None if data is None else recover_from_table(data, path)
         if found is None:
             continue
         manifest, shards = found
@@ -209,7 +211,7 @@ def _from_table(
         if table_order(ordered[0])[0] > table_order(path)[0]:
             problem += f" as it was before the append that wrote {ordered[0]}, which is damaged too"
         damage = Damage(path=MANIFEST_NAME, kind=kind, offset=offset, problem=problem)
-        return Identity(
+        return RecoveredDataset(
             storage=storage,
             manifest=manifest,
             shards=shards,
@@ -229,14 +231,14 @@ def _changed_bits(actual: bytes, original: bytes) -> int:
 # --- the table from the shards ---------------------------------------------------------------------------------
 
 
-def _without_table(known: Identity, table: bytes | None, workers: int) -> Identity:
+def _without_table(known: RecoveredDataset, table: bytes | None, workers: int) -> RecoveredDataset:
     manifest = known.manifest
     path = manifest.shards_path
     mended = None if table is None else _mend_table(table, manifest)
     if mended is not None:
         return _with_table(known, table, mended, decode_shards(mended, manifest, known.storage.locate(path)))
     shards: tuple[ShardInfo, ...] = ()
-    measures: dict[str, Measure | None] = {}
+    measures: dict[str, FileInfo | None] = {}
     for newest in (True, False):
         pairs = list(_shard_names(manifest, known.names or frozenset(), newest=newest))
         measures |= _measure_all(known.storage, [name for _, *pair in pairs for name in pair], workers)
@@ -247,7 +249,7 @@ def _without_table(known: Identity, table: bytes | None, workers: int) -> Identi
     return replace(known, shards=shards, proven=False, damages=damages, measures=measures)
 
 
-def _underivable(known: Identity, shards: Sequence[ShardInfo]) -> Iterator[Damage]:
+def _underivable(known: RecoveredDataset, shards: Sequence[ShardInfo]) -> Iterator[Damage]:
     """The files for want of which there is no row for some shard: they are missing, or an index cannot be read."""
     manifest, names = known.manifest, known.names or frozenset()
     there = {path for shard in shards for path in shard.files}
@@ -262,12 +264,12 @@ def _underivable(known: Identity, shards: Sequence[ShardInfo]) -> Iterator[Damag
                 yield Damage(path=index, split=split, kind="altered", problem="it cannot be read as an index")
 
 
-def prove(known: Identity, shards: tuple[ShardInfo, ...]) -> Identity | None:
+def confirm_table(known: RecoveredDataset, shards: tuple[ShardInfo, ...]) -> RecoveredDataset | None:
     """The dataset with the table of these shards, if that is the table that was lost; else None."""
-    return _with_rows(known, read_if_there(known.storage, known.manifest.shards_path), shards)
+    return _with_rows(known, read_or_none(known.storage, known.manifest.shards_path), shards)
 
 
-def _with_rows(known: Identity, table: bytes | None, shards: tuple[ShardInfo, ...]) -> Identity | None:
+def _with_rows(known: RecoveredDataset, table: bytes | None, shards: tuple[ShardInfo, ...]) -> RecoveredDataset | None:
     manifest = known.manifest
     sealed, data = seal(manifest, shards)
     if sealed.shards_checksum == manifest.shards_checksum:
@@ -278,7 +280,9 @@ def _with_rows(known: Identity, table: bytes | None, shards: tuple[ShardInfo, ..
     return None
 
 
-def _with_table(known: Identity, table: bytes | None, data: bytes, shards: tuple[ShardInfo, ...]) -> Identity:
+def _with_table(
+    known: RecoveredDataset, table: bytes | None, data: bytes, shards: tuple[ShardInfo, ...]
+) -> RecoveredDataset:
     path = known.manifest.shards_path
     damage = _table_damage(path, table, data)
     return replace(known, shards=shards, proven=True, damages=(damage,), restored={path: data})
@@ -304,10 +308,10 @@ def _mend_table(table: bytes, manifest: Manifest) -> bytes | None:
     size = manifest.shards_bytes
     if len(table) > size and checksum(table[:size]) == manifest.shards_checksum:
         return table[:size]
-    return mend_bit(table, manifest.shards_checksum) if len(table) == size else None
+    return revert_bit_flip(table, manifest.shards_checksum) if len(table) == size else None
 
 
-def mend_bit(data: bytes, expected_checksum: str) -> bytes | None:
+def revert_bit_flip(data: bytes, expected_checksum: str) -> bytes | None:
     """A small file with that one bit turned back that gives it the expected checksum; None if there is no such bit."""
     if len(data) > _MEND_BYTES:
         return None
@@ -347,13 +351,13 @@ def _shard_names(manifest: Manifest, names: frozenset[str], *, newest: bool) -> 
     return [(splits[key[1]], pick(found[key][False])[1], pick(found[key][True])[1]) for key in complete]
 
 
-def _measure_all(storage: Storage, paths: Sequence[str], workers: int) -> dict[str, Measure | None]:
+def _measure_all(storage: Storage, paths: Sequence[str], workers: int) -> dict[str, FileInfo | None]:
     with ThreadPoolExecutor(workers) as pool:
         return dict(zip(paths, pool.map(lambda path: measure(storage, path), paths), strict=True))
 
 
 def _derive(
-    storage: Storage, manifest: Manifest, names: tuple[str, str, str], measures: Mapping[str, Measure | None]
+    storage: Storage, manifest: Manifest, names: tuple[str, str, str], measures: Mapping[str, FileInfo | None]
 ) -> ShardInfo | None:
     """The row of a shard, from its files as they are; None if they do not give one."""
     split, path, index_path = names

@@ -17,7 +17,7 @@ from ..formats.shard_encode import encode_index
 from ..formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..formats.tfrecord_scan import scan_frames
 from ..messages import brief
-from .consistency import as_described
+from .consistency import corruption_errors
 from .manifest import Manifest, ShardInfo
 
 __all__ = [
@@ -59,7 +59,7 @@ def index_rows(data: pa.Buffer, manifest: Manifest, shard: ShardInfo, where: str
     Raises:
         CorruptionError: it is of another shard: a place that it names may lie outside of this one.
     """
-    with as_described(where):
+    with corruption_errors(where):
         index = pa.ipc.open_file(pa.BufferReader(data)).read_all().combine_chunks()
         index.validate()
         if index.num_rows != shard.records:

@@ -13,7 +13,7 @@ from ..formats.example_matrix import decode_matrix
 from ..formats.parquet import check_columns, iterate_parquet
 from ..formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..storage.storage import Storage
-from .consistency import as_described
+from .consistency import corruption_errors
 from .dataset import read_checked
 from .manifest import Manifest, ShardInfo
 from .shard_index import index_rows
@@ -40,7 +40,7 @@ def read_shard(
     names = manifest.schema.names if columns is None else columns
     data = read_checked(storage, shard.path, shard.bytes, shard.checksum)
     expected, records = manifest.schema.select(names).arrow, 0
-    with as_described(storage.locate(shard.path)):
+    with corruption_errors(storage.locate(shard.path)):
         if manifest.shard_format == "parquet":
             batches = iterate_parquet(data, BATCH_ROWS, names, BATCH_BYTES)
         else:

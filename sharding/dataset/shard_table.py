@@ -25,10 +25,10 @@ from ..common.checksums import PREFIX, Checksum, checksum
 from ..compute.class_counts import count_rows
 from ..formats.parquet import read_parquet, read_row_group, row_group_sizes
 from ..messages import brief
-from .consistency import check_table, contradiction
+from .consistency import check_table, contradiction_error
 from .manifest import FORMAT_VERSION, SHARDS_NAME, Manifest, ShardInfo
 
-__all__ = ["decode_shards", "encode_shards", "recover", "seal"]
+__all__ = ["decode_shards", "encode_shards", "recover_from_table", "seal"]
 
 _SHARDS_SCHEMA = pa.schema(
     [
@@ -84,7 +84,7 @@ def encode_shards(shards: Sequence[ShardInfo], manifest: Manifest | None = None)
     return data[: place.start(1)] + checksum(data).encode() + data[place.end(1) :]
 
 
-def recover(data: bytes, path: str) -> tuple[Manifest, tuple[ShardInfo, ...]] | None:
+def recover_from_table(data: bytes, path: str) -> tuple[Manifest, tuple[ShardInfo, ...]] | None:
     """The manifest and the rows that a table carries, if it carries a manifest and every byte is as it was written.
 
     Args:
@@ -170,14 +170,14 @@ def decode_shards(
         sizes = row_group_sizes(data)
         found = pq.read_schema(pa.BufferReader(data))
     except (pa.ArrowException, OSError, KeyError) as error:
-        raise contradiction(where, f"it is no table of shards ({brief(error)})") from error
+        raise contradiction_error(where, f"it is no table of shards ({brief(error)})") from error
     for column in _SHARDS_SCHEMA:
         if found.get_field_index(column.name) < 0 or not _alike(found.field(column.name).type, column.type):
-            raise contradiction(where, f"it is no table of shards: it has no {column.name!r} of type {column.type}")
+            raise contradiction_error(where, f"it is no table of shards: no {column.name!r} of type {column.type}")
         if column.name in names and table.column(column.name).null_count:
-            raise contradiction(where, f"a shard has no {column.name!r}")
+            raise contradiction_error(where, f"a shard has no {column.name!r}")
     if min(pc.min(table.column(name)).as_py() or 0 for name in ("bytes", "records", "index_bytes")) < 0:
-        raise contradiction(where, "a shard has a negative number of bytes or records")
+        raise contradiction_error(where, "a shard has a negative number of bytes or records")
     rows = table.to_pydict()
     del table
     starts = [0, *itertools.accumulate(sizes)]
@@ -213,7 +213,7 @@ def _read_counts(
             of_rows = np.array(records[first : first + len(lists)], np.int64)
             if lists.null_count or counts.null_count or not _add_up(counts.to_numpy(), of_rows, len(manifest.classes)):
                 classes = len(manifest.classes)
-                raise contradiction(where, f"a shard's records of {classes} classes are not all its records")
+                raise contradiction_error(where, f"a shard's records of {classes} classes are not all its records")
         first += len(lists)
         yield counts.to_numpy(), offsets - offsets[0]
 

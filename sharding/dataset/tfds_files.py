@@ -21,7 +21,7 @@ from ..schema import Feature
 from .file_names import FOLDER_NAMES, folder_of, generation_of, shard_name
 from .manifest import Manifest, ShardInfo
 
-__all__ = ["TFDS_NAMES", "all_tfds_names", "is_tfds", "obstacle", "tfds_files"]
+__all__ = ["TFDS_NAMES", "is_tfds_file", "tfds_files", "tfds_obstacle", "tfds_paths"]
 
 _INFO_NAME = "dataset_info.json"
 _FEATURES_NAME = "features.json"
@@ -31,7 +31,7 @@ _MAX_SHARDS = 99_999  # of a split; above, it expects more digits in the first o
 _DECODED = {"jpeg", "png", "bmp"}  # image files that its Image feature decodes to [height, width, 3]
 
 
-def obstacle(manifest: Manifest, shards: Sequence[ShardInfo]) -> str:
+def tfds_obstacle(manifest: Manifest, shards: Sequence[ShardInfo]) -> str:
     """Why TensorFlow Datasets cannot open a dataset, in words; empty if it can."""
     if manifest.shard_format != "tfrecord":
         return f"it reads TFRecord shards, these are {manifest.shard_format}"
@@ -71,20 +71,20 @@ def _template(manifest: Manifest, split: str, generation: int) -> str:
     return f"{'' if last else '../' + folder_of(generation)}{split}-{{SHARD_X_OF_Y}}.{{FILEFORMAT}}"
 
 
-def is_tfds(path: str) -> bool:
+def is_tfds_file(path: str) -> bool:
     """Whether a file of a dataset is of these metadata."""
     folder, _, name = path.rpartition("/")
     return name in TFDS_NAMES and (not folder or FOLDER_NAMES.fullmatch(folder) is not None)
 
 
-def all_tfds_names(manifest: Manifest) -> list[str]:
+def tfds_paths(manifest: Manifest) -> list[str]:
     """Where the metadata of a dataset lie, or lay before an append."""
     return [folder_of(number) + name for number in range(len(manifest.all_generations)) for name in TFDS_NAMES]
 
 
 def tfds_files(manifest: Manifest, shards: Sequence[ShardInfo]) -> dict[str, bytes]:
-    """The metadata files by path; none if there is an `obstacle`."""
-    if obstacle(manifest, shards):
+    """The metadata files by path; none if there is an `tfds_obstacle`."""
+    if tfds_obstacle(manifest, shards):
         return {}
     features = {feature.name: _feature(manifest, feature) for feature in manifest.schema.features}
     folder = folder_of(len(manifest.all_generations) - 1)

@@ -11,8 +11,8 @@ from typing import Literal
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.file_names import GENERATION_FILES, TABLE_NAMES, folder_of, table_name
 from ..dataset.manifest import MANIFEST_NAME, Manifest
-from ..dataset.recovery import identify
-from ..dataset.tfds_files import all_tfds_names
+from ..dataset.recovery import recover_dataset
+from ..dataset.tfds_files import tfds_paths
 from ..errors import CorruptionError, DatasetError, DestinationError, RingfeedError, StorageError
 from ..messages import counted, some_of
 from ..storage.fenced import fenced
@@ -245,7 +245,7 @@ class DatasetDraft:
     def _untrue(self, base: Manifest) -> Iterator[str]:
         """The files that told other programs of the dataset as it was before the append."""
         now = self._manifest_there()
-        old = all_tfds_names(now) if now == base else base.files  # the same: one that was killed had committed it
+        old = tfds_paths(now) if now == base else base.files  # the same: one that was killed had committed it
         yield from (name for name in old if name not in now.files)
 
     def discard(self) -> None:
@@ -345,7 +345,7 @@ def check_no_damaged(destination: Storage, files: Sequence[str]) -> None:
     if MANIFEST_NAME in files or not any(map(TABLE_NAMES.fullmatch, files)):
         return
     with suppress(DatasetError, CorruptionError):
-        identify(destination, 1)
+        recover_dataset(destination, 1)
         where = destination.locate()
         raise DestinationError(
             f"{where} holds a dataset whose {MANIFEST_NAME} is missing; repair it first: shard-dataset repair {where}"

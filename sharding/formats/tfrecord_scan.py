@@ -3,8 +3,8 @@
 A frame is a length, its masked CRC, the payload and its masked CRC. Where an index or a fixed layout tells the frames'
 places, a damaged frame hides no other; elsewhere the next frame is searched for by the CRC of its length.
 
-A CRC is linear, so a single flipped bit leaves a trace in it that tells which bit it was: `mend_frames` turns it back.
-Whether that was the fault is for the caller to prove, by the checksum of the whole file.
+A CRC is linear, so a single flipped bit leaves a trace in it that tells which bit it was:
+`repair_frames` turns it back. Whether that was the fault is for the caller to prove, by the checksum of the whole file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from .tfrecord import FOOTER_BYTES, HEADER_BYTES, has_header, masked, masked_crc, unmasked
 
-__all__ = ["Frame", "mend_frames", "scan_frames"]
+__all__ = ["Frame", "repair_frames", "scan_frames"]
 
 Bounds = Sequence[tuple[int, int]]  # [offset, stop) of each frame
 
@@ -139,7 +139,7 @@ _BYTE_CRCS = [_byte_crcs(position) for position in range(8)]
 # --- putting right ---------------------------------------------------------------------------------------------
 
 
-def mend_frames(data: memoryview, bounds: Bounds) -> bytes | None:
+def repair_frames(data: memoryview, bounds: Bounds) -> bytes | None:
     """The likeliest original of a file: lengths and CRCs written anew, and one flipped bit a payload turned back.
 
     Args:

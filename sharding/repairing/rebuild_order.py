@@ -10,23 +10,23 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
 
-from ..dataset.earlier_shards import Stored
+from ..dataset.earlier_shards import EarlierShards
 from ..dataset.manifest import Manifest
 from ..errors import ConfigError, CorruptionError, SourceError
 from ..storage.storage import public_url
-from .rebuild_plan import Original, Rebuild, alike, follows, plan_generation, too_many
-from .rebuilder import Workshop
+from .rebuild_plan import Original, Rebuild, depends_on_earlier, plan_generation, unused_source_error, url_similarity
+from .rebuilder import Rebuilder
 
-__all__ = ["any_follows", "plan_in_order"]
+__all__ = ["any_depends_on_earlier", "plan_in_order"]
 
 
-def any_follows(manifest: Manifest) -> bool:
-    """Whether what some generation holds follows from those before it."""
-    return any(follows(manifest, number) for number in range(len(manifest.all_generations)))
+def any_depends_on_earlier(manifest: Manifest) -> bool:
+    """Whether what some generation holds depends on those before it."""
+    return any(depends_on_earlier(manifest, number) for number in range(len(manifest.all_generations)))
 
 
 def plan_in_order(
-    workshop: Workshop,
+    rebuilder: Rebuilder,
     originals: Sequence[Original],
     wanted: Collection[int],
     lost: Collection[int],
@@ -38,7 +38,7 @@ def plan_in_order(
     whose URL is more like that of a later generation is kept for it.
 
     Args:
-        workshop: where shards are made, and all of them if the table of the dataset is lost.
+        rebuilder: where shards are made, and all of them if the table of the dataset is lost.
         originals: the sources.
         wanted: the generations to make again, as far as there are sources.
         lost: those of them that surely lost shards: of sources that are alike, they come first.
@@ -50,20 +50,22 @@ def plan_in_order(
     Raises:
         SourceError: a source cannot be read, or no generation was built from it, or none has a source that is wanted.
         ConfigError: the dataset was built with options that this version does not know.
-        CorruptionError: what a generation holds follows from records that are lost, and have no source here.
+        CorruptionError: what a generation holds depends on records that are lost, and have no source here.
     """
-    manifest, storage = workshop.known.manifest, workshop.known.storage
+    manifest, storage = rebuilder.known.manifest, rebuilder.known.storage
     matches = _Matches(manifest, originals, sorted(wanted), lost)
     rebuilds: list[Rebuild] = []
     for number in sorted(wanted):
         for place in matches.candidates(number):
-            stored = _before(workshop, number, matches)
+            earlier = _before(rebuilder, number, matches)
             try:
-                rebuild = _plan(workshop, number, originals[place], stored)
+                rebuild = _plan(rebuilder, number, originals[place], earlier)
                 if shards is not None:
                     rebuild = replace(rebuild, numbers={p: n for p, n in rebuild.numbers.items() if p in shards})
-                if not workshop.known.proven or any(follows(manifest, later) for later in wanted if later > number):
-                    workshop.make(rebuild)
+                if not rebuilder.known.proven or any(
+                    depends_on_earlier(manifest, later) for later in wanted if later > number
+                ):
+                    rebuilder.make(rebuild)
             except (SourceError, ConfigError) as error:
                 matches.errors.setdefault(place, error)
                 continue
@@ -74,33 +76,33 @@ def plan_in_order(
         others = [number for number in range(len(manifest.all_generations)) if rebuilds and not matches.has(number)]
         for number in others:
             for rebuild in rebuilds:
-                if rebuild.generation < number and workshop.lacks(rebuild.generation):
-                    workshop.make(rebuild)
-            stored = _before(workshop, number, matches)
+                if rebuild.generation < number and rebuilder.lacks(rebuild.generation):
+                    rebuilder.make(rebuild)
+            earlier = _before(rebuilder, number, matches)
             try:
-                _plan(workshop, number, originals[place], stored)
+                _plan(rebuilder, number, originals[place], earlier)
             except (SourceError, ConfigError) as error:
                 matches.errors.setdefault(place, error)
                 continue
             matches.take(place, number)
             break
         else:
-            raise matches.errors.get(place) or too_many(storage, originals[place])
+            raise matches.errors.get(place) or unused_source_error(storage, originals[place])
     return tuple(rebuilds)
 
 
-def _before(workshop: Workshop, number: int, matches: _Matches) -> Stored | None:
+def _before(rebuilder: Rebuilder, number: int, matches: _Matches) -> EarlierShards | None:
     try:
-        return workshop.before(number)
+        return rebuilder.before(number)
     except CorruptionError as error:
         if failed := matches.failed():  # that may be the one which is lacking
             raise failed from error
         raise
 
 
-def _plan(workshop: Workshop, number: int, original: Original, stored: Stored | None) -> Rebuild:
-    known = replace(workshop.known, shards=workshop.rows)
-    return plan_generation(known, number, original, workshop.report, stored)
+def _plan(rebuilder: Rebuilder, number: int, original: Original, earlier: EarlierShards | None) -> Rebuild:
+    known = replace(rebuilder.known, shards=rebuilder.rows)
+    return plan_generation(known, number, original, rebuilder.report, earlier)
 
 
 class _Matches:
@@ -144,4 +146,4 @@ class _Matches:
 
     def _fit(self, place: int, number: int) -> tuple[int, bool]:
         same = [n for n, mark in enumerate(self._marks) if mark == self._marks[number]]
-        return alike(self._manifest, same, self._urls[place]), number in self._lost
+        return url_similarity(self._manifest, same, self._urls[place]), number in self._lost

@@ -1,7 +1,7 @@
 """What would make shards of a dataset again: builds from the sources of its generations, planned and not yet run.
 
 A source is opened as the build, or the append, opened it. Whether it is the same one is for the checksums of the shards
-to say: a copy elsewhere, whose files have other times, does as well. `workshop.py` runs the builds.
+to say: a copy elsewhere, whose files have other times, does as well. `rebuilder.py` runs the builds.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ..building.options import BuildOptions
 from ..building.planning import open_build_source, plan_source
 from ..building.tasks import shard_names
 from ..compute.class_counts import ClassCounts
-from ..dataset.earlier_shards import Stored
+from ..dataset.earlier_shards import EarlierShards
 from ..dataset.file_names import generation_of
 from ..dataset.manifest import LostRecords, Manifest, ShardInfo, SplitInfo
-from ..dataset.recovery import Identity
+from ..dataset.recovery import RecoveredDataset
 from ..errors import ConfigError, SourceError
 from ..messages import counted
 from ..prepare import MapBatches
@@ -36,8 +36,15 @@ from ..storage.storage import Storage, public_url
 from ..storage.urls import take_urls
 
 __all__ = [
-    "Original", "Rebuild", "alike", "check_made", "follows", "plan_generation", "plan_rebuilds", "source_flags",
-    "too_many",
+    "Original",
+    "Rebuild",
+    "check_rebuilt",
+    "depends_on_earlier",
+    "plan_generation",
+    "plan_rebuilds",
+    "source_flags",
+    "unused_source_error",
+    "url_similarity",
 ]  # fmt: skip
 
 Int64 = npt.NDArray[np.int64]
@@ -84,8 +91,8 @@ class Rebuild:
     numbers: Mapping[tuple[str, str], int]
 
 
-def follows(manifest: Manifest, number: int, *, proven: bool = True) -> bool:
-    """Whether what a generation holds follows from the records before it, and not from its source and options alone.
+def depends_on_earlier(manifest: Manifest, number: int, *, proven: bool = True) -> bool:
+    """Whether what a generation holds depends on the records before it, and not from its source and options alone.
 
     Args:
         manifest: of the dataset.
@@ -99,11 +106,11 @@ def follows(manifest: Manifest, number: int, *, proven: bool = True) -> bool:
 
 
 def plan_rebuilds(
-    known: Identity, originals: Sequence[Original], report: Report, wanted: Sequence[int]
+    known: RecoveredDataset, originals: Sequence[Original], report: Report, wanted: Sequence[int]
 ) -> tuple[Rebuild, ...]:
     """Open the sources, find the generation that each is of, and count its records.
 
-    For datasets of which no generation `follows` from others; see `replay.plan_in_order`.
+    For datasets of which no generation `depends_on_earlier` on others; see `replay.plan_in_order`.
 
     Of the generations that a source fits, it is taken to be that of the one whose URL ends most like its own, and each
     for another. Generations that came from one and the same source have it together.
@@ -128,7 +135,7 @@ def plan_rebuilds(
     def order(pair: tuple[int, tuple[int, ...]]) -> tuple[bool, int]:
         place, group = pair
         url = public_url(originals[place].url)
-        return set(group).isdisjoint(wanted), -alike(manifest, group, url)
+        return set(group).isdisjoint(wanted), -url_similarity(manifest, group, url)
 
     rebuilds: list[Rebuild] = []
     matched: dict[int, tuple[int, ...]] = {}
@@ -146,11 +153,11 @@ def plan_rebuilds(
         rebuilds += planned if needed else ()
     for place, original in enumerate(originals):
         if place not in matched:
-            raise errors.get(place) or too_many(known.storage, original)
+            raise errors.get(place) or unused_source_error(known.storage, original)
     return tuple(sorted(rebuilds, key=lambda rebuild: rebuild.generation))
 
 
-def too_many(storage: Storage, original: Original) -> SourceError:
+def unused_source_error(storage: Storage, original: Original) -> SourceError:
     """The error of a source that no generation is left for."""
     return SourceError(
         f"{public_url(original.url)} is a source too many: each generation of {storage.locate()} has another one; "
@@ -167,7 +174,7 @@ def _by_source(manifest: Manifest, wanted: Sequence[int]) -> list[tuple[int, ...
     return list(groups.values())
 
 
-def alike(manifest: Manifest, generations: Iterable[int], url: str) -> int:
+def url_similarity(manifest: Manifest, generations: Iterable[int], url: str) -> int:
     """How much a URL is like those that some generations came from."""
     return max(_common_parts(url, manifest.all_generations[number].source["url"]) for number in generations)
 
@@ -183,11 +190,11 @@ def _common_parts(url: str, other: str) -> int:
 
 
 def plan_generation(
-    known: Identity,
+    known: RecoveredDataset,
     number: int,
     original: Original,
     report: Report,
-    stored: Stored | None = None,
+    earlier: EarlierShards | None = None,
 ) -> Rebuild:
     """A build that would write a generation again.
 
@@ -196,7 +203,7 @@ def plan_generation(
         number: of the generation.
         original: the source that may be its own.
         report: see `build`.
-        stored: the shards before it, if it `follows` from them.
+        earlier: the shards before it, if it `depends_on_earlier` on them.
 
     Raises:
         SourceError: the source cannot be read, or is another, as far as counts and columns tell.
@@ -216,12 +223,12 @@ def plan_generation(
     )
     base = _before(known, number)
     source = open_build_source(options) if base is None else open_like(manifest.schema, options)
-    plan = plan_source(source, options, base, stored, report=report)
+    plan = plan_source(source, options, base, earlier, report=report)
     difference = _difference(plan, manifest, number)
     if difference:
         what = f"generation {number} of {where}" if manifest.generations else where
         remedy = f"name the source of then or a copy of it (it was {written.source['url']})"
-        if stored is not None and any(generation_of(entry.path) < number for entry in manifest.lost):
+        if earlier is not None and any(generation_of(entry.path) < number for entry in manifest.lost):
             remedy += (
                 "; or, if it is that one, keep the records that are intact, without --source: it followed from records "
                 "before it, and of those an earlier repair left some out"
@@ -239,7 +246,7 @@ def plan_generation(
     )
 
 
-def _before(known: Identity, number: int) -> Manifest | None:
+def _before(known: RecoveredDataset, number: int) -> Manifest | None:
     """What decided about a generation, of the dataset that it was appended to; None of the one that was built."""
     if number == 0:
         return None
@@ -270,7 +277,7 @@ def source_flags(manifest: Manifest, generations: Iterable[int]) -> str:
     return " ".join(f"--source {shlex.quote(url)}" for url in urls)
 
 
-def check_made(rebuild: Rebuild, path: str, made_checksum: str, written_checksum: str) -> None:
+def check_rebuilt(rebuild: Rebuild, path: str, made_checksum: str, written_checksum: str) -> None:
     """Refuse a file that is not the one that was written.
 
     Raises:

@@ -17,10 +17,10 @@ from ..building.shard_writer import ShardTarget
 from ..building.stages import assemble, partition
 from ..building.tasks import Bucketing
 from ..compute.class_counts import padded_counts
-from ..dataset.earlier_shards import Stored
+from ..dataset.earlier_shards import EarlierShards
 from ..dataset.file_names import generation_of
 from ..dataset.manifest import ShardInfo
-from ..dataset.recovery import Identity
+from ..dataset.recovery import RecoveredDataset
 from ..destination.journal import ShardResult
 from ..destination.spill import open_spill, remove_spill, remove_spill_after
 from ..engines.engine import open_engine
@@ -31,14 +31,14 @@ from ..storage.staging import staged
 from ..storage.storage import Storage
 from ..verifying.record_checks import check_meaning
 from ..verifying.verify import default_workers
-from .rebuild_plan import Rebuild, check_made, follows, source_flags
-from .salvage import ShardFiles, mend_shard
+from .rebuild_plan import Rebuild, check_rebuilt, depends_on_earlier, source_flags
+from .salvage import ShardFiles, restore_shard
 
-__all__ = ["Workshop", "open_workshop"]
+__all__ = ["Rebuilder", "open_rebuilder"]
 
 
-class Workshop:
-    """Makes shards again; see `open_workshop`.
+class Rebuilder:
+    """Makes shards again; see `open_rebuilder`.
 
     Attributes:
         known: the dataset.
@@ -48,7 +48,12 @@ class Workshop:
     """
 
     def __init__(
-        self, known: Identity, lost: Iterable[int], mendable: Iterable[ShardFiles], root: Storage, report: Report
+        self,
+        known: RecoveredDataset,
+        lost: Iterable[int],
+        mendable: Iterable[ShardFiles],
+        root: Storage,
+        report: Report,
     ) -> None:
         self.known = known
         self.folder = root.folder("made")
@@ -61,33 +66,33 @@ class Workshop:
         self._looked_into = set(self._lost)
         self._spilled = 0
 
-    def before(self, number: int) -> Stored | None:
-        """The records that what a generation holds follows from; None if it does not follow from any.
+    def before(self, number: int) -> EarlierShards | None:
+        """The records that what a generation holds depends on; None if it does not follow from any.
 
         Raises:
             CorruptionError: some of them are lost, and not yet made again.
         """
         storage, manifest = self.known.storage, self.known.manifest
-        if not follows(manifest, number, proven=self.known.proven):
+        if not depends_on_earlier(manifest, number, proven=self.known.proven):
             return None
         if not self.known.proven:
             self._look_into(number)
         if lacking := sorted(earlier for earlier in self._lost if earlier < number):
             several = "generations" if len(lacking) > 1 else "generation"
             raise CorruptionError(
-                f"what generation {number} of {storage.locate()} holds follows from the records before it, and "
+                f"what generation {number} of {storage.locate()} holds depends on the records before it, and "
                 f"shards of {several} {', '.join(map(str, lacking))} are damaged as well; nothing was "
                 f"changed; repair with {source_flags(manifest, lacking)}, too"
             )
         for files in [files for files in self._mendable if generation_of(files.shard.path) < number]:
             self._lay_out(files)
         of_all = manifest.all_generations
-        return Stored(
+        return EarlierShards(
             storage=storage,
             manifest=manifest,
             shards=tuple(shard for shard in self.rows if generation_of(shard.path) < number),
-            elsewhere=dict.fromkeys(self._here, self.folder),
-            again=of_all[number].source["fingerprint"] in {of.source["fingerprint"] for of in of_all[:number]},
+            folder_overrides=dict.fromkeys(self._here, self.folder),
+            same_source=of_all[number].source["fingerprint"] in {of.source["fingerprint"] for of in of_all[:number]},
         )
 
     def _look_into(self, number: int) -> None:
@@ -110,7 +115,7 @@ class Workshop:
 
     def _lay_out(self, files: ShardFiles) -> None:
         """Put the files of a shard here as they were written, although the dataset has not got them back yet."""
-        shard, mended = files.shard, mend_shard(files)
+        shard, mended = files.shard, restore_shard(files)
         for path, data, at in (
             (shard.path, mended.data, files.data_at),
             (shard.index_path, mended.index, files.index_at),
@@ -128,7 +133,7 @@ class Workshop:
 
         Raises:
             SourceError: one is not as it was written, as far as that is known.
-            CorruptionError: what the generation follows from is lost.
+            CorruptionError: what the generation depends on is lost.
         """
         with self._planned(rebuild) as plan, open_engine("local", rebuild.options.workers) as pool:
             results = self._make(rebuild, plan, pool)
@@ -145,7 +150,7 @@ class Workshop:
         rows = []
         for row in self.rows:
             if (own := by_path.get(row.path)) is not None:
-                check_made(rebuild, row.path, own.checksum, row.checksum)
+                check_rebuilt(rebuild, row.path, own.checksum, row.checksum)
                 row = replace(row, index_bytes=own.index_bytes, index_checksum=own.index_checksum)
             rows.append(row)
         return tuple(rows)
@@ -184,15 +189,15 @@ class Workshop:
 
 
 @contextmanager
-def open_workshop(
-    known: Identity,
+def open_rebuilder(
+    known: RecoveredDataset,
     root: Storage,
     report: Report,
     *,
     lost: Iterable[int] = (),
     mendable: Iterable[ShardFiles] = (),
-) -> Iterator[Workshop]:
-    """A workshop in a folder that is there until the body ends.
+) -> Iterator[Rebuilder]:
+    """A rebuilder in a folder that is there until the body ends.
 
     Args:
         known: the dataset.
@@ -204,7 +209,7 @@ def open_workshop(
     absent = root.absent_folders()
     remove_spill(root)
     try:
-        yield Workshop(known, lost, mendable, root, report)
+        yield Rebuilder(known, lost, mendable, root, report)
     except BaseException as error:
         remove_spill_after(error, root, absent)
         raise

@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from ..common.checksums import checksum
 from ..dataset import dali_index as dali
-from ..dataset.companion_files import remake
+from ..dataset.companion_files import rebuild_companion
 from ..dataset.damage import Damage
 from ..dataset.file_names import generation_of
-from ..dataset.manifest import MANIFEST_NAME, FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo, describe
-from ..dataset.recovery import Identity, read_if_there
+from ..dataset.manifest import MANIFEST_NAME, FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo, file_info
+from ..dataset.recovery import RecoveredDataset, read_or_none
 from ..dataset.shard_table import seal
 from ..destination.leftovers import remove_uploads
 from ..destination.spill import about_spill, scratch_root
@@ -33,11 +33,21 @@ from ..storage.lease import LEASE_NAME, Lease, hold, is_mark, read_holder
 from ..storage.staging import staged
 from ..storage.storage import Place, Storage
 from ..verifying.verify import VerifyReport
-from .rebuild_plan import Original, check_made
-from .repair_plan import MISPLACED, Loss, Remedy, RepairPlan, files_of, free_name, plan_repair, shards_left, workshop_of
-from .salvage import mend_shard, salvage_shard
+from .rebuild_plan import Original, check_rebuilt
+from .repair_plan import (
+    MISPLACED,
+    Loss,
+    Remedy,
+    RepairPlan,
+    locate_files,
+    plan_rebuilder,
+    plan_repair,
+    remaining_shards,
+    replacement_name,
+)
+from .salvage import restore_shard, salvage_shard
 
-__all__ = ["RepairReport", "apply_repair", "leave_out", "put_back", "repair"]
+__all__ = ["RepairReport", "apply_repair", "exclude_losses", "repair", "restore_file"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,13 +145,13 @@ def apply_repair(plan: RepairPlan, rebuilding: Report = ignore) -> Manifest:
         storage = plan.known.storage
         if not plan.rebuilds:
             return _apply(_fenced(plan, lease), lease, {}, storage)
-        with workshop_of(plan, scratch_root(plan.spill, storage), rebuilding) as workshop:
-            rebuilt = _checked(plan, [shard for rebuild in plan.rebuilds for shard in workshop.make(rebuild)])
+        with plan_rebuilder(plan, scratch_root(plan.spill, storage), rebuilding) as rebuilder:
+            rebuilt = _checked(plan, [shard for rebuild in plan.rebuilds for shard in rebuilder.make(rebuild)])
             lease.check()
-            return _apply(_fenced(plan, lease), lease, rebuilt, workshop.folder)
+            return _apply(_fenced(plan, lease), lease, rebuilt, rebuilder.folder)
 
 
-def _is_marked(known: Identity) -> bool:
+def _is_marked(known: RecoveredDataset) -> bool:
     """Whether a repair was killed when it had done all but to give the lease back."""
     holder = read_holder(known.storage) if LEASE_NAME in (known.names or ()) else None
     return holder is not None and holder.task == "repair" and holder.gone
@@ -168,11 +178,11 @@ def _held(plan: RepairPlan) -> Iterator[Lease]:
             lease.release(keep=False)
 
 
-def _is_as_seen(known: Identity) -> bool:
+def _is_as_seen(known: RecoveredDataset) -> bool:
     """Whether the folder holds the files that it did, but for marks, and `dataset.json` says what it did."""
     there = () if known.names is None else known.storage.list()
     others = (known.names or frozenset()).symmetric_difference(there)
-    return all(map(is_mark, others)) and read_if_there(known.storage, MANIFEST_NAME) == known.read
+    return all(map(is_mark, others)) and read_or_none(known.storage, MANIFEST_NAME) == known.read
 
 
 def _fenced(plan: RepairPlan, lease: Lease) -> RepairPlan:
@@ -190,7 +200,7 @@ def _checked(plan: RepairPlan, made: Sequence[ShardInfo]) -> dict[str, str]:
     for shard in made:
         for path, found in shard.files.items():
             if path in wanted:
-                check_made(rebuilds[generation_of(path)], path, found.checksum, written[path])
+                check_rebuilt(rebuilds[generation_of(path)], path, found.checksum, written[path])
     return written
 
 
@@ -206,7 +216,7 @@ def _apply(plan: RepairPlan, lease: Lease, rebuilt: Mapping[str, str], scratch: 
         if shard.files.keys() & (rewritten | set(losses)):
             _mend(plan, shard, rewritten, losses.get(shard.path))
     for path, expected in rebuilt.items():
-        put_back(storage, path, scratch.map(path), expected)
+        restore_file(storage, path, scratch.map(path), expected)
     files = _mend_companions(plan)
     manifest = _commit(plan, files, lease) if plan.losses or files != known.manifest.files else known.manifest
     for path in _superseded(plan, manifest):
@@ -215,7 +225,7 @@ def _apply(plan: RepairPlan, lease: Lease, rebuilt: Mapping[str, str], scratch: 
     return manifest
 
 
-def put_back(storage: Storage, path: str, data: pa.Buffer, expected_checksum: str) -> None:
+def restore_file(storage: Storage, path: str, data: pa.Buffer, expected_checksum: str) -> None:
     """Write a file of the dataset anew, once its bytes are found to be those that were written.
 
     Raises:
@@ -252,30 +262,30 @@ def _mend(plan: RepairPlan, shard: ShardInfo, rewritten: set[str], loss: Loss | 
     damaged = {damage.path: damage for damage in plan.verification.damages if damage.path not in moved}
     taken = {remedy.origin for remedy in plan.remedies if remedy.action == "move"} - moved
     damaged |= {path: Damage(path=path, kind="missing", problem="") for path in taken}
-    files = files_of(known, shard, damaged, {})
+    files = locate_files(known, shard, damaged, {})
     assert files is not None
-    mended = mend_shard(files)
+    mended = restore_shard(files)
     for path, data, expected in (
         (shard.path, mended.data, shard.checksum),
         (shard.index_path, mended.index, shard.index_checksum),
     ):
         if path in rewritten and data is not None:
-            put_back(storage, path, data, expected)
+            restore_file(storage, path, data, expected)
     if loss is None or loss.replacement is None:
         return
     salvaged = salvage_shard(files, mended)
     new = loss.replacement
     if salvaged is None:
         raise CorruptionError(f"{storage.locate(shard.path)} changed while it was repaired; run the repair again")
-    put_back(storage, new.index_path, salvaged.index, new.index_checksum)
+    restore_file(storage, new.index_path, salvaged.index, new.index_checksum)
     if salvaged.data is not None:
-        put_back(storage, new.path, salvaged.data, new.checksum)
+        restore_file(storage, new.path, salvaged.data, new.checksum)
 
 
 def _mend_companions(plan: RepairPlan) -> dict[str, FileInfo]:
     """Write those files for other programs that are made again, and say what the dataset then has of them."""
     known = plan.known
-    shards = shards_left(known.shards, plan.losses)
+    shards = remaining_shards(known.shards, plan.losses)
     remedies = {remedy.path: remedy for remedy in plan.remedies}
     renamed = {loss.shard.path: loss.replacement.path for loss in plan.losses if loss.replacement is not None}
     new_paths = {dali.index_name(old): dali.index_name(new) for old, new in renamed.items()}
@@ -286,10 +296,10 @@ def _mend_companions(plan: RepairPlan) -> dict[str, FileInfo]:
             files |= {} if action == "remove" else {path: info}
             continue
         new_path = new_paths.get(path, path)
-        data = plan.told.get(path) or remake(known.storage, known.manifest, shards, new_path)
+        data = plan.rejected_files.get(path) or rebuild_companion(known.storage, known.manifest, shards, new_path)
         assert data is not None
         known.storage.write(new_path, data)
-        files[new_path] = describe(data)  # another than before, if another version of ringfeed wrote the file
+        files[new_path] = file_info(data)  # another than before, if another version of ringfeed wrote the file
     return files
 
 
@@ -297,10 +307,10 @@ def _commit(plan: RepairPlan, files: Mapping[str, FileInfo], lease: Lease) -> Ma
     """Write the table under a new name, then `dataset.json`: a reader sees the dataset before, or after."""
     known = plan.known
     storage = known.storage
-    manifest, shards = leave_out(known.manifest, known.shards, plan.losses)
+    manifest, shards = exclude_losses(known.manifest, known.shards, plan.losses)
     manifest = replace(manifest, files=files)
     _, data = seal(manifest, shards)
-    path = free_name(storage, manifest.shards_path, known.names or frozenset(), data)
+    path = replacement_name(storage, manifest.shards_path, known.names or frozenset(), data)
     sealed, data = seal(replace(manifest, shards_path=path), shards)
     storage.write(path, data)
     storage.sync()
@@ -310,11 +320,11 @@ def _commit(plan: RepairPlan, files: Mapping[str, FileInfo], lease: Lease) -> Ma
     return sealed
 
 
-def leave_out(
+def exclude_losses(
     manifest: Manifest, shards: Sequence[ShardInfo], losses: Sequence[Loss]
 ) -> tuple[Manifest, list[ShardInfo]]:
     """The dataset with the replacements of its damaged shards, and without those that have none; not yet sealed."""
-    left = shards_left(shards, losses)
+    left = remaining_shards(shards, losses)
     splits: dict[str, SplitInfo] = {}
     for name, split in manifest.splits.items():
         members = [shard for shard in left if shard.split == name]

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from ..common.checksums import checksum
 from ..dataset import dali_index as dali
-from ..dataset.companion_files import shard_of
+from ..dataset.companion_files import shard_of_index
 from ..dataset.damage import Damage
 from ..dataset.file_names import (
     TABLE_NAMES,
@@ -28,9 +28,9 @@ from ..dataset.file_names import (
     salvaged_name,
     table_order,
 )
-from ..dataset.manifest import MANIFEST_NAME, LostRecords, Manifest, ShardInfo, describe
-from ..dataset.recovery import Identity, identify
-from ..dataset.tfds_files import all_tfds_names, is_tfds, obstacle
+from ..dataset.manifest import MANIFEST_NAME, LostRecords, Manifest, ShardInfo, file_info
+from ..dataset.recovery import RecoveredDataset, recover_dataset
+from ..dataset.tfds_files import is_tfds_file, tfds_obstacle, tfds_paths
 from ..destination.leftovers import is_ours
 from ..destination.spill import planning_folder
 from ..engines.executors import run_tasks
@@ -40,18 +40,26 @@ from ..prepare.screening.bad_records import encode_rejected
 from ..progress import Report, ignore
 from ..storage.atomic_files import drafted
 from ..storage.lease import is_mark
-from ..storage.staging import Measure, measure
+from ..storage.staging import FileInfo, measure
 from ..storage.storage import Place, Storage, public_url, storage_of
 from ..storage.urls import given_url
-from ..verifying.verify import Verification, VerifyReport, default_workers, examine
-from .lost_table import prove_again
-from .rebuild_order import any_follows, plan_in_order
+from ..verifying.verify import Verification, VerifyReport, default_workers, verify_files
+from .rebuild_order import any_depends_on_earlier, plan_in_order
 from .rebuild_plan import Original, Rebuild, plan_rebuilds, source_flags
-from .rebuilder import Workshop, open_workshop
-from .salvage import Mended, Salvaged, ShardFiles, mend_shard, salvage_shard
+from .rebuilder import Rebuilder, open_rebuilder
+from .salvage import RestoredFiles, SalvagedShard, ShardFiles, restore_shard, salvage_shard
+from .table_rebuild import rebuild_table
 
 __all__ = [
-    "MISPLACED", "Loss", "Remedy", "RepairPlan", "files_of", "free_name", "plan_repair", "shards_left", "workshop_of",
+    "MISPLACED",
+    "Loss",
+    "Remedy",
+    "RepairPlan",
+    "locate_files",
+    "plan_rebuilder",
+    "plan_repair",
+    "remaining_shards",
+    "replacement_name",
 ]  # fmt: skip
 
 _AS_WRITTEN = {"rewrite", "move", "copy"}  # what is done for a file whose bytes can be had from the dataset itself
@@ -112,16 +120,16 @@ class RepairPlan:
         losses: shards that cannot be had as they were.
         rebuilds: the builds that make shards again from sources, each of another generation.
         spill: see `repair`.
-        told: the bytes of damaged `rejected.jsonl`, by path, as their sources told them again.
+        rejected_files: the bytes of damaged `rejected.jsonl`, by path, as their sources told them again.
     """
 
-    known: Identity
+    known: RecoveredDataset
     verification: Verification
     remedies: tuple[Remedy, ...]
     losses: tuple[Loss, ...]
     rebuilds: tuple[Rebuild, ...] = ()
     spill: str | None = None
-    told: Mapping[str, bytes] = field(default_factory=dict)
+    rejected_files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def plan_repair(
@@ -136,16 +144,16 @@ def plan_repair(
     """Find out what is damaged and what can be done for each file; writes nothing to the dataset. See `repair`."""
     storage, spill = storage_of(location), None if spill is None else given_url(spill, "spill")
     threads = default_workers(storage) if workers is None else workers
-    known = identify(storage, threads)
+    known = recover_dataset(storage, threads)
     rebuilds: tuple[Rebuild, ...] = ()
     if not known.proven:
-        known, rebuilds = prove_again(known, originals, spill, rebuilding)
-    found = examine(known, report, workers=threads)
+        known, rebuilds = rebuild_table(known, originals, spill, rebuilding)
+    found = verify_files(known, report, workers=threads)
     damaged = {damage.path: damage for damage in found.damages}
     meta = [_rewrite(path, "made again from the other files of the dataset") for path in known.restored]
     moves = _plan_moves(known, damaged)
     with ThreadPoolExecutor(threads, thread_name_prefix="ringfeed-repair") as pool:
-        work = [files for shard in known.shards if (files := files_of(known, shard, damaged, moves))]
+        work = [files for shard in known.shards if (files := locate_files(known, shard, damaged, moves))]
         outcomes = run_tasks(pool, [(_plan_shard, (files, known.names or frozenset())) for files in work])
     remedies = [remedy for of_shard, _ in outcomes for remedy in of_shard]
     losses = tuple(loss for _, loss in outcomes if loss is not None)
@@ -159,13 +167,15 @@ def plan_repair(
     rejected = {number: path for path, number in _rejected_files(known.manifest).items() if path in damaged}
     if (losses or rejected) and originals:
         rebuilds = rebuilds or _plan_rebuilds(plan, originals, rebuilding, rejected)
-        plan = replace(_with_sources(plan, rebuilds), told=_told_again(known.manifest, rebuilds, rejected))
+        plan = replace(
+            _with_sources(plan, rebuilds), rejected_files=_rejected_files_from(known.manifest, rebuilds, rejected)
+        )
     if len(plan.losses) == len(known.shards) and all(loss.replacement is None for loss in plan.losses):
         raise CorruptionError(
             f"no record of {storage.locate()} is intact; if its source is still there, repair it with "
             f"{source_flags(known.manifest, range(len(known.manifest.all_generations)))}"
         )
-    others = (*_plan_companions(known, set(damaged), plan.losses, plan.told), *_leftovers(known, moves))
+    others = (*_plan_companions(known, set(damaged), plan.losses, plan.rejected_files), *_leftovers(known, moves))
     return replace(plan, remedies=(*plan.remedies, *others))
 
 
@@ -175,10 +185,12 @@ def _rejected_files(manifest: Manifest) -> dict[str, int]:
     return {path: names[path] for path in manifest.files if path in names}
 
 
-def _told_again(manifest: Manifest, rebuilds: Sequence[Rebuild], rejected: Mapping[int, str]) -> dict[str, bytes]:
+def _rejected_files_from(
+    manifest: Manifest, rebuilds: Sequence[Rebuild], rejected: Mapping[int, str]
+) -> dict[str, bytes]:
     """Those files as the sources tell them again, if they are as they were: they name files by their URLs."""
     of = {rejected[r.generation]: encode_rejected(r.plan.rejected) for r in rebuilds if r.generation in rejected}
-    return {path: data for path, data in of.items() if describe(data) == manifest.files[path]}
+    return {path: data for path, data in of.items() if file_info(data) == manifest.files[path]}
 
 
 def _plan_rebuilds(
@@ -186,25 +198,25 @@ def _plan_rebuilds(
 ) -> tuple[Rebuild, ...]:
     known = plan.known
     wanted = sorted({*rejected, *(generation_of(loss.shard.path) for loss in plan.losses)})
-    if not any_follows(known.manifest):
+    if not any_depends_on_earlier(known.manifest):
         return plan_rebuilds(known, originals, report, wanted)
-    with planning_folder(plan.spill, known.storage) as root, workshop_of(plan, root, report) as workshop:
-        return plan_in_order(workshop, originals, wanted, wanted, {_pair(loss) for loss in plan.losses})
+    with planning_folder(plan.spill, known.storage) as root, plan_rebuilder(plan, root, report) as rebuilder:
+        return plan_in_order(rebuilder, originals, wanted, wanted, {_pair(loss) for loss in plan.losses})
 
 
-def workshop_of(plan: RepairPlan, root: Storage, report: Report) -> AbstractContextManager[Workshop]:
+def plan_rebuilder(plan: RepairPlan, root: Storage, report: Report) -> AbstractContextManager[Rebuilder]:
     """Where the lost shards of a plan are made again, in a folder that is there until the body ends."""
     known = plan.known
     actions = {remedy.path: remedy.action for remedy in plan.remedies}
     moves = {remedy.path: remedy for remedy in plan.remedies if remedy.origin}
     damaged = {damage.path: damage for damage in plan.verification.damages}
-    hurt = (files for shard in known.shards if (files := files_of(known, shard, damaged, moves)))
+    hurt = (files for shard in known.shards if (files := locate_files(known, shard, damaged, moves)))
     mendable = (
         files for files in hurt if {actions.get(path) for path in files.shard.files if path in damaged} <= _AS_WRITTEN
     )
     lost = {rebuild.generation for rebuild in plan.rebuilds}
     lost |= {generation_of(loss.shard.path) for loss in plan.losses}
-    return open_workshop(known, root, report, lost=lost, mendable=mendable)
+    return open_rebuilder(known, root, report, lost=lost, mendable=mendable)
 
 
 def _with_sources(plan: RepairPlan, rebuilds: Sequence[Rebuild]) -> RepairPlan:
@@ -253,7 +265,7 @@ def _rewrite(path: str, how: str) -> Remedy:
     return Remedy(path=path, action="rewrite", how=how)
 
 
-def _plan_moves(known: Identity, damaged: Mapping[str, Damage]) -> dict[str, Remedy]:
+def _plan_moves(known: RecoveredDataset, damaged: Mapping[str, Damage]) -> dict[str, Remedy]:
     """For damaged files whose bytes lie under another name, that name."""
     wanted = {path: info for shard in known.shards for path, info in shard.files.items()}
     sizes = {info.bytes for path, info in wanted.items() if path in damaged}
@@ -273,7 +285,7 @@ def _plan_moves(known: Identity, damaged: Mapping[str, Damage]) -> dict[str, Rem
     return moves
 
 
-def _measure_if_sized(storage: Storage, path: str, sizes: set[int]) -> Measure | None:
+def _measure_if_sized(storage: Storage, path: str, sizes: set[int]) -> FileInfo | None:
     with storage.errors("look at", path):
         fs, root = storage.filesystem()
         try:
@@ -283,8 +295,8 @@ def _measure_if_sized(storage: Storage, path: str, sizes: set[int]) -> Measure |
     return measure(storage, path) if size in sizes else None
 
 
-def files_of(
-    known: Identity, shard: ShardInfo, damaged: Mapping[str, Damage], moves: Mapping[str, Remedy]
+def locate_files(
+    known: RecoveredDataset, shard: ShardInfo, damaged: Mapping[str, Damage], moves: Mapping[str, Remedy]
 ) -> ShardFiles | None:
     """A shard that has a damaged file, and where its files lie; None if it has none."""
     if damaged.keys().isdisjoint(shard.files):
@@ -310,7 +322,7 @@ def files_of(
 
 def _plan_shard(files: ShardFiles, names: frozenset[str]) -> tuple[list[Remedy], Loss | None]:
     shard = files.shard
-    mended = mend_shard(files)
+    mended = restore_shard(files)
     remedies = []
     if mended.data is not None:
         remedies.append(_rewrite(shard.path, mended.data_how))
@@ -332,16 +344,16 @@ def _plan_shard(files: ShardFiles, names: frozenset[str]) -> tuple[list[Remedy],
     return remedies, Loss(shard=shard, replacement=new)
 
 
-def _whole(files: ShardFiles, mended: Mended) -> bool:
+def _whole(files: ShardFiles, mended: RestoredFiles) -> bool:
     return (files.data_intact or mended.data is not None) and (files.index_intact or mended.index is not None)
 
 
-def _replacement(files: ShardFiles, salvaged: Salvaged, names: frozenset[str]) -> ShardInfo:
+def _replacement(files: ShardFiles, salvaged: SalvagedShard, names: frozenset[str]) -> ShardInfo:
     shard = files.shard
     index = salvaged.index
     new = replace(
         shard,
-        index_path=free_name(files.storage, shard.index_path, names, salvaged.index),
+        index_path=replacement_name(files.storage, shard.index_path, names, salvaged.index),
         index_bytes=index.size,
         index_checksum=checksum(index),
     )
@@ -350,7 +362,7 @@ def _replacement(files: ShardFiles, salvaged: Salvaged, names: frozenset[str]) -
     data = salvaged.data
     return replace(
         new,
-        path=free_name(files.storage, shard.path, names, salvaged.data),
+        path=replacement_name(files.storage, shard.path, names, salvaged.data),
         bytes=data.size,
         records=salvaged.records,
         checksum=checksum(data),
@@ -358,7 +370,7 @@ def _replacement(files: ShardFiles, salvaged: Salvaged, names: frozenset[str]) -
     )
 
 
-def free_name(storage: Storage, path: str, names: frozenset[str], data: pa.Buffer | bytes) -> str:
+def replacement_name(storage: Storage, path: str, names: frozenset[str], data: pa.Buffer | bytes) -> str:
     """The next name for what replaces a file: one that is free, or holds these very bytes since a repair was killed."""
     try:
         name = salvaged_name(path)
@@ -373,26 +385,26 @@ def free_name(storage: Storage, path: str, names: frozenset[str], data: pa.Buffe
 
 
 def _plan_companions(
-    known: Identity, damaged: Set[str], losses: Sequence[Loss], told: Collection[str]
+    known: RecoveredDataset, damaged: Set[str], losses: Sequence[Loss], rejected_files: Collection[str]
 ) -> Iterator[Remedy]:
     """For each file for other programs that is damaged, or was made from what is lost."""
-    manifest, left = known.manifest, shards_left(known.shards, losses)
-    no_tfds = obstacle(manifest, left)
+    manifest, left = known.manifest, remaining_shards(known.shards, losses)
+    no_tfds = tfds_obstacle(manifest, left)
     replaced = {dali.index_name(loss.shard.path): loss for loss in losses}
     for path in manifest.files:
         loss = replaced.get(path)
-        if is_tfds(path) and no_tfds:
+        if is_tfds_file(path) and no_tfds:
             yield Remedy(path=path, action="remove", how=f"TensorFlow Datasets cannot open what is left: {no_tfds}")
         elif loss is not None and loss.replacement is None:
             yield Remedy(path=path, action="remove", how="no record of its shard is intact")
         elif loss is not None and loss.replacement is not None and loss.replacement.path != loss.shard.path:
             how = f"an index of the records that are left goes to {dali.index_name(loss.replacement.path)}"
             yield Remedy(path=path, action="salvage", how=how)
-        elif path in damaged and is_tfds(path):
+        elif path in damaged and is_tfds_file(path):
             yield _rewrite(path, "made again from dataset.json")
-        elif path in damaged and shard_of(path, left):
+        elif path in damaged and shard_of_index(path, left):
             yield _rewrite(path, "made again from the index of its shard")
-        elif path in told:
+        elif path in rejected_files:
             yield _rewrite(path, "made again from the source")
         elif path in damaged and (number := _rejected_files(manifest).get(path)) is not None:
             flags = source_flags(manifest, [number])
@@ -402,13 +414,13 @@ def _plan_companions(
             yield Remedy(path=path, action="remove", how="it is not known what it was made from")
 
 
-def shards_left(shards: Sequence[ShardInfo], losses: Sequence[Loss]) -> list[ShardInfo]:
+def remaining_shards(shards: Sequence[ShardInfo], losses: Sequence[Loss]) -> list[ShardInfo]:
     """The shards with the replacements of those that are damaged, and without those that have none."""
     by_path = {loss.shard.path: loss.replacement for loss in losses}
     return [new for shard in shards if (new := by_path.get(shard.path, shard)) is not None]
 
 
-def _leftovers(known: Identity, moves: Mapping[str, Remedy]) -> Iterator[Remedy]:
+def _leftovers(known: RecoveredDataset, moves: Mapping[str, Remedy]) -> Iterator[Remedy]:
     """What a repair that was killed did not come to remove; the user's own files are none of it."""
     manifest = known.manifest
     in_use = {path for shard in known.shards for path in shard.files}
@@ -416,7 +428,7 @@ def _leftovers(known: Identity, moves: Mapping[str, Remedy]) -> Iterator[Remedy]
     lost = {
         path for entry in manifest.lost for path in (entry.path, index_name(entry.path), dali.index_name(entry.path))
     }
-    lost |= set(all_tfds_names(manifest)) if manifest.lost else set()
+    lost |= set(tfds_paths(manifest)) if manifest.lost else set()
     origins = {move.origin for move in moves.values()}
     own = in_use | {MANIFEST_NAME}
     generation, repairs = table_order(manifest.shards_path)

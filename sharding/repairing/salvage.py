@@ -16,19 +16,19 @@ import pyarrow as pa
 
 from ..common.checksums import checksum
 from ..dataset.manifest import Manifest, ShardInfo
-from ..dataset.recovery import mend_bit
+from ..dataset.recovery import revert_bit_flip
 from ..dataset.shard_index import Index, classes_of_messages, classes_of_table, frame_bounds, read_index, rebuild_index
 from ..formats.arrow_binary import data_of, offsets_of
 from ..formats.block_checksums import block_sums
 from ..formats.parquet import read_row_groups, row_group_rows, scan_row_groups, write_parquet
 from ..formats.shard_encode import encode_index
 from ..formats.tfrecord import FOOTER_BYTES, compress, decompress, frame_records
-from ..formats.tfrecord_scan import mend_frames, scan_frames
+from ..formats.tfrecord_scan import repair_frames, scan_frames
 from ..storage.staging import staged
 from ..storage.storage import Storage
-from ..verifying.locate import encode_again
+from ..verifying.locate import reencode_shard
 
-__all__ = ["Mended", "Salvaged", "ShardFiles", "mend_shard", "salvage_shard"]
+__all__ = ["RestoredFiles", "SalvagedShard", "ShardFiles", "restore_shard", "salvage_shard"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class ShardFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mended:
+class RestoredFiles:
     """The bytes of a shard's files as they were written, and how they were had; None for what needs no mending or
     cannot be mended.
     """
@@ -67,7 +67,7 @@ class Mended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Salvaged:
+class SalvagedShard:
     """The intact records of a damaged shard, encoded as a shard; `data` is None if its own data file is intact."""
 
     data: pa.Buffer | None
@@ -79,10 +79,10 @@ class Salvaged:
 # --- the very bytes --------------------------------------------------------------------------------------------
 
 
-def mend_shard(files: ShardFiles) -> Mended:
+def restore_shard(files: ShardFiles) -> RestoredFiles:
     """The two files as they were written, as far as they can be made again."""
     shard = files.shard
-    mended = Mended()
+    mended = RestoredFiles()
     if not files.index_intact and files.index_at is not None:
         with staged(files.storage, files.index_at) as stored:
             for how, candidate in _plain_candidates(stored, shard.index_bytes, shard.index_checksum):
@@ -105,7 +105,7 @@ def mend_shard(files: ShardFiles) -> Mended:
 def _plain_candidates(stored: pa.Buffer, size: int, expected_checksum: str) -> Iterator[tuple[str, pa.Buffer]]:
     if stored.size > size:
         yield "what was added at its end cut off", pa.py_buffer(stored.slice(0, size).to_pybytes())
-    if stored.size == size and (found := mend_bit(stored.to_pybytes(), expected_checksum)):
+    if stored.size == size and (found := revert_bit_flip(stored.to_pybytes(), expected_checksum)):
         yield "a flipped bit turned back", pa.py_buffer(found)
 
 
@@ -115,7 +115,7 @@ def _data_candidates(files: ShardFiles, at: str, index: Index | None) -> Iterato
         if stored.size > shard.bytes:
             yield "what was added at its end cut off", pa.py_buffer(stored.slice(0, shard.bytes).to_pybytes())
         if manifest.shard_format == "parquet":
-            if again := encode_again(stored, manifest, shard):
+            if again := reencode_shard(stored, manifest, shard):
                 yield "written again from its rows, which are intact", pa.py_buffer(again)
         else:
             bounds = frame_bounds(manifest, shard, index)
@@ -131,12 +131,12 @@ def _tfrecord_candidates(
         yield "compressed again, for its records are intact", pa.py_buffer(compress(bytes(data), manifest.compression))
     missing = bounds[-1][1] - len(data) if bounds else 0
     if bounds and 0 <= missing <= FOOTER_BYTES:
-        likely = mend_frames(memoryview(bytes(data) + bytes(missing)), bounds)
+        likely = repair_frames(memoryview(bytes(data) + bytes(missing)), bounds)
         if likely is not None:
             yield "mended by the CRCs of its records", pa.py_buffer(compress(likely, manifest.compression))
 
 
-def _index(files: ShardFiles, mended: Mended) -> Index | None:
+def _index(files: ShardFiles, mended: RestoredFiles) -> Index | None:
     """The index as it was written, if it is there or was mended."""
     if mended.index is not None:
         return read_index(mended.index, files.manifest)
@@ -146,7 +146,7 @@ def _index(files: ShardFiles, mended: Mended) -> Index | None:
         return read_index(stored, files.manifest)
 
 
-def _rebuilt_index(files: ShardFiles, mended: Mended) -> tuple[Index, pa.Buffer]:
+def _rebuilt_index(files: ShardFiles, mended: RestoredFiles) -> tuple[Index, pa.Buffer]:
     if mended.data is None:
         assert files.data_at is not None
         with staged(files.storage, files.data_at, files.manifest.file_compression) as data:
@@ -158,7 +158,7 @@ def _rebuilt_index(files: ShardFiles, mended: Mended) -> tuple[Index, pa.Buffer]
 # --- the intact records ----------------------------------------------------------------------------------------
 
 
-def salvage_shard(files: ShardFiles, mended: Mended) -> Salvaged | None:
+def salvage_shard(files: ShardFiles, mended: RestoredFiles) -> SalvagedShard | None:
     """The intact records of a shard whose files cannot both be mended; None if there are none.
 
     Args:
@@ -168,7 +168,7 @@ def salvage_shard(files: ShardFiles, mended: Mended) -> Salvaged | None:
     manifest = files.manifest
     if files.data_intact or mended.data is not None:  # it is the index alone that cannot be had as it was
         index, encoded = _rebuilt_index(files, mended)
-        return Salvaged(
+        return SalvagedShard(
             data=None, index=encoded, records=len(index.class_ids), class_counts=_count(index.class_ids, manifest)
         )
     if files.data_at is None:
@@ -184,7 +184,7 @@ def _count(class_ids: npt.NDArray[np.int32], manifest: Manifest) -> tuple[int, .
     return tuple(np.bincount(class_ids, minlength=len(manifest.classes)).tolist())
 
 
-def _salvage_frames(data: memoryview, index: Index | None, files: ShardFiles) -> Salvaged | None:
+def _salvage_frames(data: memoryview, index: Index | None, files: ShardFiles) -> SalvagedShard | None:
     manifest = files.manifest
     bounds = frame_bounds(manifest, files.shard, index)
     intact = [frame for frame in scan_frames(data, bounds) if frame.readable]
@@ -198,7 +198,7 @@ def _salvage_frames(data: memoryview, index: Index | None, files: ShardFiles) ->
     framed = frame_records(pa.array(messages, pa.large_binary()))
     offsets = offsets_of(framed)
     frames = data_of(framed).slice(0, int(offsets[-1]))
-    return Salvaged(
+    return SalvagedShard(
         data=pa.py_buffer(compress(frames, manifest.compression)),
         index=encode_index(class_ids, offsets),
         records=len(messages),
@@ -206,7 +206,7 @@ def _salvage_frames(data: memoryview, index: Index | None, files: ShardFiles) ->
     )
 
 
-def _salvage_rows(data: pa.Buffer, index: Index | None, files: ShardFiles) -> Salvaged | None:
+def _salvage_rows(data: pa.Buffer, index: Index | None, files: ShardFiles) -> SalvagedShard | None:
     manifest = files.manifest
     tables, class_ids = [], []
     try:
@@ -230,7 +230,7 @@ def _salvage_rows(data: pa.Buffer, index: Index | None, files: ShardFiles) -> Sa
     (whole,) = pa.Table.from_batches(tables).combine_chunks().to_batches()
     ids = np.concatenate(class_ids)
     written = write_parquet(whole, manifest.compression, row_group_rows(data))
-    return Salvaged(
+    return SalvagedShard(
         data=written,
         index=encode_index(ids, sums=block_sums(written)),
         records=len(ids),

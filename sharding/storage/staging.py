@@ -17,14 +17,14 @@ import pyarrow as pa
 from ..common.checksums import Checksum
 from .storage import Storage
 
-__all__ = ["Measure", "iterate_blocks", "measure", "staged"]
+__all__ = ["FileInfo", "iterate_blocks", "measure", "staged"]
 
 _BLOCK_BYTES = 8 << 20
 _INFLATE_BYTES = 1 << 12  # compressed bytes that a fault may cost: what comes before is decompressed byte by byte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
+class FileInfo:
     """What a file holds, in short."""
 
     bytes: int
@@ -55,7 +55,7 @@ def iterate_blocks(storage: Storage, path: str, size: int | None = None) -> Iter
             yield memoryview(block)
 
 
-def measure(storage: Storage, path: str, size: int | None = None) -> Measure | None:
+def measure(storage: Storage, path: str, size: int | None = None) -> FileInfo | None:
     """Size and checksum of a file, or None if there is none.
 
     Args:
@@ -73,7 +73,7 @@ def measure(storage: Storage, path: str, size: int | None = None) -> Measure | N
             read += len(block)
     except FileNotFoundError:
         return None
-    return Measure(bytes=read, checksum=digest.text)
+    return FileInfo(bytes=read, checksum=digest.text)
 
 
 @contextmanager

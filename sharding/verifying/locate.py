@@ -19,14 +19,14 @@ from ..formats.parquet import RowGroup, read_parquet, row_group_rows, scan_row_g
 from ..formats.tfrecord import compress
 from ..formats.tfrecord_scan import scan_frames
 from ..messages import counted, some_of
-from ..storage.staging import Measure, staged
+from ..storage.staging import FileInfo, staged
 from ..storage.storage import Storage
 
-__all__ = ["encode_again", "locate_in_index", "locate_in_shard"]
+__all__ = ["locate_in_index", "locate_in_shard", "reencode_shard"]
 
 
 def locate_in_shard(
-    storage: Storage, manifest: Manifest, shard: ShardInfo, found: Measure, index: Index | None
+    storage: Storage, manifest: Manifest, shard: ShardInfo, found: FileInfo, index: Index | None
 ) -> Damage:
     """What is wrong with a shard whose checksum is wrong.
 
@@ -52,7 +52,7 @@ def locate_in_shard(
             return _in_tfrecord(damage, stored, memoryview(data), manifest, shard, index)
 
 
-def _damage(shard: ShardInfo, path: str, found: Measure) -> Damage:
+def _damage(shard: ShardInfo, path: str, found: FileInfo) -> Damage:
     """As far as the sizes of a file tell."""
     sizes = found.bytes, shard.files[path].bytes
     return Damage(path=path, split=shard.split, kind=kind_of_size(*sizes), problem=content_problem(*sizes))
@@ -89,7 +89,7 @@ def _between_records(
     """All records that are there are intact: the damage is in what surrounds them."""
     if manifest.compression == "none":
         return replace(damage, offset=len(data), problem=f"{damage.problem} (all records that it holds are intact)")
-    original = encode_again(data, manifest, shard)
+    original = reencode_shard(data, manifest, shard)
     offset = None if original is None else first_difference(memoryview(stored), original)
     place = "" if offset is None else f", at byte {offset} of the file"
     return replace(
@@ -112,7 +112,7 @@ def _in_parquet(damage: Damage, stored: pa.Buffer, manifest: Manifest, shard: Sh
         damaged = some_of(len(bad), len(groups), "row group", "is/are")
         count = f"; {damaged} damaged: {runs_text(runs(g.number for g in bad))}"
         return _in_row_group(damage, first, first.damaged[0], None, count if len(bad) > 1 else "")
-    original = encode_again(stored, manifest, shard)
+    original = reencode_shard(stored, manifest, shard)
     offset = None if original is None else first_difference(memoryview(stored), original)
     for group in groups if offset is not None else ():
         for column, (start, stop) in group.columns.items():
@@ -151,7 +151,7 @@ def _footer_offset(stored: pa.Buffer) -> int:
     return end - size if size < end else end
 
 
-def encode_again(data: pa.Buffer | memoryview, manifest: Manifest, shard: ShardInfo) -> memoryview | None:
+def reencode_shard(data: pa.Buffer | memoryview, manifest: Manifest, shard: ShardInfo) -> memoryview | None:
     """The bytes of a shard's file, from what it holds, if that gives the bytes that were written; else None.
 
     Args:
@@ -172,7 +172,7 @@ def encode_again(data: pa.Buffer | memoryview, manifest: Manifest, shard: ShardI
 
 
 def locate_in_index(
-    storage: Storage, manifest: Manifest, shard: ShardInfo, found: Measure, *, shard_intact: bool
+    storage: Storage, manifest: Manifest, shard: ShardInfo, found: FileInfo, *, shard_intact: bool
 ) -> Damage:
     """What is wrong with an index whose checksum is wrong.
 

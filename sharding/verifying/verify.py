@@ -17,21 +17,29 @@ from ..dataset.companion_files import locate_in_companion
 from ..dataset.damage import Damage, Note
 from ..dataset.file_names import TABLE_NAMES, generation_of, repairs_of, table_order
 from ..dataset.manifest import MANIFEST_NAME, FileInfo, Manifest, ShardInfo
-from ..dataset.recovery import Identity, identify
+from ..dataset.recovery import RecoveredDataset, recover_dataset
 from ..dataset.shard_index import Index, read_index
-from ..dataset.tfds_files import is_tfds
+from ..dataset.tfds_files import is_tfds_file
 from ..destination.leftovers import STAGING, is_ours
 from ..engines.executors import run_tasks
 from ..errors import RingfeedError
 from ..progress import ignore
 from ..storage.atomic_files import drafted
 from ..storage.lease import LEASE_NAME
-from ..storage.staging import Measure, measure, staged
+from ..storage.staging import measure, staged
 from ..storage.storage import Place, Storage, storage_of
 from .locate import locate_in_index, locate_in_shard
 from .record_checks import check_meaning, check_totals
 
-__all__ = ["Verification", "VerifyProgress", "VerifyReport", "check_dataset", "default_workers", "examine", "verify"]
+__all__ = [
+    "Verification",
+    "VerifyProgress",
+    "VerifyReport",
+    "check_dataset",
+    "default_workers",
+    "verify",
+    "verify_files",
+]
 
 _REMOTE_WORKERS = 8  # a request waits for its server: more of them than there are cores
 
@@ -107,13 +115,13 @@ def check_dataset(
     storage = storage_of(location)
     threads = default_workers(storage) if workers is None else workers
     while True:
-        known = identify(storage, threads)
-        found = examine(known, report, workers=threads, deep=deep)
+        known = recover_dataset(storage, threads)
+        found = verify_files(known, report, workers=threads, deep=deep)
         if not found.damages or not _is_rewritten(known):
             return found
 
 
-def _is_rewritten(known: Identity) -> bool:
+def _is_rewritten(known: RecoveredDataset) -> bool:
     """Whether the dataset was written anew while it was looked through, so that its files are others now."""
     if MANIFEST_NAME in known.restored:
         return False
@@ -126,7 +134,9 @@ def _is_rewritten(known: Identity) -> bool:
         return False
 
 
-def examine(known: Identity, report: VerifyReport = ignore, *, workers: int, deep: bool = False) -> Verification:
+def verify_files(
+    known: RecoveredDataset, report: VerifyReport = ignore, *, workers: int, deep: bool = False
+) -> Verification:
     """`check_dataset` of a dataset that was identified."""
     storage, manifest = known.storage, known.manifest
     files = [_File(path=p, info=info, shard=shard) for shard in known.shards for p, info in shard.files.items()]
@@ -162,7 +172,7 @@ def _reporter(report: VerifyReport, sizes: Mapping[str, int], total: int) -> Cal
     return tell
 
 
-def _measure(known: Identity, file: _File) -> tuple[str, Measure | None]:
+def _measure(known: RecoveredDataset, file: _File) -> tuple[str, FileInfo | None]:
     if file.path in known.measures:
         return file.path, known.measures[file.path]
     found = measure(known.storage, file.path, known.sizes.get(file.path))
@@ -171,7 +181,7 @@ def _measure(known: Identity, file: _File) -> tuple[str, Measure | None]:
     return file.path, found
 
 
-def _matches(found: Measure | None, expected: FileInfo) -> bool:
+def _matches(found: FileInfo | None, expected: FileInfo) -> bool:
     return found is not None and (found.bytes, found.checksum) == (expected.bytes, expected.checksum)
 
 
@@ -184,9 +194,9 @@ def _holders(files: Sequence[_File]) -> Mapping[str, list[_File]]:
 
 
 def _locate(
-    known: Identity,
+    known: RecoveredDataset,
     file: _File,
-    measures: Mapping[str, Measure | None],
+    measures: Mapping[str, FileInfo | None],
     holders: Mapping[str, Sequence[_File]],
 ) -> Damage:
     storage, manifest = known.storage, known.manifest
@@ -207,12 +217,12 @@ def _locate(
     return locate_in_shard(storage, manifest, shard, found, _intact_index(storage, manifest, shard, measures))
 
 
-def _holds(found: Measure | None, file: _File) -> bool:
+def _holds(found: FileInfo | None, file: _File) -> bool:
     return found is not None and found.checksum == file.info.checksum
 
 
 def _intact_index(
-    storage: Storage, manifest: Manifest, shard: ShardInfo, measures: Mapping[str, Measure | None]
+    storage: Storage, manifest: Manifest, shard: ShardInfo, measures: Mapping[str, FileInfo | None]
 ) -> Index | None:
     found = measures[shard.index_path]
     if found is None or found.checksum != shard.index_checksum:
@@ -221,7 +231,7 @@ def _intact_index(
         return read_index(stored, manifest)
 
 
-def _notes(known: Identity, files: set[str]) -> Iterator[Note]:
+def _notes(known: RecoveredDataset, files: set[str]) -> Iterator[Note]:
     if known.names is None:
         yield Note(path="", remark="the folder cannot be listed: whether it holds other files is not known")
         return
@@ -243,7 +253,7 @@ def _remark(name: str, manifest: Manifest) -> str:
         return "of an append that did not finish; go on with it, or be rid of it with: shard-dataset clean"
     if TABLE_NAMES.fullmatch(name) and generation < table_order(manifest.shards_path)[0]:
         return "the table before an append, kept for readers that opened it; to remove it: shard-dataset clean"
-    if is_tfds(name) and manifest.generations:
+    if is_tfds_file(name) and manifest.generations:
         return "for TensorFlow Datasets, and not of the dataset as it is now that records were appended"
     if name in lost or TABLE_NAMES.fullmatch(name) or repairs_of(last):
         return "of a repair that did not finish; repair again to be rid of it"

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...sharding import Dataset, Feature, FeatureStatistics, ImageStatistics, Manifest, RingfeedError
 from ...sharding.dataset.file_names import folder_of, rejected_name
-from ...sharding.dataset.tfds_files import is_tfds, obstacle
+from ...sharding.dataset.tfds_files import is_tfds_file, tfds_obstacle
 from ...sharding.messages import counted, one_line
 from ..console import align, human_bytes
 from .balance_report import balance_json, balance_of_dataset, balance_text
@@ -216,9 +216,12 @@ def _tfds_place(manifest: Manifest) -> str:
 
 
 def _tfds_obstacle(dataset: Dataset) -> str:
-    if any(map(is_tfds, dataset.manifest.files)):
+    if any(map(is_tfds_file, dataset.manifest.files)):
         return ""
-    return obstacle(dataset.manifest, dataset.shards) or "an earlier version of ringfeed wrote it, without the metadata"
+    return (
+        tfds_obstacle(dataset.manifest, dataset.shards)
+        or "an earlier version of ringfeed wrote it, without the metadata"
+    )
 
 
 def _nullable(manifest: Manifest) -> set[str]:

@@ -22,7 +22,7 @@ import xxhash
 
 from ...compute.arrow_casts import is_list
 from ...compute.grouping import group
-from ...dataset.earlier_shards import Stored
+from ...dataset.earlier_shards import EarlierShards
 from ...destination.spill import side_folder
 from ...engines.executors import Job, run_tasks
 from ...errors import ConfigError, SourceError
@@ -61,15 +61,15 @@ class Doubles:
     there: Sequence[Int64]
 
 
-def records_there(stored: Stored) -> Source:
+def records_there(earlier: EarlierShards) -> Source:
     """The records of a dataset, or of the first of its generations."""
-    folders = ((shard, stored.folder(shard)) for shard in stored.shards)
+    folders = ((shard, earlier.folder(shard)) for shard in earlier.shards)
     return RingfeedSource(
-        url=stored.storage.url,
-        schema=stored.manifest.schema,
+        url=earlier.storage.url,
+        schema=earlier.manifest.schema,
         parts=tuple(Part(path=folder.locate(shard.path), pieces=(shard, folder)) for shard, folder in folders),
         fingerprint="",
-        manifest=replace(stored.manifest, splits={}, files={}),
+        manifest=replace(earlier.manifest, splits={}, files={}),
     )
 
 

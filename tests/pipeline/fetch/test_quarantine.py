@@ -68,7 +68,7 @@ class TestRaise:
         (path,) = damage(root, 3)
         with pytest.raises(CorruptionError, match=rf"{path} is damaged: its checksum does not match {place}") as caught:
             batches(Loader(str(root), batch_size=10))
-        assert f"mend it with: shard-dataset repair {root}" in str(caught.value)
+        assert f"repair it with: shard-dataset repair {root}" in str(caught.value)
         assert "\n" not in str(caught.value)
 
     def test_the_error_names_an_index_and_a_shard_that_was_cut(self, copied: Callable[..., Path]) -> None:
@@ -209,7 +209,7 @@ class TestQuarantine:
             Loader(str(root), batch_size=10, on_bad_shard="quarantine"),
             Loader(str(root), batch_size=10, quarantined=paths),
         ):
-            with pytest.raises(CorruptionError, match=rf"{paths[0]} .*mend it with: shard-dataset repair {root}$"):
+            with pytest.raises(CorruptionError, match=rf"{paths[0]} .*repair it with: shard-dataset repair {root}$"):
                 loader.sample(5)
 
     def test_where_nothing_is_left_the_loader_stops(self, copied: Callable[..., Path]) -> None:

@@ -305,6 +305,6 @@ def test_a_damaged_shard_of_a_generation_is_salvaged_and_appended_to(twice: Path
 def test_a_dataset_whose_table_is_gone_is_not_appended_to(twice: Path, parquet: str, files_of: Files) -> None:
     (twice / "shards-g00002.parquet").unlink()
     before = files_of(twice)
-    with pytest.raises(RingfeedError, match=r"shards-g00002\.parquet is missing; mend it with: shard-dataset repair"):
+    with pytest.raises(RingfeedError, match=r"shards-g00002\.parquet is missing; repair it with: shard-dataset repair"):
         append(AppendOptions(source=parquet, destination=str(twice), again=True))
     assert files_of(twice) == before

@@ -29,7 +29,7 @@ from ringfeed.sharding import (
     verify,
 )
 from ringfeed.sharding.dataset.file_names import generation_of
-from ringfeed.sharding.dataset.tfds_files import TFDS_NAMES, obstacle
+from ringfeed.sharding.dataset.tfds_files import TFDS_NAMES, tfds_obstacle
 from ringfeed.sharding.prepare import Drop, Encoding, ImageOptions, PrepareOptions, Size
 from ringfeed.sharding.storage.storage import Storage
 from tests.helpers.appending import appended
@@ -63,7 +63,7 @@ def test_metadata_that_an_append_makes_untrue_are_not_kept(parquet: str, newer: 
         assert found == {f"g{generation:05d}/{name}" for name in TFDS_NAMES}
         there = {str(p.relative_to(tmp_path / "out")) for name in TFDS_NAMES for p in (tmp_path / "out").rglob(name)}
         assert there == found
-    assert obstacle(dataset.manifest, dataset.shards) == ""
+    assert tfds_obstacle(dataset.manifest, dataset.shards) == ""
     name = min(found)
     data = (tmp_path / "out" / name).read_bytes()
     (tmp_path / "out" / name).write_bytes(data[:-9])

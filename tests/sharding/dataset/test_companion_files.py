@@ -163,7 +163,7 @@ class TestLosses:
         assert len((root / index_of(dataset, 0)).read_text().splitlines()) == dataset.shards[0].records
         checked = check_dataset(str(root), deep=True)
         assert (checked.damages, checked.notes) == ((), ())
-        assert "a repair left records out" in tfds.obstacle(dataset.manifest, dataset.shards)
+        assert "a repair left records out" in tfds.tfds_obstacle(dataset.manifest, dataset.shards)
 
     def test_a_repair_that_was_killed_at_any_step_can_be_run_again(
         self, root: Path, pristine: Dataset, tmp_path: Path, files_of: Files, monkeypatch: pytest.MonkeyPatch

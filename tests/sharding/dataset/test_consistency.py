@@ -97,9 +97,9 @@ def test_so_are_counts_that_are_no_list(dataset: Path) -> None:
 
 TABLES: list[tuple[Callable[[pa.Table], pa.Table], str]] = [
     (lambda table: table.drop_columns(["index_bytes"]), "it is no table of shards"),
-    (lambda table: table.drop_columns(["class_counts"]), "it has no 'class_counts' of type list"),
-    (lambda table: table.set_column(1, "path", pa.array([7] * len(table))), "it has no 'path' of type string"),
-    (in_row(0, split="other"), "it has shards of split 'other', which dataset.json does not name"),
+    (lambda table: table.drop_columns(["class_counts"]), "no 'class_counts' of type list"),
+    (lambda table: table.set_column(1, "path", pa.array([7] * len(table))), "no 'path' of type string"),
+    (in_row(0, split="other"), "it has shards of split 'other', unknown to dataset.json"),
     (in_row(0, path="dataset.json"), "two of its files have one name"),
     (in_row(0, records=-1), "a shard has a negative number of bytes or records"),
 ]
@@ -129,11 +129,13 @@ def test_counts_of_a_shard_that_do_not_add_up_are_refused_when_looked_at(dataset
 
 
 def test_a_copy_in_the_table_that_is_no_manifest_is_none(dataset: Path) -> None:
-    from ringfeed.sharding.dataset.shard_table import _CHECKSUM_KEY, _COPY_KEY, _NO_CHECKSUM, recover
+    from ringfeed.sharding.dataset.shard_table import _CHECKSUM_KEY, _COPY_KEY, _NO_CHECKSUM, recover_from_table
 
     for copy in ("[]", "{", '{"format_version": 1}'):
         sink = pa.BufferOutputStream()
         with pq.ParquetWriter(sink, pa.schema([("x", pa.int8())])) as writer:
             writer.add_key_value_metadata({_COPY_KEY: copy, _CHECKSUM_KEY: _NO_CHECKSUM})
         data = sink.getvalue().to_pybytes()
-        assert recover(data.replace(_NO_CHECKSUM.encode(), checksum(data).encode()), "shards.parquet") is None
+        assert (
+            recover_from_table(data.replace(_NO_CHECKSUM.encode(), checksum(data).encode()), "shards.parquet") is None
+        )

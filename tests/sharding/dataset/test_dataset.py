@@ -107,7 +107,7 @@ def test_records_come_from_checked_shards_up_to_the_limit(pristine: Path, tmp_pa
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
-    mend = f"; mend it with: shard-dataset repair {tmp_path / 'x'}$"
+    mend = f"; repair it with: shard-dataset repair {tmp_path / 'x'}$"
     with pytest.raises(CorruptionError, match=f"is damaged: its checksum does not match{mend}"):
         list(read_records(open_dataset(str(tmp_path / "x")), "train", 1))
     shard.write_bytes(data[:-1])
@@ -149,7 +149,7 @@ def test_a_dataset_that_lost_its_manifest_names_the_command_that_brings_it_back(
     shutil.copytree(pristine, root)
     (root / "dataset.json").unlink()
     with pytest.raises(
-        DatasetError, match=r"dataset\.json is missing, but shards\.parquet is there; mend it with: "
+        DatasetError, match=r"dataset\.json is missing, but shards\.parquet is there; repair it with: "
     ) as no:
         open_dataset(str(root))
     assert str(no.value).endswith(f"shard-dataset repair {root}")
@@ -165,7 +165,7 @@ def test_a_repaired_dataset_that_lost_its_manifest_names_that_command_too(pristi
     (root / "shards.parquet").unlink(missing_ok=True)
     (root / "dataset.json").unlink()
     with pytest.raises(
-        DatasetError, match=r"missing, but shards\.salvaged\.parquet is there; mend it with: .* repair "
+        DatasetError, match=r"missing, but shards\.salvaged\.parquet is there; repair it with: .* repair "
     ):
         open_dataset(str(root))
     repair(str(root))

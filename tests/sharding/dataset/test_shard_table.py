@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfeed.sharding import LostRecords, Manifest
-from ringfeed.sharding.dataset.shard_table import decode_shards, encode_shards, recover, seal
+from ringfeed.sharding.dataset.shard_table import decode_shards, encode_shards, recover_from_table, seal
 from tests.sharding.dataset.test_manifest import MANIFEST, SHARD
 
 ROWS = (SHARD, replace(SHARD, path="b", index_path="c", class_counts=(3, 2**40)))
@@ -19,7 +19,7 @@ def test_both_files_come_back_from_the_table_byte_for_byte() -> None:
     lost = LostRecords(split="train", path="x", records=3, class_counts=(1, 2))
     for manifest in (MANIFEST, replace(MANIFEST, classes=(None,), layout=None), replace(MANIFEST, lost=(lost,))):
         sealed, table = seal(replace(manifest, shards_path="other.parquet"), ROWS)
-        found = recover(table, "other.parquet")
+        found = recover_from_table(table, "other.parquet")
         assert found == (sealed, ROWS)
         assert found[0].encode() == sealed.encode()
         assert Manifest.decode(sealed.encode(), "x") == sealed
@@ -28,24 +28,24 @@ def test_both_files_come_back_from_the_table_byte_for_byte() -> None:
 def test_what_holds_an_imitation_of_its_own_checksum_is_not_taken_in() -> None:
     text = "ringfeed.checksum\x18)xxh3-128:" + 32 * "0"
     sealed, table = seal(replace(MANIFEST, writer=text, classes=(text,)), ROWS)
-    assert recover(table, "shards.parquet") == (sealed, ROWS)
+    assert recover_from_table(table, "shards.parquet") == (sealed, ROWS)
 
 
 @given(position=st.integers(0, len(TABLE) - 1), bit=st.integers(0, 7))
 def test_of_a_table_with_a_flipped_bit_nothing_is_recovered(position: int, bit: int) -> None:
     data = bytearray(TABLE)
     data[position] ^= 1 << bit
-    assert recover(bytes(data), "shards.parquet") is None
+    assert recover_from_table(bytes(data), "shards.parquet") is None
 
 
 @given(size=st.integers(0, len(TABLE) - 1))
 def test_nor_of_one_that_was_cut(size: int) -> None:
-    assert recover(TABLE[:size], "shards.parquet") is None
+    assert recover_from_table(TABLE[:size], "shards.parquet") is None
 
 
 def test_a_table_without_a_copy_is_a_table_still() -> None:
     assert decode_shards(encode_shards(ROWS)) == ROWS == decode_shards(TABLE)
-    assert recover(encode_shards(ROWS), "shards.parquet") is None
+    assert recover_from_table(encode_shards(ROWS), "shards.parquet") is None
 
 
 def test_the_checksum_of_the_rows_is_theirs_alone() -> None:

@@ -21,7 +21,7 @@ from ringfeed.sharding import (
     open_dataset,
     read_records,
 )
-from ringfeed.sharding.dataset.tfds_files import obstacle, tfds_files
+from ringfeed.sharding.dataset.tfds_files import tfds_files, tfds_obstacle
 from ringfeed.sharding.prepare import PrepareOptions
 from tests.helpers.builds import built
 from tests.helpers.kinds import ROWS, columns, image, plain, values_of, write_kinds
@@ -113,24 +113,24 @@ def test_a_dataset_that_it_cannot_read_gets_no_metadata(
     manifest: Manifest, shards: tuple[ShardInfo, ...], change: dict[str, str], words: str
 ) -> None:
     refused = replace(manifest, **change)  # type: ignore[arg-type]
-    assert words in obstacle(refused, shards)
+    assert words in tfds_obstacle(refused, shards)
     assert tfds_files(refused, shards) == {}
 
 
 def test_names_that_it_would_read_otherwise_get_no_metadata(manifest: Manifest, shards: tuple[ShardInfo, ...]) -> None:
     split = manifest.splits["train"]
-    assert "a split is named 'all'" in obstacle(replace(manifest, splits={"all": split}), shards)
+    assert "a split is named 'all'" in tfds_obstacle(replace(manifest, splits={"all": split}), shards)
     many = {"train": replace(split, shards=100_000)}
-    assert "split 'train' has 100,000 shards" in obstacle(replace(manifest, splits=many), shards)
+    assert "split 'train' has 100,000 shards" in tfds_obstacle(replace(manifest, splits=many), shards)
     salvaged = (replace(shards[0], path="train-00000-of-00001.salvaged.tfrecord"), *shards[1:])
-    assert "a repair left records out" in obstacle(manifest, salvaged)
-    assert obstacle(manifest, shards) == ""
+    assert "a repair left records out" in tfds_obstacle(manifest, salvaged)
+    assert tfds_obstacle(manifest, shards) == ""
 
 
 def test_lists_that_may_be_missing_or_empty_get_no_metadata(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [[1], None, []]}), tmp_path / "x.parquet")
     dataset = built(str(tmp_path / "x.parquet"), tmp_path / "out", shards=1)
-    assert "feature 'x' holds lists of any length, and none at all" in obstacle(dataset.manifest, dataset.shards)
+    assert "feature 'x' holds lists of any length, and none at all" in tfds_obstacle(dataset.manifest, dataset.shards)
     assert dataset.manifest.files == {}
     assert [path.name for path in (tmp_path / "out").glob("*.json")] == ["dataset.json"]
 

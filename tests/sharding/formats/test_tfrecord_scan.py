@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ringfeed.sharding.formats import tfrecord_scan as scan
 from ringfeed.sharding.formats.tfrecord import frame_records
-from ringfeed.sharding.formats.tfrecord_scan import mend_frames, scan_frames
+from ringfeed.sharding.formats.tfrecord_scan import repair_frames, scan_frames
 
 MESSAGES = st.lists(st.binary(max_size=60), min_size=1, max_size=12)
 
@@ -73,14 +73,14 @@ def test_one_flipped_bit_a_record_is_turned_back(messages: list[bytes], flips: l
         if record not in hit:
             hit.add(record)
             wounded[position] ^= 1 << bit
-    assert mend_frames(memoryview(bytes(wounded)), bounds) == data
+    assert repair_frames(memoryview(bytes(wounded)), bounds) == data
 
 
 def test_a_flipped_bit_is_found_in_a_long_record() -> None:
     data, bounds = framed([random.Random(0).randbytes(300_000)])
     for position, bit in ((12, 0), (150_000, 7), (300_011, 3)):
-        assert mend_frames(flip(data, position, 1 << bit), bounds) == data
-    assert mend_frames(flip(data, 150_000, 3), bounds) != data  # two bits: more than can be told
+        assert repair_frames(flip(data, position, 1 << bit), bounds) == data
+    assert repair_frames(flip(data, 150_000, 3), bounds) != data  # two bits: more than can be told
 
 
 @pytest.mark.parametrize("block", [13, 64, 1 << 20])

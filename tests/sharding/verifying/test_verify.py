@@ -464,7 +464,7 @@ class TestWholeDatasets:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(staging, "_BLOCK_BYTES", block)
             found = staging.measure(dataset.storage, dataset.shards[0].path)
-        assert found == staging.Measure(bytes=dataset.shards[0].bytes, checksum=dataset.shards[0].checksum)
+        assert found == staging.FileInfo(bytes=dataset.shards[0].bytes, checksum=dataset.shards[0].checksum)
 
 
 class TestEveryStore:

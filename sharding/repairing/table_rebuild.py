@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..dataset.file_names import generation_of
-from ..dataset.recovery import Identity, prove
+from ..dataset.recovery import RecoveredDataset, confirm_table
 from ..destination.spill import planning_folder
 from ..errors import CorruptionError
 from ..progress import Report
 from ..storage.storage import public_url
 from .rebuild_order import plan_in_order
-from .rebuild_plan import Original, Rebuild, check_made, source_flags
-from .rebuilder import open_workshop
+from .rebuild_plan import Original, Rebuild, check_rebuilt, source_flags
+from .rebuilder import open_rebuilder
 
-__all__ = ["prove_again"]
+__all__ = ["rebuild_table"]
 
 
-def prove_again(
-    known: Identity, originals: Sequence[Original], spill: str | None, report: Report
-) -> tuple[Identity, tuple[Rebuild, ...]]:
+def rebuild_table(
+    known: RecoveredDataset, originals: Sequence[Original], spill: str | None, report: Report
+) -> tuple[RecoveredDataset, tuple[Rebuild, ...]]:
     """A dataset whose table was lost together with shards: all shards of their generations are made again.
 
     With the rows of the other generations, which their files tell, theirs tell what the table held.
@@ -51,10 +51,10 @@ def prove_again(
             f"{table} is damaged, and so are shards: what was lost cannot be told without the table; {remedy}"
         )
     wanted = sorted(range(len(manifest.all_generations)), key=lambda number: number not in lost)
-    with planning_folder(spill, storage) as root, open_workshop(known, root, report, lost=lost) as workshop:
-        rebuilds = plan_in_order(workshop, originals, wanted, lost)
-        rows = workshop.rows
-    proven = prove(known, rows)
+    with planning_folder(spill, storage) as root, open_rebuilder(known, root, report, lost=lost) as rebuilder:
+        rebuilds = plan_in_order(rebuilder, originals, wanted, lost)
+        rows = rebuilder.rows
+    proven = confirm_table(known, rows)
     if proven is None and manifest.generations:
         named = ", ".join(f"generation {r.generation} ({public_url(r.options.source)})" for r in rebuilds)
         raise CorruptionError(
@@ -63,6 +63,6 @@ def prove_again(
             "each generation whose shards are damaged"
         )
     if proven is None:
-        check_made(rebuilds[0], table, "", manifest.shards_checksum)
+        check_rebuilt(rebuilds[0], table, "", manifest.shards_checksum)
         raise AssertionError("unreachable: the table differs")
     return proven, rebuilds
