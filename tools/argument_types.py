@@ -15,7 +15,7 @@ __all__ = [
     "EventParser",
     "HelpFormatter",
     "at_least",
-    "check_lasting",
+    "check_persistent",
     "checked_text",
     "checked_type",
     "parse_bytes",
@@ -96,7 +96,7 @@ def at_least(least: int) -> Callable[[str], int]:
     return parse
 
 
-def check_lasting(url: str) -> None:
+def check_persistent(url: str) -> None:
     """Refuse a folder that is gone when the command ends.
 
     Raises:

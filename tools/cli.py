@@ -14,7 +14,7 @@ from typing import Protocol, cast
 
 from .argument_types import CommandParser, HelpFormatter
 from .probe import version_of
-from .process_start import INTERRUPTED, interrupts_told, output_settled, settle_streams
+from .process_start import INTERRUPTED, exit_on_interrupt, guarded_stdout, prepare_streams
 from .signals import Terminated
 
 __all__ = ["main"]
@@ -98,13 +98,13 @@ def chosen_command(argv: Sequence[str]) -> str | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `ringfeed` and return its exit status; an error a user can mend is one line on stderr."""
-    settle_streams()
+    prepare_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    with interrupts_told("ringfeed"):
+    with exit_on_interrupt("ringfeed"):
         from ..sharding.errors import RingfeedError
     try:
-        with output_settled():
-            with interrupts_told("ringfeed"):
+        with guarded_stdout():
+            with exit_on_interrupt("ringfeed"):
                 args = build_parser(chosen_command(arguments)).parse_args(arguments)
             status = load(args.command).run(args)
             sys.stdout.flush()

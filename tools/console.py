@@ -23,11 +23,18 @@ from rich.progress import (
 from rich.table import Column
 
 from ..sharding.common.json_stream import json_pieces
-from .process_start import lead_nowhere
+from .process_start import redirect_to_null
 
 __all__ = [
-    "StageReport", "align", "human_bytes", "human_seconds", "print_event", "print_json", "prints_aside",
-    "stage_progress", "tell",
+    "StageReport",
+    "align",
+    "human_bytes",
+    "human_seconds",
+    "print_event",
+    "print_json",
+    "print_stderr",
+    "stage_progress",
+    "stdout_to_stderr",
 ]  # fmt: skip
 
 # stage, tasks done, tasks in all, records (or bytes) done
@@ -72,7 +79,7 @@ def print_json(document: object) -> None:
     print()
 
 
-def tell(line: str) -> None:
+def print_stderr(line: str) -> None:
     """Print a line on standard error; if nobody reads it any more, nothing more is told, and the work goes on."""
     with _readers_gone():
         print(line, file=sys.stderr, flush=True)
@@ -84,7 +91,7 @@ def _readers_gone() -> Iterator[None]:
     try:
         yield
     except OSError:
-        lead_nowhere(sys.stderr)
+        redirect_to_null(sys.stderr)
 
 
 class _Terminal:
@@ -104,11 +111,11 @@ class _Terminal:
 
 def print_event(event: str, **fields: object) -> None:
     """Tell a machine, on standard error and on one line, what happens: an object whose `event` says what kind it is."""
-    tell(json.dumps({"event": event} | fields))
+    print_stderr(json.dumps({"event": event} | fields))
 
 
 @contextmanager
-def prints_aside() -> Iterator[None]:
+def stdout_to_stderr() -> Iterator[None]:
     """Send to standard error what a user's functions print meanwhile, in processes that start now too.
 
     Standard output is for one document.
@@ -202,7 +209,7 @@ def _bar_report(progress: Progress, labels: Mapping[str, str], rate: _Rate) -> S
 def _line_report(labels: Mapping[str, str], rate: _Rate) -> StageReport:
     def show(stage: str, done: int, total: int, amount: int, seconds: float) -> None:
         so_fast = rate(stage, amount, seconds)
-        tell(f"{labels.get(stage, stage)}: {done} of {total}{', ' if so_fast else ''}{so_fast}")
+        print_stderr(f"{labels.get(stage, stage)}: {done} of {total}{', ' if so_fast else ''}{so_fast}")
 
     return _now_and_then(show, _PLAIN_SECONDS)
 

@@ -1,4 +1,4 @@
-"""How a program ends that is told to, by SIGTERM or by its terminal: as on Ctrl-C, with an exit status of its own."""
+"""Termination signals: SIGTERM and a closed terminal end a program as Ctrl-C does, with exit statuses of their own."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any, NoReturn
 
-__all__ = ["Terminated", "endings_held", "tidy_when_told_to_end"]
+__all__ = ["Terminated", "deferred_signals", "raise_on_termination"]
 
 
 class Terminated(KeyboardInterrupt):
-    """The process was told to end."""
+    """The process received SIGTERM."""
 
     status = 143
 
@@ -24,24 +24,24 @@ class _HungUp(Terminated):
     status = 129
 
 
-_ENDINGS = {signal.SIGTERM: Terminated, signal.SIGHUP: _HungUp}
+_TERMINATIONS = {signal.SIGTERM: Terminated, signal.SIGHUP: _HungUp}
 
 
 @contextmanager
-def tidy_when_told_to_end() -> Iterator[None]:
-    """Let a build that is told to stop clean up as one that is interrupted does.
+def raise_on_termination() -> Iterator[None]:
+    """Raise `Terminated` on SIGTERM and SIGHUP in the body, so that a build cleans up as after Ctrl-C.
 
-    What was started to ignore a signal, as by `nohup`, goes on.
+    A signal that the process was started to ignore, as `nohup` does with SIGHUP, stays ignored.
     """
 
     def stop(signum: int, frame: FrameType | None) -> NoReturn:
-        raise _ENDINGS[signal.Signals(signum)]
+        raise _TERMINATIONS[signal.Signals(signum)]
 
     if current_thread() is not main_thread():  # the only one that may set handlers
         yield
         return
-    heard = [number for number in _ENDINGS if signal.getsignal(number) is not signal.SIG_IGN]
-    previous = {number: signal.signal(number, stop) for number in heard}
+    handled = [number for number in _TERMINATIONS if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, stop) for number in handled}
     try:
         yield
     finally:
@@ -50,32 +50,32 @@ def tidy_when_told_to_end() -> Iterator[None]:
 
 
 @contextmanager
-def endings_held() -> Iterator[Callable[[], None]]:
-    """Hold back Ctrl-C, and what else tells a program to end, until what is yielded is called, or the body ends.
+def deferred_signals() -> Iterator[Callable[[], None]]:
+    """Defer Ctrl-C, SIGTERM and SIGHUP until the yielded function is called, or the body ends.
 
-    What is raised in the midst of TensorFlow may be lost in a callback of its, or end the process with a trace or
-    without a word. A second signal is not held back.
+    An exception raised inside TensorFlow may be lost in one of its callbacks, or end the process with a trace or
+    without a word. A second signal is not deferred.
     """
-    came: list[int] = []
+    received: list[int] = []
     handlers: dict[signal.Signals, Any] = {}
     if current_thread() is main_thread():
-        known = {number: signal.getsignal(number) for number in (signal.SIGINT, *_ENDINGS)}
-        handlers = {number: handler for number, handler in known.items() if callable(handler)}
+        current = {number: signal.getsignal(number) for number in (signal.SIGINT, *_TERMINATIONS)}
+        handlers = {number: handler for number, handler in current.items() if callable(handler)}
 
     def note(signum: int, frame: FrameType | None) -> None:
-        came.append(signum)
-        if len(came) > 1:
-            hear()
+        received.append(signum)
+        if len(received) > 1:
+            deliver()
 
-    def hear() -> None:
-        if came:
-            handlers[signal.Signals(came[0])](came[0], None)
+    def deliver() -> None:
+        if received:
+            handlers[signal.Signals(received[0])](received[0], None)
 
     for number in handlers:
         signal.signal(number, note)
     try:
-        yield hear
+        yield deliver
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        hear()
+        deliver()

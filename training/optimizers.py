@@ -12,7 +12,7 @@ from .config import OptimizerConfig, TrainConfig
 from .lars import LARS, is_adapted
 from .schedules import WarmUpDecay, scaled_learning_rate
 
-__all__ = ["build_optimizer", "build_schedule", "schedule_remarks"]
+__all__ = ["build_optimizer", "build_schedule", "schedule_warnings"]
 
 
 def build_schedule(config: TrainConfig, steps_per_epoch: int) -> WarmUpDecay:
@@ -39,7 +39,7 @@ def build_schedule(config: TrainConfig, steps_per_epoch: int) -> WarmUpDecay:
         raise ConfigError(f"schedule: {error} ({steps_per_epoch} steps per epoch)") from error
 
 
-def schedule_remarks(config: TrainConfig) -> list[str]:
+def schedule_warnings(config: TrainConfig) -> list[str]:
     """What is allowed in a schedule, and hardly meant: boundaries that fall where the decay is not."""
     schedule = config.schedule
     if schedule.decay != "step":

@@ -20,7 +20,7 @@ from .config import TrainConfig
 from .config_file import changed_keys, to_tree
 from .precision import LossScale
 
-__all__ = ["Parts", "Position", "capture", "check_resumable", "give_rank_its_seeds", "restore", "seed_variables"]
+__all__ = ["Parts", "Position", "capture", "check_resumable", "restore", "seed_variables", "set_rank_seeds"]
 
 _RANK_STRIDE = 0x9E3779B1  # odd, so that all ranks below 2**31 get different seeds (2**32 / golden ratio)
 
@@ -80,7 +80,7 @@ def seed_variables(network: Any) -> list[Any]:
     return [v for v in network.variables if id(v) not in weights and v.shape == (2,) and "int" in str(v.dtype)]
 
 
-def give_rank_its_seeds(network: Any, rank: int) -> None:
+def set_rank_seeds(network: Any, rank: int) -> None:
     """Turn the generators of rank 0, which all ranks hold after a broadcast, into this rank's own.
 
     Otherwise all ranks would drop the same units of their samples. Rank 0 keeps its own: what its checkpoint holds.

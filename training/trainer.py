@@ -24,12 +24,12 @@ from .distributed import Ring, assert_same_weights
 from .evaluate import average_statistics, evaluate
 from .inputs import open_loader, preprocessed
 from .models import BuiltModel, build_model
-from .optimizers import build_optimizer, build_schedule, schedule_remarks
+from .optimizers import build_optimizer, build_schedule, schedule_warnings
 from .outputs import METRICS_FORMAT, encode_metrics, write_file
 from .precision import LossScale, ScaleRule, all_finite
 from .reporting import Reporter
 from .schedules import WarmUpDecay
-from .snapshot import Parts, Position, capture, check_resumable, give_rank_its_seeds, restore
+from .snapshot import Parts, Position, capture, check_resumable, restore, set_rank_seeds
 from .step import StepMetrics, make_predict_step, make_train_step
 
 __all__ = ["Trainer", "train"]
@@ -83,7 +83,7 @@ class Trainer:
         self._augment = self._preprocess if augmented is None else (augmented, tf.function(augmented))
         self.schedule: WarmUpDecay = build_schedule(config, self.steps_per_epoch)
         if ring.rank == 0:
-            for remark in schedule_remarks(config):
+            for remark in schedule_warnings(config):
                 log.warning(remark)
         self.parts = self._parts()
         self.train_step = make_train_step(
@@ -116,7 +116,7 @@ class Trainer:
         state = self._read_newest() if self.ring.rank == 0 else None
         state = self.ring.allgather_object(state)[0]
         self.ring.broadcast(list(self.parts.variables().values()))
-        give_rank_its_seeds(self.parts.network, self.ring.rank)
+        set_rank_seeds(self.parts.network, self.ring.rank)
         if state is None:
             return None
         self.position = Position(**state["position"])

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from ringfeed.tools.argument_types import HelpFormatter, check_lasting, parse_bytes, parse_splits
+from ringfeed.tools.argument_types import HelpFormatter, check_persistent, parse_bytes, parse_splits
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def test_what_are_no_splits_is_refused(text: str) -> None:
 def test_a_folder_that_ends_with_the_command_is_refused() -> None:
     for url in ("memory://x", "MEMORY://"):
         with pytest.raises(ValueError, match=f"gone when the command ends; name a folder .* got '{url}'"):
-            check_lasting(url)
-    check_lasting("memory")
+            check_persistent(url)
+    check_persistent("memory")
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.tools.shard_dataset.program import main
-from ringfeed.tools.signals import Terminated, endings_held, tidy_when_told_to_end
+from ringfeed.tools.signals import Terminated, deferred_signals, raise_on_termination
 
 
 @pytest.fixture(autouse=True)
@@ -157,36 +157,6 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(
     assert (process.returncode, stderr) == (130, f"{told}\n")
 
 
-@pytest.mark.parametrize(
-    ("flags", "begins"),
-    [
-        (["build", "x.parquet", "y"], True),
-        (["append", "large.csv", "y", "--workers", "16"], True),
-        (["reshard", "small.csv", "y"], False),
-        (["build", "x.parquet", "y", "--workers=1"], False),
-        (["build", "x.parquet", "y", "--map", "module:function"], False),
-        (["build", "--help"], False),
-        (["verify", "y"], False),
-    ],
-)
-def test_workers_begin_before_anything_is_imported(tmp_path: Path, flags: list[str], begins: bool) -> None:
-    """They are forked from a process that imports as long as the program does."""
-    (tmp_path / "small.csv").touch()
-    (tmp_path / "large.csv").touch()
-    os.truncate(tmp_path / "large.csv", 1 << 30)
-    (tmp_path / "pyarrow.py").write_text(
-        "import os, psutil, sys\n"
-        "'forkserver' in ' '.join(sys.orig_argv) or print(len(psutil.Process().children()), flush=True)\n"
-        "os._exit(7)"
-    )
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name("shard-dataset")), *flags],
-        stdout=subprocess.PIPE, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=280,
-    )  # fmt: skip
-    server_and_its_tracker = 2 if begins else 0
-    assert (done.returncode, done.stdout) == (7, f"{server_and_its_tracker}\n")
-
-
 @pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_after_the_result_changes_nothing(dataset: Path, sig: int) -> None:
     code = (
@@ -217,7 +187,7 @@ class TestHeld:
         reached = []
 
         def work() -> None:
-            with tidy_when_told_to_end(), endings_held() as hear:
+            with raise_on_termination(), deferred_signals() as hear:
                 hear()
                 os.kill(os.getpid(), sig)
                 reached.append("signal")
@@ -237,7 +207,7 @@ class TestHeld:
         reached = []
 
         def work() -> None:
-            with endings_held():
+            with deferred_signals():
                 for number in range(3):
                     reached.append(number)
                     os.kill(os.getpid(), signal.SIGINT)
@@ -249,7 +219,7 @@ class TestHeld:
     def test_what_is_ignored_stays_ignored(self) -> None:
         before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         try:
-            with endings_held() as hear:
+            with deferred_signals() as hear:
                 os.kill(os.getpid(), signal.SIGHUP)
                 hear()
         finally:
@@ -257,9 +227,9 @@ class TestHeld:
 
     def test_a_profile_that_reads_is_interrupted_in_one_line(self, source: str, tmp_path: Path) -> None:
         assert main(["build", source, str(tmp_path / "d"), "--label", "status", "--shards", "2"]) == 0
-        code = "import sys; from ringfeed.tools import profile, cli; told = profile.Loader.epoch\n"
-        code += "def epoch(*args):\n    print('reading', flush=True)\n    return told(*args)\n"
-        code += "profile.Loader.epoch = epoch; sys.exit(cli.main(sys.argv[1:]))"
+        code = "import sys; from ringfeed.pipeline import Loader; from ringfeed.tools import cli; original = Loader.epoch\n"
+        code += "def epoch(*args):\n    print('reading', flush=True)\n    return original(*args)\n"
+        code += "Loader.epoch = epoch; sys.exit(cli.main(sys.argv[1:]))"
         words = ["profile", str(tmp_path / "d"), "--batch-size", "8", "--steps", "1000000000"]
         with subprocess.Popen(
             [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

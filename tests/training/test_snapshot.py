@@ -22,9 +22,9 @@ from ringfeed.training.snapshot import (
     Position,
     capture,
     check_resumable,
-    give_rank_its_seeds,
     restore,
     seed_variables,
+    set_rank_seeds,
 )
 from ringfeed.training.step import make_train_step
 
@@ -100,7 +100,7 @@ def test_each_rank_gets_its_own_dropout_and_rank_0_keeps_its_own() -> None:
     keys = set()
     for rank in range(8):
         variable.assign(start)
-        give_rank_its_seeds(network, rank)
+        set_rank_seeds(network, rank)
         keys.add(int(variable.numpy()[0]))
         assert variable.numpy()[1] == start[1]
         assert (int(variable.numpy()[0]) == int(start[0])) == (rank == 0)

@@ -19,7 +19,7 @@ from ..console import human_bytes, human_seconds
 from ..shard_dataset.balance_report import SplitBalance
 from . import charts
 
-__all__ = ["BuiltDataset", "CommandRecord", "DemoResult", "Results", "compare_runs", "render_report"]
+__all__ = ["BuiltDataset", "CommandRecord", "DemoResult", "MetricComparison", "compare_runs", "render_report"]
 
 _STAGES = ("fetch", "verify", "open", "plan", "gather")
 _METRICS_SHOWN = 4  # decimals
@@ -74,7 +74,7 @@ class DemoResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
+class MetricComparison:
     """A metric of two runs: `better` is the index of the better one, None where they are equal."""
 
     metric: str
@@ -88,7 +88,7 @@ class Results:
         return f"{self.natural:.{_METRICS_SHOWN}f}", f"{self.uniform:.{_METRICS_SHOWN}f}"
 
 
-def compare_runs(natural: Mapping[str, Any], uniform: Mapping[str, Any]) -> list[Results]:
+def compare_runs(natural: Mapping[str, Any], uniform: Mapping[str, Any]) -> list[MetricComparison]:
     """The last evaluations of two runs side by side: recalls, balanced accuracy, AUC, accuracy, loss.
 
     >>> one = {"recall": {"late": 0.1}, "balanced_accuracy": 0.5, "auc": 0.8, "accuracy": 0.9, "loss": 0.2}
@@ -103,7 +103,7 @@ def compare_runs(natural: Mapping[str, Any], uniform: Mapping[str, Any]) -> list
     for metric, first, second in pairs:
         gain = (first - second) if metric == "loss" else (second - first)
         rows.append(
-            Results(metric=metric, natural=first, uniform=second, better=None if gain == 0 else int(gain > 0)),
+            MetricComparison(metric=metric, natural=first, uniform=second, better=None if gain == 0 else int(gain > 0)),
         )
     return rows
 
@@ -119,7 +119,7 @@ def render_report(result: DemoResult) -> str:
     return template.render(
         result=result,
         rows=compare_runs(result.natural["final"], result.uniform["final"]),
-        catch=_catch(result.natural["final"], result.uniform["final"]),
+        late_flights=_late_flights(result.natural["final"], result.uniform["final"]),
         spread=_largest_spread(result.datasets),
         charts={
             name: Markup(svg)
@@ -139,7 +139,7 @@ def render_report(result: DemoResult) -> str:
     )
 
 
-def _catch(natural: Mapping[str, Any], uniform: Mapping[str, Any]) -> dict[str, int]:
+def _late_flights(natural: Mapping[str, Any], uniform: Mapping[str, Any]) -> dict[str, int]:
     """Late flights of the test split: how many there are, how many each model finds, with how many false alarms."""
     late = list(natural["recall"]).index("late")
     counts = [np.asarray(final["confusion"]) for final in (natural, uniform)]

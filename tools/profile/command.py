@@ -16,7 +16,7 @@ from ...sharding.errors import ConfigError
 from ...sharding.prepare.comma_lists import split_names
 from ...sharding.schema import Schema
 from ..argument_types import checked_type, parse_bytes
-from ..signals import tidy_when_told_to_end
+from ..signals import raise_on_termination
 from .measure import profile
 
 __all__ = ["add_arguments", "run"]
@@ -100,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `ringfeed profile`."""
-    with tidy_when_told_to_end():
+    with raise_on_termination():
         return _run(args)
 
 

@@ -19,7 +19,7 @@ from ...pipeline.metrics.stage_counters import CACHE_STAGES, FAULT_STAGES
 from ...sharding.dataset.dataset import open_dataset
 from ...sharding.errors import ConfigError
 from ..console import align, human_bytes, stage_progress
-from ..signals import endings_held
+from ..signals import deferred_signals
 from .bottleneck import StageProfile, name_bottleneck, name_knob
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def profile(
         cache=open_cache(cache, cache_bytes),
     )
     total = max(steps or loader.steps_per_epoch, 2)
-    with endings_held() as end_if_told:
+    with deferred_signals() as end_if_told:
         drained = _drain(loader, total, progress, end_if_told)
     seconds = drained.first_batch_seconds + drained.seconds
     stages = _stages(loader.stats(), seconds)

@@ -56,7 +56,7 @@ class SplitBalance:
         )
 
     @property
-    def largest_share(self) -> float:
+    def largest_byte_share(self) -> float:
         """Between two shards of a generation: in bytes, as a share of the smaller one's."""
         return max(
             float(np.ptp(self.shard_bytes[members]) / self.shard_bytes[members].min()) for members in self.generations
@@ -168,7 +168,7 @@ def balance_text(splits: Sequence[SplitBalance], classes: Sequence[Any], *, esti
         lines.append(f"... the {_CLASSES_SHOWN // 2} largest and smallest of {len(order):,} classes")
     uneven, spread = (max(numbers) for numbers in zip(*(split.largest_difference for split in splits), strict=True))
     where = "a split and generation" if any(len(split.generations) > 1 for split in splits) else "a split"
-    bytes_apart = max(split.largest_share for split in splits)
+    bytes_apart = max(split.largest_byte_share for split in splits)
     sizes = "" if estimated else f", {bytes_apart:.2%} in bytes"
     lines.append(f"largest difference between two shards of {where}: {uneven} in records, {spread} in any class{sizes}")
     return lines

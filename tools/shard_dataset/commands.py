@@ -52,12 +52,12 @@ from ..console import (
     human_seconds,
     print_event,
     print_json,
-    prints_aside,
+    print_stderr,
     stage_progress,
-    tell,
+    stdout_to_stderr,
 )
-from ..process_start import INTERRUPTED, unread
-from ..signals import Terminated, tidy_when_told_to_end
+from ..process_start import INTERRUPTED, reader_left
+from ..signals import Terminated, raise_on_termination
 from .balance_report import balance_json, balance_of_dataset, balance_of_plan, balance_text
 from .common_arguments import cores, workers_for
 from .inspection import FEATURE_HEADER, feature_cells, inspection_json, inspection_text, skipped_json
@@ -160,7 +160,7 @@ def _write(
                     print_event("resumed", done=progress.resumed, total=progress.total)
                 else:
                     finished = some_of(progress.resumed, progress.total, "shard", "is/are")
-                    tell(f"going on: {finished} finished")
+                    print_stderr(f"going on: {finished} finished")
             show_progress(progress)
 
         if args.dry_run:
@@ -338,7 +338,7 @@ def _cat(args: argparse.Namespace) -> int:
     any_letter = (sys.stdout.encoding or "utf-8").lower() == "utf-8"  # else what it lacks would be no JSON
     for record in read_records(dataset, split, args.limit):
         print(json.dumps(_printable(record), ensure_ascii=not any_letter))
-        if unread():
+        if reader_left():
             break
     return _OK
 
@@ -404,7 +404,7 @@ _COMMANDS = {
 @contextmanager
 def _at_work(args: argparse.Namespace) -> Iterator[StageReport]:
     """Show progress, and keep what others print out of the document that is printed behind it."""
-    with prints_aside() if args.json else nullcontext(), _progress(args) as show:
+    with stdout_to_stderr() if args.json else nullcontext(), _progress(args) as show:
         yield show
 
 
@@ -442,7 +442,7 @@ def execute(args: argparse.Namespace) -> int:
     """Run a command and return its exit status; an error that a user can mend is one line on stderr."""
     pa.enable_signal_handlers(False)  # Arrow's own, while it reads CSV: one that comes as they end may be lost
     try:
-        with tidy_when_told_to_end():
+        with raise_on_termination():
             status = _COMMANDS[args.command](args)
             sys.stdout.flush()
         return status
@@ -451,7 +451,7 @@ def execute(args: argparse.Namespace) -> int:
         if args.json:
             print_event("interrupted", message=str(error), status=status)
         else:
-            tell(f"shard-dataset: interrupted{f'; {error}' if str(error) else ''}")
+            print_stderr(f"shard-dataset: interrupted{f'; {error}' if str(error) else ''}")
         return status
     except Exception as error:
         if not isinstance(error, RingfeedError | OSError | MemoryError) and not refuses_processes(error):
@@ -474,5 +474,5 @@ def _failed(args: argparse.Namespace, message: str) -> int:
     if args.json:
         print_event("error", message=message, status=_FAILED)
     else:
-        tell(f"shard-dataset: error: {message}")
+        print_stderr(f"shard-dataset: error: {message}")
     return _FAILED

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from ...sharding.sources.arrays.url_selection import split_selection
 from ...sharding.storage.location import Location
 from ..argument_types import HelpFormatter, at_least, checked_type, parse_bytes
-from ..process_start import SMALL_BYTES
 
 __all__ = [
-    "EXIT_CODES", "add_command", "add_json", "add_memory", "add_workers", "cores", "parser_with", "workers_for",
+    "EXIT_CODES", "add_command", "add_json", "add_memory", "add_workers", "cores", "make_parser", "workers_for",
 ]  # fmt: skip
+
+_SMALL_BYTES = 8 << 20  # a smaller source is written before another process has finished its imports
 
 EXIT_CODES = """\
 exit status:
@@ -33,12 +34,12 @@ def add_command(
     """A command, with its exit codes at the end of its help."""
     description = summary[0].upper() + summary[1:] + "."
     tail = "" if EXIT_CODES in epilog else "\n" + EXIT_CODES
-    command = parser_with(commands.add_parser, name, help=summary, description=description, epilog=epilog + tail)
+    command = make_parser(commands.add_parser, name, help=summary, description=description, epilog=epilog + tail)
     command.add_argument("--debug", action="store_true", help="show where in the program an error arose")
     return command
 
 
-def parser_with(make: Callable[..., argparse.ArgumentParser], *names: str, **words: str) -> argparse.ArgumentParser:
+def make_parser(make: Callable[..., argparse.ArgumentParser], *names: str, **words: str) -> argparse.ArgumentParser:
     """argparse reads ``%`` in help texts, and knows no common type for its two ways to make a parser.
 
     Flags are written out: a shorter one could come to mean another, and `append --source` meant `--source-kind`.
@@ -82,5 +83,5 @@ def cores() -> int:
 def workers_for(source: str | None, destination: str) -> int:
     """Processes to write a source with, unless the user says how many; None is a Python function."""
     path = "" if source is None else split_selection(source)[0]
-    small = os.path.isfile(path) and os.path.getsize(path) < SMALL_BYTES
+    small = os.path.isfile(path) and os.path.getsize(path) < _SMALL_BYTES
     return 1 if small else cores() * (1 if Location(destination).protocol == "file" else 2)

@@ -7,8 +7,8 @@ from importlib.metadata import version
 
 from ...sharding.exporting.export import EXPORT_FORMATS
 from ...sharding.sources import KINDS
-from ..argument_types import CommandParser, EventParser, at_least, check_lasting, checked_text, checked_type
-from .common_arguments import EXIT_CODES, add_command, add_json, add_memory, add_workers, cores, parser_with
+from ..argument_types import CommandParser, EventParser, at_least, check_persistent, checked_text, checked_type
+from .common_arguments import EXIT_CODES, add_command, add_json, add_memory, add_workers, cores, make_parser
 from .write_arguments import add_append, add_build, add_reshard
 
 __all__ = ["build_parser"]
@@ -117,7 +117,7 @@ def build_parser(*, python_source: bool = False, events: bool = False) -> argpar
             depends on a flag, and fills one that may be missing before it has seen all that are there.
         events: whether mistakes are told to a machine.
     """
-    parser = parser_with(
+    parser = make_parser(
         EventParser if events else CommandParser,
         prog="shard-dataset",
         description="Turn datasets into balanced shards that TensorFlow, Arrow and ringfeed read fast.",
@@ -189,7 +189,9 @@ def _add_clean(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = add_command(commands, "export", "write a dataset as the files of another program", _EXPORT_EPILOG)
     _add_url(command)
-    command.add_argument("dst", metavar="DST", type=checked_text(check_lasting), help="folder to write; new or empty")
+    command.add_argument(
+        "dst", metavar="DST", type=checked_text(check_persistent), help="folder to write; new or empty"
+    )
     command.add_argument(
         "--to", choices=tuple(EXPORT_FORMATS), required=True,
         help="webdataset: tar shards; hf: a folder of Parquet files that datasets.load_dataset opens",

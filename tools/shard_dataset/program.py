@@ -1,6 +1,7 @@
-"""`shard-dataset`, the program: it begins here; what it does is in `commands`, which takes half a second to import.
+"""The program `shard-dataset`: starts here, imports the commands, and ends.
 
-So a process that a build starts, which imports this module again, imports no more than its tasks need.
+What it does is in `commands`, which takes half a second to import. A worker process of a build imports this module
+again, and so no more than its tasks need.
 """
 
 from __future__ import annotations
@@ -9,18 +10,17 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
-from ..process_start import begin_workers, end_workers, interrupts_told, output_settled, settle_streams
+from ..process_start import exit_on_interrupt, guarded_stdout, prepare_streams
 
 __all__ = ["main", "run"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `shard-dataset` and return its exit status; an error that a user can mend is one line on stderr."""
-    with interrupts_told("shard-dataset"):
-        if argv is None:
-            begin_workers(sys.argv[1:])
+    """Run `shard-dataset` and return its exit status; an expected error is one line on standard error."""
+    with exit_on_interrupt("shard-dataset"):
         from ...sharding.common.stderr_filter import quiet_pillow
         from .commands import execute, parse
 
@@ -30,31 +30,39 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run() -> NoReturn:
-    """The program: `main`, and then an end without Python's own.
+    """Run `main`, and end the process without Python's own shutdown.
 
-    A thread of Arrow that lets go of a Python buffer while the interpreter shuts down aborts the process (3 of 30
-    builds that failed early). What is left to tidy up is the folder of the sockets of `multiprocessing`.
+    A thread of Arrow that releases a Python buffer during the shutdown aborts the process (3 of 30 builds that failed
+    early). All that needs tidying up is the folder of the sockets of `multiprocessing`.
 
-    NumPy's OpenBLAS, which nothing here needs, starts a thread a core in every process, and these first spin for work:
-    without, 20,000 images are built in 1.80 s, else in 1.90 (2 cores, 2026-11-23).
+    OpenBLAS, which NumPy loads and nothing here uses, starts a thread a core in every process, and these spin at first:
+    20,000 images are built in 1.90 s with them, in 1.80 s without (2 cores, 2026-11-23).
 
-    What the command came to is told by then: a signal changes it no more.
+    Signals are ignored once the outcome has been printed: they must not change the exit status.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    settle_streams()
-    with output_settled():
+    prepare_streams()
+    with guarded_stdout():
         try:
             status = main()
-            for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(ending, signal.SIG_IGN)
-        except SystemExit as stop:  # of argparse: usage, help, version
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+        except SystemExit as stop:  # from argparse: usage, help, version
             status = stop.code if isinstance(stop.code, int) else 0
     from multiprocessing import util
 
     util._exit_function()  # type: ignore[attr-defined]  # typeshed has no private names
-    end_workers()
+    _end_fork_server()
     sys.stderr.flush()
     os._exit(status)
+
+
+def _end_fork_server() -> None:
+    """End the process that workers are forked from; it would hold this one's streams open until its imports end."""
+    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    if pid := getattr(server, "_forkserver_pid", None):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
 
 
 if __name__ == "__main__":

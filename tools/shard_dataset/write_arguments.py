@@ -8,7 +8,7 @@ from ...sharding.engines.engine import check_engine
 from ...sharding.formats.shard_encode import COMPRESSIONS
 from ...sharding.prepare.screening.bad_records import parse_budget
 from ...sharding.sources import KINDS
-from ..argument_types import at_least, check_lasting, checked_text, checked_type, parse_bytes, parse_splits
+from ..argument_types import at_least, check_persistent, checked_text, checked_type, parse_bytes, parse_splits
 from .common_arguments import EXIT_CODES, add_command, add_json, add_memory, add_workers
 from .prepare_arguments import PREPARE_EPILOG, add_prepare_flags
 
@@ -174,7 +174,10 @@ def _add_output(
 ) -> None:
     """The destination, and the flags that say what is written there and how; defaults are for the help alone."""
     command.add_argument(
-        "dst", metavar="DST", type=checked_text(check_lasting), help="folder to write; new or empty, unless --overwrite"
+        "dst",
+        metavar="DST",
+        type=checked_text(check_persistent),
+        help="folder to write; new or empty, unless --overwrite",
     )
     command.add_argument(
         "--format", choices=tuple(COMPRESSIONS), default="tfrecord",
