@@ -227,9 +227,9 @@ class TestHeld:
 
     def test_a_profile_that_reads_is_interrupted_in_one_line(self, source: str, tmp_path: Path) -> None:
         assert main(["build", source, str(tmp_path / "d"), "--label", "status", "--shards", "2"]) == 0
-        code = "import sys; from ringfeed.pipeline import Loader; from ringfeed.tools import cli; original = Loader.epoch\n"
-        code += "def epoch(*args):\n    print('reading', flush=True)\n    return original(*args)\n"
-        code += "Loader.epoch = epoch; sys.exit(cli.main(sys.argv[1:]))"
+        code = "import sys\nfrom ringfeed.pipeline import Loader\nfrom ringfeed.tools import cli\n"
+        code += "original = Loader.epoch\ndef epoch(*args):\n    print('reading', flush=True)\n"
+        code += "    return original(*args)\nLoader.epoch = epoch\nsys.exit(cli.main(sys.argv[1:]))"
         words = ["profile", str(tmp_path / "d"), "--batch-size", "8", "--steps", "1000000000"]
         with subprocess.Popen(
             [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
