@@ -20,7 +20,7 @@ from ringfeed.pipeline import Loader
 from ringfeed.pipeline.order.epoch_plan import plan_epoch
 from ringfeed.sharding import BuildOptions, Manifest, ShardInfo, SplitInfo, open_dataset
 from ringfeed.sharding.assignment.assignment import Assignment
-from ringfeed.sharding.building.shard_plan import plan_assignment, share_out
+from ringfeed.sharding.building.shard_plan import plan_assignment, plan_split_counts
 from ringfeed.sharding.building.tasks import Bucketing
 from ringfeed.sharding.common.checksums import PREFIX
 from ringfeed.sharding.compute.class_counts import ClassCounts
@@ -69,7 +69,7 @@ def plan(_: str) -> Iterator[str]:
     per_part = np.random.default_rng(0).multinomial(PART_RECORDS, _shares(), -(-RECORDS // PART_RECORDS))
     yield ""
     totals = per_part.sum(axis=0).tolist()
-    assignment = plan_assignment(options, share_out(range(CLASSES), totals, SPLITS), RECORD_BYTES)
+    assignment = plan_assignment(options, plan_split_counts(range(CLASSES), totals, SPLITS), RECORD_BYTES)
     firsts = np.cumsum(per_part, axis=0) - per_part
     yield f"{len(firsts):,} parts, {sum(totals):,} records, to {assignment.shards:,} shards"
 
@@ -195,7 +195,7 @@ def _class_counts() -> list[int]:
 
 
 def _assignment() -> Assignment:
-    return plan_assignment(_options(), share_out(range(CLASSES), _class_counts(), SPLITS), RECORD_BYTES)
+    return plan_assignment(_options(), plan_split_counts(range(CLASSES), _class_counts(), SPLITS), RECORD_BYTES)
 
 
 def _shard(split: str, number: int, shards: int, counts: ClassCounts) -> ShardInfo:

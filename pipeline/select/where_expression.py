@@ -16,7 +16,7 @@ from ...sharding.errors import ConfigError
 from ...sharding.messages import brief
 from ...sharding.prepare.column_names import check_columns
 from ...sharding.prepare.expression import columns_of, evaluate
-from ...sharding.prepare.pushdown import implied
+from ...sharding.prepare.pushdown import implied_filter
 from ...sharding.schema import Schema
 
 __all__ = ["RowFilter", "open_filter"]
@@ -69,7 +69,7 @@ class _TextFilter:
             self.columns = columns_of(text, schema.names)
         except ConfigError as error:
             raise _named(error) from error
-        self.implied = implied(text, schema)
+        self.implied = implied_filter(text, schema)
 
     def rows(self, columns: Mapping[str, pa.Array]) -> Int64:
         try:

@@ -26,10 +26,10 @@ from ..compute.keyed_random import derive_key, permute, permute_each, shuffled
 from ..errors import ConfigError
 from ..messages import counted
 
-__all__ = ["NOTHING_THERE", "Assignment", "SplitLayout", "shards_per_split", "split_class_counts"]
+__all__ = ["NO_RECORDS", "Assignment", "SplitLayout", "shards_per_split", "split_class_counts"]
 
 Int64 = npt.NDArray[np.int64]
-NOTHING_THERE: Mapping[str, Sequence[int]] = MappingProxyType({})
+NO_RECORDS: Mapping[str, Sequence[int]] = MappingProxyType({})
 _MANY = 512  # records of a stratum, from which it is faster to permute one stratum after the other (2026-11-21)
 
 
@@ -84,14 +84,14 @@ class Assignment:
     Attributes:
         seed: of the permutations.
         splits: in order.
-        divided: whether the split of each record is given. Then stratum ``split * classes + class`` holds the records
+        presplit: whether the split of each record is given. Then stratum ``split * classes + class`` holds the records
             of a class in a split; else stratum c is class c, and is cut into the splits.
         generation: of the dataset: 0 is what a build writes, each append writes the next.
     """
 
     seed: int
     splits: tuple[SplitLayout, ...]
-    divided: bool = False
+    presplit: bool = False
     generation: int = 0
 
     @property
@@ -102,7 +102,7 @@ class Assignment:
     @property
     def strata(self) -> int:
         """How many there are."""
-        return self.classes * (len(self.splits) if self.divided else 1)
+        return self.classes * (len(self.splits) if self.presplit else 1)
 
     @property
     def shards(self) -> int:
@@ -166,7 +166,7 @@ class Assignment:
             Keys; and counts and places, int64 [splits, strata]: of all splits, or of the one that a stratum lies in.
         """
         counts, firsts = _tables(self.splits)
-        if not self.divided:
+        if not self.presplit:
             keys = [derive_key(*self._key, "class", class_id) for class_id in strata.tolist()]
             return keys, counts[:, strata], firsts[:, strata]
         splits, class_ids = np.divmod(strata, self.classes)
@@ -207,7 +207,7 @@ def split_class_counts(
     class_counts: Sequence[int],
     fractions: Mapping[str, Fraction],
     *,
-    there: Mapping[str, Sequence[int]] = NOTHING_THERE,
+    existing_counts: Mapping[str, Sequence[int]] = NO_RECORDS,
 ) -> dict[str, ClassCounts]:
     """How many records of each class each split gets: its exact share, rounded up or down, and at least one.
 
@@ -221,21 +221,22 @@ def split_class_counts(
     Args:
         class_counts: records of each class, [classes].
         fractions: share of each split; they add up to 1.
-        there: by split, records of the classes that are there already, which are the first, and need none in each
-            split. Those of other splits than `fractions` names are in none of the shares.
+        existing_counts: by split, the records of each class that a dataset holds already. Its classes come first, and
+            need no further record in each split. Splits that `fractions` does not name are ignored.
 
     Returns:
         For each split, [classes]. Of the other classes, zero only where one has fewer records than there are splits.
 
     >>> split_class_counts([14, 14, 14, 14], {"train": Fraction(9, 10), "test": Fraction(1, 10)})
     {'train': (13, 12, 13, 12), 'test': (1, 2, 1, 2)}
-    >>> split_class_counts([1, 1], {"a": Fraction(1, 2), "b": Fraction(1, 2)}, there={"a": [4, 3], "b": [3, 4]})
+    >>> halves = {"a": Fraction(1, 2), "b": Fraction(1, 2)}
+    >>> split_class_counts([1, 1], halves, existing_counts={"a": [4, 3], "b": [3, 4]})
     {'a': (0, 1), 'b': (1, 0)}
     """
     whole = lcm(*(fraction.denominator for fraction in fractions.values()))  # what is counted below are parts of it
     parts = [int(fraction * whole) for fraction in fractions.values()]
-    known_classes = max(map(len, there.values()), default=0)
-    held = [list(there.get(name, (0,) * known_classes)) for name in fractions]
+    known_classes = max(map(len, existing_counts.values()), default=0)
+    held = [list(existing_counts.get(name, (0,) * known_classes)) for name in fractions]
     behind = _behind(parts, whole, [sum(counts) for counts in held])
     result = np.empty((len(parts), len(class_counts)), np.int64)
     for number, count in enumerate(class_counts):

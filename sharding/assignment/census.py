@@ -19,12 +19,12 @@ from ..errors import ConfigError, SourceError
 from ..formats.example_lengths import example_lengths
 from ..formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ..prepare.column_names import check_columns
-from ..prepare.screening.record_origins import tell_origin
+from ..prepare.screening.record_origins import describe_origin
 from ..schema import Feature, class_array
 from ..sources import Part, Source
 from ..sources.base import late_bytes, narrow_source
 from ..storage.storage import Storage
-from .label_counts import Tally
+from .label_counts import ValueCounts
 
 __all__ = ["Census", "Notes", "check_column", "take_census"]
 
@@ -134,7 +134,7 @@ def check_column(source: Source, column: str, flag: str) -> pa.DataType:
     return feature.primitive
 
 
-def take_census(source: Source, part: Part, number: int, census: Census) -> Tally:
+def take_census(source: Source, part: Part, number: int, census: Census) -> ValueCounts:
     """Take the notes on a part, and count the records of each class as `tasks.count_classes` does.
 
     Only the columns that are asked for are read, where the source can leave others unread and no sizes are asked for.
@@ -158,8 +158,8 @@ def take_census(source: Source, part: Part, number: int, census: Census) -> Tall
     classes, class_codes = _decoded(table, _CLASS)
     census.write("notes", number, table if census.sizes else _tallied(table, columns))
     if _CLASS not in columns:
-        return Tally(values=class_array(source.schema, [None]), counts=np.array([len(table)]))
-    return Tally(values=classes, counts=np.bincount(class_codes, minlength=len(classes)))
+        return ValueCounts(values=class_array(source.schema, [None]), counts=np.array([len(table)]))
+    return ValueCounts(values=classes, counts=np.bincount(class_codes, minlength=len(classes)))
 
 
 def _noted(source: Source, part: Part, columns: dict[str, str], census: Census) -> Iterator[pa.RecordBatch]:
@@ -172,7 +172,7 @@ def _noted(source: Source, part: Part, columns: dict[str, str], census: Census) 
             if column.null_count:
                 position += int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
                 what = f"the label {name!r}" if role == _CLASS else f"{census.flag} {name}"
-                place = tell_origin(source, part, position, name)
+                place = describe_origin(source, part, position, name)
                 raise SourceError(f"{part.path}: {place} has no value for {what}; drop or fill it first")
             found[role] = column.dictionary_encode()
         if census.sizes:

@@ -22,13 +22,13 @@ from ..engines.executors import run_tasks
 from ..errors import CorruptionError, DatasetError
 from ..storage.storage import Storage
 
-__all__ = ["GroupsThere", "groups_in_shard", "read_groups"]
+__all__ = ["ExistingGroups", "groups_in_shard", "read_existing_groups"]
 
 _AT_ONCE = 64  # shards whose groups are united at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupsThere:
+class ExistingGroups:
     """Groups, and what is in the splits.
 
     Attributes:
@@ -48,7 +48,9 @@ class GroupsThere:
         return splits
 
 
-def read_groups(earlier: EarlierShards, base: Manifest, column: str, names: list[str], pool: Executor) -> GroupsThere:
+def read_existing_groups(
+    earlier: EarlierShards, base: Manifest, column: str, names: list[str], pool: Executor
+) -> ExistingGroups:
     """The groups in a dataset, or in the first of its generations.
 
     Args:
@@ -80,7 +82,7 @@ def read_groups(earlier: EarlierShards, base: Manifest, column: str, names: list
             )
     written = base.written  # a repair may have left records out: what was decided then counted them
     class_counts = np.array([written.get(name, (0,) * len(base.classes)) for name in names], np.int64)
-    return GroupsThere(values=values, splits=splits, class_counts=class_counts)
+    return ExistingGroups(values=values, splits=splits, class_counts=class_counts)
 
 
 def _read(earlier: EarlierShards, shards: Sequence[ShardInfo], column: str, pool: Executor) -> list[pa.Array]:

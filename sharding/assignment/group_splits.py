@@ -51,7 +51,7 @@ def assign_groups(
     key: int,
     *,
     known: npt.NDArray[np.int32] | None = None,
-    there: Int64 | None = None,
+    existing_counts: Int64 | None = None,
 ) -> npt.NDArray[np.int32]:
     """The split of each group, int32 [groups].
 
@@ -63,8 +63,8 @@ def assign_groups(
         shares: of the splits; they add up to 1.
         key: of the random order.
         known: the split of each group that has one already, -1 of the others; int32 [groups]. None: none has.
-        there: records of each class that each split has already, int64 [splits, classes]; None: none. A split that
-            has some needs no group.
+        existing_counts: records of each class that each split holds already, int64 [splits, classes]; None: none. A
+            split that holds some needs no group.
 
     Raises:
         ValueError: there are fewer groups than splits, and nothing is there.
@@ -76,12 +76,12 @@ def assign_groups(
     """
     bounds = table.bounds
     groups, classes = len(bounds) - 1, int(table.class_ids.max(initial=-1)) + 1
-    if there is None:
-        there = np.zeros((len(shares), classes), np.int64)
-    if groups < len(shares) and not there.any():
+    if existing_counts is None:
+        existing_counts = np.zeros((len(shares), classes), np.int64)
+    if groups < len(shares) and not existing_counts.any():
         raise ValueError(f"there must be at least as many groups as splits, got {groups} for {len(shares)}")
-    classes = max(classes, there.shape[1])
-    held = np.pad(there, ((0, 0), (0, classes - there.shape[1])))
+    classes = max(classes, existing_counts.shape[1])
+    held = np.pad(existing_counts, ((0, 0), (0, classes - existing_counts.shape[1])))
     totals = (np.bincount(table.class_ids, table.counts, minlength=classes) + held.sum(axis=0)).tolist()
     weights = [[1 / (float(share) * max(n, 1)) for n in (*totals, sum(totals))] for share in shares]
     result = np.full(groups, -1, np.int32) if known is None else known.copy()

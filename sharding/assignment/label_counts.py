@@ -16,19 +16,19 @@ import pyarrow.compute as pc
 from ..compute.class_counts import narrow_counts
 from ..compute.grouping import group
 from ..errors import SourceError
-from ..prepare.screening.record_origins import tell_origin
+from ..prepare.screening.record_origins import describe_origin
 from ..schema import Schema, class_array, label_type
 from ..sources import Part, Source
 
 __all__ = [
     "LabelCounts",
     "StratumCounts",
-    "Tally",
+    "ValueCounts",
     "count_classes",
     "count_strata",
-    "following",
+    "count_values",
+    "first_ordinals",
     "sum_by_key",
-    "tally_batches",
 ]
 
 Int32 = npt.NDArray[np.int32]
@@ -37,7 +37,7 @@ _AT_ONCE = 1 << 18  # values that are united with those known, at the least: eac
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class ValueCounts:
     """Distinct values of the label, and how many records have each; where there is no label, the value is False.
 
     Attributes:
@@ -67,24 +67,24 @@ class StratumCounts:
     counts: npt.NDArray[np.unsignedinteger]
 
 
-def tally_batches(batches: Iterable[pa.Array], kind: pa.DataType) -> Tally:
+def count_values(batches: Iterable[pa.Array], kind: pa.DataType) -> ValueCounts:
     """How often each value comes in arrays that hold no nulls.
 
-    >>> tally = tally_batches([pa.array([3, 1]), pa.array([1, 1])], pa.int64())
+    >>> tally = count_values([pa.array([3, 1]), pa.array([1, 1])], pa.int64())
     >>> tally.values.to_pylist(), tally.counts.tolist()
     ([3, 1], [1, 3])
     """
-    known = Tally(values=pa.array([], kind), counts=np.empty(0, np.int64))
-    held: list[Tally] = []
+    known = ValueCounts(values=pa.array([], kind), counts=np.empty(0, np.int64))
+    held: list[ValueCounts] = []
     for labels in batches:
         found = pc.value_counts(labels if labels.type == kind else labels.cast(kind))
-        held.append(Tally(values=found.field("values"), counts=found.field("counts").to_numpy()))
+        held.append(ValueCounts(values=found.field("values"), counts=found.field("counts").to_numpy()))
         if sum(len(tally.values) for tally in held) >= max(_AT_ONCE, len(known.values)):
             known, held = _united(known, held)[0], []
     return _united(known, held)[0]
 
 
-def _united(known: Tally, more: Sequence[Tally]) -> tuple[Tally, list[Int32]]:
+def _united(known: ValueCounts, more: Sequence[ValueCounts]) -> tuple[ValueCounts, list[Int32]]:
     """All values, those known first; and for each tally of `more`, where among them its values are."""
     arrays = [known.values, *(tally.values for tally in more)]
     encoded = pa.chunked_array(arrays).dictionary_encode().combine_chunks()
@@ -92,19 +92,19 @@ def _united(known: Tally, more: Sequence[Tally]) -> tuple[Tally, list[Int32]]:
     counts = np.zeros(len(encoded.dictionary), np.int64)
     np.add.at(counts, codes, np.concatenate([known.counts, *(tally.counts for tally in more)]))
     bounds = np.cumsum([len(array) for array in arrays])
-    return Tally(values=encoded.dictionary, counts=counts), np.split(codes, bounds[:-1])[1:]
+    return ValueCounts(values=encoded.dictionary, counts=counts), np.split(codes, bounds[:-1])[1:]
 
 
 class LabelCounts:
     """Gathers what is counted in each part, in whatever order the parts come."""
 
     def __init__(self, schema: Schema, parts: int) -> None:
-        self._known = Tally(values=class_array(schema, []), counts=np.empty(0, np.int64))
+        self._known = ValueCounts(values=class_array(schema, []), counts=np.empty(0, np.int64))
         self._codes = [np.empty(0, np.int32)] * parts
         self._counts: list[npt.NDArray[np.unsignedinteger]] = [np.empty(0, np.uint8)] * parts
-        self._held: list[tuple[int, Tally]] = []
+        self._held: list[tuple[int, ValueCounts]] = []
 
-    def add(self, number: int, tally: Tally) -> None:
+    def add(self, number: int, tally: ValueCounts) -> None:
         """Take in what was counted in the part of a number."""
         self._held.append((number, tally))
         if sum(len(held.values) for _, held in self._held) >= max(_AT_ONCE, len(self._known.values)):
@@ -117,7 +117,7 @@ class LabelCounts:
         self._held.clear()
 
     @property
-    def totals(self) -> Tally:
+    def totals(self) -> ValueCounts:
         """Records of each class in all parts."""
         if self._held:
             self._take_in()
@@ -152,7 +152,7 @@ def count_strata(strata: Int64, counts: Int64) -> StratumCounts:
     return StratumCounts(strata=keys, counts=narrow_counts(sums))
 
 
-def following(parts: Iterable[StratumCounts], strata: int) -> Iterator[Int64]:
+def first_ordinals(parts: Iterable[StratumCounts], strata: int) -> Iterator[Int64]:
     """For each part, how many records of each of its strata come in the parts before it; int64 [its strata].
 
     Args:
@@ -160,7 +160,7 @@ def following(parts: Iterable[StratumCounts], strata: int) -> Iterator[Int64]:
         strata: how many there are.
 
     >>> one = StratumCounts(strata=np.array([0, 2]), counts=np.array([5, 7], np.uint8))
-    >>> [firsts.tolist() for firsts in following([one, one], strata=3)]
+    >>> [firsts.tolist() for firsts in first_ordinals([one, one], strata=3)]
     [[0, 0], [5, 7]]
     """
     before = np.zeros(strata, np.int64)
@@ -169,7 +169,7 @@ def following(parts: Iterable[StratumCounts], strata: int) -> Iterator[Int64]:
         before[part.strata] += part.counts
 
 
-def count_classes(source: Source, part: Part) -> Tally:
+def count_classes(source: Source, part: Part) -> ValueCounts:
     """Records of each class in a part.
 
     Raises:
@@ -177,8 +177,8 @@ def count_classes(source: Source, part: Part) -> Tally:
     """
     if source.schema.label is None:
         records = sum(map(len, source.labels(part)))
-        return Tally(values=class_array(source.schema, [None]), counts=np.array([records]))
-    return tally_batches(_checked_labels(source, part), label_type(source.schema))
+        return ValueCounts(values=class_array(source.schema, [None]), counts=np.array([records]))
+    return count_values(_checked_labels(source, part), label_type(source.schema))
 
 
 def _checked_labels(source: Source, part: Part) -> Iterator[pa.Array]:
@@ -187,7 +187,7 @@ def _checked_labels(source: Source, part: Part) -> Iterator[pa.Array]:
         if labels.null_count:
             position += int(np.flatnonzero(labels.is_null().to_numpy(zero_copy_only=False))[0])
             raise SourceError(
-                f"{part.path}: {tell_origin(source, part, position, label)} has no value for the label {label!r}; "
+                f"{part.path}: {describe_origin(source, part, position, label)} has no value for the label {label!r}; "
                 "drop or fill it first, or pass over such records with --on-bad-record skip:N"
             )
         position += len(labels)

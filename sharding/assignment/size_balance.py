@@ -22,10 +22,10 @@ import xxhash
 
 from .assignment import Assignment
 from .census import Census
-from .label_counts import StratumCounts, following
+from .label_counts import StratumCounts, first_ordinals
 from .placement import take_ordinals
 
-__all__ = ["Dealt", "deal_by_size", "deal_records"]
+__all__ = ["SizeBalance", "deal_by_size", "deal_records"]
 
 Int64 = npt.NDArray[np.int64]
 _UNMIXED = 8  # one in so many blocks holds the largest records of its class
@@ -224,7 +224,7 @@ def _with_other(members: Int64, old: int, new: int) -> Int64:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dealt:
+class SizeBalance:
     """What came of it.
 
     Attributes:
@@ -236,7 +236,9 @@ class Dealt:
     digest: str
 
 
-def deal_records(census: Census, classes: pa.Array, assignment: Assignment, counts: Sequence[StratumCounts]) -> Dealt:
+def deal_records(
+    census: Census, classes: pa.Array, assignment: Assignment, counts: Sequence[StratumCounts]
+) -> SizeBalance:
     """Deal the records of each split by size, and write the places of each part's.
 
     Args:
@@ -261,14 +263,14 @@ def deal_records(census: Census, classes: pa.Array, assignment: Assignment, coun
         now = places[before]
         digest.update(now.astype("<i8").data)
         census.write("places", number, pa.table({"place": now}))
-    return Dealt(shard_bytes=np.concatenate(loads).astype(np.int64), digest=digest.hexdigest())
+    return SizeBalance(shard_bytes=np.concatenate(loads).astype(np.int64), digest=digest.hexdigest())
 
 
 def _parts(
     census: Census, classes: pa.Array, assignment: Assignment, counts: Sequence[StratumCounts]
 ) -> Iterator[tuple[Int64, Int64]]:
     """Of the records of each part, the places they would have if only records counted, and the sizes."""
-    firsts = following(counts, assignment.strata)
+    firsts = first_ordinals(counts, assignment.strata)
     for number, (part, first) in enumerate(zip(counts, firsts, strict=True)):
         notes = census.notes(number)
         strata = notes.class_ids(classes)

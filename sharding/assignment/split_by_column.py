@@ -19,11 +19,11 @@ from ..errors import ConfigError, SourceError
 from ..sources import Source
 from ..storage.storage import Storage
 from .census import Census, Notes, check_column
-from .existing_groups import GroupsThere
+from .existing_groups import ExistingGroups
 from .group_splits import GroupCounts, assign_groups
 from .label_counts import StratumCounts, count_strata, sum_by_key
 
-__all__ = ["Division", "divide", "open_census"]
+__all__ = ["ColumnSplits", "open_census", "split_by_column"]
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -32,7 +32,7 @@ _MOST_SPLITS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Division:
+class ColumnSplits:
     """The records of each split.
 
     Attributes:
@@ -65,15 +65,15 @@ def open_census(source: Source, column: str | None, flag: str, *, sizes: bool, f
     return Census(by=column, kind=kind, flag=flag, sizes=sizes, folder=folder)
 
 
-def divide(
+def split_by_column(
     census: Census,
     parts: int,
     classes: pa.Array,
     *,
     seed: int,
     group_shares: Mapping[str, Fraction] | None,
-    existing_groups: GroupsThere | None = None,
-) -> Division:
+    existing_groups: ExistingGroups | None = None,
+) -> ColumnSplits:
     """Decide the split of each value of the column; write the splits of each part's values to the census.
 
     Args:
@@ -105,7 +105,7 @@ def divide(
             census.write("splits", number, pa.table({"value": notes.values, "split": mine}))
             strata = mine[notes.value_codes].astype(np.int64) * len(classes) + notes.class_ids(classes)
             counts.append(count_strata(strata, notes.counts))
-    return Division(
+    return ColumnSplits(
         class_counts={name: ClassCounts(row) for name, row in zip(names, totals, strict=True)},
         values=dict(zip(names, np.bincount(splits, minlength=len(names)).tolist(), strict=True)),
         counts=tuple(counts),
@@ -138,13 +138,13 @@ def _grouped(
     table: GroupCounts,
     group_shares: Mapping[str, Fraction],
     key: int,
-    existing_groups: GroupsThere | None,
+    existing_groups: ExistingGroups | None,
 ) -> Int32:
     """The split of each value, int32 [values]."""
     groups, shares = len(table.bounds) - 1, list(group_shares.values())
     if existing_groups is not None:
         known = existing_groups.splits_of(values)
-        return assign_groups(table, shares, key, known=known, there=existing_groups.class_counts)
+        return assign_groups(table, shares, key, known=known, existing_counts=existing_groups.class_counts)
     if groups < len(shares):
         raise SourceError(
             f"{census.flag} {census.by}: the column has {groups} value{'s' * (groups != 1)}, too few for one in each "

@@ -28,12 +28,12 @@ from ..sources.files.snapshot import record_listings
 from ..storage.lease import Holder
 from ..storage.storage import Storage
 from ..storage.urls import take_urls
-from .build import about_build, write_dataset
+from .build import describe_build, write_dataset
 from .build_plan import BuildPlan
 from .options import ONE_SPLIT, BuildOptions
 from .planning import open_build_source, plan_source
 
-__all__ = ["AppendOptions", "append", "open_like", "plan_append"]
+__all__ = ["AppendOptions", "append", "open_matching_source", "plan_append"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +160,7 @@ def plan_append(options: AppendOptions, *, executor: Executor | None = None, rep
     dataset = open_dataset(options.destination)
     decided = options.for_dataset(dataset)
     with _telling_kind(dataset.manifest, options):
-        source = open_like(dataset.manifest.schema, decided)
+        source = open_matching_source(dataset.manifest.schema, decided)
     plan = plan_source(source, decided, dataset.manifest, EarlierShards.of(dataset), executor=executor, report=report)
     _check_new(dataset.manifest, plan, options)
     return plan
@@ -187,7 +187,7 @@ def append(options: AppendOptions, *, executor: Executor | None = None, report: 
         RingfeedError: something else is wrong with the options or the destination. The dataset is as it was, and
             nothing is left behind unless starting again may help (`RingfeedError.may_pass`).
     """
-    about = about_build(options.source, options.spill, "append")
+    about = describe_build(options.source, options.spill, "append")
     with draft_dataset(Storage(options.destination), "append", about) as draft:
         base = draft.base
         assert base is not None
@@ -200,7 +200,7 @@ def append(options: AppendOptions, *, executor: Executor | None = None, report: 
 
         decided = options.for_dataset(base)
         with record_listings() as listed, _telling_kind(base.manifest, options):
-            source = open_like(base.manifest.schema, decided)
+            source = open_matching_source(base.manifest.schema, decided)
         return write_dataset(source, listed, decided, draft, committed, executor=executor, report=report)
 
 
@@ -240,7 +240,7 @@ def _check_new(manifest: Manifest, plan: BuildPlan, options: AppendOptions) -> N
             )
 
 
-def open_like(wanted: Schema, options: BuildOptions) -> Source:
+def open_matching_source(wanted: Schema, options: BuildOptions) -> Source:
     """The source of an append, with the features of the dataset in their order.
 
     Args:

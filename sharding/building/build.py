@@ -33,7 +33,7 @@ from ..sources.files.snapshot import Listing, record_listings
 from ..sources.images.class_folders import ImageFolderSource
 from ..storage.fenced import fenced_for_workers
 from ..storage.storage import Storage, public_url
-from .build_plan import BuildPlan, writer
+from .build_plan import BuildPlan, program_version
 from .capacity import build_engine, memory_share
 from .merge_generation import merge_generation
 from .options import BuildOptions
@@ -41,9 +41,9 @@ from .planning import make_plan, open_build_source
 from .shard_writer import ShardTarget
 from .stages import assemble, assemble_tasks, common_layout, partition, shards_per_bucket
 from .tasks import Bucketing
-from .totals import Gathered
+from .totals import BuildTotals
 
-__all__ = ["about_build", "build", "write_dataset"]
+__all__ = ["build", "describe_build", "write_dataset"]
 
 
 def build(options: BuildOptions, *, executor: Executor | None = None, report: Report = ignore) -> Manifest:
@@ -71,7 +71,7 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
         source = open_build_source(options)
     destination = Storage(options.destination)
     purpose: Purpose = "replace" if options.overwrite else "new"
-    with draft_dataset(destination, purpose, about_build(options.source, options.spill)) as draft:
+    with draft_dataset(destination, purpose, describe_build(options.source, options.spill)) as draft:
 
         def committed(plan: BuildPlan) -> Manifest | None:
             return draft.committed(plan.fingerprint(options))
@@ -79,9 +79,9 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
         return write_dataset(source, listed, options, draft, committed, executor=executor, report=report)
 
 
-def about_build(source: str, spill: str | None, task: str = "build") -> dict[str, str]:
+def describe_build(source: str, spill: str | None, task: str = "build") -> dict[str, str]:
     """What a build, or another `task`, leaves in the folder while it is at work, for whoever finds it."""
-    return {"task": task, "source": public_url(source), "writer": writer(), **about_spill(spill)}
+    return {"task": task, "source": public_url(source), "writer": program_version(), **about_spill(spill)}
 
 
 def write_dataset(
@@ -174,7 +174,7 @@ def _write(
         block_rows=plan.block_rows,
         dali_index=options.dali_index,
     )
-    gathered = Gathered(plan.assignment)
+    gathered = BuildTotals(plan.assignment)
     for result in finished.values():
         gathered.add(result)
     with closing(assemble(plan, options, target, bucketing, finished, parts, spill, pool, report)) as written:
@@ -193,7 +193,7 @@ def _write(
         seed=options.seed,
         source={"url": public_url(options.source), "fingerprint": plan.source.fingerprint},
         options=options.recorded(),
-        writer=writer(),
+        writer=program_version(),
         plan=fingerprint,
     )
     infos = gathered.infos()

@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from ..assignment.assignment import Assignment
 from ..assignment.census import Census
-from ..assignment.label_counts import StratumCounts, following
+from ..assignment.label_counts import StratumCounts, first_ordinals
 from ..assignment.placement import Placement
-from ..assignment.size_balance import Dealt
+from ..assignment.size_balance import SizeBalance
 from ..compute.keyed_random import derive_key
 from ..dataset.manifest import Manifest
 from ..engines.memory import BLOCK_BYTES, ClassBytes, RecordBytes
@@ -24,7 +24,7 @@ from ..sources import Source
 from ..sources.base import BadRecord
 from .options import BuildOptions
 
-__all__ = ["BuildPlan", "writer"]
+__all__ = ["BuildPlan", "program_version"]
 
 _BLOCK_ROWS = 1 << 16
 _CLASSES_LOOKED_AT = 1000
@@ -56,7 +56,7 @@ class BuildPlan:
     rejected: tuple[BadRecord, ...] = ()
     census: Census | None = None
     groups: Mapping[str, int] = field(default_factory=dict)
-    dealt: Dealt | None = None
+    dealt: SizeBalance | None = None
     digest: str = ""
     base: Manifest | None = None
 
@@ -65,7 +65,7 @@ class BuildPlan:
         """For each part, what decides the places of its records."""
         schema = self.source.schema
         classes = class_array(schema, self.classes)
-        for part, firsts in zip(self.counts, following(self.counts, self.assignment.strata), strict=True):
+        for part, firsts in zip(self.counts, first_ordinals(self.counts, self.assignment.strata), strict=True):
             ids = np.unique(part.strata % self.assignment.classes)
             yield Placement(
                 assignment=self.assignment,
@@ -115,7 +115,7 @@ class BuildPlan:
             [[split.name, split.shards, list(split.class_counts)] for split in self.assignment.splits],
             [str(value) for value in self.classes],
             self.block_rows,
-            writer(),
+            program_version(),
             *([self.digest] if self.digest else []),
             *([self.dealt.digest] if self.dealt else []),
         ]
@@ -124,6 +124,6 @@ class BuildPlan:
         return f"{derive_key(json.dumps(facts)):016x}"
 
 
-def writer() -> str:
+def program_version() -> str:
     """Name and version of this program, as a dataset tells them."""
     return f"ringfeed {version('ringfeed')}"

@@ -13,7 +13,7 @@ from ..engines.memory import MemoryShare
 from .build_plan import BuildPlan
 from .options import BuildOptions
 
-__all__ = ["at_once", "build_engine", "memory_share", "tasks_at_once"]
+__all__ = ["build_engine", "memory_share", "memory_task_limit", "task_limit"]
 
 _TASK_BYTES = 1 << 30  # that a task on a cluster may use, unless it is told
 
@@ -23,7 +23,7 @@ def build_engine(options: BuildOptions, holds: str | None = None) -> AbstractCon
     return open_engine(options.engine, options.workers, spills_here=options.spill is None, holds=holds)
 
 
-def at_once(pool: Executor, options: BuildOptions) -> int | Callable[[], int]:
+def task_limit(pool: Executor, options: BuildOptions) -> int | Callable[[], int]:
     """How many tasks to have submitted and not ended, where memory sets no limit."""
     return pool.at_once if isinstance(pool, ClusterExecutor) else options.memory.ahead
 
@@ -36,6 +36,6 @@ def memory_share(pool: Executor, options: BuildOptions, plan: BuildPlan) -> Memo
     return replace(share, classes=plan.class_bytes)
 
 
-def tasks_at_once(pool: Executor, options: BuildOptions, fitting: int) -> int | Callable[[], int]:
+def memory_task_limit(pool: Executor, options: BuildOptions, fitting: int) -> int | Callable[[], int]:
     """How many tasks to have submitted and not ended, if so many fit into the memory of this machine."""
-    return at_once(pool, options) if isinstance(pool, ClusterExecutor) else fitting
+    return task_limit(pool, options) if isinstance(pool, ClusterExecutor) else fitting

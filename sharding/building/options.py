@@ -171,14 +171,14 @@ class BuildOptions:
         return parse_budget(self.on_bad_record)
 
     @property
-    def divided_by(self) -> str | None:
+    def deciding_column(self) -> str | None:
         """The column whose value decides the split of each record, if one does."""
         return self.group_by if self.split_column is None else self.split_column
 
     @property
     def needs_census(self) -> bool:
         """Whether more than its class decides the place of a record."""
-        return self.divided_by is not None or self.balance == "bytes"
+        return self.deciding_column is not None or self.balance == "bytes"
 
     def recorded(self) -> dict[str, Any]:
         """What shapes the bytes of the shards, as it stands in `dataset.json`."""

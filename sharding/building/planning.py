@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..assignment.census import Census, take_census
-from ..assignment.existing_groups import read_groups
-from ..assignment.label_counts import LabelCounts, StratumCounts, Tally, count_classes
+from ..assignment.existing_groups import read_existing_groups
+from ..assignment.label_counts import LabelCounts, StratumCounts, ValueCounts, count_classes
 from ..assignment.size_balance import deal_records
-from ..assignment.split_by_column import Division, divide, open_census
+from ..assignment.split_by_column import ColumnSplits, open_census, split_by_column
 from ..dataset.earlier_shards import EarlierShards
 from ..dataset.manifest import Manifest
 from ..destination.dataset_draft import check_apart, check_spill
@@ -23,9 +23,9 @@ from ..engines.executors import Job, stream_tasks
 from ..engines.memory import RecordBytes
 from ..errors import SourceError
 from ..formats import encode_shard
-from ..prepare import open_carrying
+from ..prepare import open_with_carried_column
 from ..prepare.screening.bad_records import open_policy, without_bad_records
-from ..prepare.screening.duplicates import drop_duplicates, records_there
+from ..prepare.screening.duplicates import drop_duplicates, existing_records
 from ..prepare.screening.image_checks import check_images
 from ..progress import Progress, Report, Teller, ignore
 from ..schema import Feature, Schema, class_array
@@ -34,9 +34,9 @@ from ..sources.base import NO_FEATURES, BadRecord
 from ..sources.dropping_source import DroppingSource
 from ..storage.storage import Storage
 from .build_plan import BuildPlan
-from .capacity import at_once, build_engine
+from .capacity import build_engine, task_limit
 from .options import BuildOptions
-from .shard_plan import check_label, plan_assignment, share_out, sort_classes
+from .shard_plan import check_label, plan_assignment, plan_split_counts, sort_classes
 
 __all__ = ["make_plan", "open_build_source", "open_plan", "plan_build", "plan_source"]
 
@@ -101,8 +101,8 @@ def open_build_source(options: BuildOptions, types: Mapping[str, Feature] = NO_F
     check_apart(options.source, options.destination)
     check_spill(options.spill, options.destination)
     reject = open_policy(options.bad_records)
-    source = open_carrying(
-        options.source, options.label, options.source_kind, options.prepare, options.divided_by, reject, types
+    source = open_with_carried_column(
+        options.source, options.label, options.source_kind, options.prepare, options.deciding_column, reject, types
     )
     check_apart(source.url, options.destination)  # the folder alone, where the options name a split in it
     check_label(source.schema)
@@ -134,7 +134,7 @@ def make_plan(
     rejected: list[BadRecord] = []
     if options.bad_records is not None:
         source, rejected = without_bad_records(
-            source, options.bad_records, options.prepare.images, pool, at_once(pool, options)
+            source, options.bad_records, options.prepare.images, pool, task_limit(pool, options)
         )
     if options.prepare.dedup is not None:
         source = drop_duplicates(
@@ -143,13 +143,13 @@ def make_plan(
             pool,
             root,
             lambda done, total, records: report(Progress(stage="dedup", done=done, total=total, records=records)),
-            None if earlier is None or earlier.same_source else records_there(earlier),
+            None if earlier is None or earlier.same_source else existing_records(earlier),
             [] if base is None else [generation.source["fingerprint"] for generation in base.all_generations],
         )
     census: Census | None = None
     if scratch is not None:
         flag, sizes = "--group-by" if options.split_column is None else "--split-column", options.balance == "bytes"
-        census = open_census(source, options.divided_by, flag, sizes=sizes, folder=scratch)
+        census = open_census(source, options.deciding_column, flag, sizes=sizes, folder=scratch)
     counted = _count_parts(source, census, options, pool, report)
     if rejected and not counted.totals.records:
         name = options.prepare.described(options.source)
@@ -159,29 +159,31 @@ def make_plan(
     record = _sample_record_bytes(source, options)
     if census is not None and census.sizes:
         record = _weighed(record, census, len(source.parts))
-    division: Division | None = None
+    division: ColumnSplits | None = None
     per_split: Mapping[str, Sequence[int]]
     strata: tuple[StratumCounts, ...]
     if census is None or census.by is None:
         strata = counted.by_part(values)
-        per_split = share_out(
+        per_split = plan_split_counts(
             classes,
             _in_all(strata, len(values)),
             options.splits,
-            there={} if base is None else base.written,
+            existing_counts={} if base is None else base.written,
         )
     else:
-        there = None
+        existing = None
         if base is not None and options.group_by is not None:
             assert earlier is not None
-            there = read_groups(earlier, base, options.group_by, list(options.splits), pool)
+            existing = read_existing_groups(earlier, base, options.group_by, list(options.splits), pool)
         shares = None if options.group_by is None else options.splits
-        division = divide(
-            census, len(source.parts), values, seed=options.seed, group_shares=shares, existing_groups=there
+        division = split_by_column(
+            census, len(source.parts), values, seed=options.seed, group_shares=shares, existing_groups=existing
         )
         strata, per_split = division.counts, division.class_counts
     generation = 0 if base is None else len(base.all_generations)
-    assignment = plan_assignment(options, per_split, record.stored, divided=division is not None, generation=generation)
+    assignment = plan_assignment(
+        options, per_split, record.stored, presplit=division is not None, generation=generation
+    )
     dealt = None
     if census is not None and census.sizes:
         dealt = deal_records(census, values, assignment, strata)
@@ -206,26 +208,26 @@ def _count_parts(
     """Records of each class in each part, and the notes of the census, if one is taken."""
     tell = Teller(report, "count", len(source.parts))
     counted = LabelCounts(source.schema, len(source.parts))
-    jobs: Iterator[Job[Tally]] = (
+    jobs: Iterator[Job[ValueCounts]] = (
         (count_classes, (select_part(source, n), part))
         if census is None
         else (take_census, (select_part(source, n), part, n, census))
         for n, part in enumerate(source.parts)
     )
-    with stream_tasks(pool, jobs, at_once(pool, options)) as ended:
+    with stream_tasks(pool, jobs, task_limit(pool, options)) as ended:
         for number, tally in ended:
             counted.add(number, tally)
             tell(1, tally.records)
     return counted
 
 
-def _classes(found: Tally, schema: Schema, options: BuildOptions, base: Manifest | None) -> pa.Array:
+def _classes(found: ValueCounts, schema: Schema, options: BuildOptions, base: Manifest | None) -> pa.Array:
     """All classes: those of the dataset that is appended to, then the others, sorted."""
     known = class_array(schema, () if base is None else base.classes)
     fresh = pc.is_null(pc.index_in(found.values, value_set=known)).to_numpy(zero_copy_only=False)
     if found.records and not fresh.any():
         return known
-    new = Tally(values=found.values.filter(pa.array(fresh)), counts=found.counts[fresh])
+    new = ValueCounts(values=found.values.filter(pa.array(fresh)), counts=found.counts[fresh])
     name, labelled = options.prepare.described(options.source), schema.label is not None
     return pa.concat_arrays([known, sort_classes(new, name, options.min_class_records, labelled=labelled)])
 

@@ -11,15 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..assignment.assignment import NOTHING_THERE, Assignment, SplitLayout, shards_per_split, split_class_counts
-from ..assignment.label_counts import Tally
+from ..assignment.assignment import NO_RECORDS, Assignment, SplitLayout, shards_per_split, split_class_counts
+from ..assignment.label_counts import ValueCounts
 from ..compute.class_counts import ClassCounts
 from ..errors import ConfigError, SourceError
 from ..messages import counted
 from ..schema import Schema
 from .options import BuildOptions
 
-__all__ = ["DEFAULT_SHARDS", "check_label", "plan_assignment", "share_out", "sort_classes"]
+__all__ = ["DEFAULT_SHARDS", "check_label", "plan_assignment", "plan_split_counts", "sort_classes"]
 
 DEFAULT_SHARDS = 16  # at least so many by default: enough for ranks to share and to read in parallel
 _DEFAULT_SHARD_BYTES = 256 << 20
@@ -44,7 +44,7 @@ def check_label(schema: Schema) -> None:
         )
 
 
-def sort_classes(found: Tally, source: str, min_records: int, *, labelled: bool = True) -> pa.Array:
+def sort_classes(found: ValueCounts, source: str, min_records: int, *, labelled: bool = True) -> pa.Array:
     """The classes in order of their values; their positions are the class ids.
 
     Args:
@@ -74,12 +74,12 @@ def sort_classes(found: Tally, source: str, min_records: int, *, labelled: bool 
     return values
 
 
-def share_out(
+def plan_split_counts(
     classes: Sequence[Any],
     class_counts: Sequence[int],
     splits: Mapping[str, Fraction],
     *,
-    there: Mapping[str, Sequence[int]] = NOTHING_THERE,
+    existing_counts: Mapping[str, Sequence[int]] = NO_RECORDS,
 ) -> dict[str, ClassCounts]:
     """Records of each class, by split.
 
@@ -87,13 +87,13 @@ def share_out(
         classes: the values of the label.
         class_counts: records of each class.
         splits: share of each.
-        there: records of its classes, which come first, that the dataset which is appended to has in each split.
+        existing_counts: by split, the records of each class that the dataset holds already; its classes come first.
 
     Raises:
         SourceError: a new class has fewer records than there are splits.
     """
-    per_split = split_class_counts(class_counts, splits, there=there)
-    known_classes = max(map(len, there.values()), default=0)
+    per_split = split_class_counts(class_counts, splits, existing_counts=existing_counts)
+    known_classes = max(map(len, existing_counts.values()), default=0)
     for name, counts in per_split.items():
         if 0 in counts[known_classes:]:
             i = counts.index(0, known_classes)
@@ -110,7 +110,7 @@ def plan_assignment(
     per_split: Mapping[str, Sequence[int]],
     record_bytes: float,
     *,
-    divided: bool = False,
+    presplit: bool = False,
     generation: int = 0,
 ) -> Assignment:
     """Splits, shards and class counts. A split that gets no record gets no shard.
@@ -119,7 +119,7 @@ def plan_assignment(
         options: of the build.
         per_split: records of each class, by split.
         record_bytes: estimated mean size of a record on storage.
-        divided: whether the split of each record is given.
+        presplit: whether the split of each record is given.
         generation: of the dataset that is appended to; 0 is a build.
 
     Raises:
@@ -145,4 +145,4 @@ def plan_assignment(
             f"memory, and the most are {_MAX_COUNTS:,}; ask for fewer shards, or name a label with fewer values"
         )
     splits = tuple(SplitLayout(name=n, shards=sizes[n], class_counts=per_split[n]) for n in records)
-    return Assignment(seed=options.seed, splits=splits, divided=divided, generation=generation)
+    return Assignment(seed=options.seed, splits=splits, presplit=presplit, generation=generation)

@@ -16,7 +16,7 @@ from ..formats import RecordLayout, plan_layout
 from ..progress import Report, Teller
 from ..sources import select_part
 from .build_plan import BuildPlan
-from .capacity import memory_share, tasks_at_once
+from .capacity import memory_share, memory_task_limit
 from .options import BuildOptions
 from .shard_writer import ShardTarget
 from .tasks import Bucketing, assemble_bucket, partition_part
@@ -56,7 +56,7 @@ def partition(
         for n, placement in enumerate(plan.placements)
         if n not in done
     )
-    with stream_tasks(pool, jobs, tasks_at_once(pool, options, memory.partition_tasks())) as ended:
+    with stream_tasks(pool, jobs, memory_task_limit(pool, options, memory.partition_tasks())) as ended:
         for number, part in ended:
             done[todo[number]] = part
             tell(1, part.records)
@@ -120,4 +120,4 @@ def assemble_tasks(
     """
     records = plan.shard_records * bucketing.shards_per_bucket
     fitting = memory_share(pool, options, plan).assemble_tasks(plan.record, records, plan.block_rows)
-    return tasks_at_once(pool, options, fitting)
+    return memory_task_limit(pool, options, fitting)

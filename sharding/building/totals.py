@@ -7,10 +7,10 @@ from ..dataset.manifest import FileInfo, ShardInfo, SplitInfo
 from ..dataset.statistics import FeatureStatistics, merge_statistics
 from ..destination.journal import ShardResult
 
-__all__ = ["Gathered"]
+__all__ = ["BuildTotals"]
 
 
-class Gathered:
+class BuildTotals:
     """Results of shards, merged in the order of the shards, whatever the order they come in."""
 
     def __init__(self, assignment: Assignment) -> None:

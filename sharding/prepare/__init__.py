@@ -1,6 +1,6 @@
 """What is done to records before they are dealt to shards: steps as values, and sources around a source."""
 
-from .carried_column import open_carrying
+from .carried_column import open_with_carried_column
 from .casts import Cast, SetTypes
 from .comma_lists import split_columns
 from .image_source import ImageSource
@@ -30,8 +30,8 @@ __all__ = [
     "SetTypes",
     "Size",
     "Step",
-    "open_carrying",
     "open_prepared",
+    "open_with_carried_column",
     "parse_encoding",
     "parse_size",
     "parse_step",

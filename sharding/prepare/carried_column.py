@@ -20,7 +20,7 @@ from .open import open_prepared, prepare
 from .options import PrepareOptions
 from .steps import Drop, Select, Step
 
-__all__ = ["CarryingSource", "open_carrying"]
+__all__ = ["CarryingSource", "open_with_carried_column"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class CarryingSource(WrappedSource):
         return narrow_source(self.inner, columns)
 
 
-def open_carrying(
+def open_with_carried_column(
     url: str,
     label: str | None,
     kind: str,

@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from ..schema import Feature, Schema
 from .column_names import check_columns, check_distinct
 from .comma_lists import join_items
-from .steps import OnColumns
+from .steps import ColumnStep
 
 __all__ = ["Cast", "SetTypes"]
 
@@ -20,7 +20,7 @@ _NUMBERS = ("int64", "uint64", "float64", "int32")  # what a column of times, he
 
 
 @dataclass(frozen=True, slots=True)
-class Cast(OnColumns):
+class Cast(ColumnStep):
     """Change the type of the elements of columns; shapes stay. A value that the new type cannot hold is an error."""
 
     dtypes: tuple[tuple[str, str], ...]
@@ -49,7 +49,7 @@ class Cast(OnColumns):
 
 
 @dataclass(frozen=True, slots=True)
-class SetTypes(OnColumns):
+class SetTypes(ColumnStep):
     """Bring the columns named in a ``--schema`` file into the types and shapes that it gives them."""
 
     features: tuple[Feature, ...]

@@ -9,7 +9,16 @@ import pyarrow as pa
 from ..errors import ConfigError
 from ..messages import hinted, listed
 
-__all__ = ["HIDDEN", "check_columns", "check_distinct", "in_order", "is_hidden", "is_within", "visible", "with_groups"]
+__all__ = [
+    "HIDDEN",
+    "check_columns",
+    "check_distinct",
+    "expand_groups",
+    "is_hidden",
+    "is_in_group",
+    "select_present",
+    "visible_names",
+]
 
 HIDDEN = "\0draft:"  # before the names of columns that travel with drafts, past all steps; no source has such names
 
@@ -43,20 +52,20 @@ def check_distinct(flag: str, names: Iterable[str]) -> None:
         seen.add(name)
 
 
-def is_within(name: str, group: str) -> bool:
+def is_in_group(name: str, group: str) -> bool:
     """Whether a column is one of a struct, or of a group of arrays."""
     return name.startswith((f"{group}.", f"{group}/"))
 
 
-def with_groups(wanted: Iterable[str], names: Collection[str]) -> list[str]:
+def expand_groups(wanted: Iterable[str], names: Collection[str]) -> list[str]:
     """The columns of some names, each once; the name of a group, where it is no column, stands for all in it.
 
-    >>> with_groups(["y", "s", "t", "s.b"], ["s.a", "s.b", "t", "t.c", "y"])
+    >>> expand_groups(["y", "s", "t", "s.b"], ["s.a", "s.b", "t", "t.c", "y"])
     ['y', 's.a', 's.b', 't']
     """
     found: list[str] = []
     for name in wanted:
-        within = [] if name in names else [inner for inner in names if is_within(inner, name)]
+        within = [] if name in names else [inner for inner in names if is_in_group(inner, name)]
         found += within or [name]
     return list(dict.fromkeys(found))
 
@@ -66,12 +75,12 @@ def is_hidden(name: str) -> bool:
     return name.startswith(HIDDEN)
 
 
-def visible(batch: pa.RecordBatch) -> list[str]:
+def visible_names(batch: pa.RecordBatch) -> list[str]:
     """The names of the columns that steps see."""
     return [name for name in batch.schema.names if not is_hidden(name)]
 
 
-def in_order(batch: pa.RecordBatch, names: Iterable[str]) -> pa.RecordBatch:
+def select_present(batch: pa.RecordBatch, names: Iterable[str]) -> pa.RecordBatch:
     """Those of the columns of some names that are there, in the order of the names, and all hidden ones."""
     there = set(batch.schema.names)
     return batch.select([name for name in names if name in there] + list(filter(is_hidden, batch.schema.names)))

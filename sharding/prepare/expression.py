@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from ..messages import brief
 from .column_names import check_columns
 
-__all__ = ["NULL", "column_name", "columns_of", "evaluate", "fits", "literal_word", "parse"]
+__all__ = ["NULL", "column_name", "columns_of", "evaluate", "integer_fits", "literal_word", "parse"]
 
 Value = Any  # a pa.Array for what is made of columns, else a literal: bool, int, float or str
 _GRAMMAR = "== != < <= > >=, and, or, not, in (...), is null, + - * /, numbers, 'text', true, false, column names"
@@ -285,14 +285,14 @@ def _common(kind: pa.DataType, other: Value) -> pa.DataType | None:
     if not _is_integer(kind):
         return pa.float32() if kind == pa.float16() else kind
     if isinstance(other, int):
-        return kind if fits(other, kind) else _WIDE
+        return kind if integer_fits(other, kind) else _WIDE
     return pa.float64()
 
 
-def fits(value: int, kind: pa.DataType) -> bool:
+def integer_fits(value: int, kind: pa.DataType) -> bool:
     """Whether a type of integers holds one.
 
-    >>> fits(-128, pa.int8()), fits(128, pa.int8()), fits(-1, pa.uint8())
+    >>> integer_fits(-128, pa.int8()), integer_fits(128, pa.int8()), integer_fits(-1, pa.uint8())
     (True, False, False)
     """
     signed = bool(pa.types.is_signed_integer(kind))

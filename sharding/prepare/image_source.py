@@ -11,7 +11,7 @@ from ..compute.keyed_random import derive_key
 from ..errors import ConfigError, SourceError
 from ..schema import Feature, Schema
 from ..sources.base import Source, WrappedSource, narrow_source
-from .image_transform import ImageOptions, NewImage, transform_all
+from .image_transform import ImageOptions, TransformedImage, transform_all
 
 __all__ = ["ImageSource"]
 
@@ -111,7 +111,7 @@ class ImageSource(WrappedSource):
         return narrow_source(self.inner, columns)
 
     def _update_sizes(
-        self, columns: dict[str, pa.Array], images: list[NewImage | None], sizes: tuple[tuple[str, str], ...]
+        self, columns: dict[str, pa.Array], images: list[TransformedImage | None], sizes: tuple[tuple[str, str], ...]
     ) -> None:
         """Put new sizes where the old ones stand; a column that tells something else, under that name, is left."""
         before = {name: columns[name].to_pylist() for name, _ in sizes}

@@ -17,7 +17,13 @@ from ..sources.base import SKIP_REMEDY
 from ..sources.images.image_files import image_fault
 
 __all__ = [
-    "Encoding", "ImageOptions", "NewImage", "Size", "fault_of_prepared", "parse_encoding", "parse_size",
+    "Encoding",
+    "ImageOptions",
+    "Size",
+    "TransformedImage",
+    "fault_of_prepared",
+    "parse_encoding",
+    "parse_size",
     "transform_all",
 ]  # fmt: skip
 
@@ -85,7 +91,7 @@ class ImageOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewImage:
+class TransformedImage:
     """An image that was made of another.
 
     Attributes:
@@ -143,7 +149,7 @@ def _is_quality(text: str) -> bool:
 
 def transform_all(
     images: list[bytes | None], options: ImageOptions, name: Callable[[int], str]
-) -> Iterator[NewImage | None]:
+) -> Iterator[TransformedImage | None]:
     """Transform images, a few at a time; each comes out the same whatever the others are.
 
     Args:
@@ -155,7 +161,7 @@ def transform_all(
         SourceError: one is damaged, or cannot be what is asked.
     """
 
-    def one(number: int) -> NewImage | None:
+    def one(number: int) -> TransformedImage | None:
         data = images[number]
         if data is None:
             return None
@@ -223,7 +229,7 @@ def _decode(data: bytes | memoryview, options: ImageOptions) -> _Decoded:
     )
 
 
-def _transform(data: bytes, options: ImageOptions) -> NewImage:
+def _transform(data: bytes, options: ImageOptions) -> TransformedImage:
     decoded = _decode(data, options)
     width, height = decoded.size
     image = decoded.pixels
@@ -231,7 +237,7 @@ def _transform(data: bytes, options: ImageOptions) -> NewImage:
         image = image if decoded.turn is None else image.transpose(decoded.turn)
         image = image if image.size == decoded.size else image.resize(decoded.size, Image.Resampling.LANCZOS)
         data = _encoded(image, decoded.encoding, decoded.profile)
-    return NewImage(data=data, width=width, height=height, sizes_before=decoded.sizes_before)
+    return TransformedImage(data=data, width=width, height=height, sizes_before=decoded.sizes_before)
 
 
 def _profile(image: Image.Image, encoding: Encoding) -> bytes | None:

@@ -12,7 +12,7 @@ from ..schema import Feature
 from ..sources import Source, open_source
 from ..sources.base import NO_FEATURES, Reject, SelectiveSource, draft_columns, fail_on_bad
 from .casts import Cast, SetTypes
-from .column_names import is_within
+from .column_names import is_in_group
 from .image_source import ImageSource
 from .options import PrepareOptions
 from .prepared_source import PreparedSource
@@ -66,7 +66,9 @@ def _is_wanted(steps: Sequence[Step], name: str) -> bool:
                 return False
         elif not isinstance(step, Select):
             return True
-        elif not any(column == name or is_within(column, name) or is_within(name, column) for column in step.columns):
+        elif not any(
+            column == name or is_in_group(column, name) or is_in_group(name, column) for column in step.columns
+        ):
             return False
     return True
 

@@ -15,7 +15,7 @@ from ..compute.keyed_random import derive_key
 from ..errors import SourceError
 from ..schema import Schema
 from ..sources.base import Part, Reject, Source, complete_slices, draft_columns, fail_on_bad, late_bytes, narrow_source
-from .column_names import HIDDEN, in_order, is_hidden, visible, with_groups
+from .column_names import HIDDEN, expand_groups, is_hidden, select_present, visible_names
 from .steps import Drop, Select, Step
 from .user_map import MapBatches
 
@@ -73,7 +73,7 @@ class PreparedSource:
             if isinstance(step, MapBatches):
                 step = step.bind(source.schema, source._first_records())
             elif isinstance(step, (Drop, Select)):
-                step = replace(step, columns=tuple(with_groups(step.columns, source.schema.names)))
+                step = replace(step, columns=tuple(expand_groups(step.columns, source.schema.names)))
             source = replace(
                 source,
                 steps=(*source.steps, step),
@@ -119,12 +119,12 @@ class PreparedSource:
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """The prepared records; without the late columns, but with what it takes to read these."""
         for batch in self._prepared(self._taken(self.inner.drafts(part, reject)), part):
-            yield from sliced(in_order(batch, self.schema.names))
+            yield from sliced(select_present(batch, self.schema.names))
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """Prepared records of the inner source's sample; of the first batch that has any, if they all go."""
         heads = self._prepared(self._taken(iter([self.inner.sample(part, records)])), part)
-        batches = [in_order(batch, self.schema.names) for batch in heads]
+        batches = [select_present(batch, self.schema.names) for batch in heads]
         found = pa.Table.from_batches(batches).combine_chunks().to_batches() if batches else []
         if not found and any(step.changes_rows for step in self.steps):
             found = list(islice(self.drafts(part), 1))
@@ -134,7 +134,7 @@ class PreparedSource:
         """Add the late columns, prepared."""
         if not drafts.num_rows:
             return self.schema.empty
-        columns = {name: drafts.column(name) for name in visible(drafts)}
+        columns = {name: drafts.column(name) for name in visible_names(drafts)}
         if not set(self.schema.names) <= set(columns):
             whole = self.inner.complete(_inner_drafts(drafts))
             late = self._on_columns(whole.select([name for name in whole.schema.names if name in self.late]))

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..schema import Feature, Schema
-from .expression import NULL, column_name, fits, literal_word, parse
+from .expression import NULL, column_name, integer_fits, literal_word, parse
 
-__all__ = ["implied"]
+__all__ = ["implied_filter"]
 
 _OPERATORS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
@@ -39,14 +39,14 @@ _EXACT = 1 << 53  # integers up to here are floats, too
 _ANY = pc.scalar(True)
 
 
-def implied(text: str, schema: Schema) -> pc.Expression:
+def implied_filter(text: str, schema: Schema) -> pc.Expression:
     """An expression of Arrow that holds, as statistics tell, wherever the given one is true.
 
     Args:
         text: an expression that `columns_of` took.
         schema: of the columns.
 
-    >>> implied("x < 5 and y + 1 > 2", Schema(features=tuple(Feature(name=n, dtype="int8") for n in "xy")))
+    >>> implied_filter("x < 5 and y + 1 > 2", Schema(features=tuple(Feature(name=n, dtype="int8") for n in "xy")))
     <pyarrow.compute.Expression ((x < 5) and true)>
     """
     tree = parse(text)
@@ -150,7 +150,7 @@ def _bound(feature: Feature, op: type[ast.cmpop], value: Any) -> pc.Expression:
         return compare(column, pc.scalar(pa.scalar(float(value), kind))) if known else _ANY
     if isinstance(value, float):
         return _float_bound(column, kind, op, value)
-    return compare(column, pc.scalar(pa.scalar(value, kind))) if fits(value, kind) else _ANY
+    return compare(column, pc.scalar(pa.scalar(value, kind))) if integer_fits(value, kind) else _ANY
 
 
 def _float_bound(column: pc.Expression, kind: pa.DataType, op: type[ast.cmpop], value: float) -> pc.Expression:
@@ -158,7 +158,7 @@ def _float_bound(column: pc.Expression, kind: pa.DataType, op: type[ast.cmpop], 
     if not abs(value) < _EXACT or op is ast.NotEq:
         return _ANY
     low, high = math.floor(value), math.ceil(value)
-    if not (fits(low, kind) and fits(high, kind)):
+    if not (integer_fits(low, kind) and integer_fits(high, kind)):
         return _ANY
     least, most = pc.scalar(pa.scalar(low, kind)), pc.scalar(pa.scalar(high, kind))
     if op in (ast.Lt, ast.LtE):

@@ -19,11 +19,11 @@ from ..compute.arrow_casts import cast_column, is_list
 from ..errors import ConfigError, SourceError
 from ..messages import brief
 from ..schema import Feature, Schema
-from .column_names import check_columns, check_distinct, in_order, visible, with_groups
+from .column_names import check_columns, check_distinct, expand_groups, select_present, visible_names
 from .comma_lists import ALL, join_items
 from .expression import columns_of, evaluate
 
-__all__ = ["Drop", "DropNulls", "FillNulls", "Filter", "OnColumns", "Rename", "Select", "Step"]
+__all__ = ["ColumnStep", "Drop", "DropNulls", "FillNulls", "Filter", "Rename", "Select", "Step"]
 
 
 class Step(Protocol):
@@ -45,7 +45,7 @@ class Step(Protocol):
         """The batch, prepared; hidden columns (`columns.is_hidden`) go with their records."""
 
 
-class OnColumns:
+class ColumnStep:
     """A step that makes columns of those of the same names, record by record."""
 
     __slots__ = ()
@@ -57,7 +57,7 @@ class OnColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class Select(OnColumns):
+class Select(ColumnStep):
     """Keep the columns, in this order; `schema` alone knows those of groups."""
 
     columns: tuple[str, ...]
@@ -70,17 +70,17 @@ class Select(OnColumns):
     def schema(self, schema: Schema) -> Schema:
         """The features named."""
         check_distinct("--select", self.columns)
-        names = with_groups(self.columns, schema.names)
+        names = expand_groups(self.columns, schema.names)
         check_columns("--select", names, schema.names)
         return Schema(features=tuple(schema[name] for name in names))
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Those of the columns that are there."""
-        return in_order(batch, self.columns)
+        return select_present(batch, self.columns)
 
 
 @dataclass(frozen=True, slots=True)
-class Drop(OnColumns):
+class Drop(ColumnStep):
     """Leave the columns out; `schema` alone knows those of groups."""
 
     columns: tuple[str, ...]
@@ -92,7 +92,7 @@ class Drop(OnColumns):
 
     def schema(self, schema: Schema) -> Schema:
         """The features that are left."""
-        names = with_groups(self.columns, schema.names)
+        names = expand_groups(self.columns, schema.names)
         check_columns("--drop-columns", names, schema.names)
         left = tuple(feature for feature in schema.features if feature.name not in names)
         if not left:
@@ -159,7 +159,7 @@ class Filter:
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The records for which it is true."""
-        names = visible(batch)
+        names = visible_names(batch)
         used = columns_of(self.expression, names)
         try:
             return batch.filter(evaluate(self.expression, {name: batch.column(name) for name in used}))
@@ -190,13 +190,13 @@ class DropNulls:
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The records that lack nothing."""
-        columns = [batch.column(name) for name in self.columns or visible(batch)]
+        columns = [batch.column(name) for name in self.columns or visible_names(batch)]
         incomplete = [column for column in columns if _nulls(column)]
         return batch.filter(reduce(pc.and_, map(_whole, incomplete))) if incomplete else batch
 
 
 @dataclass(frozen=True, slots=True)
-class FillNulls(OnColumns):
+class FillNulls(ColumnStep):
     """Put a value where a scalar column lacks one."""
 
     values: tuple[tuple[str, str], ...]

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..building.append import open_like
+from ..building.append import open_matching_source
 from ..building.build_plan import BuildPlan
 from ..building.options import BuildOptions
 from ..building.planning import open_build_source, plan_source
@@ -222,7 +222,7 @@ def plan_generation(
         memory_bytes=original.memory_bytes,
     )
     base = _before(known, number)
-    source = open_build_source(options) if base is None else open_like(manifest.schema, options)
+    source = open_build_source(options) if base is None else open_matching_source(manifest.schema, options)
     plan = plan_source(source, options, base, earlier, report=report)
     difference = _difference(plan, manifest, number)
     if difference:

@@ -36,7 +36,13 @@ from ..column_names import check_columns
 from ..image_source import ImageSource
 
 __all__ = [
-    "Doubles", "drop_duplicates", "find_doubles", "find_in_bucket", "hash_part", "hash_records", "records_there",
+    "Duplicates",
+    "drop_duplicates",
+    "existing_records",
+    "find_duplicates",
+    "find_duplicates_in_bucket",
+    "hash_part",
+    "hash_records",
 ]  # fmt: skip
 
 Int64 = npt.NDArray[np.int64]
@@ -49,7 +55,7 @@ _BUCKET_RECORDS = 1 << 22  # hashes that are compared at once: about 400 MB with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doubles:
+class Duplicates:
     """For each part of a source the positions among its drafts, ascending, of the records that come again.
 
     Attributes:
@@ -61,7 +67,7 @@ class Doubles:
     there: Sequence[Int64]
 
 
-def records_there(earlier: EarlierShards) -> Source:
+def existing_records(earlier: EarlierShards) -> Source:
     """The records of a dataset, or of the first of its generations."""
     folders = ((shard, earlier.folder(shard)) for shard in earlier.shards)
     return RingfeedSource(
@@ -99,13 +105,15 @@ def drop_duplicates(
     before, images = _before_images(source)
     anew = not images.isdisjoint(columns or source.schema.names)
     with side_folder(root) as folder:
-        found = find_doubles(before, columns, pool, folder, report, None if anew else there)
+        found = find_duplicates(before, columns, pool, folder, report, None if anew else there)
     alone = DroppingSource.over(source, found.among)
     if there is None or alone.fingerprint in known:
         return alone
     if anew:
         with side_folder(root) as folder:
-            found = replace(found, there=find_doubles(source, columns, pool, folder, report, there, stored=True).there)
+            found = replace(
+                found, there=find_duplicates(source, columns, pool, folder, report, there, stored=True).there
+            )
     if not any(map(len, found.there)):
         return alone
     dropped = [np.union1d(among, there) for among, there in zip(found.among, found.there, strict=True)]
@@ -122,7 +130,7 @@ def _before_images(source: Any) -> tuple[Any, frozenset[str]]:
     return replace(source, inner=inner), images
 
 
-def find_doubles(
+def find_duplicates(
     source: Source,
     columns: Sequence[str],
     pool: Executor | None,
@@ -131,7 +139,7 @@ def find_doubles(
     there: Source | None = None,
     *,
     stored: bool = False,
-) -> Doubles:
+) -> Duplicates:
     """Find the records that come again.
 
     Args:
@@ -163,11 +171,13 @@ def find_doubles(
     records = sum(hashed)
     count = min(_PREFIXES, -(-records // _BUCKET_RECORDS))
     bounds = [_PREFIXES * i // max(1, count) for i in range(count + 1)]
-    buckets = [(find_in_bucket, (folder, len(jobs), first, stop, before)) for first, stop in pairwise(bounds)]
+    buckets = [
+        (find_duplicates_in_bucket, (folder, len(jobs), first, stop, before)) for first, stop in pairwise(bounds)
+    ]
     found = run_tasks(pool, buckets, lambda done, _: report(len(jobs) + (done == count), len(jobs) + 1, records))
     none = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_), np.empty(0, np.bool_))
     part, position, among, of_there = (np.concatenate(arrays) for arrays in zip(none, *found, strict=True))
-    return Doubles(
+    return Duplicates(
         among=_by_part(part[among], position[among], len(source.parts)),
         there=_by_part(part[of_there], position[of_there], len(source.parts)),
     )
@@ -251,7 +261,9 @@ def _in_runs(batches: Iterator[Hashes]) -> Iterator[npt.NDArray[np.uint64]]:
         yield np.concatenate(held)
 
 
-def find_in_bucket(folder: Storage, files: int, first: int, stop: int, there: int) -> tuple[Int64, Int64, Truth, Truth]:
+def find_duplicates_in_bucket(
+    folder: Storage, files: int, first: int, stop: int, there: int
+) -> tuple[Int64, Int64, Truth, Truth]:
     """The records that come again, of those whose hash has a prefix in ``[first, stop)``.
 
     Args:

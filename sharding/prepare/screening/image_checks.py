@@ -15,7 +15,7 @@ from ...sources.base import BadRecord, CheckableSource, Reject, fail_on_bad, unw
 from ...sources.images.image_files import ImageCheck, find_faulty_images, image_fault
 from ...sources.images.image_list import URL, missing_path_record
 from ...sources.ringfeed import RingfeedSource
-from .record_origins import tell_origin
+from .record_origins import describe_origin
 
 __all__ = ["check_images", "faulty_records", "image_columns"]
 
@@ -42,10 +42,12 @@ def check_images(source: Source, part: Part, drafts: pa.RecordBatch, first: int)
     """
     for urls in (drafts.column(name) for name in drafts.schema.names if name.endswith(URL)):
         for row in np.flatnonzero(urls.is_null().to_numpy(zero_copy_only=False)).tolist():
-            fail_on_bad(missing_path_record(part.path, tell_origin(source, part, first + row, source.schema.names[0])))
+            fail_on_bad(
+                missing_path_record(part.path, describe_origin(source, part, first + row, source.schema.names[0]))
+            )
     for name in image_columns(source):
         for row, reason in _faulty(name, drafts, image_fault):
-            place = tell_origin(source, part, first + row, name)
+            place = describe_origin(source, part, first + row, name)
             fail_on_bad(BadRecord(path=part.path, place=place, reason=reason))
 
 

@@ -15,13 +15,13 @@ from ...sources.base import BadRecord, Reject, narrow_source, rewrap, unwrap
 from ...sources.files.record_places import record_places
 from ..column_names import HIDDEN
 
-__all__ = ["find_origins", "tell_origin"]
+__all__ = ["describe_origin", "find_origins"]
 
 Int64 = npt.NDArray[np.int64]
 _ORIGIN = f"{HIDDEN}origin"
 
 
-def tell_origin(source: Source, part: Part, position: int, column: str) -> str:
+def describe_origin(source: Source, part: Part, position: int, column: str) -> str:
     """The place of a record for an error; see `find_origins`."""
     (place,) = find_origins(source, part, np.array([position]), column)
     return f"{place} (from 0)" if place.removeprefix("record ").isdecimal() else place

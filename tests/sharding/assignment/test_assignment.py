@@ -15,19 +15,19 @@ from ringfeed.sharding.errors import ConfigError
 @st.composite
 def assignments(draw: st.DrawFn) -> Assignment:
     classes = draw(st.integers(1, 6))
-    divided = draw(st.booleans())  # a split may then lack a class
+    presplit = draw(st.booleans())  # a split may then lack a class
     splits = []
     for name in draw(st.sampled_from([["train"], ["train", "test"], ["a", "b", "c"]])):
-        numbers = st.lists(st.integers(0 if divided else 1, 400), min_size=classes, max_size=classes)
+        numbers = st.lists(st.integers(0 if presplit else 1, 400), min_size=classes, max_size=classes)
         counts = draw(numbers.filter(any))
         splits.append(SplitLayout(name=name, shards=draw(st.integers(1, sum(counts))), class_counts=tuple(counts)))
-    return Assignment(seed=draw(st.integers(0, 9)), splits=tuple(splits), divided=divided)
+    return Assignment(seed=draw(st.integers(0, 9)), splits=tuple(splits), presplit=presplit)
 
 
 def every_record(assignment: Assignment) -> tuple[np.ndarray, np.ndarray]:
     """Strata and ordinals of all records, in an interleaved order."""
     counts = np.array([split.class_counts for split in assignment.splits])
-    totals = counts.reshape(-1) if assignment.divided else counts.sum(axis=0)
+    totals = counts.reshape(-1) if assignment.presplit else counts.sum(axis=0)
     strata = np.concatenate([np.full(total, c) for c, total in enumerate(totals)]).astype(np.int32)
     ordinals = np.concatenate([np.arange(total) for total in totals])
     order = np.random.default_rng(0).permutation(len(strata))
@@ -94,7 +94,7 @@ def test_rows_of_a_shard_are_a_permutation_of_its_slots(assignment: Assignment) 
         assert sorted(assignment.row_of_slot(shard).tolist()) == list(range(split.shard_records(number)))
 
 
-@given(assignments().filter(lambda assignment: assignment.divided))
+@given(assignments().filter(lambda assignment: assignment.presplit))
 def test_a_record_whose_split_is_given_goes_there(assignment: Assignment) -> None:
     strata, ordinals = every_record(assignment)
     shards, _ = assignment.locate(strata, ordinals)
@@ -145,13 +145,13 @@ def test_a_class_smaller_than_the_splits_leaves_some_empty() -> None:
 
 def grown(fractions: dict[str, Fraction], counts: list[int], appends: list[list[int]]) -> list[np.ndarray]:
     """Records of each class in each split, int64 [splits, classes], after a build and after each append."""
-    there = {name: list(of_split) for name, of_split in split_class_counts(counts, fractions).items()}
-    found = [np.array(list(there.values()))]
+    existing = {name: list(of_split) for name, of_split in split_class_counts(counts, fractions).items()}
+    found = [np.array(list(existing.values()))]
     for more in appends:
-        added = split_class_counts(more, fractions, there=there)
+        added = split_class_counts(more, fractions, existing_counts=existing)
         assert np.array_equal(np.sum([list(of_split) for of_split in added.values()], axis=0), more)
-        there = {name: [a + b for a, b in zip(there[name], added[name], strict=True)] for name in fractions}
-        found.append(np.array(list(there.values())))
+        existing = {name: [a + b for a, b in zip(existing[name], added[name], strict=True)] for name in fractions}
+        found.append(np.array(list(existing.values())))
     return found
 
 
@@ -189,25 +189,28 @@ def test_many_small_appends_keep_each_class_and_the_totals_to_their_shares(
 @given(counts=st.lists(st.integers(0, 100), min_size=1, max_size=8), weights=st.lists(st.integers(1, 9), min_size=2))
 def test_an_append_is_shared_out_as_asked_whatever_is_there(counts: list[int], weights: list[int]) -> None:
     fractions = {f"s{i}": Fraction(weight, sum(weights)) for i, weight in enumerate(weights)}
-    there = {"s0": [0] * len(counts), "s1": [10**6] * len(counts)}
-    splits = split_class_counts(counts, fractions, there=there)
+    existing = {"s0": [0] * len(counts), "s1": [10**6] * len(counts)}
+    splits = split_class_counts(counts, fractions, existing_counts=existing)
     for name, share in fractions.items():
         assert all(abs(n - share * count) < 1 for n, count in zip(splits[name], counts, strict=True))
 
 
 def test_what_is_in_other_splits_is_in_nobodys_share() -> None:
     halves = {"a": Fraction(1, 2), "b": Fraction(1, 2)}
-    there = {"a": [10, 10], "b": [10, 10]}
-    assert split_class_counts([1, 1], halves, there=there) == {"a": (1, 0), "b": (0, 1)}
-    assert split_class_counts([1, 1], halves, there=there | {"held_out": [500, 0]}) == {"a": (1, 0), "b": (0, 1)}
+    existing = {"a": [10, 10], "b": [10, 10]}
+    assert split_class_counts([1, 1], halves, existing_counts=existing) == {"a": (1, 0), "b": (0, 1)}
+    assert split_class_counts([1, 1], halves, existing_counts=existing | {"held_out": [500, 0]}) == {
+        "a": (1, 0),
+        "b": (0, 1),
+    }
     tenth = {"a": Fraction(9, 10), "b": Fraction(1, 10)}
-    there = {"a": [9, 9], "b": [0, 1], "held_out": [500, 500]}
-    assert split_class_counts([1, 1], tenth, there=there) == {"a": (0, 1), "b": (1, 0)}
+    existing = {"a": [9, 9], "b": [0, 1], "held_out": [500, 500]}
+    assert split_class_counts([1, 1], tenth, existing_counts=existing) == {"a": (0, 1), "b": (1, 0)}
 
 
 def test_a_class_that_is_new_goes_to_the_splits_that_are_behind_over_all() -> None:
     halves = {"a": Fraction(1, 2), "b": Fraction(1, 2)}
-    assert split_class_counts([0, 3], halves, there={"a": [12], "b": [10]}) == {"a": (0, 1), "b": (0, 2)}
+    assert split_class_counts([0, 3], halves, existing_counts={"a": [12], "b": [10]}) == {"a": (0, 1), "b": (0, 2)}
 
 
 def test_shards_of_all_splits_are_about_of_one_size() -> None:

@@ -85,16 +85,16 @@ def test_a_group_that_has_a_split_keeps_it(
     groups = len(table.bounds) - 1
     known = np.array(data.draw(st.lists(st.integers(-1, len(shares) - 1), min_size=groups, max_size=groups)), np.int32)
     rows = st.lists(st.lists(st.integers(0, 500), min_size=8, max_size=8), min_size=len(shares), max_size=len(shares))
-    there = np.array(data.draw(rows | st.just([[0] * 8] * len(shares))))
-    splits = assign_groups(table, shares, key, known=known, there=there)
+    existing = np.array(data.draw(rows | st.just([[0] * 8] * len(shares))))
+    splits = assign_groups(table, shares, key, known=known, existing_counts=existing)
     assert splits[known >= 0].tolist() == known[known >= 0].tolist()
     assert splits.min() >= 0
-    fresh = set(range(len(shares))) - set(known.tolist()) - set(np.flatnonzero(there.any(axis=1)).tolist())
+    fresh = set(range(len(shares))) - set(known.tolist()) - set(np.flatnonzero(existing.any(axis=1)).tolist())
     if np.count_nonzero(known < 0) >= len(fresh):
         assert fresh <= set(splits.tolist())  # no split is left without a group
 
 
 def test_new_groups_make_up_for_what_is_there() -> None:
     table = counted(np.arange(100), np.zeros(100, np.int64))
-    splits = assign_groups(table, HALVES, 0, there=np.array([[300], [240]]))
+    splits = assign_groups(table, HALVES, 0, existing_counts=np.array([[300], [240]]))
     assert np.bincount(splits).tolist() == [20, 80]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ringfeed.sharding import Feature, Schema
 from ringfeed.sharding.assignment import label_counts as counting
-from ringfeed.sharding.assignment.label_counts import LabelCounts, count_strata, following, tally_batches
+from ringfeed.sharding.assignment.label_counts import LabelCounts, count_strata, count_values, first_ordinals
 
 SCHEMA = Schema(features=(Feature(name="y", dtype="string"),), label="y")
 PARTS = st.lists(st.lists(st.lists(st.text(max_size=2), max_size=6), max_size=3), min_size=1, max_size=5)
@@ -32,7 +32,7 @@ def test_parts_in_any_order_are_counted_as_by_hand(parts: list[list[list[str]]],
     numbers = list(range(len(parts)))
     random.shuffle(numbers)  # type: ignore[attr-defined]
     for number in numbers:
-        counted.add(number, tally_batches([pa.array(batch, pa.string()) for batch in parts[number]], pa.string()))
+        counted.add(number, count_values([pa.array(batch, pa.string()) for batch in parts[number]], pa.string()))
     totals = dict(zip(counted.totals.values.to_pylist(), counted.totals.counts.tolist(), strict=True))
     assert totals == sum(expected, Counter())
     classes = sorted(totals)
@@ -45,7 +45,7 @@ def test_parts_in_any_order_are_counted_as_by_hand(parts: list[list[list[str]]],
 def test_what_follows_is_the_sum_of_the_parts_before(parts: list[list[int]]) -> None:
     counts = [count_strata(np.array(part, np.int64), np.full(len(part), 300)) for part in parts]
     before: Counter[int] = Counter()
-    for part, sparse, firsts in zip(parts, counts, following(counts, strata=6), strict=True):
+    for part, sparse, firsts in zip(parts, counts, first_ordinals(counts, strata=6), strict=True):
         assert firsts.tolist() == [before[stratum] * 300 for stratum in sparse.strata.tolist()]
         assert sparse.counts.tolist() == [part.count(stratum) * 300 for stratum in sparse.strata.tolist()]
         before.update(part)
@@ -53,6 +53,6 @@ def test_what_follows_is_the_sum_of_the_parts_before(parts: list[list[int]]) -> 
 
 def test_a_part_takes_few_bytes_for_each_class_in_it() -> None:
     counted = LabelCounts(Schema(features=(Feature(name="y", dtype="int64"),), label="y"), 1)
-    counted.add(0, tally_batches([pa.array(np.arange(1000))], pa.int64()))
+    counted.add(0, count_values([pa.array(np.arange(1000))], pa.int64()))
     (part,) = counted.by_part(pa.array(np.arange(1_000_000)))
     assert part.strata.nbytes + part.counts.nbytes == 9 * 1000

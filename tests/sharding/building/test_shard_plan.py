@@ -10,16 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfeed.sharding import BuildOptions, ConfigError, Feature, Schema, SourceError
-from ringfeed.sharding.assignment.label_counts import Tally
-from ringfeed.sharding.building.shard_plan import DEFAULT_SHARDS, check_label, plan_assignment, share_out, sort_classes
+from ringfeed.sharding.assignment.label_counts import ValueCounts
+from ringfeed.sharding.building.shard_plan import (
+    DEFAULT_SHARDS,
+    check_label,
+    plan_assignment,
+    plan_split_counts,
+    sort_classes,
+)
 
 
 def options(**changes: Any) -> BuildOptions:
     return BuildOptions(**{"source": "a", "destination": "b", **changes})
 
 
-def tally(counts: dict[Any, int]) -> Tally:
-    return Tally(
+def tally(counts: dict[Any, int]) -> ValueCounts:
+    return ValueCounts(
         values=pa.array(list(counts), None if counts else pa.string()), counts=np.array([*counts.values()], int)
     )
 
@@ -45,7 +51,7 @@ def test_without_a_label_too_few_records_are_not_told_of_a_class() -> None:
     with pytest.raises(SourceError, match=r"^x has 1 record, fewer than 2; pass --min-class-records 1$"):
         sort_classes(tally({False: 1}), "x", 2, labelled=False)
     with pytest.raises(SourceError, match=r"^the source has 1 record, too few for one in each of 2 splits"):
-        share_out([None], [1], {"a": Fraction(1, 2), "b": Fraction(1, 2)})
+        plan_split_counts([None], [1], {"a": Fraction(1, 2), "b": Fraction(1, 2)})
 
 
 @pytest.mark.parametrize("counts", [{}, {"a": 0}])
@@ -91,7 +97,7 @@ def test_shards_that_would_not_fit_in_memory_are_refused() -> None:
 def test_a_class_that_cannot_be_in_every_split_is_refused_by_name() -> None:
     splits = {name: Fraction(1, 3) for name in "abc"}
     with pytest.raises(SourceError, match="class 'rare' has 2 records, too few for one in each of 3 splits"):
-        share_out(["common", "rare"], [100, 2], splits)
+        plan_split_counts(["common", "rare"], [100, 2], splits)
 
 
 def test_more_counts_than_a_reader_can_hold_are_refused() -> None:

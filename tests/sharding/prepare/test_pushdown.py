@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringfeed.sharding.prepare.pushdown import implied
+from ringfeed.sharding.prepare.pushdown import implied_filter
 from ringfeed.sharding.schema import Feature, Schema
 
 DTYPES = {"x": "int8", "u": "uint64", "f": "float32", "h": "float16", "s": "string", "raw": "binary", "b": "bool"}
@@ -36,7 +36,7 @@ SCHEMA = Schema(
     ],
 )
 def test_comparisons_with_literals_are_kept(text: str, expected: str) -> None:
-    assert str(implied(text, SCHEMA)).replace(", {nan_is_null=false}", "") == expected
+    assert str(implied_filter(text, SCHEMA)).replace(", {nan_is_null=false}", "") == expected
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_comparisons_with_literals_are_kept(text: str, expected: str) -> None:
     ],
 )
 def test_what_statistics_cannot_tell_implies_nothing(text: str) -> None:
-    assert str(implied(text, SCHEMA)) == "true"
+    assert str(implied_filter(text, SCHEMA)) == "true"
 
 
 NUMBERS, WORDS = range(20_000), [f"'w{number}'" for number in range(501)]
@@ -78,4 +78,4 @@ NUMBERS, WORDS = range(20_000), [f"'w{number}'" for number in range(501)]
     ids=["integers", "floats", "texts", "none of them", "mixed", "or", "and"],
 )
 def test_what_is_long_implies_so_little_that_it_overflows_no_stack(text: str, expected: str) -> None:
-    assert str(implied(text, SCHEMA)) == expected
+    assert str(implied_filter(text, SCHEMA)) == expected

@@ -20,7 +20,7 @@ from PIL import Image
 from ringfeed.sharding import BuildOptions, ConfigError, Progress, SourceError, build, open_dataset, plan_build
 from ringfeed.sharding.prepare import Drop, Filter, ImageOptions, PrepareOptions, Size, open_prepared
 from ringfeed.sharding.prepare.screening import duplicates as dedup_module
-from ringfeed.sharding.prepare.screening.duplicates import drop_duplicates, find_doubles, hash_records
+from ringfeed.sharding.prepare.screening.duplicates import drop_duplicates, find_duplicates, hash_records
 from ringfeed.sharding.schema import Schema
 from ringfeed.sharding.sources import Part, Source, open_source
 from ringfeed.sharding.sources.base import Reject, fail_on_bad
@@ -170,7 +170,7 @@ def test_memory_holds_one_bucket_of_hashes(tmp_path: Path, monkeypatch: pytest.M
     lexsort = np.lexsort
     monkeypatch.setattr(np, "lexsort", lambda keys: (sizes.append(len(keys[0])), lexsort(keys))[1])
     source = batches_of(table, list(range(0, 20_000, 999)), 4)
-    dropped = find_doubles(source, ("n",), None, Storage(str(tmp_path)), ignore).among
+    dropped = find_duplicates(source, ("n",), None, Storage(str(tmp_path)), ignore).among
     assert sum(map(len, dropped)) == len(numbers) - len(set(numbers.tolist()))
     assert len(sizes) == 20
     assert max(sizes) < 2000
@@ -194,7 +194,7 @@ def test_only_the_columns_compared_are_read(parquet: str, monkeypatch: pytest.Mo
 
     source = open_prepared(parquet, "label", "auto", PrepareOptions(steps=(Filter("price > 0"),)))
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", watched)
-    find_doubles(source, ("small",), None, Storage(str(tmp_path)), ignore)
+    find_duplicates(source, ("small",), None, Storage(str(tmp_path)), ignore)
     assert seen[-1] == ["price", "small"]
 
 
@@ -266,7 +266,7 @@ def _drafts(source: Source) -> Iterator[pa.RecordBatch]:
 
 def test_whole_records_with_a_path_of_their_own_are_not_compared_in_vain(photos: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"a path of its own.*--dedup image"):
-        find_doubles(open_source(photos, None), (), None, Storage(str(tmp_path)), ignore)
+        find_duplicates(open_source(photos, None), (), None, Storage(str(tmp_path)), ignore)
 
 
 # --- dropping ----------------------------------------------------------------------------------------------------
