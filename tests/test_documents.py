@@ -34,7 +34,11 @@ from tests.helpers.pictures import write_pictures
 from tests.servers.seaweedfs import S3Server
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+PATHS = {
+    path.name: path
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/design").glob("*.md"))
+}
+PAGES = {name: path.read_text() for name, path in sorted(PATHS.items()) if name != "CHANGELOG.md"}
 ELSEWHERE = {
     "loader.md": "tests/pipeline/test_loader_guide.py",
     "interoperability.md": "tests/test_interoperability.py",
@@ -324,7 +328,7 @@ def test_flags_exist() -> None:
 
 @pytest.mark.parametrize("page", sorted(PAGES))
 def test_links_lead_somewhere(page: str) -> None:
-    path = ROOT / page if page == "README.md" else ROOT / "docs" / page
+    path = PATHS[page]
     text = re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL)
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         if link.startswith("https://"):
