@@ -168,9 +168,7 @@ def transform_all(
         try:
             return _transform(data, options)
         except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error, ...
-            raise SourceError(
-                f"{name(number)}: the image {_unfit(error)}; mend it, or pass over {SKIP_REMEDY}"
-            ) from error
+            raise SourceError(f"{name(number)}: the image {_unfit(error)}; mend it, or {SKIP_REMEDY}") from error
 
     with ThreadPoolExecutor(_THREADS) as threads:
         yield from threads.map(one, range(len(images)))

@@ -1,4 +1,4 @@
-"""Readers of the datasets people have, one format a module, behind one protocol."""
+"""Readers of training data, one format a module, behind the `Source` protocol."""
 
 from .base import Part, Source, select_part
 from .detect import KINDS, open_source

@@ -1,4 +1,9 @@
-"""What a source is to the build."""
+"""The `Source` protocol: how a build reads a dataset to be sharded, with the optional protocols that refine it.
+
+To add a source, write a frozen dataclass with the members of `Source` (`text/jsonl.py` is a short example), and list
+its `open` in `detect.py`. The optional protocols below are found by `isinstance`; a source has the ones that it can
+serve better than by the default.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +44,18 @@ __all__ = [
     "unwrap",
 ]  # fmt: skip
 
-_FIRST_SLICE = 16  # records completed at once before it is known how large they are
-NO_FEATURES: Mapping[str, Feature] = MappingProxyType({})  # no types are given: all are inferred
+_FIRST_SLICE = 16  # records completed together before their size is known
+NO_FEATURES: Mapping[str, Feature] = MappingProxyType({})  # no declared types: all are inferred
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A piece of a source that one task reads.
+    """The records of a source that one task reads.
 
     Attributes:
-        path: of the file, as fsspec opens it; or of the first of several.
-        pieces: what of it: row groups, or the files themselves. Its meaning is the source's own.
-        first_record: number of its first record in the file, for errors.
+        path: URL of the file, or of the first of several.
+        pieces: what to read, such as row groups or file names; each source has its own kind.
+        first_record: number in the file of the part's first record, for error messages.
     """
 
     path: str
@@ -63,84 +68,92 @@ class BadRecord:
     """A record that cannot be read.
 
     Attributes:
-        path: of the file that it lies in.
-        place: in the file, such as ``line 17`` or ``record 3``; empty where the file is the record.
-        reason: what is wrong with it.
-        remedy: what to do about it.
+        path: URL of its file.
+        place: place in the file, such as ``line 17`` or ``record 3``; empty if the file is the record.
+        reason: what is wrong with it. `rejected.jsonl` keeps it, so the same record must always give the same text.
+        remedy: what the user can do about it.
     """
 
     path: str
     place: str
     reason: str
-    remedy: str = "mend or remove it"
+    remedy: str = "fix or remove it"
 
     def __str__(self) -> str:
         where = f"{self.path}: {self.place}" if self.place else self.path
-        link = ", " if self.place and self.reason.startswith("byte ") else ": "  # which reads on from its line
+        link = ", " if self.place and self.reason.startswith("byte ") else ": "  # reads on from the line
         return f"{where}{link}{self.reason}; {self.remedy}"
 
 
 Reject = Callable[[BadRecord], None]
-SKIP_REMEDY = "such records with --on-bad-record skip:N"  # a remedy
+SKIP_REMEDY = "skip such records with --on-bad-record skip:N"
 
 
 def fail_on_bad(record: BadRecord) -> None:
-    """The strict policy of a source's reader: no bad record is passed over.
+    """Fails at the first bad record: the default policy of every reader.
 
     Raises:
         SourceError: always.
     """
-    raise SourceError(f"{record}, or pass over {SKIP_REMEDY}")
+    raise SourceError(f"{record}, or {SKIP_REMEDY}")
 
 
 def ignore_bad(record: BadRecord) -> None:
-    """The policy of a pass that meets bad records which another pass tells of."""
+    """Skips a bad record silently: the policy of a pass over records that another pass reports."""
 
 
 class Source(Protocol):
-    """A dataset to be sharded. Its order of records is fixed, and it can be sent to another process.
+    """A dataset to be sharded.
 
-    Drafts are what a source reads in its first passes: the label, and as much of the rest as is cheap. `complete`
-    makes records of them, when the shard that they go to is assembled; images are read only then.
+    A build reads a source several times, in several processes: `labels` of every part to count the classes, `drafts`
+    to spill the records by shard, and `complete` to assemble each shard. So
 
-    A record that cannot be read is handed to `reject`; if that returns, it is passed over. `labels` and `drafts` of a
-    part pass over the same ones.
+    - a source is a frozen dataclass that pickles, and holds no open file;
+    - its parts, and the records of each in order, are the same in every pass and with any number of workers;
+    - `labels`, `drafts` and `sample` of a part skip the same bad records, so their rows correspond;
+    - batches stay small: at most `BATCH_ROWS` rows, and about `BATCH_BYTES` (`compute/batches.py`).
+
+    Drafts are records before their expensive columns are read. The draft of an image file holds its label and path;
+    `complete` reads the image when its shard is assembled. A source whose drafts are the records inherits
+    `CompleteDrafts`.
+
+    Every unreadable record goes to `reject`. If `reject` returns, the record is skipped.
     """
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The URL that the user gave."""
 
     @property
     def schema(self) -> Schema:
-        """Of the completed records."""
+        """The columns of the completed records."""
 
     @property
     def parts(self) -> Sequence[Part]:
-        """In order; they depend on the source alone, never on the number of workers."""
+        """The parts in order of their records; they depend on the source alone, not on the number of workers."""
 
     @property
     def fingerprint(self) -> str:
-        """Of the names, sizes and versions of its files."""
+        """A hash of the names, sizes and versions of the files; a resumed build compares it."""
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
-        """The label of each record of a part, as few bytes read as the format allows; nulls if there is no label."""
+        """Read the label of each record of a part, and as little else as the format allows; nulls without a label."""
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """The records of a part, incomplete as they may be, with the label among the columns."""
+        """Read the drafts of a part, with the label among their columns."""
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """Up to so many drafts from the start of a part, as few bytes read as the format allows."""
+        """Read up to `records` drafts from the start of a part, and as little else as the format allows."""
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
-        """The records themselves, in the schema's Arrow types, in the order of the drafts."""
+        """Return the records of some drafts, in their order and in the schema's Arrow types."""
 
 
 def select_part(source: Source, number: int | None = None) -> Source:
-    """The source with one part alone, or with none: what is sent to a task, for there may be very many.
+    """Return the source with only one of its parts, or with none: a task needs no more, and there may be millions.
 
-    A source that wraps another calls it `inner`, or `table` if its own records are others; what it keeps for each part
-    is in a tuple named `dropped`.
+    A wrapper names its inner source `inner`, or `table` if its records differ from that source's; a field `dropped`
+    holds one entry a part.
     """
     changes: dict[str, Any] = {}
     for field in fields(source):  # type: ignore[arg-type]  # every source is a dataclass
@@ -158,47 +171,48 @@ class CompleteDrafts:
     __slots__ = ()
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
-        """Nothing is left to do."""
+        """Return the drafts: they are complete."""
         return drafts
 
 
 @runtime_checkable
 class CheckableSource(Protocol):
-    """A source that `complete` reads more of than `drafts`, and that can find what is bad there beforehand.
+    """A source that can find in advance the records that `complete` would fail on.
 
-    A strict build leaves that to `complete`. One that passes over bad records calls `check` on each part before it
-    counts, and leaves out the positions found wherever it reads labels and drafts of the part.
+    A strict build leaves them to `complete`. A build that skips bad records calls `check` on each part before it
+    counts, and drops the positions found from the part's labels and drafts.
     """
 
     def check(
         self, part: Part, reject: Reject, fault: Callable[[bytes | memoryview], str | None] = ...
     ) -> Iterator[pa.Array]:
-        """The positions, int64 and ascending, of the drafts of a part that `complete` would fail on.
-
-        Each is handed to `reject` first, which may raise. What is read is read some of `BATCH_BYTES` at a time.
+        """Find the drafts of a part that `complete` would fail on, reading about `BATCH_BYTES` at a time.
 
         Args:
-            part: of the source.
-            reject: what to do about each.
-            fault: what is wrong with the bytes of a file; by default, what `complete` finds wrong.
+            part: the part to check.
+            reject: called with each bad record; may raise.
+            fault: returns what is wrong with the bytes of a file, or None; default: what `complete` finds wrong.
+
+        Yields:
+            Positions among the part's drafts, int64, ascending.
         """
 
 
 @runtime_checkable
 class SizedSource(Protocol):
-    """A source that knows how much `complete` will add to a draft before it reads it."""
+    """A source that knows how many bytes `complete` will add to a draft."""
 
     def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
-        """The bytes that each of a part's drafts lacks yet, about; int64 [rows]."""
+        """Return roughly how many bytes `complete` will add to each draft; int64 [rows]."""
 
 
 @runtime_checkable
 class SelectiveSource(Protocol):
-    """A source that is told which columns are wanted, and leaves out others that no feature can hold."""
+    """A source that omits unwanted columns if no feature can hold them; its `open` takes `wanted`."""
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """The names of those, or of what they lie in: a group, an object."""
+        """The names of the omitted columns, or of the groups or objects that contain them."""
 
 
 @runtime_checkable
@@ -206,31 +220,31 @@ class NarrowableSource(Protocol):
     """A source that can leave columns unread."""
 
     def narrow(self, columns: Collection[str]) -> Source:
-        """The same source, records and parts, with no more than these of its columns where that saves reading."""
+        """Return a source of the same records and parts that omits other columns where that saves reading."""
 
 
 def late_bytes(source: Source, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """The bytes that each draft lacks yet, as far as the source knows; int64 [rows]."""
+    """Return the bytes that `complete` will add to each draft, 0 where the source does not know; int64 [rows]."""
     return source.late_bytes(part, drafts) if isinstance(source, SizedSource) else np.zeros(drafts.num_rows, np.int64)
 
 
 def unwrap(source: Any) -> Any:
-    """The source that others are around."""
+    """Return the innermost of nested sources."""
     return unwrap(source.inner) if hasattr(source, "inner") else source
 
 
 def rewrap(source: Any, base: Any) -> Any:
-    """The sources around another, around `base` instead."""
+    """Return nested sources with the innermost replaced by `base`."""
     return replace(source, inner=rewrap(source.inner, base)) if hasattr(source, "inner") else base
 
 
 def narrow_source(source: Source, columns: Collection[str]) -> Source:
-    """A source with at least these columns, and as few others as it can leave unread."""
+    """Return a source with at least these columns, and as few others as it can."""
     return source.narrow(columns) if isinstance(source, NarrowableSource) else source
 
 
 def complete_slices(source: Source, drafts: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Complete drafts in slices of about `BATCH_BYTES`; the slices depend on the records alone."""
+    """Complete drafts in slices of about `BATCH_BYTES`; the slices depend only on the records."""
     start, rows = 0, _FIRST_SLICE
     while start < drafts.num_rows:
         batch = source.complete(drafts.slice(start, rows))
@@ -240,7 +254,7 @@ def complete_slices(source: Source, drafts: pa.RecordBatch) -> Iterator[pa.Recor
 
 
 def draft_columns(source: Source) -> frozenset[str]:
-    """The columns of a source's drafts; those of its schema that are not among them are read by `complete` alone."""
+    """Return the columns of a source's drafts; `complete` adds the rest of its schema."""
     if not source.parts:
         return frozenset(source.schema.names)
     return frozenset(source.sample(source.parts[0], 1).schema.names)
@@ -248,50 +262,52 @@ def draft_columns(source: Source) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrappedSource:
-    """A source around another, and like it where a subclass does not say otherwise; not `NarrowableSource` by itself.
+    """A source that wraps another and delegates to it; subclasses override what differs.
+
+    It has no `narrow`: a subclass whose columns can be narrowed adds it.
 
     Attributes:
-        inner: the source of what goes in.
+        inner: the wrapped source.
     """
 
     inner: Source
 
     @property
     def url(self) -> str:
-        """Where the inner source is."""
+        """The URL of the inner source."""
         return self.inner.url
 
     @property
     def schema(self) -> Schema:
-        """That of the inner source."""
+        """The schema of the inner source."""
         return self.inner.schema
 
     @property
     def parts(self) -> Sequence[Part]:
-        """Those of the inner source."""
+        """The parts of the inner source."""
         return self.inner.parts
 
     @property
     def fingerprint(self) -> str:
-        """That of the inner source."""
+        """The fingerprint of the inner source."""
         return self.inner.fingerprint
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
-        """Those of the inner source."""
+        """Read the labels of the inner source."""
         return self.inner.labels(part, reject)
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """Those of the inner source."""
+        """Read the drafts of the inner source."""
         return self.inner.drafts(part, reject)
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """That of the inner source."""
+        """Read a sample of the inner source."""
         return self.inner.sample(part, records)
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
-        """As the inner source does."""
+        """Complete drafts of the inner source."""
         return self.inner.complete(drafts)
 
     def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
-        """As the inner source knows."""
+        """Return the bytes that the inner source will add to each draft; int64 [rows]."""
         return late_bytes(self.inner, part, drafts)

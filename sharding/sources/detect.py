@@ -1,4 +1,4 @@
-"""Which kind of source a URL is, by the names of its files."""
+"""Opens a source of a given kind, or of the kind that the names of its files show."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ _OPENERS: dict[str, tuple[tuple[str, ...], Callable[..., Source]]] = {
     "webdataset": (TAR_SUFFIXES, WebDatasetSource.open),
     "python": ((), IterableSource.open),
 }
-_INFERRING = {"csv", "jsonl", "tfrecord"}  # kinds whose files do not say the types: they can be given
-_TABLES = {"parquet", "ipc", "orc"}  # kinds that need a type for columns which have none, or several
-_CHOOSING = {  # kinds of which columns can be left out beforehand
+_INFERRING = {"csv", "jsonl", "tfrecord"}  # files without types: they are inferred or declared
+_TABLES = {"parquet", "ipc", "orc"}  # columns of unsupported or differing types take a declared one
+_SELECTIVE = {  # columns can be omitted before their types are looked at; see `SelectiveSource`
     "parquet", "ipc", "orc", "csv", "jsonl", "hdf5", "numpy", "webdataset", "python",
 }  # fmt: skip
 KINDS = tuple(_OPENERS)
@@ -77,43 +77,45 @@ def open_source(
     """Open a dataset to be sharded.
 
     Args:
-        url: URL or path of a file, a folder or a glob, local or whatever fsspec opens; or ``module:function`` of kind
+        url: URL or path of a file, a folder or a glob, on any file system of fsspec; ``module:function`` for kind
             ``python``.
-        label: the column that classes are made of; None for data without. Image folders and IDX files have one in
-            any case, and name it so (by default ``label``).
-        kind: one of `KINDS`, or ``auto``: by the files' names.
-        features: types of columns, by name, for kinds whose types would else be inferred, and for columns of tables
-            that have none that a feature can hold. Others pass over them.
-        reject: called with each record that cannot be read while types are inferred. What is passed over then must
-            be passed over by `Source.labels` and `Source.drafts` too, which meet it again.
-        wanted: whether a column is, by its name: of most kinds, others may have types that no feature can hold.
-        casts: types that columns are brought into later, by name: of tables, they are used as `features` are.
+        label: column of the classes, or None. Image folders and IDX files always have labels; this names their column
+            (default ``label``).
+        kind: one of `KINDS`, or ``auto`` to go by the files' names.
+        features: declared types, by column name: for kinds that would infer them, and for columns of tables whose
+            type no feature can hold. Other kinds ignore them.
+        reject: called with each unreadable record while types are inferred; `labels` and `drafts` meet these records
+            again, and must skip the same ones.
+        wanted: whether the build needs a column of this name; in most kinds, others may have any type.
+        casts: types that columns are cast to later, by name; for tables they act like `features`.
 
     Raises:
-        SourceError: nothing is there, it is of no known kind, or it cannot be read.
-        ConfigError: types are given for columns that are not there.
+        SourceError: there is nothing at the URL, its kind is unknown, or it cannot be read.
+        ConfigError: a type is declared for a missing column.
     """
     url, files = url_text(url, "source"), None
     if kind == "auto":
         kind, files = _detect(url)
     if kind == "images":
         return ImageFolderSource.open(url, label, files)
-    told: dict[str, Any] = {"features": features, "reject": reject} if kind in _INFERRING else {}
+    options: dict[str, Any] = {"features": features, "reject": reject} if kind in _INFERRING else {}
     if kind in _TABLES:
-        told["features"] = {**casts, **features}
-    if kind in _CHOOSING:
-        told["wanted"] = wanted
-    source = _OPENERS[kind][1](url, label, **told)
+        options["features"] = {**casts, **features}
+    if kind in _SELECTIVE:
+        options["wanted"] = wanted
+    source = _OPENERS[kind][1](url, label, **options)
     if not source.schema.features:
         raise SourceError(f"{url} holds records without columns; give them at least one")
     if zero := next((name for name in source.schema.names if "\0" in name and wanted(name)), ""):
-        raise SourceError(f"{url}: the column name {zero!r} holds a zero byte, as names of our own do; rename it")
+        raise SourceError(
+            f"{url}: the column name {zero!r} holds a zero byte, which is reserved for internal columns; rename it"
+        )
     return source
 
 
 def _detect(url: str) -> tuple[str, Sequence[SourceFile] | None]:
-    """The kind of a source; and its files, if they had to be listed for it, and all are of the source."""
-    if find_dataset(url):  # its shards are files of other kinds
+    """Return the kind of a source, and its files if they were listed on the way and are all of the source's."""
+    if find_dataset(url):  # its shards look like sources of other kinds
         return "ringfeed", None
     suffixes = [suffix for known, _ in _OPENERS.values() for suffix in known]
     first = expand_braces(split_selection(url)[0])[0]
@@ -124,16 +126,16 @@ def _detect(url: str) -> tuple[str, Sequence[SourceFile] | None]:
     if found:
         raise SourceError(f"{url} holds files of several kinds ({', '.join(found)}); say which with --source-kind")
     if "::" not in url and url.endswith(".zip"):
-        raise SourceError(f"{url} is an archive; name what is to be read of it, or all: zip://::{url}")
+        raise SourceError(f"{url} is an archive; name the files to read in it, or read all with zip://::{url}")
     known = ", ".join(suffixes[0] for suffixes, _ in _OPENERS.values() if suffixes)
     raise SourceError(
-        f"{url} holds no records: no file of a known kind ({known}, ...); if there is one by another name, say "
+        f"{url} holds no records: no file has a known ending ({known}, ...); if its files are named otherwise, say "
         f"--source-kind {'|'.join(KINDS)}"
     )
 
 
 def _kinds_of(names: Iterable[str]) -> list[str]:
-    """The kinds that there are files of; no suffix of one kind ends in one of another."""
+    """Return the kinds of the files, in the order of `KINDS`; no suffix of one kind ends in a suffix of another."""
     found: set[str] = set()
     suffixes: tuple[str, ...] = ()
     for name in names:

@@ -1,4 +1,4 @@
-"""A source without some of the records of another: doubles, or those that could not be read."""
+"""A source without some records of another: its duplicates, or its bad records."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Rows = TypeVar("Rows", pa.Array, pa.RecordBatch)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DroppingSource(WrappedSource):
-    """A source that passes over records by their positions among a part's drafts; a part may be left without any.
+    """A source that drops records by their positions among a part's drafts; it may drop all of a part.
 
     Attributes:
-        inner: the source of all records.
-        dropped: for each part the positions, packed: the source goes to every task, and a position then weighs a byte
+        inner: source of all records.
+        dropped: packed positions, one entry a part. The source is sent to every task; packed, a position takes a byte
             or two.
-        fingerprint_override: the fingerprint, where it is not to depend on all that is dropped; see `dropped_digest`.
+        fingerprint_override: fingerprint to report instead of `dropped_digest`; empty: none.
     """
 
     dropped: tuple[bytes, ...]
@@ -37,15 +37,15 @@ class DroppingSource(WrappedSource):
 
     @classmethod
     def over(cls, inner: Source, dropped: Sequence[Int64], fingerprint_override: str = "") -> DroppingSource:
-        """A source without these records.
+        """Return a source without these records.
 
         Args:
-            inner: the source of all records.
-            dropped: for each of its parts the positions, ascending, from 0.
-            fingerprint_override: the fingerprint; empty: that of `inner` and of what is dropped.
+            inner: source of all records.
+            dropped: positions of the dropped records of each part, int64, ascending, from 0.
+            fingerprint_override: fingerprint to report; empty: the `dropped_digest`.
 
         Raises:
-            ValueError: there are more or fewer arrays than parts, or positions do not ascend.
+            ValueError: the number of arrays is not the number of parts, or positions do not ascend.
         """
         if len(dropped) != len(inner.parts):
             raise ValueError(f"dropped must hold one array for each of {len(inner.parts)} parts, got {len(dropped)}")
@@ -53,31 +53,31 @@ class DroppingSource(WrappedSource):
 
     @property
     def fingerprint(self) -> str:
-        """Of the inner source and of what is dropped, or what it is known as."""
+        """The `fingerprint_override`, or else the `dropped_digest`."""
         return self.fingerprint_override or self.dropped_digest
 
     @property
     def dropped_digest(self) -> str:
-        """A hash of the inner source's fingerprint and of all that is dropped."""
+        """A hash of the inner source's fingerprint and of the dropped positions."""
         return f"{derive_key(self.inner.fingerprint, *(xxhash.xxh3_64_intdigest(p) for p in self.dropped)):016x}"
 
-    # Without a policy none is passed on, so that the default of a `LenientSource` within holds.
+    # A caller without a policy passes none on, so that the default of an inner `LenientSource` holds.
 
     def labels(self, part: Part, *reject: Reject) -> Iterator[pa.Array]:
-        """The labels of the records that stay; without a policy, by that of the inner source."""
+        """Read the labels of the remaining records; the default policy is the inner source's."""
         return _without(self.inner.labels(part, *reject), self._dropped(part))
 
     def drafts(self, part: Part, *reject: Reject) -> Iterator[pa.RecordBatch]:
-        """The records that stay; without a policy, by that of the inner source."""
+        """Read the remaining drafts; the default policy is the inner source's."""
         return _without(self.inner.drafts(part, *reject), self._dropped(part))
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """Those of the inner source's sample that stay, for a sample is the head of the drafts."""
+        """Read the inner source's sample, which is the head of its drafts, without the dropped records."""
         head = self.inner.sample(part, records)
         return next(_without(iter([head]), self._dropped(part)), head.slice(0, 0))
 
     def narrow(self, columns: Collection[str]) -> DroppingSource:
-        """The same records with these columns, and no more of the others than the inner source must read."""
+        """Return the same records with these columns, and as few others as the inner source can."""
         return replace(self, inner=narrow_source(self.inner, columns))
 
     def _dropped(self, part: Part) -> Int64:
@@ -97,15 +97,15 @@ def _unpack(packed: bytes) -> Int64:
 
 
 def _without(batches: Iterator[Rows], dropped: Int64) -> Iterator[Rows]:
-    """Batches without the rows at positions counted through all of them; none that is left empty."""
+    """Yield batches without the rows at the dropped positions, which count through all batches; skip empty ones."""
     start = 0
     for batch in batches:
         first, last = np.searchsorted(dropped, (start, start + len(batch)))
         if first < last:
-            stays = np.ones(len(batch), np.bool_)
-            stays[dropped[first:last] - start] = False
+            keep = np.ones(len(batch), np.bool_)
+            keep[dropped[first:last] - start] = False
             start += len(batch)
-            batch = batch.filter(pa.array(stays))
+            batch = batch.filter(pa.array(keep))
         else:
             start += len(batch)
         if len(batch):

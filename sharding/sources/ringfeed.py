@@ -1,4 +1,4 @@
-"""A dataset that ringfeed wrote, as a source of another: every shard is held against its checksum before it is used."""
+"""A ringfeed dataset as a source: every shard is checked against its checksum before it is used."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SPLIT = "split"
 
 
 def find_dataset(url: str) -> tuple[str, str | None] | None:
-    """The folder and, of ``FOLDER#SPLIT``, the split that a URL names, if there is a dataset in it."""
+    """Return the folder, and the split of ``FOLDER#SPLIT``, if the URL names a dataset; else None."""
     folder, mark, split = url.rpartition("#")
-    if mark and _holds_dataset(folder):  # asked first: to clients of HTTP, both URLs are the folder
+    if mark and _holds_dataset(folder):  # tried first: HTTP clients drop the fragment, and would find the folder
         return folder, split
     return (url, None) if _holds_dataset(url) else None
 
@@ -35,13 +35,13 @@ def find_dataset(url: str) -> tuple[str, str | None] | None:
 def _locate(url: str) -> tuple[str, str | None]:
     found = find_dataset(url)
     if found is None:
-        Storage(url).exists(MANIFEST_NAME)  # raises if it is the store that is the trouble
+        Storage(url).exists(MANIFEST_NAME)  # raises if the store is the problem
         raise DatasetError(f"there is no dataset at {url}: it has no {MANIFEST_NAME}; name the folder of a dataset")
     return found
 
 
 def _holds_dataset(url: str) -> bool:
-    if without_query(url) != url:  # what is added to it is part of the query, and the file itself comes again
+    if without_query(url) != url:  # a name appended to it would become part of the query
         return False
     try:
         Storage(url).check_reachable()
@@ -49,47 +49,49 @@ def _holds_dataset(url: str) -> bool:
     except StorageError as error:
         if is_transient(error):
             raise
-        return False  # whatever it is, it is no folder that one can look into; the listing to come tells more
+        return False  # not a readable folder; the listing that follows reports why
 
 
 def open_named_dataset(url: str) -> tuple[Dataset, str | None]:
-    """The dataset and, of ``FOLDER#SPLIT``, the split that a URL names.
+    """Open the dataset at a URL; return it, and the split of ``FOLDER#SPLIT`` or None.
 
     Raises:
         DatasetError: there is no dataset.
-        CorruptionError: `dataset.json` or the table of its shards is damaged.
+        CorruptionError: `dataset.json` or the shard table is damaged.
     """
     root, split = _locate(url)
     return open_dataset(root), split
 
 
 def resolve_split(url: str, dataset: Dataset, split: str | None) -> str:
-    """The split that a URL names, or the only one that the dataset has.
+    """Return the split that a URL names, or the dataset's only one.
 
     Args:
-        url: of the dataset, for the error.
-        dataset: see `open_named_dataset`.
-        split: that too.
+        url: URL of the dataset, for the error.
+        dataset: result of `open_named_dataset`.
+        split: its second result.
 
     Raises:
-        ConfigError: it has several.
+        ConfigError: the URL names no split, and the dataset has several.
     """
     splits = list(dataset.manifest.splits)
     if split is None and len(splits) > 1:
         raise ConfigError(
-            f"{url} has the splits {', '.join(splits)}; name one as {url}#{splits[0]}, or say with --split how to "
-            f"split all its records anew, or keep them with --split-column {SPLIT}"
+            f"{url} has the splits {', '.join(splits)}; name one as {url}#{splits[0]}, split all its records anew "
+            f"with --split, or keep its splits with --split-column {SPLIT}"
         )
     return split or splits[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingfeedSource(CompleteDrafts):
-    """A source that is a dataset of ours, or one split of it; a part is a shard, and may name the folder that holds it.
+    """A source of a ringfeed dataset, or of one split of it; a part is a shard.
+
+    The pieces of a part are its `ShardInfo` and, if the shard lies elsewhere than at `url`, its folder.
 
     Attributes:
-        url: of the dataset's folder.
-        manifest: its manifest, without what it says of splits and of files for other programs.
+        url: URL of the dataset's folder.
+        manifest: manifest of the dataset, without its splits and companion files.
     """
 
     url: str
@@ -103,8 +105,8 @@ class RingfeedSource(CompleteDrafts):
         """Read `dataset.json` and `shards.parquet`.
 
         Args:
-            url: of the dataset's folder: all splits, one after the other; or ``FOLDER#SPLIT``.
-            label: None for the dataset's own. `SPLIT`, if no column has that name, makes one of the splits' names.
+            url: URL of the dataset's folder, for all splits in turn; or ``FOLDER#SPLIT``.
+            label: label column; None: the dataset's own. `SPLIT` adds a column of split names, unless there is one.
 
         Raises:
             DatasetError: there is no dataset, or no such split.
@@ -117,7 +119,7 @@ class RingfeedSource(CompleteDrafts):
         if label == SPLIT and SPLIT not in schema.names:
             schema = _with_splits(schema)
         return cls(
-            url=dataset.storage.locate(),  # workers may have another folder
+            url=dataset.storage.locate(),  # absolute: a worker's current folder may differ
             schema=Schema(features=schema.features, label=schema.label if label is None else label),
             parts=tuple(Part(path=dataset.storage.locate(shard.path), pieces=(shard,)) for shard in shards),
             fingerprint=f"{derive_key(dataset.manifest.shards_checksum, split or ''):016x}",
@@ -125,11 +127,11 @@ class RingfeedSource(CompleteDrafts):
         )
 
     def with_splits(self) -> RingfeedSource:
-        """The same records with a column `SPLIT`, which names the split of each; there is no column of that name."""
+        """Return the same records with a column `SPLIT` of split names; there must be no such column yet."""
         return replace(self, schema=_with_splits(self.schema))
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
-        """From the index and the classes, where they are those of the dataset; of another column, from the shard."""
+        """Read the labels: the dataset's own from the shard's index, other columns from the shard."""
         shard: ShardInfo = part.pieces[0]
         label = self.schema.label
         if label is None:
@@ -146,10 +148,10 @@ class RingfeedSource(CompleteDrafts):
                 yield batch.column(label)
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """The records; they are complete."""
+        """Read the records of a shard."""
         shard: ShardInfo = part.pieces[0]
         names = [name for name in self.schema.names if name in self.manifest.schema.names]
-        if not names:  # nothing in the shard is asked for
+        if not names:  # no column of the shard is needed
             for start in range(0, shard.records, BATCH_ROWS):
                 yield self._batch(shard, [], min(BATCH_ROWS, shard.records - start))
             return
@@ -157,11 +159,11 @@ class RingfeedSource(CompleteDrafts):
             yield self._batch(shard, batch.columns, batch.num_rows)
 
     def narrow(self, columns: Collection[str]) -> RingfeedSource:
-        """The same records with these columns alone; no others are read."""
+        """Return the same records with these columns alone; no others are read."""
         return replace(self, schema=self.schema.only(columns))
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """The head of the shard; to be checked it is read as a whole."""
+        """Read the head of the shard; checking it takes reading the whole shard."""
         return next(self.drafts(part)).slice(0, records)
 
     def _batch(self, shard: ShardInfo, columns: Sequence[pa.Array], rows: int) -> pa.RecordBatch:

@@ -1,4 +1,4 @@
-"""Code of the user's, such as a function for `--map`: whether it is still the same, and what its errors say."""
+"""User code, such as a function for `--map`: a hash that shows whether it changed, and its errors in one line."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _INSTALLED = re.compile("[/\\\\](site|dist)-packages[/\\\\]")
 
 
 def code_hash(name: str) -> str:
-    """A hash of the code of a module, and of all that it imports in turn, but for what is installed.
+    """Hash the code of a module and of all modules that it imports, directly or not, except installed packages.
 
-    Other code may give other records. Of what is imported by other means than an `import` statement nothing is known.
+    Changed code may give other records. Only `import` statements are followed.
 
     Args:
-        name: of the module, which is imported already.
+        name: name of the module, which must be imported already.
     """
     known: dict[str, bytes] = {}
     waiting = _with_packages(name)
@@ -42,7 +42,7 @@ def code_hash(name: str) -> str:
             continue
         try:
             known[module] = Path(str(spec.origin)).read_bytes()
-        except OSError:  # it lies in an archive, or was removed since
+        except OSError:  # in an archive, or removed since
             continue
         is_package = spec.submodule_search_locations is not None
         waiting += _imported(known[module], module if is_package else module.rpartition(".")[0])
@@ -53,7 +53,7 @@ def code_hash(name: str) -> str:
 
 
 def _spec_of(name: str) -> ModuleSpec | None:
-    """Where a module is that is imported, or would be; nothing is imported to find it."""
+    """Return the spec of a module, imported or not, without importing anything."""
     if name in sys.modules:
         return getattr(sys.modules[name], "__spec__", None)
     parent, dot, _ = name.rpartition(".")
@@ -68,14 +68,14 @@ def _is_installed(file: str) -> bool:
 
 
 def _imported(code: bytes, package: str) -> Iterator[str]:
-    """Names of modules that code imports, and some that are none: what is imported from a module may be one."""
-    with suppress(SyntaxError, ValueError):  # it is no Python, or is imported only when it is needed
+    """Yield the names of imported modules; `from a import b` gives ``a.b`` too, which need not be a module."""
+    with suppress(SyntaxError, ValueError):  # not Python
         for node in ast.walk(ast.parse(code)):
             names: list[str] = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
-                with suppress(ImportError):  # from above the top
+                with suppress(ImportError):  # relative, beyond the top-level package
                     base = resolve_name("." * node.level + (node.module or ""), package)
                     names = [f"{base}.{alias.name}" for alias in node.names]
             for name in names:
@@ -83,17 +83,17 @@ def _imported(code: bytes, package: str) -> Iterator[str]:
 
 
 def _with_packages(name: str) -> list[str]:
-    """A module and the packages that it is in, which are imported before it."""
+    """Return the packages that contain a module, which are imported before it, and the module."""
     return [*accumulate(name.split("."), "{}.{}".format)]
 
 
 def describe_error(error: BaseException, name: str, file: str | None = None) -> str:
-    """Place, type and text of an error, as ``FILE:LINE: TYPE: TEXT``; the place is the innermost that is the user's.
+    """Return an error of user code as ``FILE:LINE: TYPE: TEXT``, with the innermost line of the user's own code.
 
     Args:
-        error: as it was raised by the code, or where that was called.
-        name: of the function, which stands for the place if the error arose in no code of the user's.
-        file: that the function lies in, where it could be loaded: of other code it need not be the user's.
+        error: error that the code raised, or the call of it.
+        name: name of the function; stands in for the place if no line of user code was reached.
+        file: file that defines the function, if it could be loaded; its lines are preferred to other user code's.
 
     >>> describe_error(TypeError("records() takes 1 argument"), "flights:records")
     'flights:records: TypeError: records() takes 1 argument'

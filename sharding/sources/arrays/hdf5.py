@@ -292,7 +292,7 @@ def _align(root: Any, columns: Sequence[_Column]) -> int:
 
 def _read(part: Part, columns: Sequence[_Column]) -> Iterator[list[pa.Array]]:
     """The columns of a part, some rows at a time: whole chunks where they are small enough."""
-    with _open(part.path, f"write it again with gzip, or pass over {SKIP_REMEDY}") as root:
+    with _open(part.path, f"write it again with gzip, or {SKIP_REMEDY}") as root:
         datasets = {name: _dataset(root, name) for name in dict.fromkeys(column.dataset for column in columns)}
         align = _align(root, columns)
         row_bytes: float = sum(_estimate(dataset) for dataset in datasets.values())

@@ -1,3 +1,3 @@
-"""Find, list and open the files of a source."""
+"""The files of a source: listed, opened, and watched for changes."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""The files of a source: how they are called, found, and told from others. What they hold is in `contents.py`."""
+"""The files of a source: their names, listings and fingerprints. `open.py` reads their contents."""
 
 from __future__ import annotations
 
@@ -37,24 +37,23 @@ __all__ = [
     "storage_error",
 ]  # fmt: skip
 
-_OURS = {"hdfs", *WEB}  # protocols whose file systems are not fsspec's
-_VERSIONS = ("ETag", "mtime", "modification_time", "LastModified", "CRC")  # of a file; the last of a zip's member
+_OWN_CLIENTS = {"hdfs", *WEB}  # protocols with file systems of ringfeed's own, not fsspec's
+_VERSIONS = ("ETag", "mtime", "modification_time", "LastModified", "CRC")  # keys of `info`; CRC: a zip member's
 _IN_ARCHIVE = re.compile(r"((?:\w+::)*(?:zip|tar|libarchive|rar)://.*?)(::.*)", re.DOTALL)
 
 
 def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
-    """The files of a path, folder or glob whose `plain_name` ends in one of `suffixes`, sorted by name.
+    """List the files of a path, folder or glob whose `plain_name` ends in one of `suffixes`, sorted by name.
 
-    A path that names one file is taken whatever its ending is. A glob stands for the files that match it or, where
-    there is none, for those in the folders that do. Files and folders whose names start with ``.`` or ``_`` are passed
-    over, as other readers of data folders do.
+    A path of one file gives that file, whatever its ending. A glob gives the files that match it or, if none does,
+    the files in the folders that match. Names that start with ``.`` or ``_`` are skipped, as by Spark and Arrow.
 
     Args:
-        url: of it.
-        suffixes: endings, in lower case.
+        url: path or URL of a file or folder, or a glob.
+        suffixes: endings in lower case.
 
     Raises:
-        SourceError: there is nothing there.
+        SourceError: there is nothing at the path.
     """
     files = _list(url, suffixes)
     record_listing(url, suffixes, files)
@@ -62,10 +61,10 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
 
 
 def require_files(url: str, suffixes: Sequence[str], what: str) -> list[SourceFile]:
-    """As `list_files`, of a source that has to have files.
+    """Do as `list_files`, and fail if there are no files.
 
     Raises:
-        SourceError: there are none; it says of `what`.
+        SourceError: there is no `what` at the path.
     """
     files = list_files(url, suffixes)
     if not files:
@@ -74,22 +73,22 @@ def require_files(url: str, suffixes: Sequence[str], what: str) -> list[SourceFi
 
 
 def check_unchanged(listings: Iterable[Listing]) -> None:
-    """Refuse files that are not what they were when they were listed; new ones, and such as are gone, are no matter.
+    """Fail if a file changed since it was listed; new and removed files do not matter.
 
     Raises:
-        SourceError: one is another.
+        SourceError: a file changed.
     """
     for listing in listings:
         try:
             now = _list(listing.url, listing.suffixes)
-        except SourceError:  # all are gone
+        except SourceError:  # all were removed
             continue
-        if (url := listing.changed_of(now)) is not None:
+        if (url := listing.first_changed(now)) is not None:
             raise SourceError(f"{url}: the file changed while the source was read; build again")
 
 
 def _list(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
-    policy = RetryPolicy() if is_web(url) else RetryPolicy(attempts=1)  # other clients try again themselves
+    policy = RetryPolicy() if is_web(url) else RetryPolicy(attempts=1)  # other clients retry by themselves
     try:
         fs, path = _filesystem(url)
         return retry(lambda: _listed(fs, path, url, tuple(suffixes)), policy)
@@ -98,8 +97,8 @@ def _list(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
     except FileNotFoundError as error:
         if isinstance(cause := error.__cause__, OSError) and not isinstance(cause, FileNotFoundError):
             raise storage_error(url, cause) from error
-        there = str(error) if str(error).startswith(url) else url  # a page may list what is not there
-        raise SourceError(f"there is nothing at {there}; {_hint(url)}check the path") from error
+        missing = str(error) if str(error).startswith(url) else url  # a page may list missing files
+        raise SourceError(f"there is nothing at {missing}; {_hint(url)}check the path") from error
     except Exception as error:
         if lacks_ranges(error):
             raise RangesError.of(public_url(url)) from error
@@ -126,15 +125,15 @@ def _listed(fs: fsspec.AbstractFileSystem, path: str, url: str, suffixes: tuple[
 
 
 def _filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system of a URL, and the path in it; of HDFS ours, which waits for no NameNode for ever."""
+    """Return the file system of a URL, and the path in it."""
     storage = Storage(url)
-    fs, path = storage.filesystem() if storage.protocol in _OURS else fsspec.url_to_fs(url)
-    fs.invalidate_cache()  # of what was listed before in this process
-    return fs, url if is_web(url) else path  # the slash at a link's end may be of its signature
+    fs, path = storage.filesystem() if storage.protocol in _OWN_CLIENTS else fsspec.url_to_fs(url)
+    fs.invalidate_cache()  # drops earlier listings of this process
+    return fs, url if is_web(url) else path  # a link's final slash may belong to its signature
 
 
 def _matching(fs: fsspec.AbstractFileSystem, pattern: str) -> list[dict[str, Any]]:
-    """What fsspec knows of the files that a glob stands for; in hidden folders, of those alone that it names itself."""
+    """Return fsspec's `info` of the files that a glob stands for; of hidden folders, only those that it names."""
     root = re.split(r"[*?[]", pattern)[0].rpartition("/")[0]
     names_hidden = _is_hidden(pattern[len(root) :])
     found = [
@@ -149,19 +148,19 @@ def _matching(fs: fsspec.AbstractFileSystem, pattern: str) -> list[dict[str, Any
 
 
 def _below(fs: fsspec.AbstractFileSystem, root: str) -> list[dict[str, Any]]:
-    """The same of the files in a folder."""
+    """Return fsspec's `info` of the files below a folder."""
     found = [info for info in fs.find(root, detail=True).values() if not _is_hidden(info["name"][len(root) :])]
     _check_links(fs, found)
     return [info for info in found if info["type"] == "file"]
 
 
 def _is_hidden(path: str) -> bool:
-    """Whether the name of a file or folder in a path is one that readers of data folders pass over."""
+    """Whether a name in a path starts with ``.`` or ``_``."""
     return any(name[0] in "._" for name in path.split("/") if name)
 
 
 def split_chain(url: str) -> tuple[str, str]:
-    """A URL, and the rest of one of fsspec's chains: where the archive lies that it is of a member of.
+    """Split a chained URL of fsspec into the member's URL and the rest, which locates the archive.
 
     >>> split_chain("zip://a/b.csv::s3://bucket/c.zip"), split_chain("s3://bucket/c.zip")
     (('zip://a/b.csv', '::s3://bucket/c.zip'), ('s3://bucket/c.zip', ''))
@@ -171,11 +170,11 @@ def split_chain(url: str) -> tuple[str, str]:
 
 
 def plain_name(name: str) -> str:
-    """A file's name in lower case, without the number that some writers of shards put after its ending.
+    """Return a file's name in lower case, without the shard number that some writers append after its ending.
 
     >>> plain_name("Flowers.tfrecord-00003-of-00010"), plain_name("a.tfrecord-00003-of-00010.gz")
     ('flowers.tfrecord', 'a.tfrecord.gz')
-    >>> plain_name("a.tfrecord-00003"), plain_name("a.csv-00003")  # the first as of tfds.core.SequentialWriter
+    >>> plain_name("a.tfrecord-00003"), plain_name("a.csv-00003")  # the first by tfds.core.SequentialWriter
     ('a.tfrecord', 'a.csv-00003')
     >>> plain_name("https://example.org/a.CSV?Signature=b")
     'https://example.org/a.csv'
@@ -186,9 +185,9 @@ def plain_name(name: str) -> str:
 
 
 def _find_local(root: str, suffixes: tuple[str, ...]) -> Iterator[SourceFile]:
-    """As `list_files` of a folder of this machine; 4 us a file where fsspec takes 50.
+    """List a local folder as `list_files` does, in 4 us a file where fsspec takes 50.
 
-    Links are followed; but none to a folder that holds the one it is met in, or that is read without it.
+    Links are followed, except to a folder that contains the link, or that the listing covers anyway.
     """
     folders: list[tuple[str, tuple[str, ...]]] = [(root, (os.path.realpath(root),))]
     while folders:
@@ -219,11 +218,9 @@ def _check_links(fs: fsspec.AbstractFileSystem, infos: Sequence[dict[str, Any]])
 
 
 def _check_link(path: str) -> None:
-    """Refuse a link that leads nowhere: what it stood for would be missing without a word."""
+    """Refuse a broken link, whose file would otherwise be missing silently."""
     if os.path.islink(path) and not os.path.exists(path):
-        raise SourceError(
-            f"{path} is a link to what is not there ({os.readlink(path)}); restore that, or remove the link"
-        )
+        raise SourceError(f"{path} is a broken link to {os.readlink(path)}; restore its target, or remove the link")
 
 
 def _check_name(path: str) -> None:
@@ -234,7 +231,7 @@ def _check_name(path: str) -> None:
 
 
 def has_pattern(url: str) -> bool:
-    """Whether a URL may be a glob. In one of a web server, a question mark begins a query.
+    """Whether a URL may be a glob. In a web URL, a question mark starts the query.
 
     >>> has_pattern("s3://bucket/a?.csv"), has_pattern("https://host/a.csv?b=[*]"), has_pattern("https://host/*.csv")
     (True, False, True)
@@ -243,19 +240,20 @@ def has_pattern(url: str) -> bool:
 
 
 def root_of(url: str, files: Sequence[str]) -> str:
-    """The folder that the names of a source's files are to be read from: the one that a URL names; of a glob, the last
-    without a pattern.
+    """Return the folder that the names of a source's files are relative to.
+
+    It is the folder that the URL names; for a glob, the last folder before the first pattern.
 
     Args:
-        url: of the source.
+        url: URL of the source.
         files: URLs of its files.
 
     Returns:
-        Its URL with a slash at the end, and without the rest of a chain.
+        The folder's URL with a slash at the end, without the rest of a chain.
     """
     fs, path = _filesystem(url)
     root = str(fs.unstrip_protocol(path)).removesuffix("/") + "/"
-    while not all(file.startswith(root) for file in files) and "/" in root[:-1]:  # it is a glob, or a file
+    while not all(file.startswith(root) for file in files) and "/" in root[:-1]:  # `url` is a glob or a file
         root = root[:-1].rpartition("/")[0] + "/"
         while has_pattern(root):
             root = root[:-1].rpartition("/")[0] + "/"
@@ -263,13 +261,13 @@ def root_of(url: str, files: Sequence[str]) -> str:
 
 
 def resolve_relative(url: str, path: str) -> str:
-    """A path that a file gives, relative to its own folder, in full.
+    """Resolve a path that a file gives relative to its own folder.
 
     >>> resolve_relative("s3://bucket/a/list.csv", "../b/c.jpg"), resolve_relative("zip://list.csv::d.zip", "b/c.jpg")
     ('s3://bucket/b/c.jpg', 'zip://b/c.jpg::d.zip')
     """
     name, chain = split_chain(url)
-    if not Storage(name).local_path and not {".", ".."}.isdisjoint(path.split("/")):  # here it may lead over a link
+    if not Storage(name).local_path and not {".", ".."}.isdisjoint(path.split("/")):  # a local .. may cross a link
         protocol, mark, place = name.partition("://")
         return f"{protocol}{mark}{normpath(join(dirname(place), path))}{chain}"
     return f"{name.rpartition('/')[0]}/{path}{chain}"
@@ -283,32 +281,32 @@ def _file(fs: fsspec.AbstractFileSystem, info: dict[str, Any], chain: str) -> So
 
 
 def _hint(url: str) -> str:
-    """What else may be meant by a URL at which there is nothing."""
+    """Guess what was meant by a URL at which there is nothing."""
     if re.fullmatch(r"[\w.]+:[A-Za-z_]\w*", url):
         return "a function is read with --source-kind python; else "
     if re.search(r"\{.*(,|\.\.).*\}", url):
-        return "braces stand for several names of tar archives alone: name a folder, or use * and ?; else "
+        return "braces expand only in names of tar archives: name a folder, or use * and ?; else "
     path = Storage(url).local_path
     if path is None or not path.parent.is_dir():
         return ""
-    others = [entry.name for entry in path.parent.iterdir() if entry.name != path.name]  # itself: a link to nothing
+    others = [entry.name for entry in path.parent.iterdir() if entry.name != path.name]  # the path itself may be a broken link
     names = difflib.get_close_matches(path.name, others, n=1)
     return f"did you mean {path.parent / names[0]}? Else " if names else ""
 
 
 def compression_of(path: str) -> str | None:
-    """What a file is compressed with, by its name.
+    """Return the compression of a file by its name, as fsspec names it, or None.
 
     >>> compression_of("a.csv.gz"), compression_of("A.CSV.ZST"), compression_of("a.csv.gz-00000-of-00002")
     ('gzip', 'zstd', 'gzip')
     """
     name = plain_name(path)
     codec: str | None = infer_compression(name)
-    return "zstd" if name.endswith((".zst", ".zstd")) else codec  # fsspec knows it only where another package is
+    return "zstd" if name.endswith((".zst", ".zstd")) else codec  # fsspec knows zstd only with an extra package
 
 
 def storage_error(url: str, error: Exception) -> Exception:
-    """What a store's refusal of a file is, as `Location.errors` tells it."""
+    """Return a store's error as `Storage.errors` translates it."""
     try:
         with Storage(url).errors("read", ""):
             raise error
@@ -317,19 +315,21 @@ def storage_error(url: str, error: Exception) -> Exception:
     raise AssertionError("unreachable: the error was raised")
 
 
-def fingerprint_files(files: Sequence[SourceFile], taken: Iterable[str] = ()) -> str:
-    """A hash of the files' names, sizes and, where the store knows them, versions or times of change.
+def fingerprint_files(files: Sequence[SourceFile], facts: Iterable[str] = ()) -> str:
+    """Hash the files' names, sizes and, where the store knows them, versions or modification times.
+
+    The folder is left out: a source that is moved keeps its fingerprint.
 
     Args:
-        files: of a source, in order; wherever they lie.
-        taken: what else tells which records they give, such as what folders name, or what is picked in the files.
+        files: files of a source, in order.
+        facts: what else determines the records, such as partition values or selected arrays.
     """
-    facts = [fact for file in files for fact in (base_name(file.url), file.bytes, file.version)]
-    return f"{derive_key(*facts, *taken):016x}"
+    about_files = [fact for file in files for fact in (base_name(file.url), file.bytes, file.version)]
+    return f"{derive_key(*about_files, *facts):016x}"
 
 
 def base_name(url: str) -> str:
-    """A file's name without its folder, the rest of a chain, and what a link asks of a web server.
+    """Return a file's name without its folder, the rest of a chain, or a web URL's query.
 
     >>> base_name("s3://bucket/a/b.csv"), base_name("zip://b.csv::s3://bucket/c.zip")
     ('b.csv', 'b.csv')

@@ -1,4 +1,4 @@
-"""Partition keys in the names of folders, as Hive and Spark write them: ``year=2024/month=01/x.parquet``."""
+"""Partition keys in folder names, as Hive and Spark write them: ``year=2024/month=01/x.parquet``."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _INTEGER = re.compile(r"-?[0-9]{1,19}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partitions:
-    """The keys that the folders of a source's files name, the same for each file.
+    """The partition keys of a source, the same for all of its files.
 
     Attributes:
-        root: the folder below which folders name keys, with its slash at the end.
-        fields: a column each: int64 if all values are integers, of one spelling each, else string; nullable.
+        root: folder below which folder names hold keys, with a slash at the end.
+        fields: nullable column of each key: int64 if all values are integers, each spelled one way, else string.
     """
 
     root: str
@@ -37,16 +37,16 @@ class Partitions:
         return tuple(field.name for field in self.fields)
 
     def without(self, names: Sequence[str]) -> Partitions:
-        """Those keys that are no column of the files themselves: a file knows its own values best."""
+        """Return the partitions without some keys: a file's own columns take precedence."""
         return Partitions(root=self.root, fields=tuple(field for field in self.fields if field.name not in names))
 
     def values(self, path: str) -> dict[str, str | None]:
-        """What the folders of a file say of the keys."""
+        """Return a file's value of each key, as text; None: null."""
         found = _values(self.root, path) if self.fields else {}
         return {name: found[name] for name in self.names}
 
     def column(self, name: str, path: str, rows: int) -> pa.Array:
-        """The value of a key for a file, so many times."""
+        """Return a file's value of a key as a column."""
         (kind,) = (field.type for field in self.fields if field.name == name)
         value = self.values(path)[name]
         if value is None:
@@ -54,29 +54,29 @@ class Partitions:
         return pa.repeat(pa.scalar(int(value) if kind == pa.int64() else value, kind), rows)
 
     def append(self, batch: pa.RecordBatch, path: str) -> pa.RecordBatch:
-        """A batch of a file with a column more for each key."""
+        """Add a column for each key to a batch of a file."""
         for field in self.fields:
             batch = batch.append_column(field, self.column(field.name, path, batch.num_rows))
         return batch
 
 
 def find_partitions(url: str, paths: Sequence[str], texts: Collection[str] = ()) -> Partitions:
-    """The keys in the folders below the one that a URL names; of a glob, below the last folder without a pattern.
+    """Find the partition keys in the folders below `root_of` a source.
 
     Args:
-        url: of the source.
+        url: URL of the source.
         paths: URLs of its files.
-        texts: keys that are text, whatever their values look like.
+        texts: keys to read as text even if all values are integers.
 
     Raises:
-        SourceError: the files' folders name different keys.
+        SourceError: the files have different keys.
     """
     root = root_of(url, paths)
     found = [_values(root, path) for path in paths]
     for path, values in zip(paths, found, strict=True):
         if values.keys() != found[0].keys():
             raise SourceError(
-                f"{path}: its folders name the partition keys ({', '.join(values)}), those of {paths[0]} "
+                f"{path}: its folders name the partition keys ({', '.join(values)}), but those of {paths[0]} name "
                 f"({', '.join(found[0])}); give all files of a source the same keys"
             )
     kinds = {name: pa.string() if name in texts else _kind([values[name] for values in found]) for name in found[0]}
@@ -95,7 +95,7 @@ def _values(root: str, path: str) -> dict[str, str | None]:
 
 
 def _unquoted(text: str) -> str:
-    """Text without its escapes; as it is where they are no UTF-8, for it has to stay apart from other text."""
+    """Decode escapes; text whose escapes are not UTF-8 stays as it is, so that different folders stay different."""
     try:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:

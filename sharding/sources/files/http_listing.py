@@ -1,4 +1,4 @@
-"""What web servers need beside other stores: pages list their folders, and some send no parts of files."""
+"""The peculiarities of web servers: HTML pages list their folders, URLs are escaped, and some send no byte ranges."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ __all__ = [
 ]  # fmt: skip
 
 _SCHEMES = ("http://", "https://")
-_REQUESTS = 16  # at a time
+_REQUESTS = 16  # at the same time
 
 
 def is_web(url: str) -> bool:
-    """Whether a URL is of a web server."""
+    """Whether a URL is ``http`` or ``https``."""
     return url.startswith(_SCHEMES)
 
 
 def plain_url(url: str) -> str:
-    """A URL without the escapes of web servers: so it is sorted as the file's name is on other stores."""
+    """Decode a web URL's escapes, so that files sort as they do on other stores."""
     return unquote(url) if is_web(url) else url
 
 
 def decode_name(root: str, path: str) -> str:
-    """The name of what lies at a path below a folder: that of a web server is escaped.
+    """Return the name of a file at a path below a folder: paths on web servers are escaped.
 
     Raises:
         SourceError: the name is not UTF-8.
@@ -57,12 +57,12 @@ def decode_name(root: str, path: str) -> str:
 
 
 def encode_name(root: str, name: str) -> str:
-    """A name below a folder as it stands in a URL: what `decode_name` takes back."""
+    """Return a name as a path in a URL, escaped on web servers: the inverse of `decode_name`."""
     return quote(name) if is_web(root) else name
 
 
 def without_query(url: str) -> str:
-    """A URL without what it asks of a web server beside the file, such as the signature of a link that expires.
+    """Return a web URL without its query, such as the signature of a presigned link.
 
     >>> without_query("https://example.org/a.csv?Signature=1"), without_query("s3://bucket/a?b.csv")
     ('https://example.org/a.csv', 's3://bucket/a?b.csv')
@@ -71,38 +71,38 @@ def without_query(url: str) -> str:
 
 
 def is_page(fs: fsspec.AbstractFileSystem, path: str) -> bool:
-    """Whether what is there is a page, which lists the files of a folder."""
+    """Whether a path is an HTML page, which lists a folder."""
     return is_web(path) and str(fs.info(path).get("mimetype", "")).startswith("text/html")
 
 
 def is_served_below(url: str, name: str) -> bool:
-    """Whether a URL is a file that its server also sends for names below it, as programs do that take any path."""
+    """Whether a URL is a file that its server also serves for paths below it, as web applications do."""
     if not is_web(url) or url.endswith("/"):
         return False
     fs = fsspec.url_to_fs(url)[0]
     try:
         file, below = (retry(partial(fs.info, path), RetryPolicy()) for path in (url, f"{url}/{name}"))
     except FileNotFoundError:
-        return False  # a folder that is not listed
+        return False  # a folder without a listing
     keys = ("size", "mimetype", "ETag")
     return file.get("size") is not None and all(file.get(key) == below.get(key) for key in keys)
 
 
 def fill_sizes(fs: fsspec.AbstractFileSystem, infos: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """What is known of files, with their sizes: pages do not tell them, so the server is asked for each file's.
+    """Yield `info` of files with their sizes, asking the server for each one that its page did not give.
 
     Raises:
-        FileNotFoundError: it has none.
-        Exhausted: it does not answer.
+        FileNotFoundError: a listed file is missing.
+        Exhausted: the server does not answer.
     """
 
-    def asked(info: dict[str, Any]) -> dict[str, Any]:
+    def with_size(info: dict[str, Any]) -> dict[str, Any]:
         return info if info.get("size") is not None else retry(lambda: fs.info(info["name"]), RetryPolicy())
 
     with ThreadPoolExecutor(_REQUESTS) as threads:
-        yield from threads.map(asked, infos)
+        yield from threads.map(with_size, infos)
 
 
 def lacks_ranges(error: Exception) -> bool:
-    """Whether fsspec raised it, by way of Arrow perhaps, for a server that sends no parts of files."""
+    """Whether fsspec raised an error, perhaps through Arrow, because a server sends no byte ranges."""
     return "support range requests" in str(error)

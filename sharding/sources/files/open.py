@@ -1,4 +1,4 @@
-"""What the files of a source hold: opened, decompressed, or read as a whole, with errors that name the file."""
+"""Opens the files of a source, decompresses them, and reads many at once, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from .http_listing import lacks_ranges
 
 __all__ = ["MissingFileError", "open_file", "read_files", "size_if_seekable", "stat_files", "translate_errors"]
 
-_RANGED = {*OBJECT_STORES, *WEB, "hdfs"} - {"memory"}  # protocols that send any range of a file, where the server does
+_RANGED = {*OBJECT_STORES, *WEB, "hdfs"} - {"memory"}  # protocols that can send a byte range
 _HOST = re.compile(r".*?://[^/]*", re.DOTALL)
 
 
 class MissingFileError(SourceError):
-    """A file of a source is not there."""
+    """A file of a source is missing."""
 
     @classmethod
     def of(cls, path: str) -> MissingFileError:
-        """The error of a file, by its URL."""
-        return cls(f"a file was never there, or went missing while the source was read: {path}; check its name")
+        """Return the error for a file."""
+        return cls(f"the file is missing, or was removed while the source was read: {path}; check its name")
 
 
 @contextmanager
@@ -43,10 +43,10 @@ def open_file(path: str, compression: str | None = "infer", *, read_ahead: bool 
     """Open a file for reading from its start; .gz, .bz2, .xz and .zst are decompressed.
 
     Args:
-        path: or URL.
-        compression: fsspec's name of it, or None to read the bytes as they are; by default the name's ending says.
-        read_ahead: False for reads here and there: a store then sends what is asked for and no more, where it would
-            send megabytes beyond it (159 MiB of a Parquet file of 190 for one column of 21). Nothing is decompressed.
+        path: path or URL.
+        compression: fsspec's name of the compression, or None for raw bytes; default: by the name's ending.
+        read_ahead: False for random access: the store then sends only the requested ranges, without megabytes of
+            read-ahead (159 MiB of a 190 MiB Parquet file for one column of 21), and nothing is decompressed.
 
     Raises:
         StorageError: the store refuses, then or while the body reads.
@@ -56,7 +56,7 @@ def open_file(path: str, compression: str | None = "infer", *, read_ahead: bool 
     try:
         with (
             _open_plain(path, read_ahead=read_ahead) as file,
-            _told_by(file),
+            _store_errors(file),
             _decompressed(file, codec if read_ahead else None) as plain,
         ):
             yield plain
@@ -77,8 +77,8 @@ def open_file(path: str, compression: str | None = "infer", *, read_ahead: bool 
 
 
 @contextmanager
-def _told_by(file: IO[bytes]) -> Iterator[None]:
-    """Errors of a store as it told them, not as a library that was reading passes them on: some do so as damage."""
+def _store_errors(file: IO[bytes]) -> Iterator[None]:
+    """Raise a store's own error where a library that reads from it turns that into an error of damaged data."""
     try:
         yield
     except Exception as error:
@@ -88,17 +88,17 @@ def _told_by(file: IO[bytes]) -> Iterator[None]:
                 raise
             raise failure from failure.__cause__
         finally:
-            del failure  # else it holds its traceback, that this frame, and all that the library was about
+            del failure  # breaks the cycle of traceback and frame, which would keep the library's buffers alive
 
 
 def _open_plain(path: str, *, read_ahead: bool) -> AbstractContextManager[IO[bytes]]:
     folder, _, name = path.rpartition("/")
-    if Storage(path).protocol in WEB and (host := _HOST.match(path)):  # a link's query may hold slashes, too
+    if Storage(path).protocol in WEB and (host := _HOST.match(path)):  # its query may contain slashes
         folder, name = host[0], path[host.end() + 1 :]
     storage = Storage(folder)
     if storage.protocol in _RANGED:
         return storage.open_input(name, read_ahead=read_ahead)
-    if (local := Storage(path).local_path) is not None:  # fsspec takes :: in a name for a link of a chain
+    if (local := Storage(path).local_path) is not None:  # fsspec would take :: in a name for a chained URL
         return local.open("rb")
     return cast(AbstractContextManager[IO[bytes]], fsspec.open(path, "rb"))
 
@@ -113,18 +113,18 @@ def _decompressed(file: IO[bytes], codec: str | None) -> Iterator[IO[bytes]]:
 
 
 def size_if_seekable(file: IO[bytes]) -> int | None:
-    """The size of a file that stands at its start and can go elsewhere; else None. It stands at its start again."""
+    """Return the size of a file at its start, or None if it cannot seek. The file is at its start again afterwards."""
     try:
         file.seek(0, 2)
         size = file.tell()  # HDFS's seek returns nothing
         file.seek(0)
-    except (OSError, ValueError, NotImplementedError):  # a stream of HTTP's says that it can, and then raises
+    except (OSError, ValueError, NotImplementedError):  # HTTP streams claim to be seekable, then raise
         return None
     return size
 
 
 def _of_the_store(error: Exception) -> bool:
-    """Whether a client of a store raised it; many of theirs are no OSError. Arrow's, for bad data, have no errno."""
+    """Whether a store's client raised an error. Many raise no OSError; Arrow's OSErrors for bad data have no errno."""
     if isinstance(error, OSError):
         return error.errno is not None or type(error) is not OSError
     return isinstance(error, RuntimeError) or type(error).__module__.partition(".")[0] in ("botocore", "aiohttp")
@@ -134,24 +134,24 @@ def _of_the_store(error: Exception) -> bool:
 
 
 def read_files(paths: Sequence[str]) -> list[bytes]:
-    """The contents of many files, fetched side by side where they are not local.
+    """Read many files, concurrently where they are not local.
 
     Raises:
         StorageError: the store refuses.
-        SourceError: one is not there any more.
+        SourceError: a file is missing.
     """
     local = [place for path in paths if (place := Storage(path).local_path)]
     if len(local) == len(paths):
-        with _errors_of_files(paths):
+        with _file_errors(paths):
             return [place.read_bytes() for place in local]
     found: dict[str, bytes] = {}
     for some in _by_store(paths):
-        with _errors_of_files(some):
-            found |= _read_from_one(some)
+        with _file_errors(some):
+            found |= _read_from_store(some)
     return [found[path] for path in paths]
 
 
-def _read_from_one(paths: Sequence[str]) -> dict[str, bytes]:
+def _read_from_store(paths: Sequence[str]) -> dict[str, bytes]:
     fs, names = _names_of(paths)
     found: dict[str, bytes] = {}
 
@@ -168,10 +168,10 @@ def _read_from_one(paths: Sequence[str]) -> dict[str, bytes]:
 
 
 def stat_files(paths: Sequence[str]) -> list[int]:
-    """The sizes of many files in bytes, asked for side by side; errors as of `read_files`."""
+    """Return the sizes of many files in bytes, asked for concurrently; raises as `read_files` does."""
     found: dict[str, int] = {}
     for some in _by_store(paths):
-        with _errors_of_files(some):
+        with _file_errors(some):
             fs, names = _names_of(some)
             sizes = retry(partial(fs.sizes, names), RetryPolicy())
             if None in sizes:
@@ -181,7 +181,7 @@ def stat_files(paths: Sequence[str]) -> list[int]:
 
 
 def _by_store(paths: Sequence[str]) -> list[list[str]]:
-    """Files that one file system opens, together: a list of images may name several hosts, and several archives."""
+    """Group files by file system: a list of images may name several hosts and archives."""
     groups: dict[str, list[str]] = {}
     for path in paths:
         place = _HOST.match(path)
@@ -195,8 +195,8 @@ def _names_of(paths: Sequence[str]) -> tuple[fsspec.AbstractFileSystem, list[str
 
 
 @contextmanager
-def _errors_of_files(paths: Sequence[str]) -> Iterator[None]:
-    """Errors of files of one file system."""
+def _file_errors(paths: Sequence[str]) -> Iterator[None]:
+    """Translate errors of reading files of one file system."""
     try:
         yield
     except FileNotFoundError as error:
@@ -212,7 +212,7 @@ def _first_missing(paths: Sequence[str]) -> str:
 
 
 def translate_errors(path: str, error: Exception, remedy: str) -> SourceError | RangesError:
-    """One line for what a format's reader raised."""
+    """Return a one-line error for what a format's reader raised."""
     if lacks_ranges(error):
         return RangesError.of(path)
     return SourceError(f"{path}: {brief(error, 300)}; {remedy}")

@@ -1,4 +1,4 @@
-"""Where in its file a record lies that can be read, when some before it cannot."""
+"""Places of readable records in their files, for error messages: bad records before them count, too."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _NUMBER = re.compile(r"(?:record|line) (\d+)")
 
 @runtime_checkable
 class PlacingSource(Protocol):
-    """A source that tells the place of a record by other than its number."""
+    """A source that describes a record's place by more than its number."""
 
     def places(self, part: Part, positions: Int64, rejected: Sequence[BadRecord]) -> list[str]:
-        """See the function `places`."""
+        """Return the places of records; see `record_places`."""
 
 
 def record_places(source: Source, part: Part, positions: Int64, rejected: Sequence[BadRecord]) -> list[str]:
-    """The place of each of some records, as `BadRecord` has it.
+    """Return the place of each record as in `BadRecord.place`.
 
     Args:
-        source: that reads them.
-        part: of the source.
-        positions: of the records among those of the part that can be read, int64, from 0.
-        rejected: those that cannot be read, but for such as come after all of these.
+        source: source of the records.
+        part: their part of the source.
+        positions: their positions among the readable records of the part, int64, from 0.
+        rejected: the part's bad records, at least up to the last of `positions`.
     """
     if isinstance(source, PlacingSource):
         return source.places(part, positions, rejected)
@@ -42,16 +42,16 @@ def record_places(source: Source, part: Part, positions: Int64, rejected: Sequen
 
 
 def line_places(lines: Int64, positions: Int64, rejected: Sequence[BadRecord]) -> list[str]:
-    """As `places`, of records of text.
+    """Return the places of records of text, as `record_places` does.
 
     >>> bad = BadRecord(path="x.csv", place="line 4", reason="Expected 2 columns, got 3")
     >>> line_places(np.array([2, 4, 5]), np.array([0, 1]), [bad])
     ['line 2', 'line 5']
 
     Args:
-        lines: in which the records of the part start, those that cannot be read too; int64 and ascending.
-        positions: see `places`.
-        rejected: see `places`.
+        lines: first lines of all records of the part, bad ones included; int64, ascending.
+        positions: see `record_places`.
+        rejected: see `record_places`.
     """
     good = np.delete(lines, np.searchsorted(lines, _numbers(rejected), side="right") - 1)
     return [f"line {number}" for number in good[positions].tolist()]

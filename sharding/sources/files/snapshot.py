@@ -1,4 +1,4 @@
-"""What the files of a source were when it was opened, so that a build can tell whether they stayed so."""
+"""Remembers the files of a source as they were listed, so that a build can check at its end that none changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Listing", "SourceFile", "record_listing", "record_listings"]
 
 
 class SourceFile(NamedTuple):
-    """A file of a source: its URL, and what the store says of its content without opening it."""
+    """A file of a source, with its size and version as the store's listing gives them."""
 
     url: str
     bytes: int
@@ -25,13 +25,13 @@ class SourceFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Listing:
-    """Files as they were listed: 16 bytes of each, for there may be very many.
+    """A listing of files, in 16 bytes a file: there may be millions.
 
     Attributes:
-        url: path, folder or glob.
-        suffixes: of the names that were wanted.
-        names: hashes of the files' URLs, ascending: uint64, shape (files,).
-        contents: hashes of what the store said of each, in the same order.
+        url: path, folder or glob that was listed.
+        suffixes: endings of the files' names.
+        names: hashes of the files' URLs, uint64 [files], ascending.
+        contents: hashes of the files' sizes and versions, uint64 [files], in the same order.
     """
 
     url: str
@@ -41,13 +41,13 @@ class Listing:
 
     @classmethod
     def of(cls, url: str, suffixes: Sequence[str], files: Sequence[SourceFile]) -> Listing:
-        """What is to be known of these files."""
+        """Return the listing of these files."""
         names, contents = _hashes(files)
         order = np.argsort(names)
         return cls(url=url, suffixes=tuple(suffixes), names=names[order], contents=contents[order])
 
-    def changed_of(self, files: Sequence[SourceFile]) -> str | None:
-        """The first of the files that was another when it was listed here; files that were not are none."""
+    def first_changed(self, files: Sequence[SourceFile]) -> str | None:
+        """Return the URL of the first file that differs from its listing, ignoring unlisted ones; None: none does."""
         names, contents = _hashes(files)
         places = np.searchsorted(self.names, names).clip(max=len(self.names) - 1)
         changed = np.flatnonzero((self.names[places] == names) & (self.contents[places] != contents))
@@ -61,22 +61,22 @@ def _hashes(files: Sequence[SourceFile]) -> tuple[npt.NDArray[np.uint64], npt.ND
     return names, contents
 
 
-_noted: ContextVar[dict[str, Listing] | None] = ContextVar("noted", default=None)
+_recorded: ContextVar[dict[str, Listing] | None] = ContextVar("recorded", default=None)
 
 
 @contextmanager
 def record_listings() -> Iterator[dict[str, Listing]]:
-    """Gather the last listing of every path that is listed in the body."""
-    noted: dict[str, Listing] = {}
-    token = _noted.set(noted)
+    """Collect the last listing of every path that the body lists."""
+    recorded: dict[str, Listing] = {}
+    token = _recorded.set(recorded)
     try:
-        yield noted
+        yield recorded
     finally:
-        _noted.reset(token)
+        _recorded.reset(token)
 
 
 def record_listing(url: str, suffixes: Sequence[str], files: Sequence[SourceFile]) -> None:
-    """Tell of files that were listed; nothing is kept unless somebody gathers."""
-    noted = _noted.get()
-    if noted is not None and files:
-        noted[url] = Listing.of(url, suffixes, files)
+    """Add a listing to those that `record_listings` collects, if it is active."""
+    recorded = _recorded.get()
+    if recorded is not None and files:
+        recorded[url] = Listing.of(url, suffixes, files)

@@ -44,7 +44,7 @@ _LOOKED_AT = 16  # runs, together, for whether they have to be waited for:
 _WAITED_SECONDS = 200e-6  # a file, of most of them; what the page cache holds is there in 30 us
 _REMOTE_FILES = 256  # fetched or looked over at once
 _NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
-_MEND_NAME = f"mend it, or pass over {SKIP_REMEDY}"
+_MEND_NAME = f"mend it, or {SKIP_REMEDY}"
 _COLUMN_BYTES = (1 << 31) - 1
 IMAGE_FEATURES = (
     Feature(name="image", dtype="binary", encoding="image"),

@@ -40,7 +40,7 @@ def _telling_to_pass_over() -> Iterator[None]:
     try:
         yield
     except _DamagedError as error:
-        raise _DamagedError(f"{error}, or pass over {SKIP_REMEDY}") from error.__cause__
+        raise _DamagedError(f"{error}, or {SKIP_REMEDY}") from error.__cause__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,7 +182,7 @@ def test_a_column_of_that_name_divides_by_its_own_values(parquet: str, tmp_path:
 
 def test_batches_keep_within_their_bounds(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = completed(open_source(dataset.storage.url, None))
-    for name in ("sources.shards._DECODE_BYTES", "sources.shards.BATCH_BYTES", "sources.base.BATCH_BYTES"):
+    for name in ("dataset.shard_records._DECODE_BYTES", "dataset.shard_records.BATCH_BYTES", "sources.base.BATCH_BYTES"):
         monkeypatch.setattr(f"ringfeed.sharding.{name}", 1000)
     source = open_source(dataset.storage.url, None)
     batches = [batch for part in source.parts for batch in source.drafts(part)]

@@ -63,7 +63,7 @@ def in_braces(folder: Path) -> str:
 ERRORS: list[tuple[str, Spoil, list[str]]] = [
     ("missing source", lambda folder: str(folder / "flihgts.csv"), ["there is nothing at", "check the path"]),
     ("missing function", lambda folder: "flights:records", ["a function is read with --source-kind python"]),
-    ("braces", in_braces, ["braces stand for several names of tar archives alone"]),
+    ("braces", in_braces, ["braces expand only in names of tar archives"]),
     ("near miss", lambda folder: str(folder / "flight.csv"), ["did you mean", "flights.csv"]),
     ("empty folder", empty_folder, ["holds no records"]),
     ("empty csv", text_file(b""), ["the file is empty"]),

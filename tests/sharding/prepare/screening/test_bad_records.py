@@ -105,7 +105,7 @@ def test_images_that_cannot_be_prepared_are_passed_over(tmp_path: Path, form: st
     bad = 3 if form == "folder" else 2
     with pytest.raises(SourceError, match=f"{bad} records or more cannot be read"):
         built(source, tmp_path / "out", on_bad_record=f"skip:{bad - 1}", **how)
-    with pytest.raises(SourceError, match=r"the image .*, or pass over such records with --on-bad-record"):
+    with pytest.raises(SourceError, match=r"the image .*, or skip such records with --on-bad-record"):
         built(source, tmp_path / "out", **how)
     dataset = built(source, tmp_path / "out", on_bad_record=f"skip:{bad}", **how)
     assert dataset.manifest.records == 39

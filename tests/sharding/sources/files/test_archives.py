@@ -146,7 +146,7 @@ def test_a_source_in_an_archive(
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("{0}/all.zip", r"is an archive; name what is to be read of it, or all: zip://::{0}/all\.zip"),
+        ("{0}/all.zip", r"is an archive; name the files to read in it, or read all with zip://::{0}/all\.zip"),
         ("zip://rows.csv", r"no archive is named; name one after ::, as in zip://PATH::ARCHIVE"),
         ("zip://rows.csv::hdfs://host:1/all.zip", "such as HDFS, is opened by no chain; copy it to a local disk"),
     ],

@@ -19,7 +19,7 @@ def test_a_file_is_named_if_and_only_if_it_is_another(
     listed = [SourceFile(url, *about) for url, about in before.items()]
     changed = [url for url, about in now.items() if url in before and before[url] != about]
     if listed:
-        found = Listing.of("x", (), listed).changed_of([SourceFile(url, *about) for url, about in now.items()])
+        found = Listing.of("x", (), listed).first_changed([SourceFile(url, *about) for url, about in now.items()])
         assert found == (changed[0] if changed else None)
 
 

@@ -171,7 +171,7 @@ def test_a_check_finds_the_positions_of_bad_images(tmp_path: Any, monkeypatch: p
     assert len(batches) > 1
     assert [p for batch in batches for p in batch.to_pylist()] == [3, 5, 17]
     assert [record.path[-6:] for record in found] == ["03.png", "05.png", "17.png"]
-    with pytest.raises(SourceError, match=r"03\.png: the image is damaged or cut short .*; mend or remove it"):
+    with pytest.raises(SourceError, match=r"03\.png: the image is damaged or cut short .*; fix or remove it"):
         list(source.check(source.parts[0], fail_on_bad))
 
 

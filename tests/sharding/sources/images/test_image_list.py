@@ -198,7 +198,7 @@ def test_a_dataset_is_built_of_a_list(tmp_path: Path, write_csv: Write) -> None:
 def test_an_image_that_is_not_there_is_not_said_to_have_gone(store: Store) -> None:
     store.write_bytes("x.png", image(1))
     store.write_bytes("list.csv", b"path,y\nx.png,1\nnope.png,1\n")
-    with pytest.raises(SourceError, match=r"was never there, or went missing .*/nope\.png; check its name"):
+    with pytest.raises(SourceError, match=r"the file is missing, or was removed .*/nope\.png; check its name"):
         completed(open_source(f"{store.url}/list.csv", "y", "image-list"))
 
 

@@ -327,7 +327,7 @@ def test_a_link_that_leads_nowhere_is_told(tmp_path: Path, pattern: str) -> None
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.csv").write_text("x\n1\n")
     (tmp_path / "in" / "b.csv").symlink_to("annex/b.csv")
-    with pytest.raises(SourceError, match=r"in/b\.csv is a link to what is not there \(annex/b\.csv\); restore that"):
+    with pytest.raises(SourceError, match=r"in/b\.csv is a broken link to annex/b\.csv; restore its target"):
         open_source(f"{tmp_path}/{pattern}", None)
 
 

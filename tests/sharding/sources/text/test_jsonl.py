@@ -384,7 +384,7 @@ def test_given_types_hold_or_the_record_is_rejected(
     for bad, reason in zip(seen[0], reasons, strict=True):
         assert re.search(rf"'x': .*{reason}.* is no ", bad.reason)
     if reasons:
-        with pytest.raises(SourceError, match=r"x\.jsonl: line \d+: 'x': .*mend or remove it.*--on-bad-record"):
+        with pytest.raises(SourceError, match=r"x\.jsonl: line \d+: 'x': .*fix or remove it.*--on-bad-record"):
             labels(source)
 
 
