@@ -289,7 +289,7 @@ def _hint(url: str) -> str:
     path = Storage(url).local_path
     if path is None or not path.parent.is_dir():
         return ""
-    others = [entry.name for entry in path.parent.iterdir() if entry.name != path.name]  # the path itself may be a broken link
+    others = [entry.name for entry in path.parent.iterdir() if entry.name != path.name]  # itself: a broken link
     names = difflib.get_close_matches(path.name, others, n=1)
     return f"did you mean {path.parent / names[0]}? Else " if names else ""
 

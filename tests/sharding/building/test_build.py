@@ -510,7 +510,7 @@ def test_a_source_that_goes_missing_between_the_passes_is_named(
             source.unlink(missing_ok=True)
 
     options = BuildOptions(source=str(source), destination=str(nothing_left), label="label", shards=2)
-    with pytest.raises(SourceError, match=rf"went missing while the source was read: .*/x\.{suffix}; check its name"):
+    with pytest.raises(SourceError, match=rf"was removed while the source was read: .*/x\.{suffix}; check its name"):
         build(options, report=remove)
 
 

@@ -182,8 +182,9 @@ def test_a_column_of_that_name_divides_by_its_own_values(parquet: str, tmp_path:
 
 def test_batches_keep_within_their_bounds(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = completed(open_source(dataset.storage.url, None))
-    for name in ("dataset.shard_records._DECODE_BYTES", "dataset.shard_records.BATCH_BYTES", "sources.base.BATCH_BYTES"):
-        monkeypatch.setattr(f"ringfeed.sharding.{name}", 1000)
+    for name in ("_DECODE_BYTES", "BATCH_BYTES"):
+        monkeypatch.setattr(f"ringfeed.sharding.dataset.shard_records.{name}", 1000)
+    monkeypatch.setattr("ringfeed.sharding.sources.base.BATCH_BYTES", 1000)
     source = open_source(dataset.storage.url, None)
     batches = [batch for part in source.parts for batch in source.drafts(part)]
     assert max(batch.nbytes for batch in batches) < 2000

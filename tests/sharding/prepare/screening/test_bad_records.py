@@ -376,7 +376,7 @@ def test_a_table_that_is_gone_is_not_passed_over(tmp_path: Path) -> None:
     write_tables(tmp_path / "x", "parquet")
     source = LenientSource(inner=open_source(str(tmp_path / "x"), "y"))
     (tmp_path / "x" / "x.parquet").unlink()
-    with pytest.raises(SourceError, match=r"went missing while the source was read: .*x\.parquet"):
+    with pytest.raises(SourceError, match=r"was removed while the source was read: .*x\.parquet"):
         list(source.labels(source.parts[0]))
 
 

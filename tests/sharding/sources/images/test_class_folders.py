@@ -131,7 +131,7 @@ def test_an_image_that_goes_missing_is_named(tmp_path: Any) -> None:
     (tmp_path / "cat" / "1.png").write_bytes(image(1))
     source = open_source(str(tmp_path), None)
     (tmp_path / "cat" / "1.png").unlink()
-    with pytest.raises(SourceError, match=r"went missing .*1\.png"):
+    with pytest.raises(SourceError, match=r"is missing, or was removed .*1\.png"):
         completed(source)
 
 
