@@ -1,4 +1,4 @@
-"""What loaders and mixtures have in common: the batches of an epoch, for TensorFlow and for NumPy, from a step on."""
+"""The base of `Loader` and `Mixture`: batches of an epoch from any step on, for TensorFlow and for NumPy."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ..sharding.errors import ConfigError, RingfeedError
 from ..sharding.schema import Schema
 from .decode.columns import Columns
 from .decode.tfrecord_frames import join_frames
+from .deliver.chunk_sizes import ChunkSizes
 from .deliver.to_numpy import NumpyBatch, iterate_numpy
 from .metrics.stage_counters import Counters
 from .order.epoch_order import ORDER_VERSION, Geometry
@@ -29,26 +30,27 @@ from .transforms.apply import Transform, apply_transform
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = [
-    "BaseLoader",
-]
+__all__ = ["BaseLoader"]
 
-_PREFETCH_BYTES = 16 << 20  # of decoded chunks that wait for a NumPy consumer
-_TRANSFORMED = 2  # batches that are kept ready
+_PREFETCH_BYTES = 16 << 20  # decoded batches that wait for a NumPy consumer
+_TRANSFORMED_BATCHES = 2  # kept ready behind a transform
 
 
 class BaseLoader(ABC):
     """One rank's share of the global batches, epoch by epoch.
 
     Args:
-        geometry: of an epoch.
-        schema: of the features delivered.
-        stored: that of the records on storage, in their order.
-        fill: what stands for missing values where records are parsed last.
-        seed: of the order.
-        rank: of this process.
-        world_size: processes.
+        geometry: how an epoch is cut into batches.
+        schema: the features to deliver.
+        stored: the schema of the stored records.
+        fill: value for missing values, by feature.
+        seed: seed of the order.
+        rank: rank of this process.
+        world_size: number of processes.
         sample_keys: whether batches hold `SAMPLE_KEY`.
+
+    Attributes:
+        fill: as given.
 
     Raises:
         ConfigError: there is no such rank.
@@ -67,16 +69,16 @@ class BaseLoader(ABC):
         sample_keys: bool,
     ) -> None:
         self._geometry = geometry
-        self._rank, self._world_size = integer("rank", rank), integer("world_size", world_size)
+        self._rank, self._world_size = rank, world_size
         self._slices = geometry.rank_slices(self._rank, self._world_size)
         self._schema = schema
         self._stored = stored
-        self._fill = fill
-        self._seed = integer("seed", seed)
-        self._sample_keys = boolean("sample_keys", sample_keys)
+        self.fill = fill
+        self._seed = seed
+        self._sample_keys = sample_keys
         self._counters = Counters()
         self._make_dataset: Callable[[int, int, int], tf.data.Dataset] | None = None
-        self._error: Exception | None = None  # that ended an epoch in TensorFlow
+        self._error: Exception | None = None  # the one that ended an epoch in TensorFlow
 
     def __reduce__(self) -> tuple[Any, ...]:
         return remake, (type(self), self.arguments, self.identity)
@@ -84,16 +86,16 @@ class BaseLoader(ABC):
     @property
     @abstractmethod
     def arguments(self) -> dict[str, Any]:
-        """By name, those that make the same one in another process, as far as this one has come to know."""
+        """Keyword arguments that make an equal loader in another process, with the shards in quarantine by now."""
 
     @property
     @abstractmethod
     def identity(self) -> tuple[Any, ...]:
-        """What tells whether it is the same there, beside the arguments."""
+        """What must be equal there, apart from the arguments, for the batches to be the same."""
 
     @property
     def schema(self) -> Schema:
-        """Of the features delivered."""
+        """The schema of the features delivered."""
         return self._schema
 
     @property
@@ -103,43 +105,48 @@ class BaseLoader(ABC):
 
     @property
     def local_batch_size(self) -> int:
-        """Samples of this rank in each batch, the same on every rank; where `sample_weight` is 0 they do not count."""
+        """Samples of this rank in each batch, the same on every rank, including those of `sample_weight` 0."""
         return self._geometry.local_batch(self._world_size)
 
     @property
     @abstractmethod
     def undecoded(self) -> bool:
-        """Whether `chunks` holds whole examples, for TensorFlow to parse, and not features."""
+        """Whether `chunks` yields whole examples, for TensorFlow to parse, and not features."""
 
     @property
     def locates_features(self) -> bool:
-        """Whether the features of `undecoded` examples can be found when their shard is opened, and need no parsing."""
+        """Whether features of `undecoded` examples are located when a shard is opened, not by TensorFlow."""
         return False
 
+    @property
     @abstractmethod
-    def chunk_steps(self, local_batch: int) -> int:
-        """Steps of so many samples that cross into TensorFlow at once."""
+    def _chunk_sizes(self) -> Sequence[ChunkSizes]:
+        """The sizes that suit the records of each dataset; the smallest apply."""
 
-    @abstractmethod
-    def large_steps(self, local_batch: int) -> int:
-        """The same of `undecoded` examples so long that each had better cross by itself; 0 if they are not."""
-
-    @abstractmethod
-    def ready_batches(self, local_batch: int) -> int:
-        """Batches of so many samples that TensorFlow keeps ready."""
+    @property
+    def chunk_steps(self) -> int:
+        """Steps of a chunk, which crosses into TensorFlow at once."""
+        return min(sizes.chunk_steps(self.local_batch_size) for sizes in self._chunk_sizes)
 
     @abstractmethod
     def _gather_chunks(
         self, epoch: int, start_step: int, *, locate_features: bool, with_origins: bool
     ) -> Iterator[tuple[int, Columns]]:
-        """Runs of steps of an epoch, without keys; undecoded examples where they lie, or what is `located` in them.
+        """Chunks of an epoch, without sample keys.
 
-        If `with_origins`, with the column `ORIGIN`.
+        Args:
+            epoch: number of the epoch.
+            start_step: its first step.
+            locate_features: yield the located features of undecoded examples, not the examples.
+            with_origins: add the column `ORIGIN`.
+
+        Yields:
+            As `chunks`, with strings and bytes still in the memory of their shards.
         """
 
     @abstractmethod
     def _origins(self, columns: Mapping[str, Any]) -> list[Origin]:
-        """Of samples that were traced."""
+        """Where the samples of columns with `ORIGIN` are stored."""
 
     def epoch(
         self,
@@ -150,16 +157,16 @@ class BaseLoader(ABC):
         num_parallel_calls: int | None = None,
         as_supervised: bool = False,
     ) -> tf.data.Dataset:
-        """The batches of an epoch from a step on.
+        """The batches of an epoch from a step on, as a `tf.data.Dataset`.
 
         Args:
-            epoch: from 0; each has another order.
-            start_step: in ``[0, steps_per_epoch]``; what comes before is not read.
-            transform: function of each element, in TensorFlow operations, or several, one after the other.
-            num_parallel_calls: batches that it works on at a time; by default one for each core.
-            as_supervised: give ``(features, class_id)``, with padding ``(features, class_id, sample_weight)``, as
-                `keras.Model.fit` takes them. The features are those but for the label, and what transforms added: a
-                dict, or the one there is. Where they mixed samples, ``soft_label`` is in the place of `class_id`.
+            epoch: number of the epoch, from 0; each has an order of its own.
+            start_step: in ``[0, steps_per_epoch]``; earlier steps are not read.
+            transform: function of each element, in TensorFlow operations, or several to apply in turn.
+            num_parallel_calls: batches to transform at a time; default: one for each core.
+            as_supervised: yield ``(features, class_id)`` as `keras.Model.fit` takes them; with padding ``(features,
+                class_id, sample_weight)``. Features are all but the label, and what transforms added: a dict, or the
+                tensor itself if there is only one. Where a transform mixed samples, ``soft_label`` replaces `class_id`.
 
         Raises:
             ConfigError: there is no such step, no TensorFlow, or no label or feature for `as_supervised`; or the epoch
@@ -171,7 +178,7 @@ class BaseLoader(ABC):
                 "by a transform, such as lambda batch: (batch['x'], batch['y'])"
             )
         try:
-            from .deliver.to_tensorflow import supervised_pairs  # TensorFlow is needed from here on
+            from .deliver.to_tensorflow import supervised_pairs  # needs TensorFlow
         except ModuleNotFoundError as error:
             raise ConfigError(
                 "epoch needs TensorFlow; install it with: pip install 'ringfeed[cpu]', or use numpy_epoch"
@@ -182,29 +189,30 @@ class BaseLoader(ABC):
         if self._make_dataset is None:
             self._make_dataset = self._dataset_maker()
         dataset = self._make_dataset(epoch, start_step, self.steps_per_epoch - start_step)
-        dataset._ringfeed_loader = self  # which its iterators need
+        dataset._ringfeed_loader = self  # keeps the loader alive for the dataset's iterators
         if transform is not None:
             dataset, functions = apply_transform(dataset, transform, num_parallel_calls)
-            dataset = self.explain_failures(dataset, functions, epoch, start_step).prefetch(_TRANSFORMED)
+            dataset = self.explain_failures(dataset, functions, epoch, start_step).prefetch(_TRANSFORMED_BATCHES)
         return supervised_pairs(dataset, self.schema) if as_supervised else dataset
 
     def _dataset_maker(self) -> Callable[[int, int, int], tf.data.Dataset]:
         from .deliver.to_tensorflow import Delivery, dataset_maker
 
+        local_batch = self.local_batch_size
         delivery = Delivery(
             schema=self.schema,
-            fill=self._fill,
-            local_batch=self.local_batch_size,
+            fill=self.fill,
+            local_batch=local_batch,
             undecoded=self.undecoded and not self.locates_features,
             added=self._added(),
-            large=self.large_steps(self.local_batch_size),
-            single=self.chunk_steps(self.local_batch_size) == 1,
-            prefetch=self.ready_batches(self.local_batch_size),
+            large=min(sizes.large_steps(local_batch) for sizes in self._chunk_sizes),
+            single=self.chunk_steps == 1,
+            prefetch=min(sizes.ready_batches(local_batch) for sizes in self._chunk_sizes),
         )
         return dataset_maker(self._delivered, delivery)
 
     def _delivered(self, epoch: int, start_step: int) -> Iterator[tuple[int, Columns]]:
-        """What `epoch` is made of; and an error that ends it is known."""
+        """The chunks of `epoch`; remembers the error that ends them, for `own_errors`."""
         self._error = None
         try:
             yield from self._chunks(epoch, start_step, locate_features=self.locates_features)
@@ -215,15 +223,15 @@ class BaseLoader(ABC):
     def explain_failures(
         self, dataset: tf.data.Dataset, functions: Sequence[Transform], epoch: int, start_step: int
     ) -> tf.data.Dataset:
-        """What functions made of the batches of an epoch, of which an error says what record a function fails on.
+        """A transformed dataset whose errors name the record that a transform fails on.
 
-        Without features of bytes, in which images may be, it is left as it is.
+        Without features of bytes, which may be images, the dataset is returned as it is.
 
         Args:
-            dataset: that was mapped.
-            functions: that were mapped over `epoch`, one after the other.
-            epoch: of the batches.
-            start_step: of the first.
+            dataset: the batches of an epoch, mapped.
+            functions: the transforms that were mapped, in order.
+            epoch: number of the epoch.
+            start_step: step of the first batch.
         """
         if not any(feature.dtype == "binary" for feature in self.schema.features):
             return dataset
@@ -241,7 +249,7 @@ class BaseLoader(ABC):
         return explain_failures(dataset, start_step, self.steps_per_epoch, explain)
 
     def _explained(self, functions: Sequence[Transform], epoch: int, step: int) -> RingfeedError:
-        """The error of a batch that functions fail on, which is read once more."""
+        """The error for a batch that a transform fails on; reads the batch again."""
         from .transforms.failing_record import FailedBatch
 
         chunks = self._chunks(epoch, step, locate_features=False, with_origins=True)
@@ -249,7 +257,7 @@ class BaseLoader(ABC):
             ((steps, join_frames(columns)) for steps, columns in chunks),
             self._stored,
             self.schema,
-            self._fill,
+            self.fill,
             counters=self._counters,
             prefetch_bytes=0,
         )
@@ -272,7 +280,7 @@ class BaseLoader(ABC):
         return failed.explain(functions)
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:
-        """Where an epoch stands after so many steps, on all ranks: small, and for `json.dumps`; see `resume`.
+        """The state of an epoch after `step` steps, on all ranks: small, and fit for `json.dumps`. See `resume`.
 
         Raises:
             ConfigError: there is no such step.
@@ -281,10 +289,10 @@ class BaseLoader(ABC):
         return {"epoch": epoch, "step": step, **self._state(epoch), "order": ORDER_VERSION}
 
     def resume(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        """The epoch and the step of a state, to go on with: ``loader.epoch(*loader.resume(state))``.
+        """The epoch and step to resume from: ``loader.epoch(*loader.resume(state))``.
 
         Raises:
-            ConfigError: it is the state of another dataset, or of options with which the batches would be others.
+            ConfigError: the state is of another dataset, or of options that give other batches.
         """
         mapping("a state", state, "what `state` told")
         epoch: Any = state.get("epoch", 0)
@@ -295,13 +303,13 @@ class BaseLoader(ABC):
 
     @abstractmethod
     def _state(self, epoch: int) -> dict[str, Any]:
-        """What the batches from an epoch on follow from, beside its number."""
+        """What determines the batches from an epoch on, apart from its number."""
 
     @contextmanager
     def own_errors(self) -> Iterator[None]:
-        """Around what takes the batches of `epoch`: raises the loader's errors, such as `CorruptionError`, as they are.
+        """Raise the loader's own errors, such as `CorruptionError`, from a body that consumes the batches of `epoch`.
 
-        TensorFlow makes `tf.errors.UnknownError` of them, with the line of each, and its traceback, in its text.
+        Outside of it, TensorFlow turns them into a `tf.errors.UnknownError` that quotes their text.
         """
         self._error = None
         try:
@@ -321,18 +329,20 @@ class BaseLoader(ABC):
         num_parallel_calls: int | None = None,
         as_supervised: bool = False,
     ) -> Any:
-        """The same batches as a `tf.distribute.DistributedDataset`: each worker is a rank, whose replicas share it.
+        """The batches of `epoch` as a `tf.distribute.DistributedDataset`.
+
+        Each worker is a rank, and its replicas share the rank's batches.
 
         Args:
-            strategy: its workers are the ranks.
+            strategy: the strategy, with a worker for each rank.
             epoch: as for `epoch`.
             start_step: as for `epoch`.
-            transform: as for `epoch`; it is given the worker's whole batch.
+            transform: as for `epoch`; receives the worker's whole batch.
             num_parallel_calls: as for `epoch`.
             as_supervised: as for `epoch`.
 
         Raises:
-            ConfigError: as for `epoch`, or the strategy has other workers than there are ranks.
+            ConfigError: as for `epoch`, or the strategy's workers are not the ranks.
         """
         from .deliver.distributed import distribute
 
@@ -345,14 +355,14 @@ class BaseLoader(ABC):
     def numpy_epoch(
         self, epoch: int, start_step: int = 0, *, prefetch_bytes: int = _PREFETCH_BYTES
     ) -> Generator[NumpyBatch, None, None]:
-        """The batches of an epoch from a step on as NumPy arrays: what `epoch` gives, with no TensorFlow.
+        """The batches of `epoch` as NumPy arrays, without TensorFlow.
 
-        A background thread works ahead. It ends when the iterator has ended, was closed, or is let go of.
+        A background thread works ahead. It stops when the iterator ends, is closed or is garbage-collected.
 
         Args:
             epoch: as for `epoch`.
             start_step: as for `epoch`.
-            prefetch_bytes: that may be ready and not yet taken; 0 for no thread.
+            prefetch_bytes: limit of the batches that wait to be taken; 0 for no thread.
 
         Yields:
             By feature, and ``class_id``: numbers as arrays of the feature's dtype, strings and bytes as arrays of
@@ -366,13 +376,13 @@ class BaseLoader(ABC):
             self.chunks(epoch, start_step),
             self._stored,
             self.schema,
-            self._fill,
+            self.fill,
             counters=self._counters,
             prefetch_bytes=integer("prefetch_bytes", prefetch_bytes, 0),
         )
 
     def chunks(self, epoch: int, start_step: int = 0) -> Generator[tuple[int, Columns], None, None]:
-        """Runs of steps of an epoch, as NumPy and Arrow columns: what `epoch` is made of, without TensorFlow.
+        """The epoch in chunks of several steps, as NumPy and Arrow columns; `epoch` and `numpy_epoch` cut them up.
 
         Yields:
             The number of steps, and columns of ``steps * local_batch_size`` rows, step after step.
@@ -383,10 +393,7 @@ class BaseLoader(ABC):
     def _chunks(
         self, epoch: int, start_step: int, *, locate_features: bool, with_origins: bool = False
     ) -> Generator[tuple[int, Columns], None, None]:
-        """`chunks`, with undecoded examples where they lie in their shards, or what is `located` in them.
-
-        If `with_origins`, with the column `ORIGIN`.
-        """
+        """`_gather_chunks`, with sample keys if they are wanted."""
         epoch, start_step = self._checked(epoch, start_step)
         step = start_step
         for steps, columns in self._gather_chunks(
@@ -395,18 +402,18 @@ class BaseLoader(ABC):
             if self._sample_keys:
                 columns = {**columns, SAMPLE_KEY: sample_keys(self._seed, epoch, self._positions(step, steps))}
             step += steps
-            asked = time.perf_counter()
+            yielded = time.perf_counter()
             yield steps, columns
-            waited = time.perf_counter() - asked
+            waited = time.perf_counter() - yielded
             self._counters.add("deliver", items=steps * self.local_batch_size, wait=waited)
 
     @property
     def _streams(self) -> range:
-        """Those of which this rank has a slice."""
+        """The streams that this rank has a slice of."""
         return range(self._slices[0].stream, self._slices[-1].stream + 1)
 
     def _positions(self, step: int, steps: int) -> npt.NDArray[np.int64]:
-        """Where this rank's samples of a run of steps lie in the epoch's global order."""
+        """Positions of this rank's samples in the epoch's global order: int64 [steps * local batch]."""
         piece = self._geometry.piece
         places = np.concatenate([part.stream * piece + part.offsets() for part in self._slices])
         firsts = np.arange(step, step + steps, dtype=np.int64) * self._geometry.batch_size
@@ -414,7 +421,7 @@ class BaseLoader(ABC):
         return positions
 
     def _added(self) -> dict[str, npt.DTypeLike]:
-        """The columns that batches hold beside features and classes, and the dtypes of one sample's entries."""
+        """Columns of a batch beside features and classes, with the dtype of one sample's entry."""
         added: dict[str, npt.DTypeLike] = {}
         if self._geometry.weighted(self._world_size):
             added[WEIGHT] = np.float32

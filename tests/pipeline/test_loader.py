@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ringfeed.pipeline import Loader
-from ringfeed.pipeline import loader as loader_module
 from ringfeed.pipeline.decode.columns import Columns, copy_columns
+from ringfeed.pipeline.deliver import chunk_sizes
 from ringfeed.pipeline.metrics.stage_counters import Counters
 from ringfeed.pipeline.select.sample_columns import CLASS_ID
 from ringfeed.pipeline.streams import open_window as opening
@@ -85,7 +85,7 @@ def test_draws_in_small_chunks_are_the_same_draws(
     step = data.draw(st.integers(0, loader.steps_per_epoch - 1))
     whole = read(loader)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loader_module, "_CHUNK_STEPS", 1)
+        patch.setattr(chunk_sizes, "_CHUNK_STEPS", 1)
         for name, values in read(loader, 0, step).items():
             np.testing.assert_array_equal(values, whole[name][step:])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,17 @@ from ringfeed.sharding import ConfigError
 Make = Callable[..., str]
 NAN = float("nan")
 SHARES = "'natural', 'uniform', 'power:A', 'X->Y:EPOCHS' or a share by class"
+
+
+@pytest.mark.parametrize("kind", [Loader, Mixture])
+def test_the_signature_shows_each_argument_and_the_docstring_describes_it(kind: Any) -> None:
+    parameters = inspect.signature(kind).parameters
+    assert "options" not in parameters
+    assert len(parameters) >= 9
+    for name in parameters:
+        assert f"        {name}: " in kind.__doc__
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bacth_size'"):
+        kind("x", bacth_size=4)
 
 
 @pytest.mark.parametrize(

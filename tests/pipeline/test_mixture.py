@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ringfeed.pipeline import Loader, Mixture, Ramp
-from ringfeed.pipeline import mixture as mixing
+from ringfeed.pipeline import Loader, Mixture, Ramp, mixture_streams
 from ringfeed.pipeline.decode.columns import Columns, copy_columns
 from ringfeed.pipeline.order.class_balance import ClassSchedule
 from ringfeed.pipeline.select.sample_columns import CLASS_ID
@@ -290,7 +289,7 @@ def test_of_many_epochs_of_a_dataset_in_one_chunk_each_is_copied_once(
         rows.append(len(columns[CLASS_ID]))
         return copy_columns(columns)
 
-    monkeypatch.setattr(mixing, "copy_columns", noted)
+    monkeypatch.setattr(mixture_streams, "copy_columns", noted)
     read(Mixture({"small": {"url": make_dataset(90)}}, batch_size=90, streams=1, steps_per_epoch=20))
     assert 900 < sum(rows) < 1800
 

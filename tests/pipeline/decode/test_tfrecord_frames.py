@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 
 from ringfeed.pipeline import Loader
-from ringfeed.pipeline import loader as loader_module
 from ringfeed.pipeline.decode import columns
 from ringfeed.pipeline.decode.columns import concat_columns, copy_views, slice_columns, take_columns, take_from_segments
 from ringfeed.pipeline.decode.tfrecord_frames import join_frames, open_tfrecord
+from ringfeed.pipeline.deliver import chunk_sizes
 from ringfeed.pipeline.select.sample_columns import EXAMPLES
 from ringfeed.sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 
@@ -48,7 +48,7 @@ def test_large_and_small_records_cross_alike(
     url = make_dataset(fixed=False)
     batches = []
     for large in (1, 1 << 20):
-        monkeypatch.setattr(loader_module, "_LARGE_RECORD", large)
+        monkeypatch.setattr(chunk_sizes, "_LARGE_RECORD", large)
         loader = Loader(url, batch_size=48, remainder=remainder, seed=3, sample_keys=True)  # type: ignore[arg-type]
         batches.append([{n: v.numpy().tolist() for n, v in batch.items()} for batch in loader.epoch(1, 4)])
     assert batches[0] == batches[1]

@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.pipeline import Loader
-from ringfeed.pipeline import loader as loader_module
 from ringfeed.pipeline.decode import columns
 from ringfeed.pipeline.decode.columns import concat_columns, copy_views, take_columns, view_bytes
 from ringfeed.pipeline.decode.tfrecord_values import has_plain_values, open_values
+from ringfeed.pipeline.deliver import chunk_sizes
 from ringfeed.sharding import BuildOptions, build
 from ringfeed.sharding.formats.example_encode import encode_examples
 from ringfeed.sharding.schema import Feature, Schema
@@ -56,10 +56,10 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_found_features_are_those_parsed(url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     epochs = []
     for least in (1, 1 << 20):
-        monkeypatch.setattr(loader_module, "_LARGE_RECORD", least)
+        monkeypatch.setattr(chunk_sizes, "_LARGE_RECORD", least)
         loader = Loader(url, batch_size=12, seed=3, **options)
         assert has_plain_values(loader.manifest, "train", loader.schema)
-        assert loader.large == (least == 1)
+        assert loader.locates_features == (least == 1)
         epochs.append([{n: (v.dtype, v.numpy().tolist()) for n, v in b.items()} for b in loader.epoch(1, 1)])
     assert epochs[0] == epochs[1]
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfeed.pipeline import Loader
-from ringfeed.pipeline import loader as loader_module
 from ringfeed.pipeline.decode import columns
 from ringfeed.pipeline.decode.columns import copy_views, view_bytes
+from ringfeed.pipeline.deliver import chunk_sizes
 from ringfeed.pipeline.deliver import to_tensorflow as delivery
 from ringfeed.pipeline.deliver.string_views import copy_views_operation, locate_views
 from ringfeed.sharding import BuildOptions, build
@@ -62,8 +62,8 @@ def test_batches_are_the_same_without_the_operation(
         texts[7] = None  # type: ignore[call-overload]
     pq.write_table(pa.table({"id": range(500), "text": pa.array(texts)}), tmp_path / "texts.parquet")
     build(BuildOptions(source=str(tmp_path / "texts.parquet"), destination=str(tmp_path / "data"), shards=3))
-    monkeypatch.setattr(loader_module, "_LARGE_RECORD", 1)
-    monkeypatch.setattr(loader_module, "_LARGE_BYTES", 4096)
+    monkeypatch.setattr(chunk_sizes, "_LARGE_RECORD", 1)
+    monkeypatch.setattr(chunk_sizes, "_LARGE_BYTES", 4096)
     calls: list[tuple[tf.Tensor, ...]] = []
 
     def counted(*views: tf.Tensor) -> tf.Tensor:

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from ringfeed.pipeline import Loader
-from ringfeed.pipeline import loader as loader_module
+from ringfeed.pipeline.deliver import chunk_sizes
 from ringfeed.pipeline.deliver import to_tensorflow as delivery
 from ringfeed.pipeline.deliver.generator_dataset import generator_dataset_maker
 from ringfeed.pipeline.deliver.to_tensorflow import feature_spec, parse_batch
@@ -96,7 +96,7 @@ def test_batches_that_cross_one_by_one_are_those_that_cross_together(
 ) -> None:
     loader, records = load(make_table(), tmp_path, "tfrecord")
     spec = loader.epoch(0).element_spec
-    monkeypatch.setattr(loader_module, "_CHUNK_STEPS", 1)
+    monkeypatch.setattr(chunk_sizes, "_CHUNK_STEPS", 1)
     alone = Loader(str(tmp_path / "shards"), batch_size=12).epoch(0)
     assert alone.element_spec == spec
     for batch in alone:

@@ -1,0 +1,145 @@
+"""The arguments of a `Loader` as one frozen value, checked as far as that needs no dataset."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from ..sharding.common.option_checks import boolean, choice, integer, text, texts
+from ..sharding.errors import ConfigError
+from ..sharding.storage.storage import Place
+from .fetch.quarantine import OnBadShard
+from .fetch.shard_cache import ShardCache
+from .order.class_shares import Balance, EpochLength, parse_balance
+from .order.epoch_order import Remainder
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+
+__all__ = ["LoaderOptions", "as_arguments", "flat_arguments", "take_integers"]
+
+P = ParamSpec("P")
+Self = TypeVar("Self")
+Options = TypeVar("Options")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoaderOptions:
+    """The arguments of a `Loader`, which documents them. Integers of NumPy become Python's, and lists tuples.
+
+    Raises:
+        ConfigError: an argument breaks its rule, or two do not go together.
+    """
+
+    url: Place
+    _: KW_ONLY
+    split: str = "train"
+    batch_size: int
+    balance: Balance = "natural"
+    epoch_length: EpochLength | None = None
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    remainder: Remainder = "drop"
+    shuffle: bool = True
+    fill: Mapping[str, Any] | None = None
+    streams: int | None = None
+    window_shards: int = 1
+    fetch_threads: int | None = None
+    cache: str | os.PathLike[str] | ShardCache | None = None
+    columns: Sequence[str] | None = None
+    where: str | pc.Expression | None = None
+    sample_keys: bool = False
+    bucket_by: str | None = None
+    bucket_steps: int = 32
+    on_bad_shard: OnBadShard = "raise"
+    quarantined: Sequence[str] = ()
+    hedging: bool = True
+    prefetch_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        take_integers(self, batch_size=1, seed=None, rank=None, world_size=None, window_shards=None, bucket_steps=None)
+        take_integers(self, optional=True, streams=None, fetch_threads=1, prefetch_bytes=0)
+        for name in ("shuffle", "sample_keys", "hedging"):
+            object.__setattr__(self, name, boolean(name, getattr(self, name)))
+        object.__setattr__(self, "split", text("split", self.split))
+        object.__setattr__(self, "quarantined", texts("quarantined", self.quarantined, "paths"))
+        if self.columns is not None:
+            object.__setattr__(self, "columns", texts("columns", self.columns, "at least one name"))
+        parse_balance(self.balance)
+        choice("remainder", self.remainder, ("drop", "pad", "wrap"))
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if self.balance != "natural" and self.remainder != "drop":
+            raise ConfigError(
+                f"remainder={self.remainder!r} needs balance='natural': a balanced epoch has no rest to "
+                f"{self.remainder}"
+            )
+        if self.balance != "natural" and not self.shuffle:
+            raise ConfigError("shuffle=False needs balance='natural': in the dataset's order, no record comes twice")
+        if self.bucket_by is not None and self.remainder == "wrap":
+            raise ConfigError(
+                "bucket_by needs remainder='drop' or 'pad': which records wrap around would depend on their lengths"
+            )
+
+
+def take_integers(options: object, *, optional: bool = False, **least: int | None) -> None:
+    """Make Python integers of fields of a frozen dataclass.
+
+    Args:
+        options: the dataclass.
+        optional: whether None may stand for an integer.
+        least: the smallest value that each field may have, by its name; None for any.
+
+    Raises:
+        ConfigError: names a field that holds no integer, or too small a one.
+    """
+    for name, smallest in least.items():
+        value = getattr(options, name)
+        if not (optional and value is None):
+            object.__setattr__(options, name, integer(name, value, smallest))
+
+
+def as_arguments(options: Any) -> dict[str, Any]:
+    """The fields of an options dataclass by name, not copied; `dataclasses.asdict` would copy caches and stores."""
+    return {field.name: getattr(options, field.name) for field in fields(options)}
+
+
+def flat_arguments(
+    options: Callable[P, Options],
+) -> Callable[[Callable[[Self, Options], None]], Callable[Concatenate[Self, P], None]]:
+    """Decorate an `__init__` that takes an options dataclass, so that callers pass the dataclass's fields instead.
+
+    The fields are declared once, and `help`, `inspect.signature` and type checkers show them as parameters.
+
+    >>> @dataclass
+    ... class Size:
+    ...     width: int
+    ...     height: int = 1
+    >>> class Box:
+    ...     @flat_arguments(Size)
+    ...     def __init__(self, size: Size) -> None:
+    ...         self.area = size.width * size.height
+    >>> Box(3, height=2).area
+    6
+    >>> list(inspect.signature(Box).parameters)
+    ['width', 'height']
+    """
+
+    def decorate(init: Callable[[Self, Options], None]) -> Callable[Concatenate[Self, P], None]:
+        @functools.wraps(init)
+        def flat(self: Self, /, *args: P.args, **keywords: P.kwargs) -> None:
+            init(self, options(*args, **keywords))
+
+        signature = inspect.signature(options)
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = [own, *signature.parameters.values()]
+        flat.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return flat
+
+    return decorate
