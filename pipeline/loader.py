@@ -22,6 +22,7 @@ from .decode.buffer_pool import BufferPool
 from .decode.class_labels import ClassLabels
 from .decode.columns import Columns
 from .decode.interleave import interleave
+from .decode.shard_opener import ReadContext
 from .decode.tfrecord_values import has_plain_values
 from .deliver.chunk_sizes import ChunkSizes
 from .fetch.quarantine import Quarantine
@@ -42,6 +43,7 @@ from .select.selected_rows import Selection
 from .streams.length_buckets import LengthBuckets
 from .streams.prefetch_budget import PrefetchBudget
 from .streams.shard_fetcher import ShardFetcher
+from .streams.stream_context import StreamContext
 from .streams.stream_reader import OpenStreams
 
 if TYPE_CHECKING:
@@ -349,14 +351,16 @@ class Loader(BaseLoader):
         streams = self._streams if streams is None else streams
         opened = OpenStreams(
             order=functools.lru_cache(maxsize=2)(self._order),  # every stream asks for it
-            streams=streams,
             schedule=functools.lru_cache(maxsize=2)(self._schedule),
-            class_counts=lambda: self._class_counts,
-            fetcher=self._fetcher(locate_features=locate_features, with_origins=with_origins),
-            planner=Threads(_PLAN_THREADS, "plan"),
-            counters=self._counters,
-            buckets=self._buckets,
-            ahead=PrefetchBudget(self._prefetch_limit(len(streams))),
+            context=StreamContext(
+                streams=streams,
+                class_counts=lambda: self._class_counts,
+                fetcher=self._fetcher(locate_features=locate_features, with_origins=with_origins),
+                planner=Threads(_PLAN_THREADS, "plan"),
+                counters=self._counters,
+                buckets=self._buckets,
+            ),
+            budget=PrefetchBudget(self._prefetch_limit(len(streams))),
         )
         try:
             yield opened
@@ -406,19 +410,18 @@ class Loader(BaseLoader):
         return one_each if self._dataset.storage.local_path is not None else max(one_each, _PREFETCH_BYTES)
 
     def _fetcher(self, *, locate_features: bool = False, with_origins: bool = False) -> ShardFetcher:
-        return ShardFetcher(
-            self._dataset,
-            self._shards,
-            self.schema if self.labels is None else self.labels.read_schema,
-            self.fill,
-            self._counters,
-            self._options.fetch_threads,
-            self._cache,
-            self._selection,
-            self._quarantine,
+        context = ReadContext(
+            dataset=self._dataset,
+            schema=self.schema if self.labels is None else self.labels.read_schema,
+            fill=self.fill,
+            counters=self._counters,
+            cache=self._cache,
+            selection=self._selection,
             hedging=self._options.hedging,
             locate_features=locate_features,
-            with_origins=with_origins,
+        )
+        return ShardFetcher(
+            context, self._shards, self._quarantine, threads=self._options.fetch_threads, with_origins=with_origins
         )
 
     @property

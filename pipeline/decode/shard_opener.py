@@ -34,7 +34,7 @@ from .page_locations import PageLocationCache
 from .tfrecord_frames import open_features, open_tfrecord
 from .tfrecord_values import open_values
 
-__all__ = ["OpenShard", "ShardOpener"]
+__all__ = ["OpenShard", "ReadContext", "ShardOpener"]
 
 _places = PageLocationCache()  # of all loaders, which have an opener for each epoch
 
@@ -58,46 +58,54 @@ class OpenShard:
     rows: npt.NDArray[np.int64] | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadContext:
+    """What a loader reads shards with.
+
+    Attributes:
+        dataset: the opened dataset.
+        schema: features to read.
+        fill: value that replaces a missing one, by feature.
+        counters: counters of the loader.
+        cache: cache for the files; None reads from the source.
+        selection: records that pass the filter; None for all records.
+        hedging: whether slow reads of a remote store may be sent a second time.
+        locate_features: whether opening a shard locates the features of its undecoded records (see `tfrecord_values`).
+    """
+
+    dataset: Dataset
+    schema: Schema
+    fill: Mapping[str, Any]
+    counters: Counters
+    cache: ShardCache | None = None
+    selection: Selection | None = None
+    hedging: bool = True
+    locate_features: bool = False
+
+
 class ShardOpener:
     """Brings in the shards of one split, and opens them. Any thread may ask.
 
     Args:
-        dataset: opened.
-        schema: of the features wanted.
-        fill: see `Loader`.
-        counters: of the loader.
-        cache: that keeps copies of the files, or None.
-        selection: of the records that a filter lets through; None for all.
-        hedging: see `Loader`.
-        locate_features: find the features of undecoded records when a shard is opened; see `tfrecord_values.py`.
+        context: dataset, features, cache and counters.
 
     Attributes:
         read_fraction: of the file of a whole shard that is read, 1 but where a few columns of Parquet are wanted.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        schema: Schema,
-        fill: Mapping[str, Any],
-        counters: Counters,
-        cache: ShardCache | None,
-        selection: Selection | None,
-        *,
-        hedging: bool,
-        locate_features: bool,
-    ) -> None:
+    def __init__(self, context: ReadContext) -> None:
+        dataset, cache = context.dataset, context.cache
         self._dataset = dataset
-        self._schema = schema
-        self._fill = fill
-        self._counters = counters
+        self._schema = context.schema
+        self._fill = context.fill
+        self._counters = context.counters
         self._cache = cache
         self._identity = public_url(dataset.storage.locate())
-        self._selection = selection
-        self._locates_features = locate_features
+        self._selection = context.selection
+        self._locates_features = context.locate_features
         self._columns = None if cache is not None else self._few_columns()
         self.read_fraction = 1.0
-        self._reader = SourceReader(dataset, counters, mapped=cache is None, hedging=hedging)
+        self._reader = SourceReader(dataset, context.counters, mapped=cache is None, hedging=context.hedging)
 
     def close(self) -> None:
         """Wait for no store any more."""

@@ -1,11 +1,11 @@
-"""Records that shards have lent to windows without their class, kept for the next window that lacks it.
+"""Keep the records that windows borrowed for classes they lack, for the next windows that lack the same classes.
 
-A class with fewer records than there are windows is lacked by many of them, which mostly borrow of the same shards: to
-fetch a whole shard each time, for a few of its records, would read most of the dataset again. So what a shard is likely
-to be asked for later is kept too, while there is room.
+If a class has fewer records than there are windows, many windows lack it, and most of them borrow from the same shards.
+Fetching a whole shard each time for a few of its records would read most of the dataset again. So the records that a
+shard will probably lend later are kept as well, while there is room.
 
-Of thousands of classes a window lacks most, and borrows a record or two of each. Records lie in a few blocks, whose
-runs are arrays: nothing here loops over classes.
+With thousands of classes, a window lacks most of them and borrows a record or two of each. So records lie in a few
+blocks, described by arrays; nothing here loops over classes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["BorrowedRecords"]
 
 Int64 = npt.NDArray[np.int64]
 _LIMIT_BYTES = 32 << 20
-_LARGEST_SHARE = 4  # of the room, that the records of one class in one shard may take
-_SLACK = 8  # of the room, that is taken beyond it before some is made: that puts all records into one new block
+_LARGEST_SHARE = 4  # records of one class in one shard may take this fraction (1/4) of the limit
+_SLACK = 8  # eviction copies all records into one block, so it waits until they exceed the limit by this fraction (1/8)
 _CLASS_BITS = 32  # of a key
-_KEY, _START, _ROWS, _BYTES, _USED = range(5)  # of a run: shard and class, first row, rows, bytes, last time asked for
+_KEY, _START, _ROWS, _BYTES, _USED = range(5)  # of `_Block.runs`: shard and class, first row, rows, bytes, last use
 _NEVER = 0
 _OFFSET_BYTES = 4  # of a string or a list
 
@@ -41,15 +41,15 @@ class _Block:
     """Records that lie together.
 
     Attributes:
-        columns: of the records.
-        runs: of the records of a class in a shard each, which lie one after the other; by key, int64 [5, runs].
+        columns: columns of the records.
+        runs: runs of adjacent records, each of one class in one shard, sorted by key; int64 [5, runs].
     """
 
     columns: Columns
     runs: Int64
 
     def find(self, keys: Int64) -> tuple[Int64, Int64]:
-        """Which of the keys have a run here, and the numbers of these runs."""
+        """Return the positions of the keys that have a run here, and the numbers of these runs."""
         runs = np.searchsorted(self.runs[_KEY], keys)
         runs[runs == self.runs.shape[1]] = 0
         found = np.flatnonzero(self.runs[_KEY, runs] == keys)
@@ -57,10 +57,10 @@ class _Block:
 
 
 class BorrowedRecords:
-    """The records of a class in a shard, as long as there is room. For one thread at a time.
+    """A least-recently-used cache of borrowed records, by shard and class. For one thread at a time.
 
     Args:
-        limit_bytes: of them all, and an eighth more for a while; those that were not asked for longest make room.
+        limit_bytes: most bytes to keep; may be exceeded by an eighth for a while.
     """
 
     def __init__(self, limit_bytes: int = _LIMIT_BYTES) -> None:
@@ -70,11 +70,11 @@ class BorrowedRecords:
         self._clock = _NEVER + 1
 
     def get(self, shards: Int64, class_ids: Int64) -> Columns | None:
-        """The records of classes in shards, of those pairs that are kept, in any order; None if none is.
+        """Return the kept records of (shard, class) pairs in any order; None if there are none.
 
         Args:
-            shards: one for each class, [classes].
-            class_ids: ascending, [classes].
+            shards: shard of each pair, [pairs].
+            class_ids: class of each pair, ascending, [pairs].
         """
         keys, times = _keys(shards, class_ids), self._times(len(class_ids))
         order = np.argsort(keys)
@@ -88,13 +88,13 @@ class BorrowedRecords:
         return compact_columns(concat_columns(parts)) if parts else None
 
     def keep(self, shard: int, columns: Columns, asked: Int64, spare: Int64) -> Columns:
-        """The records that a shard lends; what is kept holds nothing else of it.
+        """Keep and return copies of the records that a shard lends, without references to the shard.
 
         Args:
-            shard: that lends.
-            columns: of all its records.
-            asked: rows of those that it lends, class after class.
-            spare: likewise, of others: kept while there is room that nobody else needs, and the first to make room.
+            shard: lending shard.
+            columns: columns of all its records.
+            asked: rows to lend, class after class.
+            spare: rows to keep for later, class after class: only while there is room, and the first to be evicted.
         """
         runs, small = self._runs(shard, columns, asked)
         runs[_USED] = self._times(len(small))
@@ -110,7 +110,7 @@ class BorrowedRecords:
         return lent
 
     def _runs(self, shard: int, columns: Columns, rows: Int64) -> tuple[Int64, npt.NDArray[np.bool_]]:
-        """The runs among rows of a shard that are in order of their classes, never asked for; whether each may stay."""
+        """Return the runs among rows of a shard, sorted by class, and whether each is small enough to keep."""
         class_ids = columns[CLASS_ID][rows]
         starts = np.flatnonzero(np.diff(class_ids, prepend=-1))
         runs = np.empty((5, len(starts)), np.int64)
@@ -122,33 +122,33 @@ class BorrowedRecords:
         return runs, runs[_BYTES] <= self._limit_bytes // _LARGEST_SHARE
 
     def _add(self, columns: Columns, rows: Int64, runs: Int64) -> Columns:
-        """The records of runs among these rows of the columns, which are kept from now on."""
-        own = compact_columns(take_columns(columns, rows if runs[_ROWS].sum() == len(rows) else rows[_rows_of(runs)]))
+        """Keep and return the records of runs among these rows of the columns."""
+        added = compact_columns(take_columns(columns, rows if runs[_ROWS].sum() == len(rows) else rows[_rows_of(runs)]))
         if runs.shape[1]:
-            self._blocks.append(_Block(own, _packed(runs)))
+            self._blocks.append(_Block(added, _packed(runs)))
             self._held_bytes += int(runs[_BYTES].sum())
             while len(self._blocks) > 1 and _length(self._blocks[-2]) < 2 * _length(self._blocks[-1]):
                 self._blocks[-2:] = [_joined(self._blocks[-2:])]
             if self._held_bytes > self._limit_bytes + self._limit_bytes // _SLACK:
-                self._make_room()
-        return own
+                self._evict()
+        return added
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
         used, sizes = (np.concatenate([block.runs[row] for block in self._blocks]) for row in (_USED, _BYTES))
         latest = np.argsort(-used, kind="stable")
-        left = np.zeros(len(used), np.bool_)
-        left[latest[np.cumsum(sizes[latest]) <= self._limit_bytes]] = True
+        kept = np.zeros(len(used), np.bool_)
+        kept[latest[np.cumsum(sizes[latest]) <= self._limit_bytes]] = True
         ends = np.cumsum([block.runs.shape[1] for block in self._blocks])
         parts = []
-        for block, own in zip(self._blocks, np.split(left, ends[:-1]), strict=True):
+        for block, own in zip(self._blocks, np.split(kept, ends[:-1]), strict=True):
             runs = block.runs[:, own]
             columns = take_columns(block.columns, _rows_of(runs))
             parts.append(_Block(columns, _packed(runs)))
         self._blocks = [_joined(parts)]
-        self._held_bytes = int(sizes[left].sum())
+        self._held_bytes = int(sizes[kept].sum())
 
     def _times(self, count: int) -> Int64:
-        """The next moments, one for each that is asked for."""
+        """Advance the clock, and return a time for each of the pairs asked for."""
         self._clock += count
         return np.arange(self._clock - count, self._clock)
 
@@ -159,20 +159,20 @@ def _keys(shards: Int64 | int, class_ids: npt.NDArray[np.integer]) -> Int64:
 
 
 def _rows_of(runs: Int64) -> Int64:
-    """The rows of runs, run after run."""
+    """Return the rows of runs, run after run."""
     ends = np.cumsum(runs[_ROWS])
     rows: Int64 = np.arange(runs[_ROWS].sum()) + np.repeat(runs[_START] - ends + runs[_ROWS], runs[_ROWS])
     return rows
 
 
 def _packed(runs: Int64) -> Int64:
-    """The runs of records that lie one after the other in this order."""
+    """Set the starts of runs that now lie one after the other."""
     runs[_START] = np.cumsum(runs[_ROWS]) - runs[_ROWS]
     return runs
 
 
 def _joined(blocks: Sequence[_Block]) -> _Block:
-    """One block of several, whose columns hold nothing but what their runs tell of."""
+    """Join blocks whose columns hold the records of their runs and no others."""
     runs = np.concatenate([block.runs for block in blocks], axis=1)
     lengths = [_length(block) for block in blocks]
     runs[_START] += np.repeat(np.cumsum(lengths) - lengths, [block.runs.shape[1] for block in blocks])
@@ -185,7 +185,7 @@ def _length(block: _Block) -> int:
 
 
 def _bytes_of_rows(columns: Columns, rows: Int64) -> Int64:
-    """What each of the rows takes in memory, of all columns."""
+    """Return the memory that each of the rows takes, in all columns."""
     sizes = np.zeros(len(rows), np.int64)
     for values in columns.values():
         if isinstance(values, np.ndarray | InPlace):

@@ -1,22 +1,21 @@
-"""Batches of records of like length: within a span of steps, each stream gives its shortest together, and so on.
+"""Batch records of similar length: sort each stream's records within a span of steps.
 
-A stream's records of a span, those that it would serve anyway, are sorted by length and dealt to the steps of the span
-in an order that is drawn for the span and the same for all streams, so that all streams give a global batch records of
-like length. Which records a span holds, and the class of each place, stay as they are: so do exactly once, balance,
-equal steps and resuming, and the order is a pure function of (seed, epoch, step) as before.
+The records that a stream serves in a span anyway are sorted by length and dealt to the steps of the span. The order of
+the steps is drawn for the span, the same for all streams, so that every stream gives a global batch records of similar
+length. The set of records in a span and the class of each position do not change, so every record still comes exactly
+once, balance and equal steps hold, and the order remains a pure function of (seed, epoch, step).
 
-What it costs: records of a window that ends within a span are sorted within their part of it; and batches of a span are
-no longer independent draws, for one holds short records, the next long ones.
+The price: where a window ends within a span, its records are sorted only within their part of the span; and the batches
+of a span are no longer independent draws, since one holds short records and the next long ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -28,29 +27,21 @@ from ..decode.columns import Columns, views_of
 from ..order.epoch_order import EpochOrder
 from ..order.windows import Positions, Window
 from ..select.sample_columns import EXAMPLES
+from .row_picks import ClassNumbers, Int64, Picks
 
-__all__ = ["BucketedPicks", "LengthBuckets", "Picks", "assign_by_length"]
+__all__ = ["BucketedPicks", "LengthBuckets", "assign_by_length"]
 
-Int64 = npt.NDArray[np.int64]
-ClassNumbers = npt.NDArray[np.integer]
-_ANY_STEPS = 1 << 16  # of a span, however short the epoch
-
-
-class Picks(Protocol):
-    """Which record of a window serves each of its positions."""
-
-    def at(self, positions: Positions) -> Int64:
-        """The records, numbered through the window, at ascending positions; each call goes on from the one before."""
+_MAX_SPAN = 1 << 16  # steps of a span in a shorter epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthBuckets:
-    """How records are put together by length.
+    """How to batch records by length.
 
     Attributes:
-        feature: whose length counts, in Parquet shards. Of records of TFRecord shards, which are parsed only later, it
-            is the bytes of the whole record.
-        steps: of a span, at least 2.
+        feature: feature whose length counts, in Parquet shards. TFRecord records are parsed only later, so there the
+            size of the whole record counts.
+        steps: steps of a span, at least 2.
     """
 
     feature: str
@@ -58,29 +49,27 @@ class LengthBuckets:
 
     @classmethod
     def from_options(cls, schema: Schema, feature: str, steps: int, epoch_steps: int) -> LengthBuckets:
-        """With the arguments checked.
+        """Check the options of a loader.
 
         Args:
-            schema: of the features delivered.
+            schema: delivered features.
             feature: see `LengthBuckets`.
-            steps: of a span; each takes 8 bytes of memory.
-            epoch_steps: of an epoch.
+            steps: steps of a span; each takes 8 bytes of memory.
+            epoch_steps: steps of an epoch.
 
         Raises:
-            ConfigError: no such feature, or one whose length does not vary; or a span much longer than an epoch.
+            ConfigError: the feature is unknown or has a fixed length, or the span is much longer than an epoch.
         """
         if text("bucket_by", feature) not in schema.names:
             raise ConfigError(f"bucket_by names {feature!r}, which is no feature; they are: {', '.join(schema.names)}")
         if schema[feature].elements is not None and (schema[feature].numeric or schema[feature].shape):
             raise ConfigError(f"bucket_by: all values of {feature!r} have one length, {schema[feature].elements}")
-        if integer("bucket_steps", steps, 2) > max(epoch_steps, _ANY_STEPS):
-            raise ConfigError(
-                f"bucket_steps must be at most {max(epoch_steps, _ANY_STEPS)}, got {steps}: an epoch has {epoch_steps}"
-            )
+        if integer("bucket_steps", steps, 2) > (limit := max(epoch_steps, _MAX_SPAN)):
+            raise ConfigError(f"bucket_steps must be at most {limit}, got {steps}: an epoch has {epoch_steps}")
         return cls(feature=feature, steps=int(steps))
 
     def lengths(self, columns: Columns) -> Int64:
-        """Of each record, int64 [records]."""
+        """Return the length of each record, int64 [records]."""
         values: Any = columns.get(EXAMPLES)
         if values is not None:
             return views_of(values)["length"].astype(np.int64)
@@ -91,15 +80,15 @@ class LengthBuckets:
 
 
 class BucketedPicks:
-    """The picks of a window, put together by length.
+    """The picks of a window, sorted by length within each span.
 
     Args:
-        picks: to be put together; asked for whole spans.
-        order: of the epoch.
-        window: that they are of.
-        segments: its records.
-        buckets: how.
-        classes: gives those that the positions ``[start, stop)`` of the window are bound to; None if they are to none.
+        picks: picks to sort; read by whole spans.
+        order: order of the epoch.
+        window: window of the picks.
+        segments: columns of the window's segments.
+        buckets: how to batch by length.
+        classes_of: returns the class of each of the window's positions ``[start, stop)``; None without a balance.
     """
 
     def __init__(
@@ -109,15 +98,15 @@ class BucketedPicks:
         window: Window,
         segments: Sequence[Columns],
         buckets: LengthBuckets,
-        classes: Callable[[int, int], ClassNumbers] | None,
+        classes_of: Callable[[int, int], ClassNumbers] | None,
     ) -> None:
         self._picks = picks
         self._order = order
         self._window = window
         self._steps = buckets.steps
         self._lengths = np.concatenate([buckets.lengths(segment) for segment in segments])
-        self._classes = classes
-        self._start, self._rows = 0, np.empty(0, np.int64)  # of the span that is arranged
+        self._classes_of = classes_of
+        self._start, self._rows = 0, np.empty(0, np.int64)  # of the current span
 
     def at(self, positions: Positions) -> Int64:
         """See `Picks`."""
@@ -127,14 +116,14 @@ class BucketedPicks:
         while start < len(positions):
             first = int(positions[start])
             if not self._start <= first < self._start + len(self._rows):
-                self._arrange(first)
+                self._sort_span(first)
             stop = int(np.searchsorted(positions, self._start + len(self._rows)))
             parts.append(self._rows[positions[start:stop] - self._start])
             start = stop
         return np.concatenate(parts)
 
-    def _arrange(self, position: int) -> None:
-        """Take in the part of the window that lies in the span of a position."""
+    def _sort_span(self, position: int) -> None:
+        """Sort the part of the window that lies in the span of a position."""
         piece, base = self._order.geometry.piece, self._window.start
         span = (base + position) // (piece * self._steps)
         start = max(span * piece * self._steps - base, 0)
@@ -142,18 +131,18 @@ class BucketedPicks:
         places = np.arange(start, stop)
         ranks = shuffled(self._order.key("lengths", span), self._steps)[(base + places) // piece - span * self._steps]
         rows = self._picks.at(places)
-        classes = np.zeros(len(rows), np.int64) if self._classes is None else self._classes(start, stop)
+        classes = np.zeros(len(rows), np.int64) if self._classes_of is None else self._classes_of(start, stop)
         self._start, self._rows = start, assign_by_length(rows, self._lengths[rows], ranks, classes)
 
 
 def assign_by_length(rows: Int64, lengths: Int64, ranks: Int64, classes: ClassNumbers) -> Int64:
-    """Records put by length to places by rank, each class to its own places; what is equal stays in order.
+    """Assign records in the order of their lengths to positions in the order of their ranks, class by class. Stable.
 
     Args:
-        rows: the records, [n].
-        lengths: of each.
-        ranks: of each place.
-        classes: of each record, and of the place where it stood.
+        rows: record at each position, [n].
+        lengths: length of each record.
+        ranks: rank of each position.
+        classes: class of each record, which its new position must have, too.
 
     >>> rows, lengths, ranks = np.array([7, 8, 9]), np.array([30, 10, 20]), np.array([1, 1, 0])
     >>> assign_by_length(rows, lengths, ranks, np.zeros(3, np.int64)).tolist()

@@ -1,4 +1,4 @@
-"""What is brought in before it is needed: of all streams the windows needed soonest, up to a number of bytes."""
+"""Prefetching within a budget of bytes: of all streams, the windows needed soonest come first."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Protocol
 
 __all__ = ["PrefetchBudget", "PrefetchingStream", "UpcomingWindow"]
 
-_AT_ONCE = 32  # windows that are begun at a time: with small shards, bytes alone would hold up the first batch
+_WINDOWS_AT_ONCE = 32  # requests per `fill`: with small shards, a limit of bytes alone would delay the first batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpcomingWindow:
-    """The next window that a stream may ask for.
+    """The next window that a stream may prefetch.
 
     Attributes:
-        step: that needs it first.
-        size: bytes of its shards' files.
+        step: first step that needs it.
+        size: size of its shards' files, in bytes.
     """
 
     step: int
@@ -24,24 +24,24 @@ class UpcomingWindow:
 
 
 class PrefetchingStream(Protocol):
-    """A stream, as far as it looks ahead."""
+    """A stream that prefetches its windows."""
 
     @property
     def upcoming(self) -> UpcomingWindow | None:
-        """The first window that was not asked for yet; None behind the last."""
+        """The first window not requested yet; None after the last."""
 
-    def ask(self) -> None:
-        """Ask for it."""
+    def prefetch(self) -> None:
+        """Request the upcoming window."""
 
 
 class PrefetchBudget:
-    """The bytes that all streams of a rank hold ahead of need. For one thread.
+    """The bytes that all streams of a rank may prefetch. For one thread.
 
-    What is needed now is asked for whatever is held; what comes later waits until it fits the limit. So memory is
-    bounded by the windows that are open and the limit.
+    A window needed now is requested in any case; later ones wait until they fit. So memory is bounded by the open
+    windows and the limit.
 
     Args:
-        limit_bytes: ahead of need, at most; 0 for none.
+        limit_bytes: most bytes to prefetch; 0 prefetches nothing.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -50,23 +50,22 @@ class PrefetchBudget:
         self._streams: list[PrefetchingStream] = []
 
     def add(self, stream: PrefetchingStream) -> None:
-        """One more stream that looks ahead."""
+        """Add a stream."""
         self._streams.append(stream)
 
     def release(self, size: int) -> None:
-        """So many bytes are needed now, or never any more."""
+        """Return bytes to the budget, once their window is needed or dropped."""
         self._held_bytes -= size
 
     def fill(self) -> None:
-        """Let streams ask for what is needed soonest, while it fits."""
-        for _ in range(_AT_ONCE):
+        """Prefetch the windows needed soonest, as long as they fit."""
+        for _ in range(_WINDOWS_AT_ONCE):
             self._streams = [stream for stream in self._streams if stream.upcoming is not None]
-            waiting = [(up.step, number) for number, stream in enumerate(self._streams) if (up := stream.upcoming)]
+            waiting = [(up.step, number, up.size) for number, s in enumerate(self._streams) if (up := s.upcoming)]
             if not waiting:
                 return
-            stream = self._streams[min(waiting)[1]]
-            size = stream.upcoming.size if stream.upcoming else 0
+            _, number, size = min(waiting)
             if self._held_bytes + size > self._limit_bytes:
                 return
             self._held_bytes += size
-            stream.ask()
+            self._streams[number].prefetch()

@@ -1,4 +1,4 @@
-"""One stream of an epoch at work: its windows are opened ahead of need, what is asked for is gathered from them."""
+"""Read one stream of an epoch: open its windows ahead of need, gather the requested samples from them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..decode.columns import Column, Columns, concat_columns, copy_columns
-from ..fetch.threads import Threads
-from ..metrics.stage_counters import Counters
 from ..order.class_balance import ClassSchedule
 from ..order.epoch_order import EpochOrder, StreamSlice
 from ..order.windows import Positions, Window
 from ..select.sample_columns import WEIGHT
-from .length_buckets import LengthBuckets
-from .open_window import OpenWindow, WindowOpener
+from .open_window import OpenWindow
 from .prefetch_budget import PrefetchBudget, UpcomingWindow
-from .shard_fetcher import ShardFetcher
+from .stream_context import StreamContext
+from .window_opener import WindowOpener
 
 __all__ = ["OpenStreams", "StreamReader"]
 
@@ -28,177 +26,137 @@ Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A window that was asked for, and the bytes that it counts for as one ahead of need."""
+class _Request:
+    """A requested window, and the bytes it takes from the prefetch budget."""
 
-    opened: Future[OpenWindow]
+    window: Future[OpenWindow]
     size: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OpenStreams:
-    """The streams of a split, of any epoch, and the threads that fetch and plan for them.
+    """The streams of a split, for any epoch, and the threads that fetch and plan for them.
 
     Attributes:
-        order: of an epoch.
-        streams: that are read.
-        schedule: of classes in an epoch, or None for the natural mix.
-        class_counts: gives the records of each class in each shard of the split, [shards, classes].
-        fetcher: of the split's shards.
-        planner: threads that plan windows; others than the fetcher's.
-        counters: of the loader.
-        ahead: what may be fetched ahead of need.
-        buckets: how records are put together by length, or None.
+        order: returns the order of an epoch.
+        schedule: returns the classes of an epoch; None for the natural mix.
+        context: shards, threads and counters.
+        budget: bytes that may be prefetched.
     """
 
     order: Callable[[int], EpochOrder]
-    streams: range
     schedule: Callable[[int], ClassSchedule | None]
-    class_counts: Callable[[], npt.NDArray[np.unsignedinteger]]
-    fetcher: ShardFetcher
-    planner: Threads
-    counters: Counters
-    ahead: PrefetchBudget
-    buckets: LengthBuckets | None = None
+    context: StreamContext
+    budget: PrefetchBudget
     _process: int = field(init=False, default_factory=os.getpid)
 
     def reader(self, epoch: int, part: StreamSlice, start_step: int, *, scattered: bool = False) -> StreamReader:
-        """One stream of an epoch, from a step on; see `StreamReader`."""
-        order = self.order(epoch)
-        opener = WindowOpener(
-            order,
-            self.streams,
-            self.schedule(epoch),
-            self.class_counts,
-            self.fetcher,
-            self.planner,
-            self.counters,
-            self.buckets,
-        )
-        return StreamReader(
-            order,
-            opener,
-            self.fetcher,
-            self.counters,
-            self.ahead,
-            part,
-            start_step,
-            self.buckets,
-            scattered=scattered,
-        )
+        """Return a reader of one stream of an epoch from a step on; see `StreamReader`."""
+        opener = WindowOpener(self.order(epoch), self.schedule(epoch), self.context)
+        return StreamReader(opener, self.budget, part, start_step, scattered=scattered)
 
     def close(self) -> None:
-        """Begin nothing more, and let the threads end; in a process that was forked meanwhile there are none."""
-        if os.getpid() != self._process:  # and locks may be held, for ever
-            return
-        self.planner.close()
-        self.fetcher.close()
+        """Start no more work, and let the threads end.
+
+        A forked process has none of the threads, and may find locks held for ever: there this does nothing.
+        """
+        if os.getpid() == self._process:
+            self.context.planner.close()
+            self.context.fetcher.close()
 
 
 class StreamReader:
     """Serves a slice of each piece of one stream.
 
     Args:
-        order: of the epoch.
-        opener: of its windows.
-        fetcher: of the split's shards.
-        counters: of the loader.
-        ahead: what may be fetched ahead of need, shared by the streams.
-        stream_slice: which stream, and which samples of each piece.
-        start_step: the first step that will be asked for.
-        buckets: how records are put together by length, or None.
-        scattered: whether single positions are asked for, by `at`, and not all of a run of steps, by `take`.
+        opener: opener of the epoch's windows.
+        budget: bytes that may be prefetched, shared by the streams.
+        stream_slice: the stream, and the samples of each piece.
+        start_step: first step that will be read.
+        scattered: whether single positions are read, by `at`, and not runs of steps, by `take`.
     """
 
     def __init__(
         self,
-        order: EpochOrder,
         opener: WindowOpener,
-        fetcher: ShardFetcher,
-        counters: Counters,
-        ahead: PrefetchBudget,
+        budget: PrefetchBudget,
         stream_slice: StreamSlice,
         start_step: int,
-        buckets: LengthBuckets | None = None,
         *,
         scattered: bool = False,
     ) -> None:
-        self._order = order
+        order, buckets = opener.order, opener.context.buckets
         self._opener = opener
-        self._fetcher = fetcher
-        self._counters = counters
+        self._counters = opener.context.counters
         self._slice = stream_slice
-        self._whole = stream_slice.width == order.geometry.piece and not stream_slice.weighted and not scattered
+        self._piece = order.geometry.piece
+        self._contiguous = stream_slice.width == self._piece and not stream_slice.weighted and not scattered
         self._windows = order.windows(stream_slice.stream)
-        self._lookahead = ahead
-        self._ahead: dict[int, _Asked] = {}
+        self._budget = budget
+        self._requests: dict[int, _Request] = {}
         self._open: OpenWindow | None = None
         self._number = -1  # of the open window
-        self._first = start_step * order.geometry.piece  # position; nothing before it is asked for
-        wrapping = order.geometry.remainder == "wrap"
-        self._last = (order.geometry.steps * order.geometry.piece if wrapping else self._windows.samples) - 1
+        self._first = start_step * self._piece  # first position that will be read
+        wraps = order.geometry.remainder == "wrap"
+        self._last = (order.geometry.steps * self._piece if wraps else self._windows.samples) - 1
         number = self._number_at(min(self._first, self._last))
-        if buckets is not None:  # a span is drawn whole
-            self._first -= self._first % (buckets.steps * order.geometry.piece)
-        self._ahead[number] = self._request(number, 0)
-        self._upcoming = self._after(number)
-        ahead.add(self)
+        if buckets is not None:  # a span is drawn as a whole
+            self._first -= self._first % (buckets.steps * self._piece)
+        self._requests[number] = self._request(number, 0)
+        self._upcoming = self._next_window(number)
+        budget.add(self)
 
     @property
     def upcoming(self) -> UpcomingWindow | None:
-        """The first window that was not asked for yet; None behind the last."""
+        """See `PrefetchingStream`."""
         return None if self._upcoming is None else self._upcoming[1]
 
-    def ask(self) -> None:
-        """Ask for the first window that was not asked for yet, ahead of need."""
+    def prefetch(self) -> None:
+        """See `PrefetchingStream`."""
         if self._upcoming is not None:
             number, upcoming = self._upcoming
-            self._ahead[number] = self._request(number, upcoming.size)
-            self._upcoming = self._after(number)
+            self._requests[number] = self._request(number, upcoming.size)
+            self._upcoming = self._next_window(number)
 
     def close(self) -> None:
-        """Let go of what is open and of what was asked for; nothing more is taken."""
-        for asked in self._ahead.values():
-            self._lookahead.release(asked.size)
-        self._ahead.clear()
+        """Release the open window and all requests. Nothing can be read afterwards."""
+        for request in self._requests.values():
+            self._budget.release(request.size)
+        self._requests.clear()
         self._open = self._upcoming = None
 
     def take(self, first_step: int, steps: int) -> Columns:
-        """The samples of a run of steps, step after step; later runs only.
+        """Return the samples of a run of steps, step after step. Runs must ascend from call to call.
 
         Returns:
-            Columns of ``steps * slice.width`` rows: the features, `CLASS_ID`, and where the slice is weighted `WEIGHT`.
+            Columns of ``steps * slice.width`` rows: the features, `CLASS_ID`, and `WEIGHT` where the slice is weighted.
         """
-        if self._whole:
-            piece = self._order.geometry.piece
-            return self.at(range(first_step * piece, (first_step + steps) * piece))
-        positions = self._positions(first_step, steps)
+        if self._contiguous:
+            return self.at(range(first_step * self._piece, (first_step + steps) * self._piece))
+        starts = np.arange(first_step, first_step + steps, dtype=np.int64) * self._piece
+        positions = (starts[:, None] + self._slice.offsets()).reshape(-1)
         columns = self.at(np.minimum(positions, self._last))
         if self._slice.weighted:
-            counts = np.tile(self._slice.is_real(), steps) & (positions <= self._last)
-            columns[WEIGHT] = counts.astype(np.float32)
+            is_real = np.tile(self._slice.is_real(), steps) & (positions <= self._last)
+            columns[WEIGHT] = is_real.astype(np.float32)
         return columns
 
     def at(self, positions: Positions) -> dict[str, Column]:
-        """The samples at ascending positions of the stream; later ones only."""
+        """Return the samples at ascending positions of the stream. Positions must ascend from call to call, too."""
         parts: list[Columns] = []
-        for number, at in self._by_window(positions):
+        for number, offsets in self._by_window(positions):
             if parts:
-                parts[-1] = copy_columns(parts[-1])  # and the window before is let go of
-            parts.append(self._gather(number, at))
+                parts[-1] = copy_columns(parts[-1])  # lets go of the previous window
+            parts.append(self._gather(number, offsets))
         return concat_columns(parts)
 
-    def _positions(self, first_step: int, steps: int) -> Int64:
-        starts = np.arange(first_step, first_step + steps, dtype=np.int64) * self._order.geometry.piece
-        return (starts[:, None] + self._slice.offsets()).reshape(-1)
-
     def _number_at(self, position: int) -> int:
-        """The window of a position; those that it falls in again behind the stream's end are counted on."""
+        """Return the window of a position; after the end of the stream, windows are counted on from its beginning."""
         laps, position = divmod(position, self._windows.samples)
         return laps * len(self._windows) + self._windows.number_at(position)
 
     def _by_window(self, positions: Positions) -> Iterator[tuple[int, Positions]]:
-        """The windows that ascending positions fall in, and the positions in each, from its own start."""
+        """Yield the windows that ascending positions fall in, and the positions relative to the window's start."""
         start = 0
         while start < len(positions):
             number = self._number_at(int(positions[start]))
@@ -214,48 +172,45 @@ class StreamReader:
 
     def _gather(self, number: int, positions: Positions) -> Columns:
         if self._open is None or self._number != number:
-            self._open = None  # let go of the old window before the new one is taken in
+            self._open = None  # before the next window takes memory
             self._number = number
             self._open = self._enter(number)
         with self._counters.busy("gather", items=len(positions)):
             return self._open.take(positions)
 
     def _enter(self, number: int) -> OpenWindow:
-        """A window that is needed now; those that were asked for and passed over are let go."""
-        if number not in self._ahead:
-            self._ahead[number] = self._request(number, 0)
+        """Return a window that is needed now; drop requests for earlier ones."""
+        if number not in self._requests:
+            self._requests[number] = self._request(number, 0)
             if self._upcoming is not None and self._upcoming[0] <= number:
-                self._upcoming = self._after(number)
-        passed = [asked for asked in self._ahead if asked < number]
-        for asked in [*passed, number]:
-            self._lookahead.release(self._ahead[asked].size)
-        for asked in passed:
-            del self._ahead[asked]
-        self._lookahead.fill()
-        return self._wait(self._ahead.pop(number).opened)
+                self._upcoming = self._next_window(number)
+        earlier = [requested for requested in self._requests if requested < number]
+        for requested in [*earlier, number]:
+            self._budget.release(self._requests[requested].size)
+        for requested in earlier:
+            del self._requests[requested]
+        self._budget.fill()
+        window = self._requests.pop(number).window
+        if window.done():
+            return window.result()
+        with self._counters.waiting("gather"):
+            return window.result()
 
-    def _after(self, number: int) -> tuple[int, UpcomingWindow] | None:
-        """The next window that serves anything, and what it takes to ask for it."""
+    def _next_window(self, number: int) -> tuple[int, UpcomingWindow] | None:
+        """Return the next window that serves samples, with its step and bytes."""
         last = self._number_at(self._last)
         while (number := number + 1) <= last:
             window = self._windows[number % len(self._windows)]
             if window.samples:
-                size = self._fetcher.bytes_of(window.segments)
+                size = self._opener.context.fetcher.bytes_of(window.segments)
                 return number, UpcomingWindow(step=self._step(number, window), size=size)
         return None
 
     def _step(self, number: int, window: Window) -> int:
         laps = number // len(self._windows)
-        return (laps * self._windows.samples + window.start) // self._order.geometry.piece
+        return (laps * self._windows.samples + window.start) // self._piece
 
-    def _request(self, number: int, size: int) -> _Asked:
+    def _request(self, number: int, size: int) -> _Request:
         window = self._windows[number % len(self._windows)]
-        return _Asked(
-            opened=self._opener.begin(window, self._first, self._step(number, window), whole=self._whole), size=size
-        )
-
-    def _wait(self, future: Future[OpenWindow]) -> OpenWindow:
-        if future.done():
-            return future.result()
-        with self._counters.waiting("gather"):
-            return future.result()
+        opened = self._opener.begin(window, self._first, self._step(number, window), contiguous=self._contiguous)
+        return _Request(window=opened, size=size)

@@ -22,8 +22,8 @@ from ringfeed.pipeline.decode.columns import Columns, copy_columns
 from ringfeed.pipeline.deliver import chunk_sizes
 from ringfeed.pipeline.metrics.stage_counters import Counters
 from ringfeed.pipeline.select.sample_columns import CLASS_ID
-from ringfeed.pipeline.streams import open_window as opening
 from ringfeed.pipeline.streams import stream_reader as streams
+from ringfeed.pipeline.streams import window_opener
 from ringfeed.pipeline.streams.borrowed_records import BorrowedRecords
 from ringfeed.pipeline.streams.shard_fetcher import ShardFetcher
 from ringfeed.sharding import BuildOptions, ConfigError, CorruptionError, DatasetError, build, open_dataset
@@ -168,7 +168,7 @@ def test_of_an_epoch_of_many_times_the_records_any_part_is_the_same(
 ) -> None:
     url, options = make_dataset(RECORDS), {"batch_size": 12, "streams": 4, "balance": "uniform", "epoch_length": 20_000}
     whole = read(Loader(url, **options))["id"]
-    monkeypatch.setattr(opening, "_TOGETHER", 1)  # then as many are drawn at a time as the window has records
+    monkeypatch.setattr(window_opener, "_SAMPLE_BLOCK", 1)  # then as many are drawn at a time as the window has records
     part = read(Loader(url, rank=rank, world_size=world_size, **options), 0, step)["id"]
     np.testing.assert_array_equal(part, np.split(whole, world_size, axis=1)[rank][step:])
 

@@ -298,7 +298,7 @@ def test_samples_that_are_asked_for_one_by_one_are_not_put_in_order_beforehand(
     sources: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(
-        "ringfeed.pipeline.streams.open_window._in_order"
+        "ringfeed.pipeline.streams.open_window._columns_to_gather"
     )  # which takes memory, as much as the windows' numbers
     next(Mixture(sources, batch_size=24).chunks(0))
 

@@ -132,7 +132,7 @@ class Stream:
     def upcoming(self) -> UpcomingWindow | None:
         return self.windows[0] if self.windows else None
 
-    def ask(self) -> None:
+    def prefetch(self) -> None:
         self.asked.append((self.name, self.windows.pop(0).step))
 
 

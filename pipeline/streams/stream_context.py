@@ -1,0 +1,38 @@
+"""What the streams of a split share in every epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..fetch.threads import Threads
+from ..metrics.stage_counters import Counters
+from .length_buckets import LengthBuckets
+from .shard_fetcher import ShardFetcher
+
+__all__ = ["StreamContext"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamContext:
+    """What the streams of a split share in every epoch.
+
+    Attributes:
+        streams: streams to read. What several of them need of a shard at the same time is fetched once.
+        class_counts: returns the records of each class in each shard, [shards, classes]; called only where a window
+            lacks a class.
+        fetcher: fetcher of the split's shards.
+        planner: threads that plan windows, separate from the fetcher's.
+        counters: counters of the loader.
+        buckets: how to batch records by length; None for no such batching.
+    """
+
+    streams: range
+    class_counts: Callable[[], npt.NDArray[np.unsignedinteger]]
+    fetcher: ShardFetcher
+    planner: Threads
+    counters: Counters
+    buckets: LengthBuckets | None = None
