@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from ..sharding.common.option_checks import boolean, choice, integer, text, texts
 from ..sharding.errors import ConfigError
-from ..sharding.storage.storage import Place
+from ..sharding.storage.storage import StorageLike
 from .fetch.quarantine import OnBadShard
 from .fetch.shard_cache import ShardCache
 from .order.class_shares import Balance, EpochLength, parse_balance
@@ -35,7 +35,7 @@ class LoaderOptions:
         ConfigError: an argument breaks its rule, or two do not go together.
     """
 
-    url: Place
+    url: StorageLike
     _: KW_ONLY
     split: str = "train"
     batch_size: int

@@ -18,10 +18,11 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from ...sharding.errors import RingfeedError, StorageError
+from ...sharding.storage.timeouts import request_limit_seconds
 from ..metrics.stage_counters import Counters
 from .threads import start_thread
 
-__all__ = ["Hedging", "Latencies", "limit_seconds"]
+__all__ = ["Hedging", "Latencies"]
 
 T = TypeVar("T")
 _REMEMBERED = 100  # reads
@@ -29,16 +30,6 @@ _ENOUGH = 8  # reads before their times say what is usual
 _UNUSUAL_SECONDS = 5.0  # until then
 _FACTOR, _LEAST_SECONDS = 3.0, 0.2  # of the 95th percentile; below it a second request gains little
 _SHARE = 0.05  # of all reads, that may be sent twice
-_LIMIT_SECONDS, _LIMIT_BYTES_PER_SECOND = 300.0, 1 << 17  # many at a time share a slow link
-
-
-def limit_seconds(size: int) -> float:
-    """How long a file of so many bytes is waited for, whatever its client does: 5 minutes, and 8 s for each MiB.
-
-    >>> limit_seconds(60 << 20)
-    780.0
-    """
-    return _LIMIT_SECONDS + size / _LIMIT_BYTES_PER_SECOND
 
 
 class Latencies:
@@ -120,7 +111,7 @@ class Hedging:
             where: the file's URL, for the error.
 
         Raises:
-            StorageError: no answer came within `limit_seconds`, or the loader was closed.
+            StorageError: no answer came within `request_limit_seconds`, or the loader was closed.
             RingfeedError: the system starts no thread.
             Exception: what `read` raises, once all requests have failed.
         """
@@ -146,7 +137,7 @@ class Hedging:
         self, read: Callable[[], T], answers: queue.SimpleQueue[_Answer[T]], kind: Latencies, size: int, where: str
     ) -> T:
         begun = time.monotonic()
-        limit = limit_seconds(size)
+        limit = request_limit_seconds(size)
         late = min(kind.begin(), limit) if self._second else limit
         requests, failures = 1, 0
         _send(read, answers, second=False)

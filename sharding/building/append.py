@@ -27,7 +27,7 @@ from ..sources import Source
 from ..sources.files.snapshot import record_listings
 from ..storage.lease import Holder
 from ..storage.storage import Storage
-from ..storage.urls import take_urls
+from ..storage.urls import normalize_url_fields
 from .build import describe_build, write_dataset
 from .build_plan import BuildPlan
 from .options import ONE_SPLIT, BuildOptions
@@ -79,7 +79,7 @@ class AppendOptions:
     folder: str = field(default_factory=os.getcwd)
 
     def __post_init__(self) -> None:
-        take_urls(self, "source", "destination", optional="spill")
+        normalize_url_fields(self, "source", "destination", optional="spill")
         take_integers(self, "shards", "shard_bytes", "seed")
         check_flags(self, "as_is", "again")
         if self.splits is not None:

@@ -14,15 +14,15 @@ from ..dataset.shard_table import seal
 from ..dataset.tfds_files import tfds_files
 from ..destination.dataset_draft import DatasetDraft, Purpose, draft_dataset
 from ..destination.spill import (
-    about_spill,
     open_scratch,
     open_spill,
-    remove_other_spill,
+    remove_abandoned_spill,
     remove_spill,
-    remove_spill_after,
+    remove_spill_on_error,
+    spill_lease_entry,
     spill_root,
 )
-from ..engines.executors import begin_processes
+from ..engines.executors import preload_workers
 from ..errors import RingfeedError
 from ..prepare.screening.bad_records import encode_rejected
 from ..progress import Report, ignore
@@ -31,7 +31,7 @@ from ..sources.base import unwrap
 from ..sources.files.find import check_unchanged
 from ..sources.files.snapshot import Listing, record_listings
 from ..sources.images.class_folders import ImageFolderSource
-from ..storage.fenced import fenced_for_workers
+from ..storage.fenced_storage import fence_for_workers
 from ..storage.storage import Storage, public_url
 from .build_plan import BuildPlan, program_version
 from .capacity import build_engine, memory_share
@@ -66,7 +66,7 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
             untouched, unless it is the last step, the replacing, that fails.
     """
     if executor is None and options.engine == "local" and options.workers > 1:
-        begin_processes(options.source, options.destination)
+        preload_workers(options.source, options.destination)
     with record_listings() as listed:
         source = open_build_source(options)
     destination = Storage(options.destination)
@@ -74,14 +74,14 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
     with draft_dataset(destination, purpose, describe_build(options.source, options.spill)) as draft:
 
         def committed(plan: BuildPlan) -> Manifest | None:
-            return draft.committed(plan.fingerprint(options))
+            return draft.find_committed(plan.fingerprint(options))
 
         return write_dataset(source, listed, options, draft, committed, executor=executor, report=report)
 
 
 def describe_build(source: str, spill: str | None, task: str = "build") -> dict[str, str]:
     """What a build, or another `task`, leaves in the folder while it is at work, for whoever finds it."""
-    return {"task": task, "source": public_url(source), "writer": program_version(), **about_spill(spill)}
+    return {"task": task, "source": public_url(source), "writer": program_version(), **spill_lease_entry(spill)}
 
 
 def write_dataset(
@@ -109,7 +109,7 @@ def write_dataset(
         The manifest that was committed.
     """
     root = spill_root(options.spill, options.destination)
-    remove_other_spill(draft.lease.previous, options.destination, root)
+    remove_abandoned_spill(draft.lease.previous, options.destination, root)
     absent = root.absent_folders()
     base = None if draft.base is None else draft.base.manifest
     earlier = None if draft.base is None else EarlierShards.of(draft.base)
@@ -121,7 +121,7 @@ def write_dataset(
             result = committed(plan)
             if result is None:
                 fingerprint = plan.fingerprint(options)
-                with draft.telling_removal():
+                with draft.checking_lease():
                     manifest, infos = _write(plan, listed, options, draft, fingerprint, root, pool, report)
                 workers.close()  # what they hold is needed where there are very many classes
                 if draft.base is not None:
@@ -135,9 +135,9 @@ def write_dataset(
         except BaseException as error:
             draft.recount()
             if not (draft.finished and draft.may_resume(error)):
-                remove_spill_after(error, root, absent)
+                remove_spill_on_error(error, root, absent)
             elif isinstance(error, (RingfeedError, KeyboardInterrupt)):
-                raise type(error)(f"{error}; {draft.how_to_resume}".removeprefix("; ")) from error
+                raise type(error)(f"{error}; {draft.resume_hint}".removeprefix("; ")) from error
             raise
         remove_spill(root, absent)
     return result
@@ -166,7 +166,7 @@ def _write(
     draft.begin(finished)
     layout = common_layout(plan, options, parts)
     target = ShardTarget(
-        storage=fenced_for_workers(draft.storage, draft.destination, draft.lease),
+        storage=fence_for_workers(draft.storage, draft.destination, draft.lease),
         plan=fingerprint,
         shard_format=options.shard_format,
         compression=options.codec,

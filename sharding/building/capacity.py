@@ -18,21 +18,23 @@ __all__ = ["build_engine", "memory_share", "memory_task_limit", "task_limit"]
 _TASK_BYTES = 1 << 30  # that a task on a cluster may use, unless it is told
 
 
-def build_engine(options: BuildOptions, holds: str | None = None) -> AbstractContextManager[Executor]:
-    """The engine that the options name; `holds` as for `open_engine`."""
-    return open_engine(options.engine, options.workers, spills_here=options.spill is None, holds=holds)
+def build_engine(options: BuildOptions, leased_destination: str | None = None) -> AbstractContextManager[Executor]:
+    """The engine that the options name; `leased_destination` as for `open_engine`."""
+    return open_engine(
+        options.engine, options.workers, local_spill=options.spill is None, leased_destination=leased_destination
+    )
 
 
 def task_limit(pool: Executor, options: BuildOptions) -> int | Callable[[], int]:
     """How many tasks to have submitted and not ended, where memory sets no limit."""
-    return pool.at_once if isinstance(pool, ClusterExecutor) else options.memory.ahead
+    return pool.max_pending if isinstance(pool, ClusterExecutor) else options.memory.max_pending
 
 
 def memory_share(pool: Executor, options: BuildOptions, plan: BuildPlan) -> MemoryShare:
     """What this machine's processes may hold together; of a cluster, which spreads tasks as it likes, each task."""
     share = options.memory
     if isinstance(pool, ClusterExecutor):
-        share = MemoryShare(budget=options.memory_bytes or _TASK_BYTES, workers=1, alone=True)
+        share = MemoryShare(budget=options.memory_bytes or _TASK_BYTES, workers=1, per_task=True)
     return replace(share, classes=plan.class_bytes)
 
 

@@ -16,7 +16,7 @@ from ..formats.shard_encode import COMPRESSIONS, default_compression
 from ..prepare import PrepareOptions, restore_options
 from ..prepare.screening.bad_records import Budget, parse_budget
 from ..sources import KINDS
-from ..storage.urls import take_urls
+from ..storage.urls import normalize_url_fields
 
 __all__ = [
     "ONE_SPLIT",
@@ -90,7 +90,7 @@ class BuildOptions:
     prepare: PrepareOptions = field(default_factory=PrepareOptions)
 
     def __post_init__(self) -> None:
-        take_urls(self, "source", "destination", optional="spill")
+        normalize_url_fields(self, "source", "destination", optional="spill")
         self._check_types()
         if self.shard_format not in COMPRESSIONS:
             raise ConfigError(f"the format must be one of {', '.join(COMPRESSIONS)}, got {self.shard_format!r}")

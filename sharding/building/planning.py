@@ -17,7 +17,7 @@ from ..assignment.size_balance import deal_records
 from ..assignment.split_by_column import ColumnSplits, open_census, split_by_column
 from ..dataset.earlier_shards import EarlierShards
 from ..dataset.manifest import Manifest
-from ..destination.dataset_draft import check_apart, check_spill
+from ..destination.dataset_draft import check_disjoint, check_spill_outside
 from ..destination.spill import side_folder, spill_root
 from ..engines.executors import Job, stream_tasks
 from ..engines.memory import RecordBytes
@@ -98,13 +98,13 @@ def open_build_source(options: BuildOptions, types: Mapping[str, Feature] = NO_F
         ConfigError: the options do not fit it.
         DestinationError: source and destination lie in each other, or what is spilled would in the destination.
     """
-    check_apart(options.source, options.destination)
-    check_spill(options.spill, options.destination)
+    check_disjoint(options.source, options.destination)
+    check_spill_outside(options.spill, options.destination)
     reject = open_policy(options.bad_records)
     source = open_with_carried_column(
         options.source, options.label, options.source_kind, options.prepare, options.deciding_column, reject, types
     )
-    check_apart(source.url, options.destination)  # the folder alone, where the options name a split in it
+    check_disjoint(source.url, options.destination)  # the folder alone, where the options name a split in it
     check_label(source.schema)
     return source
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..errors import RingfeedError
-from ..storage.staging import FileInfo, staged
+from ..storage.file_contents import FileInfo, open_decompressed
 from ..storage.storage import Storage
 from . import dali_index as dali
 from .damage import Damage, first_difference, kind_of_size
@@ -70,6 +70,6 @@ def locate_in_companion(
     )
     if original is None or file_info(original) != expected:
         return damage
-    with staged(storage, path) as stored:
+    with open_decompressed(storage, path) as stored:
         offset = first_difference(memoryview(stored), original)
     return replace(damage, offset=offset, problem=f"it is not as it was written, from byte {offset} on")

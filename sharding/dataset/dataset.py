@@ -18,7 +18,7 @@ from ..formats.parquet import iterate_parquet
 from ..formats.tfrecord import decompress, iterate_records
 from ..schema import Schema
 from ..storage.lease import LEASE_NAME
-from ..storage.storage import Place, Storage, storage_of
+from ..storage.storage import Storage, StorageLike, as_storage
 from .consistency import check_manifest, check_shards, corruption_errors
 from .damage import content_problem
 from .file_names import salvaged_name
@@ -46,7 +46,7 @@ class Dataset:
         return tuple(shard for shard in self.shards if shard.split == split)
 
 
-def open_dataset(location: Place) -> Dataset:
+def open_dataset(location: StorageLike) -> Dataset:
     """Open a dataset by the URL of its folder; reads `dataset.json` and `shards.parquet`.
 
     What is written anew meanwhile is read anew, for it names another table, and the one before may be gone.
@@ -56,7 +56,7 @@ def open_dataset(location: Place) -> Dataset:
         CorruptionError: one of the two files is damaged.
         StorageError: the store refuses.
     """
-    storage = storage_of(location)
+    storage = as_storage(location)
     storage.check_reachable()
     now = _read_manifest(storage)
     while True:

@@ -15,9 +15,9 @@ import xxhash
 
 from ..common.checksums import checksum
 from ..errors import CorruptionError, DatasetError, RingfeedError, StorageError
+from ..storage.file_contents import FileInfo, digest_file, open_decompressed
 from ..storage.lease import LEASE_NAME, read_holder
-from ..storage.retry import Exhausted, RetryPolicy
-from ..storage.staging import FileInfo, measure, staged
+from ..storage.retry import RetriesExhaustedError, RetryPolicy
 from ..storage.storage import Storage
 from .consistency import check_manifest, check_table
 from .damage import Damage, first_difference, kind_of_size
@@ -87,7 +87,7 @@ def recover_dataset(storage: Storage, workers: int) -> RecoveredDataset:
         sizes = storage.sizes()
         names: frozenset[str] | None = frozenset(sizes)
     except StorageError as error:  # not every store, nor every account, can list
-        if isinstance(error.__context__, Exhausted) and not _answers(storage):
+        if isinstance(error.__context__, RetriesExhaustedError) and not _answers(storage):
             raise
         sizes, names = {}, None
     data = read_or_none(storage, MANIFEST_NAME)
@@ -180,7 +180,7 @@ def _without_manifest(
 def _is_being_built(storage: Storage, names: frozenset[str] | None) -> bool:
     """Whether what is there is of a build that has not finished; a repair marks the dataset that it writes to, too."""
     holder = read_holder(storage) if LEASE_NAME in (names or ()) else None
-    return holder is not None and holder.begun == "build"
+    return holder is not None and holder.unfinished_task == "build"
 
 
 def _from_table(
@@ -353,7 +353,7 @@ def _shard_names(manifest: Manifest, names: frozenset[str], *, newest: bool) -> 
 
 def _measure_all(storage: Storage, paths: Sequence[str], workers: int) -> dict[str, FileInfo | None]:
     with ThreadPoolExecutor(workers) as pool:
-        return dict(zip(paths, pool.map(lambda path: measure(storage, path), paths), strict=True))
+        return dict(zip(paths, pool.map(lambda path: digest_file(storage, path), paths), strict=True))
 
 
 def _derive(
@@ -365,7 +365,7 @@ def _derive(
     if data is None or index_data is None:
         return None
     try:
-        with staged(storage, index_path) as buffer:
+        with open_decompressed(storage, index_path) as buffer:
             class_ids = read_index(buffer, manifest).class_ids
             counts = np.bincount(class_ids, minlength=len(manifest.classes))
     except (ValueError, FileNotFoundError):

@@ -13,11 +13,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from ..errors import DestinationError, RingfeedError
-from ..storage.lease import LEASE_NAME, Holder, held_by, hold, is_held, is_lease_draft, is_mark, read_holder
+from ..storage.lease import (
+    LEASE_NAME,
+    Holder,
+    describe_holder,
+    hold_lease,
+    is_held,
+    is_lease_draft,
+    is_lease_file,
+    read_holder,
+)
 from ..storage.storage import Storage
-from .leftovers import remove_empty, remove_files, remove_uploads
+from .leftovers import abort_uploads, remove_empty_folders, remove_files
 
-__all__ = ["appearing_folder", "clear_killed"]
+__all__ = ["open_atomic_folder", "remove_killed_export"]
 
 _ABOUT = {"task": "export"}
 _FILES = "files"  # in the folder beside the target: what is renamed
@@ -25,7 +34,7 @@ _WRITTEN = re.compile(r"[^/]+-\d{5,}-of-\d{5,}\.(tar|parquet)|README\.md")  # se
 
 
 @contextmanager
-def appearing_folder(target: Storage) -> Iterator[Storage]:
+def open_atomic_folder(target: Storage) -> Iterator[Storage]:
     """A place to write the files of a folder in. If the body fails, nothing of it is left.
 
     On local disks and HDFS the folder is renamed when the body has ended. An object store has no folders to rename:
@@ -45,11 +54,11 @@ def appearing_folder(target: Storage) -> Iterator[Storage]:
     _check_empty(target, read_holder(target))
     room = _room(target)
     absent = room.absent_folders() or (() if room == target else (room.filesystem()[1],))
-    with hold(room, _ABOUT) as lease:
+    with hold_lease(room, _ABOUT) as lease:
         try:
             _check_empty(target, lease.previous)  # anew: it may have been filled before it was held
             remove_files(room, _left_in(room))
-            remove_uploads(room, _is_written)
+            abort_uploads(room, _is_written)
             storage = room if room == target else room.folder(_FILES)
             try:
                 yield storage
@@ -63,12 +72,12 @@ def appearing_folder(target: Storage) -> Iterator[Storage]:
                 raise
         finally:
             lease.release(keep=False)
-            remove_empty(room, [_FILES])
+            remove_empty_folders(room, [_FILES])
             with suppress(RingfeedError):
                 room.remove_folders(absent)
 
 
-def clear_killed(target: Storage, *, dry_run: bool = False) -> list[str]:
+def remove_killed_export(target: Storage, *, dry_run: bool = False) -> list[str]:
     """Remove what those left who were killed while they wrote a folder.
 
     Args:
@@ -87,19 +96,19 @@ def clear_killed(target: Storage, *, dry_run: bool = False) -> list[str]:
     holder = read_holder(room)
     if room == target and not _is_export(holder):
         return []
-    left = [name for name in room.list() if is_mark(name) or is_lease_draft(name)] + _left_in(room)
+    left = [name for name in room.list() if is_lease_file(name) or is_lease_draft(name)] + _left_in(room)
     if dry_run and holder is not None and is_held(room, holder):
-        raise DestinationError(held_by(room, holder))
-    uploads = remove_uploads(room, _is_written, dry_run=True) if left else []
+        raise DestinationError(describe_holder(room, holder))
+    uploads = abort_uploads(room, _is_written, dry_run=True) if left else []
     if left and not dry_run:
-        with hold(room, _ABOUT) as lease:
+        with hold_lease(room, _ABOUT) as lease:
             if room != target or _is_export(lease.previous):  # else it was finished meanwhile
                 remove_files(room, [name for name in left if name != LEASE_NAME])
-                remove_uploads(room, _is_written)
+                abort_uploads(room, _is_written)
             if refused := lease.release(keep=False):
                 raise refused
     if room != target and not dry_run:
-        remove_empty(room, [""])
+        remove_empty_folders(room, [""])
     return [room.locate(name) for name in left] + uploads
 
 
@@ -138,7 +147,7 @@ def _check_empty(target: Storage, holder: Holder | None) -> None:
     """Refuse a folder that holds anything but what a killed one, the holder, left in it."""
     killed = _is_export(holder)
     others = [name for name in target.list() if not (killed and _is_written(name))]
-    if foreign := next((name for name in others if not (target.is_object_store and is_mark(name))), None):
+    if foreign := next((name for name in others if not (target.is_object_store and is_lease_file(name))), None):
         raise DestinationError(f"{target.locate()} is not empty (there is {foreign!r}); choose an empty folder")
 
 

@@ -10,20 +10,37 @@ from ..dataset.dataset import open_dataset
 from ..dataset.file_names import GENERATION_FILES, TABLE_NAMES, folder_of, generation_of, table_order
 from ..dataset.manifest import MANIFEST_NAME, Manifest
 from ..errors import DestinationError, StorageError
-from ..storage.fenced import fenced
-from ..storage.lease import LEASE_NAME, TAKEOVER_PREFIX, Holder, held_by, hold, is_held, is_lease_draft, read_holder
-from ..storage.storage import Place, Storage, storage_of
-from ..storage.urls import given_url
-from .atomic_folder import clear_killed
-from .dataset_draft import check_no_damaged
+from ..storage.fenced_storage import fence_storage
+from ..storage.lease import (
+    LEASE_NAME,
+    TAKEOVER_PREFIX,
+    Holder,
+    describe_holder,
+    hold_lease,
+    is_held,
+    is_lease_draft,
+    read_holder,
+)
+from ..storage.storage import Storage, StorageLike, as_storage
+from ..storage.urls import validate_url
+from .atomic_folder import remove_killed_export
+from .dataset_draft import check_undamaged
 from .journal import JOURNAL_FOLDER
-from .leftovers import STAGING, files_of, folders_of, is_ours, remove_empty, remove_files, remove_uploads
-from .spill import about_spill, remove_spill, scratch_root, spill_root, spilled_files, spilled_uploads
+from .leftovers import (
+    STAGING,
+    abort_uploads,
+    dataset_files,
+    is_build_file,
+    parent_folders,
+    remove_empty_folders,
+    remove_files,
+)
+from .spill import remove_spill, scratch_root, spill_lease_entry, spill_root, spilled_files, spilled_uploads
 
 __all__ = ["clean"]
 
 
-def clean(destination: Place, *, spill: str | os.PathLike[str] | None = None, dry_run: bool = False) -> list[str]:
+def clean(destination: StorageLike, *, spill: str | os.PathLike[str] | None = None, dry_run: bool = False) -> list[str]:
     """Remove what killed builds and exports left at a destination, or spilled for it; no part of a dataset.
 
     Args:
@@ -38,8 +55,8 @@ def clean(destination: Place, *, spill: str | os.PathLike[str] | None = None, dr
         DestinationError: another writes there, or the dataset there has lost its `dataset.json`.
         CorruptionError: the dataset there is damaged; what belongs to it is not known.
     """
-    destination, spill = storage_of(destination), None if spill is None else given_url(spill, "spill")
-    exported = clear_killed(destination, dry_run=dry_run)
+    destination, spill = as_storage(destination), None if spill is None else validate_url(spill, "spill")
+    exported = remove_killed_export(destination, dry_run=dry_run)
     holder = read_holder(destination)
     if spill is None and holder is not None:
         spill = holder.about.get("spill")
@@ -50,17 +67,17 @@ def clean(destination: Place, *, spill: str | os.PathLike[str] | None = None, dr
     debris, _ = _debris(destination, files)
     if dry_run or not (debris or _spilled(roots, dry_run=True)):
         spilled = _spilled(roots, dry_run=True)
-        uploads = remove_uploads(destination, dry_run=True) if _was_built_in(files) else []
+        uploads = abort_uploads(destination, dry_run=True) if _was_built_in(files) else []
         return _named(exported, destination, debris, uploads + spilled)
-    with _held(destination, {**about_spill(spill), **_after(holder)}) as (marked, own):
+    with _held(destination, {**spill_lease_entry(spill), **_after(holder)}) as (marked, own):
         files = destination.list()  # anew: what was debris may be part of a dataset by now
         names = [name for name in files if marked or name != LEASE_NAME]
         debris, begun = _debris(destination, names)
-        uploads = remove_uploads(own) if _was_built_in(names) else []
+        uploads = abort_uploads(own) if _was_built_in(names) else []
         spilled = _spilled(roots, dry_run=False)  # before the mark, which leads to it
         remove_files(own, [name for name in debris if name != LEASE_NAME])
-    folders = [JOURNAL_FOLDER, STAGING, *folders_of(debris), *begun]
-    remove_empty(destination, [*folders, *([] if set(files) - {*debris, LEASE_NAME} else [""])])
+    folders = [JOURNAL_FOLDER, STAGING, *parent_folders(debris), *begun]
+    remove_empty_folders(destination, [*folders, *([] if set(files) - {*debris, LEASE_NAME} else [""])])
     return _named(exported, destination, debris, uploads + spilled)
 
 
@@ -80,7 +97,7 @@ def _spilled(roots: Iterable[Storage], *, dry_run: bool) -> list[str]:
 
 def _after(holder: Holder | None) -> dict[str, str]:
     """For the mark of a clean: whose work it removes, for what is left of a build is no damaged dataset."""
-    return {} if holder is None else {"after": holder.begun}
+    return {} if holder is None else {"after": holder.unfinished_task}
 
 
 @contextmanager
@@ -97,14 +114,14 @@ def _held(destination: Storage, about: Mapping[str, str]) -> Iterator[tuple[bool
     """
     with ExitStack() as stack:
         try:
-            lease = stack.enter_context(hold(destination, {"task": "clean", **about}))
+            lease = stack.enter_context(hold_lease(destination, {"task": "clean", **about}))
         except StorageError:
             _check_nobody_writes(destination)
             yield True, destination
             destination.remove(LEASE_NAME)
             return
         try:
-            yield lease.previous is not None, fenced(destination, lease)
+            yield lease.previous is not None, fence_storage(destination, lease)
         except BaseException:
             lease.release(keep=False)
             raise
@@ -115,7 +132,7 @@ def _held(destination: Storage, about: Mapping[str, str]) -> Iterator[tuple[bool
 def _check_nobody_writes(destination: Storage) -> None:
     holder = read_holder(destination)
     if holder is not None and is_held(destination, holder):
-        raise DestinationError(held_by(destination, holder))
+        raise DestinationError(describe_holder(destination, holder))
 
 
 def _debris(destination: Storage, files: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -123,13 +140,13 @@ def _debris(destination: Storage, files: Sequence[str]) -> tuple[list[str], list
 
     That may be there although no file is in it yet.
     """
-    check_no_damaged(destination, files)
+    check_undamaged(destination, files)
     known: set[str] = set()
     manifest = None
     if MANIFEST_NAME in files:
         dataset = open_dataset(destination)
-        known, manifest = set(files_of(dataset)), dataset.manifest
-    debris = [name for name in files if is_ours(name) and name not in known] if _was_built_in(files) else []
+        known, manifest = set(dataset_files(dataset)), dataset.manifest
+    debris = [name for name in files if is_build_file(name) and name not in known] if _was_built_in(files) else []
     begun = [] if manifest is None else [folder_of(len(manifest.all_generations))]
     return debris + sorted(set(_of_other_generations(manifest, files)) - set(debris)), begun
 
@@ -138,7 +155,7 @@ def _of_other_generations(manifest: Manifest | None, files: Iterable[str]) -> It
     """What an append that did not end has written, and tables that only those need who opened them before an append."""
     last = len(manifest.all_generations) - 1 if manifest is not None else 0
     for name in files:
-        if manifest is None or not GENERATION_FILES.fullmatch(name) or not is_ours(name):
+        if manifest is None or not GENERATION_FILES.fullmatch(name) or not is_build_file(name):
             continue
         table = TABLE_NAMES.fullmatch(name) is not None
         generation = table_order(name)[0] if table else generation_of(name)

@@ -15,14 +15,23 @@ from ..dataset.recovery import recover_dataset
 from ..dataset.tfds_files import tfds_paths
 from ..errors import CorruptionError, DatasetError, DestinationError, RingfeedError, StorageError
 from ..messages import counted, some_of
-from ..storage.fenced import fenced
-from ..storage.lease import LEASE_NAME, Lease, hold, is_lease_draft
+from ..storage.fenced_storage import fence_storage
+from ..storage.lease import LEASE_NAME, Lease, hold_lease, is_lease_draft
 from ..storage.retry import RetryPolicy
 from ..storage.storage import Storage
 from .journal import JOURNAL_FOLDER, ShardResult, count_recorded, read_journal
-from .leftovers import STAGING, files_of, folders_of, is_our_draft, is_ours, remove_empty, remove_files, remove_uploads
+from .leftovers import (
+    STAGING,
+    abort_uploads,
+    dataset_files,
+    is_build_draft,
+    is_build_file,
+    parent_folders,
+    remove_empty_folders,
+    remove_files,
+)
 
-__all__ = ["DatasetDraft", "Purpose", "check_apart", "check_no_damaged", "check_spill", "draft_dataset"]
+__all__ = ["DatasetDraft", "Purpose", "check_disjoint", "check_spill_outside", "check_undamaged", "draft_dataset"]
 
 Purpose = Literal["new", "replace", "append"]
 
@@ -49,11 +58,11 @@ class DatasetDraft:
         self.total = 0
         self._begun = False
         self._committing = False
-        self._own = fenced(storage, lease)  # both, for what changes them
-        self._there = fenced(destination, lease)
+        self._own = fence_storage(storage, lease)  # both, for what changes them
+        self._there = fence_storage(destination, lease)
 
     @property
-    def how_to_resume(self) -> str:
+    def resume_hint(self) -> str:
         """What to tell who is left with unfinished work."""
         done = ("shard", "is/are")
         finished = some_of(self.finished, self.total, *done) if self.total else counted(self.finished, *done)
@@ -69,7 +78,7 @@ class DatasetDraft:
             return error.may_pass
         return isinstance(error, (KeyboardInterrupt, SystemExit, OSError))
 
-    def is_kept(self, error: BaseException) -> bool:
+    def keeps_work(self, error: BaseException) -> bool:
         """Whether there is finished work, of this build or of one before it, to be gone on with after an error."""
         if self._begun:
             return self.finished > 0 and self.may_resume(error)
@@ -83,7 +92,7 @@ class DatasetDraft:
             return True
         return MANIFEST_NAME not in names and any(name.startswith(f"{JOURNAL_FOLDER}/") for name in names)
 
-    def committed(self, fingerprint: str) -> Manifest | None:
+    def find_committed(self, fingerprint: str) -> Manifest | None:
         """The dataset, if a build of the same plan was killed between its commit and its end.
 
         Raises:
@@ -115,7 +124,7 @@ class DatasetDraft:
 
     def begin(self, finished: Mapping[int, ShardResult]) -> None:
         """Remove all that earlier builds left, but for what `resume` has found; now nothing but writing can fail."""
-        self.lease.tell_plan(self._fingerprint)
+        self.lease.record_plan(self._fingerprint)
         self._begun = True
         names = self.storage.list()
         keep = {LEASE_NAME, *(name for name in names if name.startswith(f"{JOURNAL_FOLDER}/{self._fingerprint}/"))}
@@ -124,7 +133,7 @@ class DatasetDraft:
         self._remove_own(set(names) - keep)
 
     @contextmanager
-    def telling_removal(self) -> Iterator[None]:
+    def checking_lease(self) -> Iterator[None]:
         """Of what fails for the destination is gone, or another has it and has removed what was spilled, say so.
 
         Raises:
@@ -212,22 +221,22 @@ class DatasetDraft:
         if self.base is not None:
             table = table_name(self._generation)
             begins = (folder_of(self._generation), f"{JOURNAL_FOLDER}/", ".")
-            own = [name for name in own if is_ours(name) and (name == table or name.startswith(begins))]
+            own = [name for name in own if is_build_file(name) and (name == table or name.startswith(begins))]
             remove_files(self._own, [name for name in own if name == table])  # before the shards that it tells of
         remove_files(self._own, own)
 
     def _replace(self) -> None:
         self.lease.check()
         names = self.destination.list()
-        old = [n for n in names if GENERATION_FILES.fullmatch(n) and is_ours(n)]
+        old = [n for n in names if GENERATION_FILES.fullmatch(n) and is_build_file(n)]
         old += [name for name in names if name.startswith(f"{JOURNAL_FOLDER}/")]  # of an append that did not end
         with suppress(RingfeedError):  # it was damaged: that may be why it is being replaced
-            old = [*{*old, *files_of(open_dataset(self.destination))}]
+            old = [*{*old, *dataset_files(open_dataset(self.destination))}]
         self._there.remove(MANIFEST_NAME)
         remove_files(self._there, old)
-        remove_empty(self._there, [JOURNAL_FOLDER, *folders_of(old)])
+        remove_empty_folders(self._there, [JOURNAL_FOLDER, *parent_folders(old)])
         for name in self.storage.list():
-            if not name.startswith(JOURNAL_FOLDER) and not is_our_draft(name):
+            if not name.startswith(JOURNAL_FOLDER) and not is_build_draft(name):
                 self._there.move(f"{STAGING}/{name}", name)
 
     def tidy(self) -> None:
@@ -238,9 +247,9 @@ class DatasetDraft:
         else:  # it may have gone on with one that was killed over its renames or later, and that replaced or did not
             debris += (f"{STAGING}/",)
         names = self.destination.list()
-        remove_files(self._there, [name for name in names if name.startswith(debris) or is_our_draft(name)])
-        remove_empty(self._there, [JOURNAL_FOLDER, STAGING])
-        remove_uploads(self._there)
+        remove_files(self._there, [name for name in names if name.startswith(debris) or is_build_draft(name)])
+        remove_empty_folders(self._there, [JOURNAL_FOLDER, STAGING])
+        abort_uploads(self._there)
 
     def _untrue(self, base: Manifest) -> Iterator[str]:
         """The files that told other programs of the dataset as it was before the append."""
@@ -251,22 +260,22 @@ class DatasetDraft:
     def discard(self) -> None:
         """Remove what was written; a dataset that was to be replaced stays, if it is still whole."""
         self.lease.check()
-        remove_uploads(self._there)
+        abort_uploads(self._there)
         names = self.destination.list()
         if self.base is not None:
             if self._committing and self._manifest_there() != self.base.manifest:
                 return  # its write failed, but was done all the same
             if self._begun:  # else what lies there is of another append, which may be gone on with
                 self._remove_own(names)
-            remove_empty(self._there, [JOURNAL_FOLDER, folder_of(self._generation)])
+            remove_empty_folders(self._there, [JOURNAL_FOLDER, folder_of(self._generation)])
             return
         if self._committing:
             self._there.remove(MANIFEST_NAME)  # its write failed, but it may have been done all the same
             names = [name for name in names if name != MANIFEST_NAME]
         if MANIFEST_NAME in names:
             names = [name for name in names if name.startswith(f"{STAGING}/")]
-        remove_files(self._there, [name for name in names if is_ours(name) and name != LEASE_NAME])
-        remove_empty(self._there, [JOURNAL_FOLDER, STAGING])
+        remove_files(self._there, [name for name in names if is_build_file(name) and name != LEASE_NAME])
+        remove_empty_folders(self._there, [JOURNAL_FOLDER, STAGING])
 
 
 @contextmanager
@@ -290,7 +299,7 @@ def draft_dataset(destination: Storage, purpose: Purpose, about: Mapping[str, st
     replacing = _check(destination, purpose)
     absent = destination.absent_folders()
     storage = destination.folder(STAGING) if replacing else destination
-    with hold(destination, about) as lease:
+    with hold_lease(destination, about) as lease:
         draft = DatasetDraft(destination, storage, lease)
         try:
             if purpose == "append":
@@ -299,7 +308,7 @@ def draft_dataset(destination: Storage, purpose: Purpose, about: Mapping[str, st
             with suppress(RingfeedError):  # it is committed: what is left behind does no harm, an error would mislead
                 draft.tidy()
         except BaseException as error:
-            keep = draft.is_kept(error)
+            keep = draft.keeps_work(error)
             with suppress(RingfeedError):  # the store is gone; the error that brought us here says so
                 if not keep:
                     draft.discard()
@@ -326,8 +335,8 @@ def _check(destination: Storage, purpose: Purpose) -> bool:
         if purpose == "new" and LEASE_NAME not in files:
             raise DestinationError(_taken(destination))
         return purpose == "replace"
-    check_no_damaged(destination, files)
-    foreign = next((name for name in files if not is_ours(name)), None)
+    check_undamaged(destination, files)
+    foreign = next((name for name in files if not is_build_file(name)), None)
     if foreign or (files and LEASE_NAME not in files):
         raise DestinationError(
             f"{destination.locate()} is not empty and holds no dataset (there is {foreign or files[0]!r}); "
@@ -336,7 +345,7 @@ def _check(destination: Storage, purpose: Purpose) -> bool:
     return False
 
 
-def check_no_damaged(destination: Storage, files: Sequence[str]) -> None:
+def check_undamaged(destination: Storage, files: Sequence[str]) -> None:
     """Refuse a folder without `dataset.json` that holds a dataset all the same: it can be made again from the table.
 
     Raises:
@@ -359,7 +368,7 @@ def _taken(destination: Storage) -> str:
     )
 
 
-def check_apart(source: str, destination: str) -> None:
+def check_disjoint(source: str, destination: str) -> None:
     """Refuse a destination that is its own source, lies in it, or holds it.
 
     Raises:
@@ -377,7 +386,7 @@ def check_apart(source: str, destination: str) -> None:
         raise DestinationError(f"the source {source} lies inside the destination {destination}; choose another folder")
 
 
-def check_spill(spill: str | None, destination: str) -> None:
+def check_spill_outside(spill: str | None, destination: str) -> None:
     """Refuse to spill into the destination: a build removes all that is no shard of its own before it writes there.
 
     Raises:

@@ -11,13 +11,20 @@ from ..dataset.dataset import Dataset
 from ..dataset.file_names import FOLDER_NAMES, REJECTED_NAME, SHARD_NAMES, TABLE_NAMES
 from ..dataset.tfds_files import TFDS_NAMES
 from ..errors import RingfeedError
-from ..storage.atomic_files import drafted
+from ..storage.atomic_files import draft_target
 from ..storage.lease import LEASE_NAME, TAKEOVER_PREFIX
 from ..storage.storage import Storage
 from .journal import JOURNAL_FOLDER
 
 __all__ = [
-    "STAGING", "files_of", "folders_of", "is_our_draft", "is_ours", "remove_empty", "remove_files", "remove_uploads",
+    "STAGING",
+    "abort_uploads",
+    "dataset_files",
+    "is_build_draft",
+    "is_build_file",
+    "parent_folders",
+    "remove_empty_folders",
+    "remove_files",
 ]  # fmt: skip
 
 STAGING = "_replacing"
@@ -30,23 +37,23 @@ _FOLDERS = re.compile(rf"({FOLDER_NAMES.pattern}|({JOURNAL_FOLDER}|{STAGING})(/.
 _REMOVERS = 16
 
 
-def is_ours(name: str) -> bool:
+def is_build_file(name: str) -> bool:
     """Whether a path is one of those that builds and their like write, but `dataset.json`."""
-    return is_our_draft(name) or _OURS.fullmatch(name) is not None
+    return is_build_draft(name) or _OURS.fullmatch(name) is not None
 
 
-def is_our_draft(name: str) -> bool:
+def is_build_draft(name: str) -> bool:
     """Whether a path is that of an unfinished file, in a folder of a build's here: below others may be at work."""
-    return bool(drafted(name)) and _FOLDERS.fullmatch(name.rpartition("/")[0]) is not None
+    return bool(draft_target(name)) and _FOLDERS.fullmatch(name.rpartition("/")[0]) is not None
 
 
-def files_of(dataset: Dataset) -> list[str]:
+def dataset_files(dataset: Dataset) -> list[str]:
     """All of a dataset but `dataset.json`."""
     shards = (path for shard in dataset.shards for path in shard.files)
     return [dataset.manifest.shards_path, *shards, *dataset.manifest.files]
 
 
-def folders_of(names: Iterable[str]) -> set[str]:
+def parent_folders(names: Iterable[str]) -> set[str]:
     """The folders that files lie in, but the root."""
     return {name.rpartition("/")[0] for name in names} - {""}
 
@@ -61,14 +68,14 @@ def remove_files(storage: Storage, names: Iterable[str]) -> None:
         list(pool.map(storage.remove, names))
 
 
-def remove_empty(storage: Storage, folders: Iterable[str]) -> None:
+def remove_empty_folders(storage: Storage, folders: Iterable[str]) -> None:
     """Remove folders that hold no file, as far as the store has folders."""
     with suppress(RingfeedError):
         for folder in folders:
             storage.prune(folder)
 
 
-def remove_uploads(storage: Storage, mine: Callable[[str], bool] = is_ours, *, dry_run: bool = False) -> list[str]:
+def abort_uploads(storage: Storage, mine: Callable[[str], bool] = is_build_file, *, dry_run: bool = False) -> list[str]:
     """Abort what processes that were killed had begun to upload to S3, for a folder that nobody else writes to.
 
     Args:

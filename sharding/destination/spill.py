@@ -26,15 +26,26 @@ import pyarrow as pa
 
 from ..compute.keyed_random import derive_key
 from ..errors import DestinationError, RingfeedError, StorageError
-from ..storage.atomic_files import draft_name, drafted, make_folder
-from ..storage.lease import Holder, boot_id, start_of
+from ..storage.atomic_files import draft_name, draft_target, make_folder
+from ..storage.lease import Holder, boot_id, process_start_ticks
 from ..storage.retry import RetryPolicy
 from ..storage.storage import Storage, public_url
-from .leftovers import remove_uploads
+from .leftovers import abort_uploads
 
 __all__ = [
-    "PartSpill", "Spill", "about_spill", "open_scratch", "open_spill", "planning_folder", "remove_other_spill",
-    "remove_spill", "remove_spill_after", "scratch_root", "side_folder", "spill_root", "spilled_files",
+    "PartSpill",
+    "Spill",
+    "open_scratch",
+    "open_spill",
+    "planning_folder",
+    "remove_abandoned_spill",
+    "remove_spill",
+    "remove_spill_on_error",
+    "scratch_root",
+    "side_folder",
+    "spill_lease_entry",
+    "spill_root",
+    "spilled_files",
     "spilled_uploads",
 ]  # fmt: skip
 
@@ -168,7 +179,7 @@ def _file(part: int) -> str:
     return f"{part:06d}.arrow"
 
 
-def about_spill(url: str | None) -> dict[str, str]:
+def spill_lease_entry(url: str | None) -> dict[str, str]:
     """What a mark at the destination says of the folder to spill to, for whoever cleans up; no password is told."""
     return {} if url is None or public_url(url) != url else {"spill": Storage(url).locate()}
 
@@ -217,7 +228,7 @@ def open_spill(root: Storage, plan: str, scratch: Storage | None = None) -> Spil
     _make(root)
     kept = tuple(f"{folder}/" for folder in (name, "" if scratch is None else scratch.url.rpartition("/")[2]))
     for path in spilled_files(root):
-        if not path.startswith(kept) or drafted(path):
+        if not path.startswith(kept) or draft_target(path):
             root.remove(path)
     return Spill(root.folder(name))
 
@@ -236,12 +247,12 @@ def side_folder(root: Storage) -> Iterator[Storage]:
     """
     absent = root.absent_folders()
     _make(root)
-    process = f"{_machine()}-{os.getpid()}-{start_of(os.getpid())}"
+    process = f"{_machine()}-{os.getpid()}-{process_start_ticks(os.getpid())}"
     folder = root.folder(f"side-{process}-{secrets.token_hex(4)}")
     try:
         yield folder
     except BaseException as error:
-        remove_spill_after(error, folder, absent)
+        remove_spill_on_error(error, folder, absent)
         raise
     with suppress(RingfeedError):  # what is next to be written there says that the store is gone
         remove_spill(folder, absent)
@@ -254,7 +265,7 @@ def spilled_files(root: Storage) -> list[str]:
 
 def spilled_uploads(root: Storage) -> list[str]:
     """The URLs of what was begun to be uploaded there."""
-    return remove_uploads(root, _is_removable, dry_run=True)
+    return abort_uploads(root, _is_removable, dry_run=True)
 
 
 def _is_removable(path: str) -> bool:
@@ -263,7 +274,7 @@ def _is_removable(path: str) -> bool:
 
 def _is_in_use(name: str) -> bool:
     found = _SIDE.fullmatch(name)
-    return found is not None and found[1] == _machine() and found[3] == start_of(int(found[2]))
+    return found is not None and found[1] == _machine() and found[3] == process_start_ticks(int(found[2]))
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -297,13 +308,13 @@ def remove_spill(root: Storage, absent: Sequence[str] = ()) -> None:
     else:
         with ThreadPoolExecutor(_REMOVERS) as pool:
             list(pool.map(root.remove, spilled_files(root)))
-        remove_uploads(root, _is_removable)
+        abort_uploads(root, _is_removable)
         root.prune("")
     if absent:
         root.remove_folders(absent)
 
 
-def remove_spill_after(error: BaseException, root: Storage, absent: Sequence[str] = ()) -> None:
+def remove_spill_on_error(error: BaseException, root: Storage, absent: Sequence[str] = ()) -> None:
     """`remove_spill` as far as it can be done where an error has ended the work, for that is what to tell.
 
     A store may be away, which was waited for already, and an interrupted program is to end: it gets one attempt.
@@ -314,7 +325,7 @@ def remove_spill_after(error: BaseException, root: Storage, absent: Sequence[str
         remove_spill(root, absent)
 
 
-def remove_other_spill(holder: Holder | None, destination: str, root: Storage) -> None:
+def remove_abandoned_spill(holder: Holder | None, destination: str, root: Storage) -> None:
     """Remove what a build or an append spilled that ended early, if it is gone on with elsewhere.
 
     Args:
@@ -325,7 +336,7 @@ def remove_other_spill(holder: Holder | None, destination: str, root: Storage) -
     if holder is None or holder.task not in ("build", "append"):
         return
     url = holder.about.get("spill")
-    if url is not None or holder.here:  # else it lies in another machine's folder for temporary files
+    if url is not None or holder.is_local:  # else it lies in another machine's folder for temporary files
         with suppress(RingfeedError):  # of a store that is away: it is in nobody's way
             other = spill_root(url, destination)
             if other.locate() != root.locate():

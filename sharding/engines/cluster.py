@@ -22,13 +22,21 @@ from typing import Any
 from ..compute.keyed_random import derive_key
 from ..errors import ConfigError, RingfeedError, WorkerError
 from ..storage.lease import LEASE_NAME, boot_id
-from ..storage.retry import causes
+from ..storage.retry import cause_chain
 from ..storage.storage import Storage
 from .executors import ClusterExecutor, portable_error
 
 __all__ = [
-    "Outcome", "RemoteExecutor", "Terms", "WorkerTraceback", "missing_package", "nothing", "other_version",
-    "run_remotely", "stop_and_count", "stop_others_and_count",
+    "RemoteExecutor",
+    "TaskOutcome",
+    "WorkerRequirements",
+    "WorkerTraceback",
+    "missing_package_error",
+    "probe_task",
+    "run_remotely",
+    "stop_build",
+    "stop_earlier_builds",
+    "version_mismatch_error",
 ]  # fmt: skip
 
 _COUNT_SECONDS = 2.0  # for which the number of workers is taken for known
@@ -44,7 +52,7 @@ class WorkerTraceback(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class WorkerRequirements:
     """What a worker must agree with to take part in a build.
 
     Attributes:
@@ -60,13 +68,13 @@ class Terms:
     lease: str
 
     @classmethod
-    def of_this_process(cls, *, spills_here: bool, holds: str | None) -> Terms:
+    def of_this_process(cls, *, local_spill: bool, leased_destination: str | None) -> WorkerRequirements:
         """What this process would agree with; see `engine.open_engine`."""
-        folder = None if holds is None else Storage(holds).local_path
+        folder = None if leased_destination is None else Storage(leased_destination).local_path
         return cls(
-            build=_name_build(holds),
+            build=_name_build(leased_destination),
             versions=_versions(),
-            boot=boot_id() if spills_here else "",
+            boot=boot_id() if local_spill else "",
             lease="" if folder is None else str(folder / LEASE_NAME),
         )
 
@@ -79,7 +87,7 @@ class Terms:
         here = dict(_versions())
         for name, expected in self.versions:
             if here[name] != expected:
-                raise other_version(f"a worker on {_host()}", name, here[name], expected)
+                raise version_mismatch_error(f"a worker on {_host()}", name, here[name], expected)
         if self.boot and self.boot != boot_id():
             raise ConfigError(
                 f"there are workers on another machine ({_host()}), which cannot reach this one's folder for temporary "
@@ -93,7 +101,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TaskOutcome:
     """What came of a task: its result, or its error and where that arose."""
 
     result: Any = None
@@ -118,17 +126,17 @@ def _host() -> str:
     return os.uname().nodename
 
 
-def run_remotely(terms: Terms, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Outcome:
+def run_remotely(terms: WorkerRequirements, function: Callable[..., Any], arguments: tuple[Any, ...]) -> TaskOutcome:
     """Run a task in this process, unless its build was stopped here."""
     with _lock:
         if terms.build in _stopped:
-            return Outcome(error=WorkerError("the build was stopped before this task began"))
+            return TaskOutcome(error=WorkerError("the build was stopped before this task began"))
         _running[terms.build] = _running.get(terms.build, 0) + 1
     try:
         terms.check()
-        return Outcome(result=function(*arguments))
+        return TaskOutcome(result=function(*arguments))
     except Exception as error:
-        return Outcome(error=portable_error(_placed(error)), place=f"on {_host()}:\n{traceback.format_exc()}")
+        return TaskOutcome(error=portable_error(_placed(error)), place=f"on {_host()}:\n{traceback.format_exc()}")
     finally:
         with _lock:
             _running[terms.build] -= 1
@@ -136,7 +144,7 @@ def run_remotely(terms: Terms, function: Callable[..., Any], arguments: tuple[An
 
 def _placed(error: Exception) -> Exception:
     """The error; if something is not installed, it says that it is this worker which lacks it."""
-    if isinstance(error, RingfeedError) and any(isinstance(link, ImportError) for link in causes(error)):
+    if isinstance(error, RingfeedError) and any(isinstance(link, ImportError) for link in cause_chain(error)):
         return type(error)(f"on a worker ({_host()}): {error}")
     return error
 
@@ -151,8 +159,8 @@ def _name_build(destination: str | None) -> str:
     return f"{place}-{secrets.token_hex(8)}"
 
 
-def stop_others_and_count(build: str) -> int:
-    """As `stop_and_count`, for all builds of the same destination but this one: their own processes were killed."""
+def stop_earlier_builds(build: str) -> int:
+    """As `stop_build`, for all builds of the same destination but this one: their own processes were killed."""
     place = build.partition("-")[0]
     with _lock:
         others = [name for name in _running if place and name != build and name.partition("-")[0] == place]
@@ -160,23 +168,23 @@ def stop_others_and_count(build: str) -> int:
         return sum(_running[name] for name in others)
 
 
-def stop_and_count(build: str) -> int:
+def stop_build(build: str) -> int:
     """Let no task of a build begin in this process any more; returns how many run."""
     with _lock:
         _stopped.add(build)
         return _running.get(build, 0)
 
 
-def nothing() -> None:
+def probe_task() -> None:
     """A task that tells whether there are workers, and whether they fit."""
 
 
-def missing_package(worker: str) -> ConfigError:
+def missing_package_error(worker: str) -> ConfigError:
     """What to say if a worker cannot even load the task."""
     return ConfigError(f"{worker} cannot load the tasks; install there what is installed here: pip install ringfeed")
 
 
-def other_version(worker: str, package: str, there: str, here: str) -> ConfigError:
+def version_mismatch_error(worker: str, package: str, there: str, here: str) -> ConfigError:
     """What to say of a worker that has another version of a package."""
     return ConfigError(
         f"{worker} has {package} {there}, this machine {here}: they would not write the same bytes; install the same "
@@ -194,7 +202,7 @@ class RemoteExecutor(ClusterExecutor):
         terms: that workers must agree with.
     """
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: WorkerRequirements) -> None:
         self._terms = terms
         self._tasks: dict[Future[Any], Any] = {}  # held until their results are here
         self._counted = (0, -_COUNT_SECONDS)
@@ -212,7 +220,7 @@ class RemoteExecutor(ClusterExecutor):
         """Have `run_remotely` called: the task, and a future of any kind that ends with it."""
 
     @abstractmethod
-    def _outcome(self, ended: Any) -> Outcome:
+    def _outcome(self, ended: Any) -> TaskOutcome:
         """The result of such a future; raises what its library does."""
 
     @abstractmethod

@@ -16,18 +16,18 @@ from typing import Any
 
 from ..errors import ConfigError, RingfeedError, StorageError, WorkerError
 from .cluster import (
-    Outcome,
     RemoteExecutor,
-    Terms,
-    missing_package,
-    nothing,
-    other_version,
+    TaskOutcome,
+    WorkerRequirements,
+    missing_package_error,
+    probe_task,
     run_remotely,
-    stop_and_count,
-    stop_others_and_count,
+    stop_build,
+    stop_earlier_builds,
+    version_mismatch_error,
 )
 from .executors import ClusterExecutor
-from .memory import AHEAD
+from .memory import TASKS_PER_WORKER
 
 __all__ = ["dask_executor"]
 
@@ -42,7 +42,7 @@ _RESULT_SECONDS = 60.0  # until the result of a task that has ended, which is sm
 
 
 @contextmanager
-def dask_executor(address: str, *, spills_here: bool, holds: str | None) -> Iterator[ClusterExecutor]:
+def dask_executor(address: str, *, local_spill: bool, leased_destination: str | None) -> Iterator[ClusterExecutor]:
     """An executor on the cluster of the scheduler at ``HOST:PORT``; see `engine.open_engine`."""
     try:
         import dask
@@ -65,7 +65,11 @@ def dask_executor(address: str, *, spills_here: bool, holds: str | None) -> Iter
                 f"no Dask scheduler answers at {address}; check the address, and that it runs"
             ) from error
         try:
-            executor = _DaskExecutor(client, address, Terms.of_this_process(spills_here=spills_here, holds=holds))
+            executor = _DaskExecutor(
+                client,
+                address,
+                WorkerRequirements.of_this_process(local_spill=local_spill, leased_destination=leased_destination),
+            )
             with executor.telling_loss():
                 executor.check_workers()
                 executor.await_others()
@@ -103,7 +107,7 @@ class _DaskExecutor(RemoteExecutor):
     ever, and whoever waits for it with it (distributed 2026.8); nor can it be told when what was cancelled has ended.
     """
 
-    def __init__(self, client: Any, address: str, terms: Terms) -> None:
+    def __init__(self, client: Any, address: str, terms: WorkerRequirements) -> None:
         super().__init__(terms)
         self._client = client
         self._address = address
@@ -134,10 +138,10 @@ class _DaskExecutor(RemoteExecutor):
             return False
         return isinstance(error, _LOST) or self._client.status in ("closing", "closed")
 
-    def _outcome(self, ended: Any) -> Outcome:
+    def _outcome(self, ended: Any) -> TaskOutcome:
         if ended.cancelled():  # perhaps as the client closes, whose event loop would begin `result` and not end it
             raise CancelledError
-        outcome: Outcome = ended.result(_RESULT_SECONDS)
+        outcome: TaskOutcome = ended.result(_RESULT_SECONDS)
         return outcome
 
     def _explained(self, error: Exception) -> Exception:
@@ -156,7 +160,7 @@ class _DaskExecutor(RemoteExecutor):
             return sum(threads.values())
         return None
 
-    def at_once(self) -> int:
+    def max_pending(self) -> int:
         """Some for each thread of all workers.
 
         Raises:
@@ -169,7 +173,7 @@ class _DaskExecutor(RemoteExecutor):
                 f"the Dask cluster at {self._address} has no workers any more, most likely for want of memory; start "
                 "some, with more of it, and the same command again"
             )
-        return AHEAD * max(1, processors)
+        return TASKS_PER_WORKER * max(1, processors)
 
     def check_workers(self) -> None:
         """Refuse a cluster that has no workers, or such as cannot do the work.
@@ -181,13 +185,13 @@ class _DaskExecutor(RemoteExecutor):
         # A task that a worker cannot load ends it: one that has no ringfeed, or one whose tasks are not the same.
         for worker, found in self._client.run(version, "ringfeed", on_error="return").items():
             if isinstance(found, ImportError):
-                raise missing_package(f"Dask worker {worker}")
+                raise missing_package_error(f"Dask worker {worker}")
             if isinstance(found, str) and found != (here := version("ringfeed")):
-                raise other_version(f"Dask worker {worker}", "ringfeed", found, here)
+                raise version_mismatch_error(f"Dask worker {worker}", "ringfeed", found, here)
         for worker, found in self._client.run(resolve_name, _TASK, on_error="return").items():
             if isinstance(found, (ImportError, AttributeError)):
-                raise missing_package(f"Dask worker {worker}")
-        probe, again = self.submit(nothing), True
+                raise missing_package_error(f"Dask worker {worker}")
+        probe, again = self.submit(probe_task), True
         while True:
             try:
                 probe.result(_WORKERS_SECONDS)
@@ -195,7 +199,7 @@ class _DaskExecutor(RemoteExecutor):
             except WorkerError as error:  # once, a result that had been there never came
                 if not again or not isinstance(error.__cause__, (TimeoutError, asyncio.TimeoutError)):
                     raise
-                probe, again = self.submit(nothing), False
+                probe, again = self.submit(probe_task), False
             except FutureTimeoutError as error:  # busy with the work of others, perhaps
                 if not self._client.nthreads():
                     raise StorageError(f"the Dask cluster at {self._address} has no workers; start some") from error
@@ -207,7 +211,7 @@ class _DaskExecutor(RemoteExecutor):
             WorkerError: they do not end.
         """
         started = time.monotonic()
-        while any(self._on_each(stop_others_and_count)):
+        while any(self._on_each(stop_earlier_builds)):
             if time.monotonic() - started > _OTHERS_SECONDS:
                 raise WorkerError(
                     f"tasks of an earlier build still run on the Dask cluster at {self._address}, and write to the "
@@ -222,7 +226,7 @@ class _DaskExecutor(RemoteExecutor):
         """
         with suppress(WorkerError), self.telling_loss():  # no knowing then: workers without a scheduler end themselves
             self._client.cancel([self._tasks[future] for future in futures if future in self._tasks])
-            while any(self._on_each(stop_and_count)):
+            while any(self._on_each(stop_build)):
                 time.sleep(0.1)
 
     def _on_each(self, count: Callable[[str], int]) -> list[int]:

@@ -35,7 +35,9 @@ def check_engine(url: str) -> None:
 
 
 @contextmanager
-def open_engine(url: str, workers: int, *, spills_here: bool = False, holds: str | None = None) -> Iterator[Executor]:
+def open_engine(
+    url: str, workers: int, *, local_spill: bool = False, leased_destination: str | None = None
+) -> Iterator[Executor]:
     """An executor of tasks, until the body ends.
 
     Args:
@@ -44,10 +46,10 @@ def open_engine(url: str, workers: int, *, spills_here: bool = False, holds: str
             read and write: source, destination and spill folder by the same URLs, and the credentials for them in
             their own environment.
         workers: processes of the local engine.
-        spills_here: whether tasks leave files in this machine's folder for temporary files; then workers on other
+        local_spill: whether tasks leave files in this machine's folder for temporary files; then workers on other
             machines are refused.
-        holds: the destination that the caller holds the lease of, if it does: workers that do not see it are refused,
-            and no task of another build may write there any more.
+        leased_destination: the destination whose lease the caller holds, if any. Workers that do not see it are
+            refused, and tasks of an earlier build of it are waited for.
 
     Raises:
         ConfigError: its client is not installed, or its workers cannot do the work.
@@ -56,10 +58,10 @@ def open_engine(url: str, workers: int, *, spills_here: bool = False, holds: str
     check_engine(url)
     scheme, address = url.partition("://")[::2]
     if scheme == "dask":
-        with dask_executor(address, spills_here=spills_here, holds=holds) as executor:
+        with dask_executor(address, local_spill=local_spill, leased_destination=leased_destination) as executor:
             yield executor
     elif scheme == "ray":
-        with ray_executor(address, spills_here=spills_here, holds=holds) as executor:
+        with ray_executor(address, local_spill=local_spill, leased_destination=leased_destination) as executor:
             yield executor
     else:
         with local_executor(workers) as executor:

@@ -35,9 +35,9 @@ import pyarrow as pa
 
 from ..common.stderr_filter import quiet_pillow
 from ..errors import WorkerError
-from ..storage.error_messages import NO_MORE_PROCESSES
+from ..storage.error_messages import PROCESS_LIMIT_REACHED
 
-__all__ = ["ClusterExecutor", "Job", "begin_processes", "local_executor", "portable_error", "run_tasks", "stream_tasks"]
+__all__ = ["ClusterExecutor", "Job", "local_executor", "portable_error", "preload_workers", "run_tasks", "stream_tasks"]
 
 _SOCKET_PATH = 107  # bytes of one, at most, on Linux
 _HELD_SECONDS = 0.1  # that an interrupt waits at most, and after which a pool that has finished nothing is looked at
@@ -50,7 +50,7 @@ class ClusterExecutor(Executor, ABC):
     """`concurrent.futures` over a cluster. Its futures count as running from the start: see `cancel`."""
 
     @abstractmethod
-    def at_once(self) -> int:
+    def max_pending(self) -> int:
         """How many tasks to have submitted and not ended, to keep the cluster busy as it is known now."""
 
     @abstractmethod
@@ -80,7 +80,7 @@ def local_executor(workers: int) -> Iterator[Executor]:
         with ThreadPoolExecutor(2) as threads:
             yield threads
         return
-    begin_processes()
+    preload_workers()
     pool = _Processes(workers)
     begun: dict[int, Any] = getattr(pool, "_processes", {})
     try:
@@ -90,14 +90,14 @@ def local_executor(workers: int) -> Iterator[Executor]:
                     for _ in range(workers):
                         pool.submit(int)  # all begin now, side by side, and not when the first tasks wait for them
             except (EOFError, BrokenProcessPool) as error:  # of the process that they are forked from, or of the first
-                raise WorkerError(NO_MORE_PROCESSES) from error
+                raise WorkerError(PROCESS_LIMIT_REACHED) from error
             yield pool
     finally:
         for process in [*begun.values()]:  # of a pool that died: they would wait for tasks, and this one for them
             process.terminate()
 
 
-def begin_processes(*places: str) -> None:
+def preload_workers(*places: str) -> None:
     """Have imports begin that the first processes of `local_executor` would have to wait for.
 
     Args:
@@ -221,7 +221,7 @@ def _run_and_give_back(function: Callable[..., T], *arguments: Any) -> T:
 
 @contextmanager
 def stream_tasks(
-    pool: Executor, jobs: Iterable[Job[T]], at_once: int | Callable[[], int]
+    pool: Executor, jobs: Iterable[Job[T]], max_pending: int | Callable[[], int]
 ) -> Iterator[Iterator[tuple[int, T]]]:
     """Run tasks, some at a time: an iterator of the number and the result of each as it ends.
 
@@ -231,25 +231,25 @@ def stream_tasks(
     Args:
         pool: where to run them.
         jobs: functions and their arguments; taken as they are needed.
-        at_once: how many to have submitted and not ended; a function where that changes, as clusters grow. If fewer
+        max_pending: how many to have submitted and not ended; a function where that changes, as clusters grow. If fewer
             than there are processes on this machine, each gives back its memory after a task.
     """
-    with closing(_stream(pool, jobs, at_once)) as ended:
+    with closing(_stream(pool, jobs, max_pending)) as ended:
         yield ended
 
 
 def _stream(
-    pool: Executor, jobs: Iterable[Job[T]], at_once: int | Callable[[], int]
+    pool: Executor, jobs: Iterable[Job[T]], max_pending: int | Callable[[], int]
 ) -> Generator[tuple[int, T], None, None]:
     submit: Callable[..., Future[T]] = pool.submit
     if isinstance(pool, ProcessPoolExecutor):
-        scarce = isinstance(pool, _Processes) and isinstance(at_once, int) and at_once < pool.workers
+        scarce = isinstance(pool, _Processes) and isinstance(max_pending, int) and max_pending < pool.workers
         submit = partial(pool.submit, _run_and_give_back if scarce else _run)  # type: ignore[arg-type]  # mypy solves no function of a function
     numbered = enumerate(jobs)
     running: dict[Future[T], int] = {}
     try:
         while True:
-            room = (at_once if isinstance(at_once, int) else at_once()) - len(running)
+            room = (max_pending if isinstance(max_pending, int) else max_pending()) - len(running)
             with _interrupts_held():  # a pool may start processes here
                 for number, (function, arguments) in islice(numbered, max(0, room)):
                     running[submit(function, *arguments)] = number
@@ -258,7 +258,7 @@ def _stream(
             for future in _wait(running, FIRST_COMPLETED)[0]:
                 yield running.pop(future), future.result()
             if isinstance(pool, _Processes) and pool.died:
-                raise WorkerError(NO_MORE_PROCESSES)
+                raise WorkerError(PROCESS_LIMIT_REACHED)
     except BaseException as error:
         if isinstance(pool, ClusterExecutor):
             pool.cancel(running)
@@ -299,8 +299,8 @@ def run_tasks(
     report(0, None)
     results: dict[int, T] = {}
     here = ((number, function(*arguments)) for number, (function, arguments) in enumerate(jobs))
-    at_once = pool.at_once if isinstance(pool, ClusterExecutor) else len(jobs)
-    with nullcontext(here) if pool is None else stream_tasks(pool, jobs, at_once) as ended:
+    max_pending = pool.max_pending if isinstance(pool, ClusterExecutor) else len(jobs)
+    with nullcontext(here) if pool is None else stream_tasks(pool, jobs, max_pending) as ended:
         for number, result in ended:
             results[number] = result
             report(len(results), result)

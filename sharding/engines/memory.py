@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..compute.batches import BATCH_BYTES
 from ..errors import ConfigError
 
-__all__ = ["AHEAD", "BLOCK_BYTES", "NO_CLASSES", "ClassBytes", "MemoryShare", "RecordBytes"]
+__all__ = ["BLOCK_BYTES", "NO_CLASSES", "TASKS_PER_WORKER", "ClassBytes", "MemoryShare", "RecordBytes"]
 
 BLOCK_BYTES = 32 << 20  # read, encoded and written at a time
 _BLOCK_COPIES = 6  # of a block, at the worst: drafts, records, messages, frames, what is compressed, what is sent
@@ -29,7 +29,7 @@ _ENTRY_BYTES = 17  # of a class in a part: its number and how many records it ha
 _CLASS_TASK_BYTES = 32  # of each class, as a shard's records are counted
 _CLASS_SPLIT_BYTES = 20  # of each class and split: how many records it has, and where they begin
 _CLASS_PART_BYTES = 60  # of each class in the part that a task reads; they are looked up by hash
-AHEAD = 4  # tasks submitted and not ended, per worker: enough to keep each busy
+TASKS_PER_WORKER = 4  # tasks submitted and not ended, per worker: enough to keep each busy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,29 +91,29 @@ class MemoryShare:
     Attributes:
         budget: in bytes.
         workers: processes; one works in the command's own, on two tasks at a time.
-        alone: it is meant for each task of a cluster.
+        per_task: it is meant for each task of a cluster.
         classes: what is held of them.
     """
 
     budget: int
     workers: int
-    alone: bool = False
+    per_task: bool = False
     classes: ClassBytes = NO_CLASSES
 
     @property
-    def ahead(self) -> int:
+    def max_pending(self) -> int:
         """Tasks to have submitted and not ended, where memory sets no limit."""
-        return AHEAD * self.workers
+        return TASKS_PER_WORKER * self.workers
 
     @property
     def _processes_bytes(self) -> int:
-        command = 0 if self.alone else self.classes.command
+        command = 0 if self.per_task else self.classes.command
         return command + _PROCESS_BYTES * (1 if self.workers == 1 else self.workers + 1)
 
     @property
     def _each(self) -> float:
         """For the data of one task, if as many run as can."""
-        tasks = 1 if self.alone else max(self.workers, 2)
+        tasks = 1 if self.per_task else max(self.workers, 2)
         return max(0, (self.budget - self._processes_bytes) / tasks - self.classes.task)
 
     @property
@@ -156,17 +156,17 @@ class MemoryShare:
         fitting = int((self.budget - self._processes_bytes) / need)
         if fitting < 1:
             needed = (self._processes_bytes + need) / (1 << 20)
-            with_workers = "" if self.alone else f" with {self.workers} worker{'s' * (self.workers > 1)}"
-            each = " each task of a cluster" * self.alone
-            ask = " or ".join([*remedies, *([] if self.alone else ["fewer --workers"])])
-            of_classes = (self.classes.task + (0 if self.alone else self.classes.command)) / (1 << 20)
+            with_workers = "" if self.per_task else f" with {self.workers} worker{'s' * (self.workers > 1)}"
+            each = " each task of a cluster" * self.per_task
+            ask = " or ".join([*remedies, *([] if self.per_task else ["fewer --workers"])])
+            of_classes = (self.classes.task + (0 if self.per_task else self.classes.command)) / (1 << 20)
             if of_classes > needed / 4:
                 with_workers += f", {of_classes:,.0f} MiB of it for the classes of the label"
             raise ConfigError(
                 f"{what} needs about {needed:,.0f} MiB of memory{with_workers}, and --memory allows{each} "
                 f"{self.budget >> 20:,} MiB; allow more{f', or ask for {ask}' if ask else ''}"
             )
-        return fitting if fitting < max(self.workers, 2) else self.ahead
+        return fitting if fitting < max(self.workers, 2) else self.max_pending
 
 
 def _block_need(record: RecordBytes, block_rows: int) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..common.stderr_filter import without_lines
 from ..errors import ConfigError, StorageError, WorkerError
-from .cluster import Outcome, RemoteExecutor, Terms, missing_package, nothing, run_remotely
+from .cluster import RemoteExecutor, TaskOutcome, WorkerRequirements, missing_package_error, probe_task, run_remotely
 from .executors import ClusterExecutor
 
 __all__ = ["ray_executor"]
@@ -29,7 +29,7 @@ _NOISE = re.compile(rb".* task_manager\.cc:\d+: Failed to push error to driver "
 
 
 @contextmanager
-def ray_executor(address: str, *, spills_here: bool, holds: str | None) -> Iterator[ClusterExecutor]:
+def ray_executor(address: str, *, local_spill: bool, leased_destination: str | None) -> Iterator[ClusterExecutor]:
     """An executor on the cluster whose client server is at ``HOST:PORT``, or on ``auto``; see `engine.open_engine`.
 
     A program that is connected to a cluster already builds on that by ``auto``, and stays connected.
@@ -38,7 +38,7 @@ def ray_executor(address: str, *, spills_here: bool, holds: str | None) -> Itera
         import ray
     except ImportError as error:
         raise ConfigError("--engine ray:// needs Ray; install it with: pip install 'ringfeed[ray]'") from error
-    terms = Terms.of_this_process(spills_here=spills_here, holds=holds)
+    terms = WorkerRequirements.of_this_process(local_spill=local_spill, leased_destination=leased_destination)
     connected = ray.is_initialized()
     if connected and address != "auto":
         raise ConfigError(
@@ -100,7 +100,7 @@ def _sigterm_kept() -> Iterator[None]:
 
 
 class _RayExecutor(RemoteExecutor):
-    def __init__(self, ray: Any, address: str, terms: Terms, *, end_seconds: float | None) -> None:
+    def __init__(self, ray: Any, address: str, terms: WorkerRequirements, *, end_seconds: float | None) -> None:
         super().__init__(terms)
         self._ray = ray
         self._end_seconds = end_seconds
@@ -114,13 +114,13 @@ class _RayExecutor(RemoteExecutor):
         except (self._ray.exceptions.RayError, ConnectionError) as error:
             raise self._explained(error) from error
 
-    def _outcome(self, ended: Any) -> Outcome:
-        outcome: Outcome = ended.result()
+    def _outcome(self, ended: Any) -> TaskOutcome:
+        outcome: TaskOutcome = ended.result()
         return outcome
 
     def _explained(self, error: Exception) -> Exception:
         if isinstance(error, self._ray.exceptions.RayTaskError):  # the task could not even begin
-            return missing_package("a Ray worker")
+            return missing_package_error("a Ray worker")
         if isinstance(error, self._ray.exceptions.RayError | ConnectionError):
             return WorkerError(
                 f"a worker or the Ray cluster at {self._address} was lost ({type(error).__name__}), most likely for "
@@ -133,7 +133,7 @@ class _RayExecutor(RemoteExecutor):
             return int(self._ray.cluster_resources().get("CPU", 0))
         return None
 
-    def at_once(self) -> int:
+    def max_pending(self) -> int:
         """One for each processor of the whole cluster, and a few that let it grow: see `cancel`."""
         count = self._processors()
         return count + count // 4 + 1
@@ -145,7 +145,7 @@ class _RayExecutor(RemoteExecutor):
             StorageError: it has none, and none came.
             ConfigError: a worker lacks something.
         """
-        probe = self.submit(nothing)
+        probe = self.submit(probe_task)
         while True:
             try:
                 probe.result(_WORKERS_SECONDS)

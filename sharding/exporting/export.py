@@ -10,13 +10,13 @@ from ..common.option_checks import check_texts, take_integers
 from ..dataset.dataset import open_dataset
 from ..dataset.manifest import Manifest, ShardInfo
 from ..dataset.shard_records import read_shard
-from ..destination.atomic_folder import appearing_folder
-from ..destination.dataset_draft import check_apart
+from ..destination.atomic_folder import open_atomic_folder
+from ..destination.dataset_draft import check_disjoint
 from ..engines.executors import local_executor, run_tasks
 from ..errors import ConfigError
 from ..progress import Report, Teller, ignore
 from ..storage.storage import Storage
-from ..storage.urls import take_urls
+from ..storage.urls import normalize_url_fields
 from .dataset_card import CARD_NAME, dataset_card
 from .huggingface import hf_parquet
 from .webdataset import webdataset_tar
@@ -48,7 +48,7 @@ class ExportOptions:
     workers: int = 1
 
     def __post_init__(self) -> None:
-        take_urls(self, "url", "destination")
+        normalize_url_fields(self, "url", "destination")
         check_texts(self, "to")
         if self.to not in EXPORT_FORMATS:
             raise ConfigError(f"what to export to must be one of {', '.join(EXPORT_FORMATS)}, got {self.to!r}")
@@ -76,20 +76,20 @@ class Export:
 def export(options: ExportOptions, *, report: Report = ignore) -> Export:
     """Write a dataset in another program's format, a file for each shard, every shard checked before it is read.
 
-    The folder appears at once, as `appearing_folder` says. Equal datasets give equal bytes.
+    The folder appears at once, as `open_atomic_folder` says. Equal datasets give equal bytes.
 
     Raises:
         RingfeedError: something is wrong with the dataset or the destination, or another export is writing there;
             nothing is left behind.
     """
-    check_apart(options.url, options.destination)
+    check_disjoint(options.url, options.destination)
     dataset = open_dataset(options.url)
     splits = options.splits or tuple(dataset.manifest.splits)
     shards = [(shard, f"{name}-{i:05d}") for name in splits for i, shard in enumerate(dataset.split_shards(name))]
     suffix = EXPORT_FORMATS[options.to]
     paths = [f"{key}-of-{dataset.manifest.splits[shard.split].shards:05d}.{suffix}" for shard, key in shards]
     with (
-        appearing_folder(Storage(options.destination)) as storage,
+        open_atomic_folder(Storage(options.destination)) as storage,
         local_executor(options.workers) as pool,
     ):
         jobs = [

@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from ..messages import brief, hinted
 from ..schema import Feature
 from ..sources.files.open import MissingFileError, open_file
-from ..storage.urls import given_url
+from ..storage.urls import validate_url
 
 __all__ = ["parse_features", "read_features"]
 
@@ -34,7 +34,7 @@ def read_features(url: str | os.PathLike[str]) -> dict[str, Feature]:
         ConfigError: it is not there, is no YAML, or says something that no feature is.
         StorageError: the store refuses.
     """
-    url = given_url(url, "--schema")
+    url = validate_url(url, "--schema")
     try:
         with open_file(url) as file:
             data = file.read()

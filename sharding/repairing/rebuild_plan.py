@@ -33,7 +33,7 @@ from ..prepare import MapBatches
 from ..progress import Report
 from ..schema import Schema
 from ..storage.storage import Storage, public_url
-from ..storage.urls import take_urls
+from ..storage.urls import normalize_url_fields
 
 __all__ = [
     "Original",
@@ -69,7 +69,7 @@ class Original:
     folder: str = field(default_factory=os.getcwd)
 
     def __post_init__(self) -> None:
-        take_urls(self, "url")
+        normalize_url_fields(self, "url")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,12 +22,12 @@ from ..dataset.file_names import generation_of
 from ..dataset.manifest import ShardInfo
 from ..dataset.recovery import RecoveredDataset
 from ..destination.journal import ShardResult
-from ..destination.spill import open_spill, remove_spill, remove_spill_after
+from ..destination.spill import open_spill, remove_spill, remove_spill_on_error
 from ..engines.engine import open_engine
 from ..engines.executors import run_tasks
 from ..errors import CorruptionError
 from ..progress import Progress, Report, ignore
-from ..storage.staging import staged
+from ..storage.file_contents import open_decompressed
 from ..storage.storage import Storage
 from ..verifying.record_checks import check_meaning
 from ..verifying.verify import default_workers
@@ -123,7 +123,7 @@ class Rebuilder:
             if data is not None:
                 self.folder.write(path, data)
             elif at is not None:
-                with staged(files.storage, at) as stored:
+                with open_decompressed(files.storage, at) as stored:
                     self.folder.write(path, stored)
         self._here.add(shard.path)
         self._mendable.remove(files)
@@ -211,7 +211,7 @@ def open_rebuilder(
     try:
         yield Rebuilder(known, lost, mendable, root, report)
     except BaseException as error:
-        remove_spill_after(error, root, absent)
+        remove_spill_on_error(error, root, absent)
         raise
     remove_spill(root, absent)
 

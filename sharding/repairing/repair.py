@@ -24,14 +24,14 @@ from ..dataset.file_names import generation_of
 from ..dataset.manifest import MANIFEST_NAME, FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo, file_info
 from ..dataset.recovery import RecoveredDataset, read_or_none
 from ..dataset.shard_table import seal
-from ..destination.leftovers import remove_uploads
-from ..destination.spill import about_spill, scratch_root
+from ..destination.leftovers import abort_uploads
+from ..destination.spill import scratch_root, spill_lease_entry
 from ..errors import CorruptionError, DestinationError
 from ..progress import Report, ignore
-from ..storage.fenced import fenced
-from ..storage.lease import LEASE_NAME, Lease, hold, is_mark, read_holder
-from ..storage.staging import staged
-from ..storage.storage import Place, Storage
+from ..storage.fenced_storage import fence_storage
+from ..storage.file_contents import open_decompressed
+from ..storage.lease import LEASE_NAME, Lease, hold_lease, is_lease_file, read_holder
+from ..storage.storage import Storage, StorageLike
 from ..verifying.verify import VerifyReport
 from .rebuild_plan import Original, check_rebuilt
 from .repair_plan import (
@@ -70,7 +70,7 @@ class RepairReport:
 
 
 def repair(
-    location: Place,
+    location: StorageLike,
     report: VerifyReport = ignore,
     *,
     workers: int | None = None,
@@ -154,7 +154,7 @@ def apply_repair(plan: RepairPlan, rebuilding: Report = ignore) -> Manifest:
 def _is_marked(known: RecoveredDataset) -> bool:
     """Whether a repair was killed when it had done all but to give the lease back."""
     holder = read_holder(known.storage) if LEASE_NAME in (known.names or ()) else None
-    return holder is not None and holder.task == "repair" and holder.gone
+    return holder is not None and holder.task == "repair" and holder.has_ended
 
 
 @contextmanager
@@ -166,14 +166,14 @@ def _held(plan: RepairPlan) -> Iterator[Lease]:
     """
     storage = plan.known.storage
     storage.check_writable()
-    with hold(storage, {"task": "repair", **about_spill(plan.spill)}) as lease:
+    with hold_lease(storage, {"task": "repair", **spill_lease_entry(plan.spill)}) as lease:
         try:
             if not _is_as_seen(plan.known):
                 raise DestinationError(
                     f"{storage.locate()} was changed while it was looked through; run the repair again"
                 )
             yield lease
-            remove_uploads(fenced(storage, lease))  # of a repair before this one
+            abort_uploads(fence_storage(storage, lease))  # of a repair before this one
         finally:
             lease.release(keep=False)
 
@@ -182,12 +182,12 @@ def _is_as_seen(known: RecoveredDataset) -> bool:
     """Whether the folder holds the files that it did, but for marks, and `dataset.json` says what it did."""
     there = () if known.names is None else known.storage.list()
     others = (known.names or frozenset()).symmetric_difference(there)
-    return all(map(is_mark, others)) and read_or_none(known.storage, MANIFEST_NAME) == known.read
+    return all(map(is_lease_file, others)) and read_or_none(known.storage, MANIFEST_NAME) == known.read
 
 
 def _fenced(plan: RepairPlan, lease: Lease) -> RepairPlan:
     """The plan, of a storage that is written to no longer than the lease is held."""
-    return replace(plan, known=replace(plan.known, storage=fenced(plan.known.storage, lease)))
+    return replace(plan, known=replace(plan.known, storage=fence_storage(plan.known.storage, lease)))
 
 
 def _checked(plan: RepairPlan, made: Sequence[ShardInfo]) -> dict[str, str]:
@@ -251,7 +251,7 @@ def _move(remedies: Sequence[Remedy], storage: Storage) -> None:
         if remedy.action == "move":
             storage.move(asides[remedy.path], remedy.path)
         else:
-            with staged(storage, remedy.origin) as data:
+            with open_decompressed(storage, remedy.origin) as data:
                 storage.write(remedy.path, data)
 
 

@@ -31,18 +31,18 @@ from ..dataset.file_names import (
 from ..dataset.manifest import MANIFEST_NAME, LostRecords, Manifest, ShardInfo, file_info
 from ..dataset.recovery import RecoveredDataset, recover_dataset
 from ..dataset.tfds_files import is_tfds_file, tfds_obstacle, tfds_paths
-from ..destination.leftovers import is_ours
+from ..destination.leftovers import is_build_file
 from ..destination.spill import planning_folder
 from ..engines.executors import run_tasks
 from ..errors import CorruptionError, DatasetError
 from ..messages import some_of
 from ..prepare.screening.bad_records import encode_rejected
 from ..progress import Report, ignore
-from ..storage.atomic_files import drafted
-from ..storage.lease import is_mark
-from ..storage.staging import FileInfo, measure
-from ..storage.storage import Place, Storage, public_url, storage_of
-from ..storage.urls import given_url
+from ..storage.atomic_files import draft_target
+from ..storage.file_contents import FileInfo, digest_file
+from ..storage.lease import is_lease_file
+from ..storage.storage import Storage, StorageLike, as_storage, public_url
+from ..storage.urls import validate_url
 from ..verifying.verify import Verification, VerifyReport, default_workers, verify_files
 from .rebuild_order import any_depends_on_earlier, plan_in_order
 from .rebuild_plan import Original, Rebuild, plan_rebuilds, source_flags
@@ -133,7 +133,7 @@ class RepairPlan:
 
 
 def plan_repair(
-    location: Place,
+    location: StorageLike,
     report: VerifyReport = ignore,
     *,
     workers: int | None = None,
@@ -142,7 +142,7 @@ def plan_repair(
     rebuilding: Report = ignore,
 ) -> RepairPlan:
     """Find out what is damaged and what can be done for each file; writes nothing to the dataset. See `repair`."""
-    storage, spill = storage_of(location), None if spill is None else given_url(spill, "spill")
+    storage, spill = as_storage(location), None if spill is None else validate_url(spill, "spill")
     threads = default_workers(storage) if workers is None else workers
     known = recover_dataset(storage, threads)
     rebuilds: tuple[Rebuild, ...] = ()
@@ -279,7 +279,7 @@ def _plan_moves(known: RecoveredDataset, damaged: Mapping[str, Damage]) -> dict[
         origin = holders.get(wanted[path].checksum) if path in wanted else None
         if origin is None:
             continue
-        ours = origin in wanted or origin.endswith(MISPLACED) or drafted(origin) in wanted
+        ours = origin in wanted or origin.endswith(MISPLACED) or draft_target(origin) in wanted
         how = f"its bytes lie in {origin}"
         moves[path] = Remedy(path=path, action="move" if ours else "copy", how=how, origin=origin)
     return moves
@@ -292,7 +292,7 @@ def _measure_if_sized(storage: Storage, path: str, sizes: set[int]) -> FileInfo 
             size = int(fs.size(f"{root}/{path}") or 0)
         except FileNotFoundError:
             return None
-    return measure(storage, path) if size in sizes else None
+    return digest_file(storage, path) if size in sizes else None
 
 
 def locate_files(
@@ -377,7 +377,7 @@ def replacement_name(storage: Storage, path: str, names: frozenset[str], data: p
     except ValueError as error:
         raise DatasetError(f"{storage.locate(path)} has no name that a replacement could have one like") from error
     while name in names:
-        found = measure(storage, name)
+        found = digest_file(storage, name)
         if found is not None and found.checksum == checksum(data):
             break
         name = salvaged_name(name)
@@ -433,8 +433,8 @@ def _leftovers(known: RecoveredDataset, moves: Mapping[str, Remedy]) -> Iterator
     own = in_use | {MANIFEST_NAME}
     generation, repairs = table_order(manifest.shards_path)
     for name in sorted((known.names or frozenset()) - in_use - origins):
-        begun = drafted(name)
-        if begun in own or is_mark(begun) or (repairs_of(begun) and is_ours(begun)):
+        begun = draft_target(name)
+        if begun in own or is_lease_file(begun) or (repairs_of(begun) and is_build_file(begun)):
             yield Remedy(path=name, action="remove", how="left over from a write that was killed")
         replaced = repairs and TABLE_NAMES.fullmatch(name) and table_order(name)[0] == generation
         if name in lost or replaced or name.removesuffix(MISPLACED) in in_use:

@@ -24,7 +24,7 @@ from ..formats.parquet import read_row_groups, row_group_rows, scan_row_groups, 
 from ..formats.shard_encode import encode_index
 from ..formats.tfrecord import FOOTER_BYTES, compress, decompress, frame_records
 from ..formats.tfrecord_scan import repair_frames, scan_frames
-from ..storage.staging import staged
+from ..storage.file_contents import open_decompressed
 from ..storage.storage import Storage
 from ..verifying.locate import reencode_shard
 
@@ -84,7 +84,7 @@ def restore_shard(files: ShardFiles) -> RestoredFiles:
     shard = files.shard
     mended = RestoredFiles()
     if not files.index_intact and files.index_at is not None:
-        with staged(files.storage, files.index_at) as stored:
+        with open_decompressed(files.storage, files.index_at) as stored:
             for how, candidate in _plain_candidates(stored, shard.index_bytes, shard.index_checksum):
                 if checksum(candidate) == shard.index_checksum:
                     mended = replace(mended, index=candidate, index_how=how)
@@ -111,7 +111,7 @@ def _plain_candidates(stored: pa.Buffer, size: int, expected_checksum: str) -> I
 
 def _data_candidates(files: ShardFiles, at: str, index: Index | None) -> Iterator[tuple[str, pa.Buffer]]:
     manifest, shard = files.manifest, files.shard
-    with staged(files.storage, at) as stored:
+    with open_decompressed(files.storage, at) as stored:
         if stored.size > shard.bytes:
             yield "what was added at its end cut off", pa.py_buffer(stored.slice(0, shard.bytes).to_pybytes())
         if manifest.shard_format == "parquet":
@@ -119,7 +119,7 @@ def _data_candidates(files: ShardFiles, at: str, index: Index | None) -> Iterato
                 yield "written again from its rows, which are intact", pa.py_buffer(again)
         else:
             bounds = frame_bounds(manifest, shard, index)
-            with staged(files.storage, at, manifest.file_compression) as data:
+            with open_decompressed(files.storage, at, manifest.file_compression) as data:
                 yield from _tfrecord_candidates(memoryview(data), bounds, manifest)
         yield from _plain_candidates(stored, shard.bytes, shard.checksum)
 
@@ -142,14 +142,14 @@ def _index(files: ShardFiles, mended: RestoredFiles) -> Index | None:
         return read_index(mended.index, files.manifest)
     if not files.index_intact or files.index_at is None:
         return None
-    with staged(files.storage, files.index_at) as stored:
+    with open_decompressed(files.storage, files.index_at) as stored:
         return read_index(stored, files.manifest)
 
 
 def _rebuilt_index(files: ShardFiles, mended: RestoredFiles) -> tuple[Index, pa.Buffer]:
     if mended.data is None:
         assert files.data_at is not None
-        with staged(files.storage, files.data_at, files.manifest.file_compression) as data:
+        with open_decompressed(files.storage, files.data_at, files.manifest.file_compression) as data:
             return rebuild_index(data, files.manifest, files.shard.index_bytes)
     data = pa.py_buffer(decompress(mended.data, files.manifest.file_compression))
     return rebuild_index(data, files.manifest, files.shard.index_bytes)
@@ -174,7 +174,7 @@ def salvage_shard(files: ShardFiles, mended: RestoredFiles) -> SalvagedShard | N
     if files.data_at is None:
         return None
     known = _index(files, mended)
-    with staged(files.storage, files.data_at, manifest.file_compression) as data:
+    with open_decompressed(files.storage, files.data_at, manifest.file_compression) as data:
         if manifest.shard_format == "parquet":
             return _salvage_rows(data, known, files)
         return _salvage_frames(memoryview(data), known, files)

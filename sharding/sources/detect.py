@@ -9,7 +9,7 @@ from typing import Any
 from ..dataset.manifest import MANIFEST_NAME
 from ..errors import SourceError
 from ..schema import Feature
-from ..storage.urls import url_text
+from ..storage.urls import normalize_url
 from .arrays.hdf5 import SUFFIXES as HDF5_SUFFIXES
 from .arrays.hdf5 import Hdf5Source
 from .arrays.idx import SUFFIXES as IDX_SUFFIXES
@@ -93,7 +93,7 @@ def open_source(
         SourceError: there is nothing at the URL, its kind is unknown, or it cannot be read.
         ConfigError: a type is declared for a missing column.
     """
-    url, files = url_text(url, "source"), None
+    url, files = normalize_url(url, "source"), None
     if kind == "auto":
         kind, files = _detect(url)
     if kind == "images":

@@ -26,7 +26,7 @@ __all__ = [
     "RemoteDraft",
     "SpooledDraft",
     "draft_name",
-    "drafted",
+    "draft_target",
     "make_folder",
     "write_pieces",
 ]
@@ -44,10 +44,10 @@ def draft_name(name: str) -> str:
     return f".{name}.{secrets.token_hex(4)}.part"
 
 
-def drafted(path: str) -> str:
+def draft_target(path: str) -> str:
     """The file that another is the draft of, left by a write that was killed; empty if it is no draft.
 
-    >>> drafted("g00001/.x.tfrecord.0123abcd.part"), drafted("g00001/x.tfrecord")
+    >>> draft_target("g00001/.x.tfrecord.0123abcd.part"), draft_target("g00001/x.tfrecord")
     ('g00001/x.tfrecord', '')
     """
     match = _DRAFT_NAMES.fullmatch(path)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import re
 
-from .retry import causes, error_code, error_number, is_unknown_host, redirects_for_ever, refuses_tls, s3_reply
-from .s3.timeouts import NoS3Error
-from .urls import S3, WEB
+from .retry import cause_chain, error_code, error_number, is_redirect_loop, is_tls_failure, is_unknown_host, s3_response
+from .s3.timeouts import NotS3Error
+from .urls import S3_PROTOCOLS, WEB_PROTOCOLS
 
-__all__ = ["NO_MORE_PROCESSES", "explain", "refuses_processes"]
+__all__ = ["PROCESS_LIMIT_REACHED", "explain", "is_process_limit"]
 
 _DENIALS = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessControlException")
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired", "InvalidToken")
@@ -31,7 +31,7 @@ _DISK = {
     "check the path",
     errno.EMFILE: "too many open files; raise the limit (ulimit -n)",
 }
-NO_MORE_PROCESSES = (
+PROCESS_LIMIT_REACHED = (
     "this machine begins no more processes or threads; use fewer --workers, or raise the limit (ulimit -u, or that of "
     "processes in the container)"
 )
@@ -73,7 +73,9 @@ def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
         return "what lies on a store whose URL has a host, such as HDFS, is opened by no chain; copy it to a local disk"
     if of_the_server := _of_the_server(error, protocol):
         return of_the_server
-    if protocol in S3 and (told := re.search(r"Invalid bucket name \"(.*?)\":", text)):  # botocore asks nobody
+    if protocol in S3_PROTOCOLS and (
+        told := re.search(r"Invalid bucket name \"(.*?)\":", text)
+    ):  # botocore asks nobody
         return f"no bucket can be called {told[1]!r}; check the URL"
     code = error_code(error)
     if code in _EXPIRED:
@@ -81,7 +83,7 @@ def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
         return f"the credentials have expired ({code}); renew them and start the same command again{goes_on}"
     if code == "RequestTimeTooSkewed":
         return "the clock of this machine is wrong; set it"
-    if protocol in S3 and (refused := _refused(error, code)):
+    if protocol in S3_PROTOCOLS and (refused := _refused(error, code)):
         return refused
     if isinstance(error, FileNotFoundError):
         return _missing(protocol)
@@ -113,40 +115,44 @@ def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
     return f"{name}: {line[:300]}" if line else name
 
 
-def refuses_processes(error: BaseException) -> bool:
+def is_process_limit(error: BaseException) -> bool:
     """Whether an error says that no process or thread could be begun.
 
-    >>> refuses_processes(RuntimeError("can't start new thread")), refuses_processes(BlockingIOError(11, "fork"))
+    >>> is_process_limit(RuntimeError("can't start new thread")), is_process_limit(BlockingIOError(11, "fork"))
     (True, True)
     """
     if isinstance(error, BlockingIOError) or any(refusal in str(error) for refusal in _REFUSALS):
         return True
-    return error.__context__ is not None and refuses_processes(error.__context__)  # cleaning up fails next
+    return error.__context__ is not None and is_process_limit(error.__context__)  # cleaning up fails next
 
 
 def _of_the_server(error: BaseException, protocol: str) -> str:
     """What is wrong with a server as such, whatever it was asked; empty if nothing is known to be."""
-    where = "the endpoint (AWS_ENDPOINT_URL)" if protocol in S3 else "the URL"
-    if isinstance(error, NoS3Error):
+    where = "the endpoint (AWS_ENDPOINT_URL)" if protocol in S3_PROTOCOLS else "the URL"
+    if isinstance(error, NotS3Error):
         return f"what answers there is no S3 store, but sends {error}; check {where}: its host and its port"
     if is_unknown_host(error):
         return f"no host of that name is known here; check {where}"
-    if refuses_tls(error):
-        told = re.search(r"certificate verify failed: ([^(\]]*[^(\] ])", " ".join(str(link) for link in causes(error)))
+    if is_tls_failure(error):
+        told = re.search(
+            r"certificate verify failed: ([^(\]]*[^(\] ])", " ".join(str(link) for link in cause_chain(error))
+        )
         if not told:
             return f"the server speaks no TLS there, or another version; check {where}, its scheme and its port"
-        setting = "AWS_CA_BUNDLE" if protocol in S3 else "SSL_CERT_FILE"
+        setting = "AWS_CA_BUNDLE" if protocol in S3_PROTOCOLS else "SSL_CERT_FILE"
         return (
             f"the server's certificate is not trusted ({told[1]}); if it is right, name a file with the certificate of "
             f"its authority ({setting})"
         )
-    if protocol in S3 and (isinstance(error, RecursionError) or redirects_for_ever(error)):  # botocore follows, too
+    if protocol in S3_PROTOCOLS and (
+        isinstance(error, RecursionError) or is_redirect_loop(error)
+    ):  # botocore follows, too
         return f"the store redirects to no place that it names; check the region (AWS_DEFAULT_REGION) and {where}"
-    if redirects_for_ever(error):
+    if is_redirect_loop(error):
         return f"the server redirects in circles, as some do to ask for a login; check {where}"
     if any(
         type(link).__name__ == "ClientResponseError" and mark in str(link)
-        for link in causes(error)
+        for link in cause_chain(error)
         for mark in _NO_HTTP
     ):
         return f"what answers there speaks no HTTP; check {where}, its scheme and its port"
@@ -155,7 +161,7 @@ def _of_the_server(error: BaseException, protocol: str) -> str:
 
 def _refused(error: BaseException, code: str) -> str:
     """What S3 means by a refusal whose code alone does not tell; empty if there is no more to say."""
-    reply = s3_reply(error)
+    reply = s3_response(error)
     about = reply.get("ResponseMetadata", {})
     if code in _ELSEWHERE or code in _OTHER_REGION:
         region = reply["Error"].get("Region") or about.get("HTTPHeaders", {}).get("x-amz-bucket-region", "")
@@ -180,16 +186,16 @@ def _refused(error: BaseException, code: str) -> str:
 
 
 def _missing(protocol: str) -> str:
-    if protocol in S3:
+    if protocol in S3_PROTOCOLS:
         return "the bucket does not exist; create it first, or check its name and the endpoint (AWS_ENDPOINT_URL)"
     return "there is no such file or folder"
 
 
 def _remedy(protocol: str) -> str:
-    if protocol in S3:
+    if protocol in S3_PROTOCOLS:
         return "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or AWS_PROFILE, and the rights they have"
     if protocol == "hdfs":
         return "check the folder's owner and mode, and HADOOP_USER_NAME"
-    if protocol in WEB:
+    if protocol in WEB_PROTOCOLS:
         return "a signed link may have expired; else name user and password in the URL"
     return "check the rights of the folder"

@@ -15,8 +15,8 @@ import fsspec
 
 from ..errors import StorageError
 from .hdfs import BoundedClient
-from .s3.timeouts import bound_requests
-from .urls import S3, WEB
+from .s3.timeouts import limit_requests
+from .urls import S3_PROTOCOLS, WEB_PROTOCOLS
 
 __all__ = ["filesystem"]
 
@@ -34,7 +34,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "dfs.client.failover.max.attempts": "3",
         "dfs.client.failover.sleep.max.millis": "500",
         "dfs.client.socket-timeout": "15000",  # a minute by default; s3fs waits as long for a reply
-        _RPC_TIMEOUT: "30000",  # the client itself knows none: see `bounded.py`
+        _RPC_TIMEOUT: "30000",  # the client itself knows none: see `hdfs.py`
     },
 }
 
@@ -51,8 +51,8 @@ def filesystem(url: str, protocol: str, options: Mapping[str, Any]) -> tuple[fss
     Raises:
         StorageError: on HDFS, if this process was forked from one that has used it.
     """
-    kind = "s3" if protocol in S3 else protocol
-    if kind in WEB:
+    kind = "s3" if protocol in S3_PROTOCOLS else protocol
+    if kind in WEB_PROTOCOLS:
         from .http import WebFileSystem  # aiohttp takes 0.1 s to import
 
         return WebFileSystem(**options), url.rstrip("/")
@@ -98,10 +98,10 @@ def _connect(
         merged["config_kwargs"] = {**_OPTIONS[kind]["config_kwargs"], **config}
     fs, _ = fsspec.url_to_fs(f"{kind}://{place}", skip_instance_cache=True, **merged)
     if kind == "s3":
-        # Its own defaults, which the bounds of docs/faults.md reckon with. Not as options, by which `fast.py` judges.
+        # Its own defaults, which the bounds of docs/faults.md reckon with. Not as options, by which `s3/fast_reads.py` judges.
         fs.connect_timeout, fs.read_timeout = 5, 15
         fs.retries = 1
-        bound_requests(fs)
+        limit_requests(fs)
     if kind == "hdfs":
         _register_at_fork()
         _hdfs_clients.add(fs)

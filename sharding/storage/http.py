@@ -23,10 +23,10 @@ from fsspec.utils import glob_translate
 
 from ..errors import PageError, RangesError, StorageError
 from .retry import IncompleteError, RetryPolicy, retry
-from .timeouts import longest_seconds
+from .timeouts import request_limit_seconds
 from .urls import public_url
 
-__all__ = ["WebFileSystem", "links_below"]
+__all__ = ["WebFileSystem", "page_links"]
 
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)  # by default a file has 300 s to arrive
 _PAGES = 16  # read at a time
@@ -59,11 +59,11 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         # What is sent compressed in spite of that is not decompressed: sizes and ranges are of what is sent.
         self.client_kwargs = {"timeout": _TIMEOUT, "auto_decompress": False, **given, "headers": headers}
 
-    def sends_parts(self, url: str) -> bool:
+    def serves_ranges(self, url: str) -> bool:
         """Whether the server sends a part of a file where it is asked for one."""
         return bool(sync(self.loop, self._look, "GET", url)["partial"])
 
-    def sends_page(self, url: str) -> bool:
+    def serves_html(self, url: str) -> bool:
         """Whether what comes for a file is a page in HTML."""
         return bool(_PAGE.match(sync(self.loop, self._start_of, url, _PAGE_BYTES)))
 
@@ -115,7 +115,7 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         return {"name": url, "type": "file", **found}
 
     async def _look(self, method: str, url: str) -> dict[str, Any]:
-        return await asyncio.wait_for(self._head(method, url), longest_seconds(0))
+        return await asyncio.wait_for(self._head(method, url), request_limit_seconds(0))
 
     async def _head(self, method: str, url: str) -> dict[str, Any]:
         """What the server says of a file, by its reply to HEAD or, to GET, of its first byte."""
@@ -155,7 +155,7 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         pieces: list[bytes] = []
         position = start
         while position < end:  # a server may send less at a time than it is asked for
-            pieces.append(await asyncio.wait_for(self._part(url, position, end), longest_seconds(end - position)))
+            pieces.append(await asyncio.wait_for(self._part(url, position, end), request_limit_seconds(end - position)))
             position += len(pieces[-1])
         return b"".join(pieces)
 
@@ -170,7 +170,7 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
 
     async def _start_of(self, url: str, size: int) -> bytes:
         """The first bytes of a file, all of them if it has no more."""
-        return await asyncio.wait_for(self._first(url, size), longest_seconds(size))
+        return await asyncio.wait_for(self._first(url, size), request_limit_seconds(size))
 
     async def _first(self, url: str, size: int) -> bytes:
         session = await self.set_session()
@@ -202,14 +202,14 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         return {**self.kwargs, "headers": {**self.kwargs.get("headers", {}), "Range": f"bytes={start}-{end - 1}"}}
 
     async def _ls_real(self, url: str, detail: bool = True, **_: Any) -> Any:
-        return await asyncio.wait_for(self._list(url, detail), longest_seconds(0))
+        return await asyncio.wait_for(self._list(url, detail), request_limit_seconds(0))
 
     async def _list(self, url: str, detail: bool) -> Any:
         session = await self.set_session()
         async with session.get(self.encode_url(url), **self.kwargs) as reply:
             self._raise_not_found_for_status(reply, url)
             is_page = reply.headers.get("Content-Type", "").startswith("text/html")
-            links = links_below(await reply.text(errors="replace"), str(reply.url)) if is_page else []
+            links = page_links(await reply.text(errors="replace"), str(reply.url)) if is_page else []
         folder = url.partition("?")[0].rstrip("/")
         names = [f"{folder}/{link}" for link in links]
         if not detail:
@@ -247,14 +247,14 @@ def _number(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() else None
 
 
-def links_below(page: str, url: str) -> list[str]:
+def page_links(page: str, url: str) -> list[str]:
     """What a page links to in the folder that it lists: relative, escaped alike whatever the page does, and sorted.
 
     Args:
         page: HTML.
         url: of the page.
 
-    >>> links_below("<a href=../>up</a> <a href='./a:b?x=1'> <A HREF='/d/it&#39;s/'>", "http://host/d")
+    >>> page_links("<a href=../>up</a> <a href='./a:b?x=1'> <A HREF='/d/it&#39;s/'>", "http://host/d")
     ['a%3Ab', 'it%27s/']
     """
     base = urlsplit(url)

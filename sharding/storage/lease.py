@@ -27,13 +27,24 @@ from typing import Any
 import xxhash
 
 from ..errors import DestinationError, RingfeedError, StorageError
-from .atomic_files import drafted
+from .atomic_files import draft_target
 from .retry import RetryPolicy
 from .storage import Storage
 
 __all__ = [
-    "LEASE_NAME", "TAKEOVER_PREFIX", "Holder", "Lease", "boot_id", "held_by", "hold", "is_held", "is_lease_draft",
-    "is_mark", "lost_to", "read_holder", "start_of",
+    "LEASE_NAME",
+    "TAKEOVER_PREFIX",
+    "Holder",
+    "Lease",
+    "boot_id",
+    "describe_holder",
+    "describe_loss",
+    "hold_lease",
+    "is_held",
+    "is_lease_draft",
+    "is_lease_file",
+    "process_start_ticks",
+    "read_holder",
 ]  # fmt: skip
 
 LEASE_NAME = "_building.json"
@@ -80,24 +91,24 @@ class Holder:
         return self.about.get("task", "build")
 
     @property
-    def begun(self) -> str:
+    def unfinished_task(self) -> str:
         """What was begun there and has not ended: its task; of one that cleans, that of the one it cleans up after."""
         return self.about.get("after", self.task)
 
     @property
-    def here(self) -> bool:
+    def is_local(self) -> bool:
         """Whether it is, or was, a process of this machine since its last boot."""
         return (self.host, self.boot) == (socket.gethostname(), boot_id())
 
     @property
-    def gone(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether it is known to have ended."""
-        if self.released or not self.here:
+        if self.released or not self.is_local:
             return self.released
         if self.pid == os.getpid():
             return self.token not in _held_here
         left = self.at and time.monotonic() - self.at > _LEFT_SECONDS
-        return bool(left) or self.started != start_of(self.pid)
+        return bool(left) or self.started != process_start_ticks(self.pid)
 
     @classmethod
     def decode(cls, data: bytes) -> Holder:
@@ -121,20 +132,20 @@ def _me(about: Mapping[str, str]) -> Holder:
         host=socket.gethostname(),
         boot=boot_id(),
         pid=os.getpid(),
-        started=start_of(os.getpid()),
+        started=process_start_ticks(os.getpid()),
         at=time.monotonic(),
         about=dict(about),
     )
 
 
-def is_mark(name: str) -> bool:
+def is_lease_file(name: str) -> bool:
     """Whether a file of a folder is one of these that say who writes there."""
     return name == LEASE_NAME or (name.startswith(TAKEOVER_PREFIX) and name.endswith(".json"))
 
 
 def is_lease_draft(name: str) -> bool:
     """Whether a file of a folder is what one leaves that was killed as it wrote one of these marks."""
-    return is_mark(drafted(name))
+    return is_lease_file(draft_target(name))
 
 
 def boot_id() -> str:
@@ -144,7 +155,7 @@ def boot_id() -> str:
     return ""
 
 
-def start_of(pid: int) -> str:
+def process_start_ticks(pid: int) -> str:
     """When a process started, in the kernel's ticks; empty if none of that number runs."""
     with suppress(OSError, IndexError):
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -162,9 +173,9 @@ def read_holder(storage: Storage, name: str = LEASE_NAME) -> Holder | None:
 
 def is_held(storage: Storage, holder: Holder, name: str = LEASE_NAME) -> bool:
     """Whether a holder lives; where only its beat can tell, this takes up to half a minute."""
-    if holder.gone:
+    if holder.has_ended:
         return False
-    if holder.here:
+    if holder.is_local:
         return True
     deadline = time.monotonic() + _SILENT_SECONDS
     while time.monotonic() < deadline:
@@ -210,7 +221,7 @@ class Lease:
         """Of this holding, and no other."""
         return self._me.token
 
-    def tell_plan(self, fingerprint: str) -> None:
+    def record_plan(self, fingerprint: str) -> None:
         """Write down what is being built.
 
         Raises:
@@ -279,7 +290,7 @@ class Lease:
         """See whose the mark is."""
         with self._lock:
             seen = read_holder(storage)
-            self._lost = self._lost or lost_to(self._storage, seen, self.token)
+            self._lost = self._lost or describe_loss(self._storage, seen, self.token)
             if seen is not None and not self._lost and seen != self._me:  # a write that seemed to fail came to pass
                 self._doubt()
                 self._me = seen
@@ -311,7 +322,7 @@ class Lease:
             )
 
 
-def lost_to(storage: Storage, seen: Holder | None, token: str) -> str:
+def describe_loss(storage: Storage, seen: Holder | None, token: str) -> str:
     """What to tell a holder of a token, if the mark that is seen is not its own; empty if it is."""
     where = storage.locate()
     if seen is None:
@@ -325,7 +336,7 @@ def lost_to(storage: Storage, seen: Holder | None, token: str) -> str:
 
 
 @contextmanager
-def hold(storage: Storage, about: Mapping[str, str]) -> Iterator[Lease]:
+def hold_lease(storage: Storage, about: Mapping[str, str]) -> Iterator[Lease]:
     """Take a destination for one's own; the caller releases it.
 
     Raises:
@@ -368,14 +379,14 @@ def _take_over(storage: Storage, me: Holder) -> Holder | None:
                 return None
             continue
         if is_held(storage, holder):
-            raise DestinationError(held_by(storage, holder))
+            raise DestinationError(describe_holder(storage, holder))
         name = f"{TAKEOVER_PREFIX}{holder.token}.json"
         try:
             storage.create(name, me.encode())
         except FileExistsError as error:
             rival = read_holder(storage, name)
             if rival is not None and is_held(storage, rival, name):
-                raise DestinationError(held_by(storage, rival)) from error
+                raise DestinationError(describe_holder(storage, rival)) from error
             storage.remove(name)  # of one that was killed in the midst of this
             continue
         try:
@@ -393,7 +404,7 @@ def _remove_takeovers(storage: Storage, lease: Lease) -> None:
     """Remove the marks of those who were killed when they had just taken over from a holder before this one."""
     with suppress(RingfeedError):  # they are in nobody's way
         for name in storage.list():
-            if is_mark(name) and name != LEASE_NAME:
+            if is_lease_file(name) and name != LEASE_NAME:
                 lease.guard()
                 storage.remove(name)
 
@@ -410,7 +421,7 @@ def _replace(storage: Storage, holder: Holder, me: Holder) -> bool:
     return True
 
 
-def held_by(storage: Storage, holder: Holder) -> str:
+def describe_holder(storage: Storage, holder: Holder) -> str:
     """What to tell who would write where another does."""
     where = f"process {holder.pid} on {holder.host}" if holder.pid else "another process"
     return f"another {holder.task} is writing to {storage.locate()} ({where}); wait for it, or stop it first"

@@ -17,9 +17,9 @@ import fsspec
 from ..errors import ConfigError, DestinationError, RingfeedError, StorageError
 from .error_messages import explain
 from .filesystems import filesystem
-from .retry import Exhausted, RetryPolicy, retry
-from .s3.timeouts import NoS3Error
-from .urls import OBJECT_STORES, S3, public_url, url_text
+from .retry import RetriesExhaustedError, RetryPolicy, retry
+from .s3.timeouts import NotS3Error
+from .urls import OBJECT_STORE_PROTOCOLS, S3_PROTOCOLS, normalize_url, public_url
 
 __all__ = [
     "Location",
@@ -46,7 +46,7 @@ class Location:
     retries: RetryPolicy = field(default_factory=RetryPolicy)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "url", url_text(self.url, "a folder"))
+        object.__setattr__(self, "url", normalize_url(self.url, "a folder"))
 
     @property
     def protocol(self) -> str:
@@ -65,7 +65,7 @@ class Location:
     @property
     def is_object_store(self) -> bool:
         """Whether it has keys and no folders: one write is atomic there, and nothing can be renamed."""
-        return self.protocol in OBJECT_STORES
+        return self.protocol in OBJECT_STORE_PROTOCOLS
 
     def locate(self, path: str = "") -> str:
         """The URL of a file of the folder, for messages and other programs."""
@@ -91,7 +91,7 @@ class Location:
         if path is not None and os.path.lexists(path) and not os.path.isdir(path):
             what = "a file" if os.path.exists(path) else "a link that leads nowhere"
             raise DestinationError(f"the destination {path} is {what}; name a folder")
-        if self.protocol in S3:
+        if self.protocol in S3_PROTOCOLS:
             fs, root = self.filesystem()
             bucket, _, prefix = root.partition("/")
             prefix = f"{prefix}/" if prefix else ""
@@ -99,13 +99,13 @@ class Location:
             def look() -> None:
                 reply = fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=1)
                 if not reply.keys() & {"Name", "IsTruncated", "KeyCount"}:
-                    raise NoS3Error("nothing that is a listing")
+                    raise NotS3Error("nothing that is a listing")
 
             self.run("reach", "", look)
 
     def filesystem(self) -> tuple[fsspec.AbstractFileSystem, str]:
         """The fsspec file system, the same for all threads, and the folder's path in it; use it in `run`."""
-        if self.protocol in S3 and not self.url.partition("://")[2].partition("/")[0]:
+        if self.protocol in S3_PROTOCOLS and not self.url.partition("://")[2].partition("/")[0]:
             raise ConfigError(f"{self.url} names no bucket; name one, as in {self.protocol}://bucket/path")
         with self.errors("open", ""):
             return filesystem(self.locate(), self.protocol, self.options)
@@ -118,7 +118,7 @@ class Location:
         except RingfeedError:  # it says it all already
             raise
         except Exception as error:
-            cause = (error.__cause__ or error) if isinstance(error, Exhausted) else error
+            cause = (error.__cause__ or error) if isinstance(error, RetriesExhaustedError) else error
             raise self._translated(error, cause, verb, path) from cause
 
     def _translated(self, error: Exception, cause: BaseException, verb: str, path: str) -> Exception:
@@ -130,7 +130,7 @@ class Location:
             return FileExistsError(f"there is a file {where} already")
         if isinstance(error, FileNotFoundError) and verb not in ("write", "create") and path:
             return FileNotFoundError(f"there is no file {where}")
-        if isinstance(error, Exhausted):
+        if isinstance(error, RetriesExhaustedError):
             said = cause if isinstance(cause, RingfeedError) else self._error(verb, where, cause)
             tried = f"{error}; if the store and the network are well again, start the same command again"
             return StorageError(f"{said} ({tried})")

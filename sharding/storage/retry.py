@@ -19,8 +19,18 @@ from typing import Any, TypeVar
 from ..messages import brief
 
 __all__ = [
-    "Exhausted", "IncompleteError", "RetryPolicy", "causes", "error_code", "error_number", "is_transient",
-    "is_unknown_host", "redirects_for_ever", "refuses_tls", "retry", "s3_reply",
+    "IncompleteError",
+    "RetriesExhaustedError",
+    "RetryPolicy",
+    "cause_chain",
+    "error_code",
+    "error_number",
+    "is_redirect_loop",
+    "is_tls_failure",
+    "is_transient",
+    "is_unknown_host",
+    "retry",
+    "s3_response",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -127,7 +137,7 @@ class IncompleteError(OSError):
     """Fewer or other bytes were moved than there are."""
 
 
-class Exhausted(Exception):
+class RetriesExhaustedError(Exception):
     """The last attempt failed as those before it; its error is the cause.
 
     Attributes:
@@ -173,13 +183,15 @@ def retry(
             return operation()
         except Exception as error:
             _release_frames(error)
-            told = isinstance(error.__context__, Exhausted)  # of an operation within, which was repeated already
+            told = isinstance(
+                error.__context__, RetriesExhaustedError
+            )  # of an operation within, which was repeated already
             if policy.attempts == 1 or told or not (transient or is_transient)(error):
                 raise
             seconds = clock() - start
             pause = policy.pause_seconds(attempt, draw())
             if attempt == policy.attempts or seconds + pause > policy.budget_seconds:
-                raise Exhausted(attempt, seconds) from error
+                raise RetriesExhaustedError(attempt, seconds) from error
             _logger.log(
                 logging.INFO if attempt <= _QUIET_ATTEMPTS else logging.WARNING,
                 "%s; trying again in %.1f s (attempt %d of %d failed)",
@@ -198,7 +210,7 @@ def _release_frames(error: Exception) -> None:
     fsspec's frames refer to what they raise, and so keep all objects of their callers for the garbage collector. If its
     own thread ran that, it would wait for ever to free h5py's, which is locked while it reads: through that thread.
     """
-    for link in causes(error):
+    for link in cause_chain(error):
         clear_frames(link.__traceback__)
 
 
@@ -212,10 +224,10 @@ def is_transient(error: BaseException) -> bool:
     >>> is_transient(OSError(28, "No space left on device"))
     False
     """
-    if refuses_tls(error) or is_unknown_host(error) or redirects_for_ever(error):
+    if is_tls_failure(error) or is_unknown_host(error) or is_redirect_loop(error):
         return False
-    for link in causes(error):
-        if isinstance(link, (Exhausted, FileNotFoundError, FileExistsError, PermissionError)):
+    for link in cause_chain(error):
+        if isinstance(link, (RetriesExhaustedError, FileNotFoundError, FileExistsError, PermissionError)):
             return False
         if _is_of_the_wire(link):
             return True  # its own cause may pose as a reply: aiohttp gives a body that ends too soon the status 400
@@ -227,12 +239,12 @@ def is_transient(error: BaseException) -> bool:
 
 def error_code(error: BaseException) -> str:
     """The code by which S3 names an error, such as ``ExpiredToken``; empty if it names none."""
-    return str(s3_reply(error).get("Error", {}).get("Code", ""))
+    return str(s3_response(error).get("Error", {}).get("Code", ""))
 
 
-def s3_reply(error: BaseException) -> dict[str, Any]:
+def s3_response(error: BaseException) -> dict[str, Any]:
     """What botocore keeps of the reply that an error of S3 is about; empty if it is about none."""
-    responses = (getattr(link, "response", None) for link in causes(error))
+    responses = (getattr(link, "response", None) for link in cause_chain(error))
     return next((response for response in responses if isinstance(response, dict)), {})
 
 
@@ -256,9 +268,9 @@ def _is_of_the_wire(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _HDFS.search(str(error)) is not None
 
 
-def refuses_tls(error: BaseException) -> bool:
+def is_tls_failure(error: BaseException) -> bool:
     """Whether the server speaks no TLS, or another, or has a certificate that is not trusted here."""
-    return any(_TLS.search(str(link)) for link in causes(error))
+    return any(_TLS.search(str(link)) for link in cause_chain(error))
 
 
 def is_unknown_host(error: BaseException) -> bool:
@@ -271,16 +283,16 @@ def is_unknown_host(error: BaseException) -> bool:
     return any(
         (isinstance(link, socket.gaierror) and link.errno in unknown)
         or "failed to lookup address information: Name or service not known" in str(link)  # as hdfs-native puts it
-        for link in causes(error)
+        for link in cause_chain(error)
     )
 
 
-def redirects_for_ever(error: BaseException) -> bool:
+def is_redirect_loop(error: BaseException) -> bool:
     """Whether a server sends on and on, as aiohttp tells it."""
-    return any(type(link).__name__ == "TooManyRedirects" for link in causes(error))
+    return any(type(link).__name__ == "TooManyRedirects" for link in cause_chain(error))
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
+def cause_chain(error: BaseException) -> Iterator[BaseException]:
     """An error and its causes, where the client names them; of a context nobody said that it is to blame."""
     link: BaseException | None = error
     seen: set[int] = set()

@@ -25,9 +25,9 @@ from .retry import IncompleteError
 from .s3.fast_reads import copy_object, read_object
 from .s3.writes import SINGLE_BYTES, S3Draft, abort_upload, create_object, list_uploads, put_object
 from .streams import ForwardReader, RangeReader, Sink
-from .urls import S3, WEB, given_url, public_url
+from .urls import S3_PROTOCOLS, WEB_PROTOCOLS, public_url, validate_url
 
-__all__ = ["Place", "Storage", "public_url", "storage_of"]
+__all__ = ["Storage", "StorageLike", "as_storage", "public_url"]
 
 _READ_AHEAD_BYTES = 4 << 20
 
@@ -56,7 +56,7 @@ class Storage(Location):
 
     def map(self, path: str) -> pa.Buffer:
         """The whole of a file, memory-mapped where it is local; from S3 the fastest way that is installed."""
-        if self.protocol in S3:
+        if self.protocol in S3_PROTOCOLS:
             fs, root = self.filesystem()
             data = self.run("read", path, lambda: read_object(fs, f"{root}/{path}") or fs.cat_file(f"{root}/{path}"))
             return pa.py_buffer(data)
@@ -80,7 +80,7 @@ class Storage(Location):
         Raises:
             Exception: what `take` raises.
         """
-        if self.protocol not in S3:
+        if self.protocol not in S3_PROTOCOLS:
             return False
         fs, root = self.filesystem()
         return copy_object(fs, f"{root}/{path}", take)
@@ -104,7 +104,7 @@ class Storage(Location):
         Raises:
             FileExistsError: there is such a file; it is left as it is.
         """
-        if self.protocol not in S3:
+        if self.protocol not in S3_PROTOCOLS:
             self.run("create", path, lambda: self._put(path, data, exclusive=True))
             return
         fs, root = self.filesystem()
@@ -121,7 +121,7 @@ class Storage(Location):
         url = f"{root}/{path}"
 
         def read() -> bytes:
-            quick = read_object(fs, url, (start, end)) if self.protocol in S3 else None
+            quick = read_object(fs, url, (start, end)) if self.protocol in S3_PROTOCOLS else None
             data = quick.to_pybytes() if quick else self._cat_range(fs, url, start, end)
             if len(data) > end - start:
                 raise self._ranges_error(path)
@@ -174,12 +174,12 @@ class Storage(Location):
         url = f"{root}/{path}"
         info: dict[str, Any] = self.run("read", path, lambda: fs.info(url))
         size = info["size"]
-        is_web = self.protocol in WEB
-        if is_web and info.get("mimetype") == "text/html" and self.run("read", path, lambda: fs.sends_page(url)):
+        is_web = self.protocol in WEB_PROTOCOLS
+        if is_web and info.get("mimetype") == "text/html" and self.run("read", path, lambda: fs.serves_html(url)):
             raise PageError.of(public_url(self.locate(path)))
         if not is_web or (
             size is not None
-            and (not size or info.get("partial") or self.run("read", path, lambda: fs.sends_parts(url)))
+            and (not size or info.get("partial") or self.run("read", path, lambda: fs.serves_ranges(url)))
         ):
             return RangeReader(partial(self.read_range, path), size)
         if size is not None and size <= _READ_AHEAD_BYTES:
@@ -281,7 +281,9 @@ class Storage(Location):
 
         def move() -> None:
             try:
-                if self.protocol in S3:  # whose `mv` removes by a bulk request, and does not look at its reply
+                if (
+                    self.protocol in S3_PROTOCOLS
+                ):  # whose `mv` removes by a bulk request, and does not look at its reply
                     fs.cp_file(source, destination)
                     fs.rm_file(source)
                 else:
@@ -301,7 +303,7 @@ class Storage(Location):
 
         Nothing where that may not be asked: it takes a right of its own, and some stores do not tell.
         """
-        if self.protocol not in S3:
+        if self.protocol not in S3_PROTOCOLS:
             return []
         fs, root = self.filesystem()
         with suppress(StorageError):
@@ -361,7 +363,7 @@ class Storage(Location):
             return LocalDraft(self.local_path / path, durable=durable)
         fs, root = self.filesystem()
         target = f"{root}/{path}"
-        if self.protocol in S3:
+        if self.protocol in S3_PROTOCOLS:
             return S3Draft(fs, target, self.retries)
         if self.is_object_store:
             return SpooledDraft(fs, target, self.retries)
@@ -369,7 +371,7 @@ class Storage(Location):
 
     def _put(self, path: str, data: bytes | pa.Buffer, *, exclusive: bool = False, durable: bool = True) -> None:
         """Write a file at one attempt."""
-        if self.protocol in S3 and len(memoryview(data)) <= SINGLE_BYTES:
+        if self.protocol in S3_PROTOCOLS and len(memoryview(data)) <= SINGLE_BYTES:
             fs, root = self.filesystem()
             put_object(fs, f"{root}/{path}", bytes(data))
             return
@@ -382,13 +384,15 @@ class Storage(Location):
             raise
 
 
-Place: TypeAlias = str | os.PathLike[str] | Storage  # a folder, by its URL or path; with options of its file system
+StorageLike: TypeAlias = (
+    str | os.PathLike[str] | Storage
+)  # a folder, by its URL or path; with options of its file system
 
 
-def storage_of(place: Place) -> Storage:
+def as_storage(place: StorageLike) -> Storage:
     """The storage of a folder, however it is named.
 
     Raises:
         ConfigError: that is no name.
     """
-    return place if isinstance(place, Storage) else Storage(given_url(place, "a folder"))
+    return place if isinstance(place, Storage) else Storage(validate_url(place, "a folder"))

@@ -1,8 +1,7 @@
-"""Calls that must end: a client without a timeout of its own is called in another thread, which is waited for so long.
+"""Time limits for requests to stores, whatever their clients do.
 
-For the HDFS client: its calls to the NameNode wait for ever where that takes the connection and answers nothing, as one
-that is stopped (SIGSTOP), swaps, or stands behind a firewall that forgot the connection does. Its reads from DataNodes
-have a timeout, and are left as they are.
+`request_limit_seconds` is the one formula for how long to wait. `call_within` gives up a blocking call of a client that
+has no timeout, by waiting for it in another thread.
 """
 
 from __future__ import annotations
@@ -13,35 +12,38 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["NoAnswerError", "bounded", "longest_seconds"]
+__all__ = ["NoAnswerError", "call_within", "request_limit_seconds"]
 
 T = TypeVar("T")
-_LEAST_SECONDS, _BYTES_PER_SECOND = 300.0, 1 << 17  # many at a time share a slow link
+_LEAST_SECONDS, _BYTES_PER_SECOND = 300.0, 1 << 17  # slow, because many requests at a time share a link
 
 
-def longest_seconds(size: int) -> float:
-    """How long to wait at most for a request that moves so many bytes.
+def request_limit_seconds(size: int) -> float:
+    """Return how long to wait at most for a request: 5 minutes, and 8 s for each MiB.
 
-    >>> longest_seconds(1 << 20)
+    Args:
+        size: bytes that the request moves.
+
+    >>> request_limit_seconds(1 << 20)
     308.0
     """
     return _LEAST_SECONDS + size / _BYTES_PER_SECOND
 
 
 class NoAnswerError(RuntimeError):
-    """A call has not returned in its time. No OSError, which fsspec passes over as it lists a folder."""
+    """A call did not return in time. Not an OSError, because fsspec ignores those when it lists a folder."""
 
 
-def bounded(seconds: float, function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function, and give it up after so many seconds; its thread is left behind, and does not hold up the exit.
+def call_within(seconds: float, function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function and give it up after some seconds; its thread stays behind and does not delay the exit.
 
     Raises:
-        NoAnswerError: it has not returned.
+        NoAnswerError: it did not return in time.
 
-    >>> bounded(1, divmod, 7, 2)
+    >>> call_within(1, divmod, 7, 2)
     (3, 1)
     """
-    if sys.is_finalizing():  # files that were left open are closed as the interpreter ends: no thread starts any more
+    if sys.is_finalizing():  # files left open are closed as the interpreter ends, when no thread starts any more
         return function(*arguments)
     results: queue.SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = queue.SimpleQueue()
 

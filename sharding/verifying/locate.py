@@ -19,7 +19,7 @@ from ..formats.parquet import RowGroup, read_parquet, row_group_rows, scan_row_g
 from ..formats.tfrecord import compress
 from ..formats.tfrecord_scan import scan_frames
 from ..messages import counted, some_of
-from ..storage.staging import FileInfo, staged
+from ..storage.file_contents import FileInfo, open_decompressed
 from ..storage.storage import Storage
 
 __all__ = ["locate_in_index", "locate_in_shard", "reencode_shard"]
@@ -38,7 +38,7 @@ def locate_in_shard(
         index: of the shard, if it is intact.
     """
     damage = _damage(shard, shard.path, found)
-    with staged(storage, shard.path) as stored:
+    with open_decompressed(storage, shard.path) as stored:
         if found.bytes > shard.bytes and checksum(stored.slice(0, shard.bytes)) == shard.checksum:
             added = found.bytes - shard.bytes
             return replace(
@@ -48,7 +48,7 @@ def locate_in_shard(
             )
         if manifest.shard_format == "parquet":
             return _in_parquet(damage, stored, manifest, shard)
-        with staged(storage, shard.path, manifest.file_compression) as data:
+        with open_decompressed(storage, shard.path, manifest.file_compression) as data:
             return _in_tfrecord(damage, stored, memoryview(data), manifest, shard, index)
 
 
@@ -184,7 +184,7 @@ def locate_in_index(
         shard_intact: whether the shard's data file is as it was written, so that it can be held against it.
     """
     damage = _damage(shard, shard.index_path, found)
-    with staged(storage, shard.index_path) as stored:
+    with open_decompressed(storage, shard.index_path) as stored:
         try:
             index = read_index(stored, manifest)
             wrong = ""
@@ -192,7 +192,7 @@ def locate_in_index(
             index, wrong = None, str(error)
         original: Index | None = None
         if shard_intact:
-            with staged(storage, shard.path, manifest.file_compression) as data:
+            with open_decompressed(storage, shard.path, manifest.file_compression) as data:
                 original, encoded = rebuild_index(data, manifest, shard.index_bytes)
             offset = first_difference(memoryview(stored), memoryview(encoded))
             damage = replace(damage, offset=offset)

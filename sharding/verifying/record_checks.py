@@ -15,7 +15,7 @@ from ..formats.example_decode import decode_example
 from ..formats.parquet import read_parquet, scan_row_groups
 from ..formats.tfrecord_scan import scan_frames
 from ..messages import brief, counted
-from ..storage.staging import staged
+from ..storage.file_contents import open_decompressed
 from ..storage.storage import Storage
 
 __all__ = ["check_meaning", "check_totals"]
@@ -32,12 +32,12 @@ def check_meaning(storage: Storage, manifest: Manifest, shard: ShardInfo) -> lis
     Returns:
         The first thing that is wrong with the shard, and with its index.
     """
-    with staged(storage, shard.index_path, size=shard.index_bytes) as stored:
+    with open_decompressed(storage, shard.index_path, size=shard.index_bytes) as stored:
         try:
             index = read_index(stored, manifest)
         except ValueError as error:
             return [Damage(path=shard.index_path, split=shard.split, kind="unparsable", problem=str(error))]
-    with staged(storage, shard.path, manifest.file_compression, size=shard.bytes) as data:
+    with open_decompressed(storage, shard.path, manifest.file_compression, size=shard.bytes) as data:
         found = _read_parquet(data, manifest) if manifest.shard_format == "parquet" else _read_tfrecord(data, manifest)
         if isinstance(found, Damage):
             return [replace(found, path=shard.path, split=shard.split)]

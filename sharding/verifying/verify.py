@@ -20,14 +20,14 @@ from ..dataset.manifest import MANIFEST_NAME, FileInfo, Manifest, ShardInfo
 from ..dataset.recovery import RecoveredDataset, recover_dataset
 from ..dataset.shard_index import Index, read_index
 from ..dataset.tfds_files import is_tfds_file
-from ..destination.leftovers import STAGING, is_ours
+from ..destination.leftovers import STAGING, is_build_file
 from ..engines.executors import run_tasks
 from ..errors import RingfeedError
 from ..progress import ignore
-from ..storage.atomic_files import drafted
+from ..storage.atomic_files import draft_target
+from ..storage.file_contents import digest_file, open_decompressed
 from ..storage.lease import LEASE_NAME
-from ..storage.staging import measure, staged
-from ..storage.storage import Place, Storage, storage_of
+from ..storage.storage import Storage, StorageLike, as_storage
 from .locate import locate_in_index, locate_in_shard
 from .record_checks import check_meaning, check_totals
 
@@ -90,14 +90,14 @@ def default_workers(storage: Storage) -> int:
 
 
 def verify(
-    location: Place, report: VerifyReport = ignore, *, workers: int | None = None, deep: bool = False
+    location: StorageLike, report: VerifyReport = ignore, *, workers: int | None = None, deep: bool = False
 ) -> list[Damage]:
     """The damages that `check_dataset` finds; empty if all is well."""
     return list(check_dataset(location, report, workers=workers, deep=deep).damages)
 
 
 def check_dataset(
-    location: Place, report: VerifyReport = ignore, *, workers: int | None = None, deep: bool = False
+    location: StorageLike, report: VerifyReport = ignore, *, workers: int | None = None, deep: bool = False
 ) -> Verification:
     """Read every byte of a dataset against its checksum, and find out where it is damaged.
 
@@ -112,7 +112,7 @@ def check_dataset(
         CorruptionError: `dataset.json` is damaged, and so is the copy of it in the table.
         StorageError: the store refuses.
     """
-    storage = storage_of(location)
+    storage = as_storage(location)
     threads = default_workers(storage) if workers is None else workers
     while True:
         known = recover_dataset(storage, threads)
@@ -175,9 +175,9 @@ def _reporter(report: VerifyReport, sizes: Mapping[str, int], total: int) -> Cal
 def _measure(known: RecoveredDataset, file: _File) -> tuple[str, FileInfo | None]:
     if file.path in known.measures:
         return file.path, known.measures[file.path]
-    found = measure(known.storage, file.path, known.sizes.get(file.path))
+    found = digest_file(known.storage, file.path, known.sizes.get(file.path))
     if known.storage.local_path is None and found is not None and not _matches(found, file.info):
-        found = measure(known.storage, file.path)  # it may have been damaged on its way, and not where it lies
+        found = digest_file(known.storage, file.path)  # it may have been damaged on its way, and not where it lies
     return file.path, found
 
 
@@ -227,7 +227,7 @@ def _intact_index(
     found = measures[shard.index_path]
     if found is None or found.checksum != shard.index_checksum:
         return None
-    with staged(storage, shard.index_path) as stored:
+    with open_decompressed(storage, shard.index_path) as stored:
         return read_index(stored, manifest)
 
 
@@ -247,9 +247,9 @@ def _remark(name: str, manifest: Manifest) -> str:
         return "the mark of a build, an append or a repair that is at work, or that was killed"
     if name.startswith(f"{STAGING}/"):
         return "of a build that was to replace this dataset and did not finish"
-    if drafted(name):
+    if draft_target(name):
         return "of a write that did not finish"
-    if generation >= len(manifest.all_generations) and is_ours(name):
+    if generation >= len(manifest.all_generations) and is_build_file(name):
         return "of an append that did not finish; go on with it, or be rid of it with: shard-dataset clean"
     if TABLE_NAMES.fullmatch(name) and generation < table_order(manifest.shards_path)[0]:
         return "the table before an append, kept for readers that opened it; to remove it: shard-dataset clean"

@@ -44,7 +44,7 @@ from ...sharding import (
 from ...sharding.dataset.file_names import rejected_name
 from ...sharding.messages import counted, listed, one_line, some_of
 from ...sharding.sources.ringfeed import open_named_dataset, resolve_split
-from ...sharding.storage.error_messages import NO_MORE_PROCESSES, explain, refuses_processes
+from ...sharding.storage.error_messages import PROCESS_LIMIT_REACHED, explain, is_process_limit
 from ..console import (
     StageReport,
     align,
@@ -454,7 +454,7 @@ def execute(args: argparse.Namespace) -> int:
             print_stderr(f"shard-dataset: interrupted{f'; {error}' if str(error) else ''}")
         return status
     except Exception as error:
-        if not isinstance(error, RingfeedError | OSError | MemoryError) and not refuses_processes(error):
+        if not isinstance(error, RingfeedError | OSError | MemoryError) and not is_process_limit(error):
             raise
         if not args.debug:
             return _failed(args, _told(error))
@@ -464,8 +464,8 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _told(error: BaseException) -> str:
-    if refuses_processes(error):
-        return NO_MORE_PROCESSES
+    if is_process_limit(error):
+        return PROCESS_LIMIT_REACHED
     many = isinstance(error, OSError) and error.errno == errno.EMFILE  # wherever it is met, not at a store alone
     return explain(error, "file", writing=False) if many else one_line(error) or type(error).__name__
 

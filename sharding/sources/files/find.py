@@ -17,7 +17,7 @@ from ...compute.keyed_random import derive_key
 from ...errors import RangesError, SourceError, StorageError
 from ...storage.retry import RetryPolicy, retry
 from ...storage.storage import Storage
-from ...storage.urls import WEB, public_url
+from ...storage.urls import WEB_PROTOCOLS, public_url
 from .http_listing import fill_sizes, is_page, is_web, lacks_ranges, plain_url, without_query
 from .snapshot import Listing, SourceFile, record_listing
 
@@ -37,7 +37,7 @@ __all__ = [
     "storage_error",
 ]  # fmt: skip
 
-_OWN_CLIENTS = {"hdfs", *WEB}  # protocols with file systems of ringfeed's own, not fsspec's
+_OWN_CLIENTS = {"hdfs", *WEB_PROTOCOLS}  # protocols with file systems of ringfeed's own, not fsspec's
 _VERSIONS = ("ETag", "mtime", "modification_time", "LastModified", "CRC")  # keys of `info`; CRC: a zip member's
 _IN_ARCHIVE = re.compile(r"((?:\w+::)*(?:zip|tar|libarchive|rar)://.*?)(::.*)", re.DOTALL)
 

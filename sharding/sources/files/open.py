@@ -19,13 +19,13 @@ from ...errors import RangesError, RingfeedError, SourceError
 from ...messages import brief
 from ...storage.retry import RetryPolicy, retry
 from ...storage.storage import Storage
-from ...storage.urls import OBJECT_STORES, WEB
+from ...storage.urls import OBJECT_STORE_PROTOCOLS, WEB_PROTOCOLS
 from .find import compression_of, split_chain, storage_error
 from .http_listing import lacks_ranges
 
 __all__ = ["MissingFileError", "open_file", "read_files", "size_if_seekable", "stat_files", "translate_errors"]
 
-_RANGED = {*OBJECT_STORES, *WEB, "hdfs"} - {"memory"}  # protocols that can send a byte range
+_RANGED = {*OBJECT_STORE_PROTOCOLS, *WEB_PROTOCOLS, "hdfs"} - {"memory"}  # protocols that can send a byte range
 _HOST = re.compile(r".*?://[^/]*", re.DOTALL)
 
 
@@ -93,7 +93,7 @@ def _store_errors(file: IO[bytes]) -> Iterator[None]:
 
 def _open_plain(path: str, *, read_ahead: bool) -> AbstractContextManager[IO[bytes]]:
     folder, _, name = path.rpartition("/")
-    if Storage(path).protocol in WEB and (host := _HOST.match(path)):  # its query may contain slashes
+    if Storage(path).protocol in WEB_PROTOCOLS and (host := _HOST.match(path)):  # its query may contain slashes
         folder, name = host[0], path[host.end() + 1 :]
     storage = Storage(folder)
     if storage.protocol in _RANGED:

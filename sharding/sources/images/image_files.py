@@ -23,7 +23,7 @@ from ...formats.arrow_binary import data_of, offsets_of
 from ...formats.images.jpeg_headers import plain_jpeg_sizes
 from ...formats.images.sizes import check_image, error_text
 from ...schema import Feature
-from ...storage.retry import causes
+from ...storage.retry import cause_chain
 from ...storage.storage import Storage
 from ..base import SKIP_REMEDY, BadRecord, Reject, fail_on_bad
 from ..files.open import MissingFileError, read_files, stat_files
@@ -316,5 +316,5 @@ def _look_at(file: str | BadRecord, fault: ImageCheck, data: bytes | None = None
 
 def _names_no_file(error: StorageError) -> bool:
     """Whether there can be no file of such a name."""
-    numbers = (cause.errno for cause in causes(error) if isinstance(cause, OSError))
-    return any(isinstance(cause, ValueError) for cause in causes(error)) or any(n in _NO_FILE for n in numbers)
+    numbers = (cause.errno for cause in cause_chain(error) if isinstance(cause, OSError))
+    return any(isinstance(cause, ValueError) for cause in cause_chain(error)) or any(n in _NO_FILE for n in numbers)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ...errors import SourceError
 from ...schema import Feature, Schema
-from ...storage.urls import url_text
+from ...storage.urls import normalize_url
 from ..base import BadRecord, Part, Reject, Source, fail_on_bad
 from ..files.find import plain_name, resolve_relative
 from ..files.record_places import record_places
@@ -149,7 +149,7 @@ def _path_column(schema: Schema, url: str) -> str:
 
 
 def _locate(table: str, path: str) -> str:
-    return url_text(path, "a path") if path.startswith("/") or "://" in path else resolve_relative(table, path)
+    return normalize_url(path, "a path") if path.startswith("/") or "://" in path else resolve_relative(table, path)
 
 
 def missing_path_record(url: str, place: str) -> BadRecord:

@@ -19,9 +19,9 @@ import pyarrow as pa
 from fsspec.asyn import sync
 
 from ...messages import brief
-from ..timeouts import bounded, longest_seconds
+from ..timeouts import call_within, request_limit_seconds
 
-__all__ = ["copy_object", "credentials", "is_plain", "read_object"]
+__all__ = ["copy_object", "credentials", "is_supported", "read_object"]
 
 _logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def read_object(fs: fsspec.AbstractFileSystem, path: str, span: tuple[int, int] 
 
     def take(result: Any) -> None:
         first, last = result.range
-        taken.append(pa.py_buffer(bounded(longest_seconds(last - first), result.bytes)))
+        taken.append(pa.py_buffer(call_within(request_limit_seconds(last - first), result.bytes)))
 
     if _read(fs, path, take, span):
         return taken[0]
@@ -92,7 +92,7 @@ def copy_object(fs: fsspec.AbstractFileSystem, path: str, take: Callable[[Any], 
     return done
 
 
-def is_plain(fs: fsspec.AbstractFileSystem, bucket: str) -> bool:
+def is_supported(fs: fsspec.AbstractFileSystem, bucket: str) -> bool:
     """Whether the bucket is an ordinary one, and s3fs was told nothing but what is known here."""
     options = fs.storage_options
     return (
@@ -134,7 +134,11 @@ def _read(
     import obstore
 
     try:
-        take(bounded(longest_seconds(0), partial(obstore.get, store, key, options={"range": span} if span else {})))
+        take(
+            call_within(
+                request_limit_seconds(0), partial(obstore.get, store, key, options={"range": span} if span else {})
+            )
+        )
     except FileNotFoundError:
         return False
     except Exception as error:
@@ -147,7 +151,7 @@ def _read(
 
 def _open(fs: fsspec.AbstractFileSystem, bucket: str) -> Any:
     """A store of obstore, or None."""
-    if not is_plain(fs, bucket):
+    if not is_supported(fs, bucket):
         return None
     try:
         from obstore.store import S3Store

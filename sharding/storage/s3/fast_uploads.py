@@ -17,7 +17,7 @@ import fsspec
 from fsspec.asyn import sync
 
 from ..retry import IncompleteError
-from .fast_reads import credentials, is_plain
+from .fast_reads import credentials, is_supported
 
 __all__ = ["send_part"]
 
@@ -47,7 +47,7 @@ def send_part(fs: fsspec.AbstractFileSystem, target: str, upload: Mapping[str, A
     bucket = target.partition("/")[0]
     senders: dict[str, _Sender | None] = fs.__dict__.setdefault(_SENDERS, {})
     if bucket not in senders:
-        senders[bucket] = _Sender(fs) if is_plain(fs, bucket) and not fs.anon and not getproxies() else None
+        senders[bucket] = _Sender(fs) if is_supported(fs, bucket) and not fs.anon and not getproxies() else None
     sender = senders[bucket]
     return None if sender is None else sender.send(target, upload, body)
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import fsspec
 
-from ..timeouts import longest_seconds
+from ..timeouts import request_limit_seconds
 
-__all__ = ["NoS3Error", "bound_requests"]
+__all__ = ["NotS3Error", "limit_requests"]
 
 
-class NoS3Error(OSError):
+class NotS3Error(OSError):
     """What answers is no S3 store, for all that it says is well."""
 
 
-def bound_requests(fs: fsspec.AbstractFileSystem) -> None:
-    """Have each request of a new client of s3fs end in `longest_seconds`, and none wait for leave to send its body.
+def limit_requests(fs: fsspec.AbstractFileSystem) -> None:
+    """Have each request of a new s3fs client end in `request_limit_seconds`, and none wait for leave to send its body.
 
     That leave (``Expect: 100-continue``) is waited for without any timeout, and some servers do not give it. The header
     is not part of the signature.
@@ -41,12 +41,12 @@ def bound_requests(fs: fsspec.AbstractFileSystem) -> None:
 async def _send(send: Any, request: Any) -> Any:
     """A reply: all of it, or what begins one that is to be read as it comes."""
     request.headers.pop("Expect", None)
-    reply = await asyncio.wait_for(send(request), longest_seconds(_told_bytes(request.headers)))
+    reply = await asyncio.wait_for(send(request), request_limit_seconds(_told_bytes(request.headers)))
     page = str(reply.headers.get("content-type", "")).startswith("text/html")
     if page and reply.status_code == 200 and "etag" not in reply.headers:  # which an object has that is a page
-        raise NoS3Error("a web page")
+        raise NotS3Error("a web page")
     if request.stream_output:
-        reply.raw = _Reply(reply.raw, longest_seconds(_told_bytes(reply.headers)))
+        reply.raw = _Reply(reply.raw, request_limit_seconds(_told_bytes(reply.headers)))
     return reply
 
 

@@ -15,6 +15,7 @@ from ringfeed.pipeline.fetch.hedged_reads import Hedging, Latencies
 from ringfeed.pipeline.fetch.threads import start_thread
 from ringfeed.pipeline.metrics.stage_counters import Counters
 from ringfeed.sharding import RingfeedError, StorageError
+from ringfeed.sharding.storage import timeouts
 
 
 class InTurn:
@@ -122,7 +123,7 @@ class TestHedging:
         assert counters.snapshot()["hedge"].items == 0
 
     def test_what_never_comes_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(hedging, "_LIMIT_SECONDS", 0.1)
+        monkeypatch.setattr(timeouts, "_LEAST_SECONDS", 0.1)
         released = threading.Event()
         for second in (True, False):
             with pytest.raises(StorageError, match=r"cannot read s3://b/x: no answer within .* the same command again"):

@@ -38,7 +38,7 @@ from ringfeed.sharding import (
 from ringfeed.sharding.dataset.file_names import generation_of
 from ringfeed.sharding.dataset.tfds_files import TFDS_NAMES
 from ringfeed.sharding.prepare import Filter, ImageOptions, PrepareOptions, Rename, Select, parse_size
-from ringfeed.sharding.storage.lease import LEASE_NAME, hold
+from ringfeed.sharding.storage.lease import LEASE_NAME, hold_lease
 from ringfeed.sharding.storage.storage import Storage
 from tests.helpers.appending import Files, appended, assert_balanced, rows_of
 from tests.helpers.builds import NEW, OLD, SPLITS, built, interrupt_after, make_table, newer_table
@@ -408,7 +408,7 @@ def test_there_must_be_a_dataset(newer: str, tmp_path: Path) -> None:
 
 
 def test_a_second_append_at_the_same_time_is_told_of_the_first(dataset: Path, newer: str) -> None:
-    with hold(Storage(str(dataset)), {}) as lease:
+    with hold_lease(Storage(str(dataset)), {}) as lease:
         with pytest.raises(DestinationError, match=rf"another build is writing to .* \(process {os.getpid()} on"):
             append(AppendOptions(source=newer, destination=str(dataset)))
         lease.release(keep=False)
@@ -478,7 +478,7 @@ def test_the_table_before_is_there_for_who_opened_it_until_clean(dataset: Path, 
 
 def test_clean_leaves_no_folder_of_an_append_that_was_killed_before_its_first_file(dataset: Path) -> None:
     (dataset / "g00001").mkdir()
-    with hold(Storage(str(dataset)), {"task": "append"}) as lease:
+    with hold_lease(Storage(str(dataset)), {"task": "append"}) as lease:
         lease.release(keep=True)
     assert clean(Storage(str(dataset))) == [f"{dataset}/{LEASE_NAME}"]
     assert not (dataset / "g00001").exists()

@@ -27,7 +27,7 @@ from ringfeed.sharding import (
 )
 from ringfeed.sharding.storage import fenced as fence
 from ringfeed.sharding.storage import lease as lease_module
-from ringfeed.sharding.storage.lease import LEASE_NAME, hold
+from ringfeed.sharding.storage.lease import LEASE_NAME, hold_lease
 from ringfeed.sharding.storage.retry import RetryPolicy
 from ringfeed.sharding.storage.s3 import writes as s3_module
 from ringfeed.sharding.storage.storage import Storage
@@ -169,11 +169,11 @@ class TestStorage:
         """Each attempt at a write asks for the mark first, which is tried again itself."""
         monkeypatch.setattr(fence, "_SURE_SECONDS", -1.0)
         monkeypatch.setattr(lease_module, "_BEAT_SECONDS", 600)  # which would ask for it, too
-        with hold(storage, {}) as lease:
+        with hold_lease(storage, {}) as lease:
             refused = Fault(kind="reply", method="GET", path=LEASE_NAME, times=99)
             proxy.begin(refused)
             with pytest.raises(StorageError) as told:
-                fence.fenced_for_workers(storage, storage, lease).write("a", b"x")
+                fence.fence_for_workers(storage, storage, lease).write("a", b"x")
             assert proxy.happened[refused] == QUICK.attempts
             assert str(told.value).count("attempts in") == 1
             proxy.begin()
@@ -185,10 +185,10 @@ class TestStorage:
     ) -> None:
         monkeypatch.setattr(fence, "_SURE_SECONDS", 600)  # however slow this machine is
         monkeypatch.setattr(lease_module, "_BEAT_SECONDS", 600)
-        with hold(storage, {}) as lease:
+        with hold_lease(storage, {}) as lease:
             asked = Fault(kind="stall", method="GET", path=LEASE_NAME, times=99)
             proxy.begin(asked)
-            fence.fenced_for_workers(storage, storage, lease).write_all({f"{n:02d}": b"x" for n in range(16)})
+            fence.fence_for_workers(storage, storage, lease).write_all({f"{n:02d}": b"x" for n in range(16)})
             assert proxy.happened[asked] == 1
             proxy.begin()
             lease.release(keep=False)

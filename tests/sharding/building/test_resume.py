@@ -40,7 +40,7 @@ from ringfeed.sharding.destination.clean import clean
 from ringfeed.sharding.destination.dataset_draft import draft_dataset
 from ringfeed.sharding.destination.leftovers import remove_files
 from ringfeed.sharding.prepare import Cast, Filter, PrepareOptions
-from ringfeed.sharding.storage.lease import Lease, hold
+from ringfeed.sharding.storage.lease import Lease, hold_lease
 from ringfeed.sharding.storage.storage import Storage
 from tests.helpers.builds import built, interrupt_after, interrupted, make_table
 from tests.servers.store import Store
@@ -262,16 +262,16 @@ def test_a_destination_that_is_removed_meanwhile_is_told_and_can_be_cleaned(parq
 def test_a_write_that_fails_tells_of_the_removal_only_if_there_was_one(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with draft_dataset(Storage(str(out)), "new", {"task": "build"}) as draft:
-        with pytest.raises(StorageError, match="no room"), draft.telling_removal():
+        with pytest.raises(StorageError, match="no room"), draft.checking_lease():
             raise StorageError("no room")
         shutil.rmtree(out)
-        with pytest.raises(DestinationError, match="was removed or cleaned up"), draft.telling_removal():
+        with pytest.raises(DestinationError, match="was removed or cleaned up"), draft.checking_lease():
             raise StorageError("there is no such file or folder")
 
 
 def test_who_was_taken_over_and_finds_the_spill_removed_is_told_the_former(store: Store) -> None:
     def build_and_fail() -> None:
-        with draft_dataset(Storage(store.url), "new", {"task": "build"}) as draft, draft.telling_removal():
+        with draft_dataset(Storage(store.url), "new", {"task": "build"}) as draft, draft.checking_lease():
             store.write_bytes("_building.json", json.dumps(HOLDER).encode())
             raise StorageError("/tmp/spill/000000.arrow was removed while it was needed; leave the folder alone")
 
@@ -397,7 +397,7 @@ def test_clean_works_where_there_is_no_room_for_a_mark(
 
 def test_a_full_disk_makes_clean_not_forget_who_writes_there(small_disk: Path) -> None:
     out = small_disk / "out"
-    with hold(Storage(str(out)), {"task": "build"}) as lease:
+    with hold_lease(Storage(str(out)), {"task": "build"}) as lease:
         with pytest.raises(OSError, match="No space left"):
             (small_disk / "fill").write_bytes(bytes(1 << 20))
         with pytest.raises(DestinationError, match="another build is writing"):

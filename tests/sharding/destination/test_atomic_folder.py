@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ringfeed.sharding import DestinationError, clean
-from ringfeed.sharding.destination.atomic_folder import appearing_folder
-from ringfeed.sharding.storage.lease import hold
+from ringfeed.sharding.destination.atomic_folder import open_atomic_folder
+from ringfeed.sharding.storage.lease import hold_lease
 from ringfeed.sharding.storage.storage import Storage
 from tests.servers.store import Store
 
@@ -15,7 +15,7 @@ TAR = "train-00000-of-00001.tar"
 
 
 def fill(target: Storage, data: bytes, then: Callable[[], None] = lambda: None) -> None:
-    with appearing_folder(target) as draft:
+    with open_atomic_folder(target) as draft:
         draft.write(TAR, data)
         then()
 
@@ -26,7 +26,7 @@ def interrupt() -> None:
 
 def test_the_files_are_there_when_the_body_has_ended(store: Store) -> None:
     target = Storage(f"{store.url}/new/out")
-    with appearing_folder(target) as draft:
+    with open_atomic_folder(target) as draft:
         draft.write(TAR, b"a")
         if not target.is_object_store:
             assert target.list() == []
@@ -48,7 +48,7 @@ def test_what_is_there_stays_there(store: Store) -> None:
     store.write_bytes("out/thesis.txt", b"mine")
     with (
         pytest.raises(DestinationError, match=r"is not empty \(there is 'thesis.txt'\)"),
-        appearing_folder(Storage(f"{store.url}/out")),
+        open_atomic_folder(Storage(f"{store.url}/out")),
     ):
         pass
     assert store.list() == ["out/thesis.txt"]
@@ -56,7 +56,7 @@ def test_what_is_there_stays_there(store: Store) -> None:
 
 def test_a_folder_that_is_empty_is_filled(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    with appearing_folder(Storage(str(tmp_path / "out"))) as draft:
+    with open_atomic_folder(Storage(str(tmp_path / "out"))) as draft:
         draft.write(TAR, b"a")
     assert [path.name for path in tmp_path.rglob("*")] == ["out", TAR]
 
@@ -81,7 +81,7 @@ def test_where_a_disk_is_mounted_nothing_is_begun(tmp_path: Path, monkeypatch: p
 
 def test_of_two_at_once_the_second_is_refused(store: Store) -> None:
     target = Storage(f"{store.url}/out")
-    with appearing_folder(target) as draft:
+    with open_atomic_folder(target) as draft:
         draft.write(TAR, b"first")
         with pytest.raises(DestinationError, match=r"another export is writing to .*; wait for it, or stop it first"):
             fill(target, b"second")
@@ -102,7 +102,7 @@ def test_what_came_meanwhile_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cleaned", [False, True])
 def test_what_a_killed_one_left_is_removed_by_the_next_or_by_clean(tmp_path: Path, cleaned: bool) -> None:
     target = Storage(f"{tmp_path}/new/out")
-    with hold(Storage(f"{tmp_path}/new/.out.exporting"), {"task": "export"}) as lease:
+    with hold_lease(Storage(f"{tmp_path}/new/.out.exporting"), {"task": "export"}) as lease:
         for name in ("README.md", "train-00000-of-00002.tar"):
             Storage(f"{tmp_path}/new/.out.exporting/files").write(name, b"half")
         lease.release(keep=True)
@@ -120,7 +120,7 @@ def test_what_a_killed_one_left_is_removed_by_the_next_or_by_clean(tmp_path: Pat
 @pytest.mark.parametrize("cleaned", [False, True])
 def test_in_an_object_store_too(cleaned: bool) -> None:
     target = Storage(f"memory://killed-{cleaned}/out")
-    with hold(target, {"task": "export"}) as lease:
+    with hold_lease(target, {"task": "export"}) as lease:
         target.write("train-00000-of-00002.parquet", b"half")
         lease.release(keep=True)
     if cleaned:
@@ -131,10 +131,10 @@ def test_in_an_object_store_too(cleaned: bool) -> None:
     fill(target, b"whole")
     assert target.list() == [TAR]
     target.remove(TAR)
-    with hold(target, {"task": "export"}) as lease:
+    with hold_lease(target, {"task": "export"}) as lease:
         target.write("thesis.txt", b"mine")
         lease.release(keep=True)
-    with pytest.raises(DestinationError, match=r"there is 'thesis\.txt'"), appearing_folder(target):
+    with pytest.raises(DestinationError, match=r"there is 'thesis\.txt'"), open_atomic_folder(target):
         pass
     clean(target)
     assert target.list() == ["thesis.txt"]
@@ -142,10 +142,10 @@ def test_in_an_object_store_too(cleaned: bool) -> None:
 
 def test_what_a_killed_build_left_is_not_taken_for_that_of_an_export() -> None:
     target = Storage("memory://killed-build/out")
-    with hold(target, {"task": "build"}) as lease:
+    with hold_lease(target, {"task": "build"}) as lease:
         target.write("train-00000-of-00002.parquet", b"of a shard")
         lease.release(keep=True)
-    with pytest.raises(DestinationError, match=r"there is 'train-00000-of-00002\.parquet'"), appearing_folder(target):
+    with pytest.raises(DestinationError, match=r"there is 'train-00000-of-00002\.parquet'"), open_atomic_folder(target):
         pass
     assert len(target.list()) == 2
 
@@ -153,4 +153,4 @@ def test_what_a_killed_build_left_is_not_taken_for_that_of_an_export() -> None:
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
     with pytest.raises(DestinationError, match="is a file; name a folder"):
-        appearing_folder(Storage(str(tmp_path / "out"))).__enter__()
+        open_atomic_folder(Storage(str(tmp_path / "out"))).__enter__()

@@ -265,7 +265,7 @@ def test_every_way_to_build_writes_what_this_machine_writes(
     for number, way in enumerate(ways):
         built(destination=tmp_path / f"here-{number}", shards=6, **way)
     handler = signal.getsignal(signal.SIGTERM)
-    with open_engine(engine, 1, spills_here=True) as executor:
+    with open_engine(engine, 1, local_spill=True) as executor:
         assert signal.getsignal(signal.SIGTERM) == handler
         for number, way in enumerate(ways):
             options = BuildOptions(destination=str(tmp_path / f"there-{number}"), shards=6, engine=engine, **way)
@@ -343,7 +343,7 @@ def test_tasks_of_a_killed_build_are_waited_for_by_the_next_of_its_destination(
     killed = script(
         """
 engine, folder = sys.argv[1:]
-with open_engine(engine, 1, holds=folder) as executor:
+with open_engine(engine, 1, leased_destination=folder) as executor:
     executor.submit(subprocess.run, ["sh", "-c", f"touch {folder}/begun; sleep 3; touch {folder}/ended"]).result()
 """,
         *(dask.engine, tmp_path),
@@ -351,7 +351,7 @@ with open_engine(engine, 1, holds=folder) as executor:
     wait_for((tmp_path / "begun").exists)
     killed.kill()
     killed.communicate()
-    with open_engine(dask.engine, 1, holds=f"{tmp_path}/"):
+    with open_engine(dask.engine, 1, leased_destination=f"{tmp_path}/"):
         assert (tmp_path / "ended").exists()
 
 
@@ -362,7 +362,7 @@ engine, folder = sys.argv[1:]
 jobs = [(subprocess.run, (["sh", "-c", f"sleep 1; touch {folder}/{i}.done"],)) for i in range(400)]
 with open_engine(engine, 1) as executor:
     try:
-        with stream_tasks(executor, jobs, 300 if engine.startswith("dask") else executor.at_once) as ended:
+        with stream_tasks(executor, jobs, 300 if engine.startswith("dask") else executor.max_pending) as ended:
             list(ended)
     except KeyboardInterrupt:
         print("interrupted", sorted(os.listdir(folder)), flush=True)
@@ -392,7 +392,7 @@ def go_on(path):
 ray_engine._END_SECONDS = 0.5
 with open_engine("ray://auto", 1) as executor:
     try:
-        with stream_tasks(executor, [(go_on, (sys.argv[1],))], executor.at_once) as ended:
+        with stream_tasks(executor, [(go_on, (sys.argv[1],))], executor.max_pending) as ended:
             list(ended)
     except KeyboardInterrupt:
         for _ in range(200):  # it goes on for ten minutes, if it is let
@@ -448,8 +448,8 @@ def test_an_error_leaves_no_task_running(engine: str, tmp_path: Path) -> None:
         assert isinstance(executor, ClusterExecutor)
         jobs = [after(1, tmp_path / f"{i}.done") for i in range(2)]
         jobs += [(int, ("no number",)), *(after(1, tmp_path / f"{i}.late") for i in range(200))]
-        at_once = 300 if engine.startswith("dask") else executor.at_once
-        with pytest.raises(ValueError, match="no number"), stream_tasks(executor, jobs, at_once) as ended:
+        max_pending = 300 if engine.startswith("dask") else executor.max_pending
+        with pytest.raises(ValueError, match="no number"), stream_tasks(executor, jobs, max_pending) as ended:
             for _ in ended:
                 pass
         at_the_error = set(tmp_path.iterdir())
@@ -628,7 +628,7 @@ def test_a_scheduler_that_stays_away_is_said_whatever_is_asked(tmp_path: Path, m
         cluster.scheduler.kill()
         wait_for(lambda: executor._client.status == "closed")
         executor.cancel([running])
-        assert executor.at_once() >= 1
+        assert executor.max_pending() >= 1
         with pytest.raises(WorkerError, match=r"the Dask scheduler at .* went away"):
             executor.submit(int)
 

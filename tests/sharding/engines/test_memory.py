@@ -15,7 +15,7 @@ RECORD = RecordBytes(stored=170.0, draft=136.0, whole=136.0)
 
 def test_with_enough_memory_workers_are_kept_busy() -> None:
     share = MemoryShare(budget=4096 * MIB, workers=4)
-    assert share.partition_tasks() == share.assemble_tasks(RECORD, 200_000, 1 << 16) == share.ahead == 16
+    assert share.partition_tasks() == share.assemble_tasks(RECORD, 200_000, 1 << 16) == share.max_pending == 16
 
 
 def test_with_less_fewer_tasks_run_side_by_side() -> None:
@@ -44,7 +44,7 @@ def test_a_bucket_is_never_larger_than_what_runs(
     records = share.bucket_records(record, block_rows)
     assert records >= 1
     if records > 1:
-        assert share.assemble_tasks(record, records, block_rows) == share.ahead
+        assert share.assemble_tasks(record, records, block_rows) == share.max_pending
 
 
 @pytest.mark.parametrize(("budget_mib", "run_mib"), [(64, 4), (512, 4), (1024, 73), (8192, 128)])

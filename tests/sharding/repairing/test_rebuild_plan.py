@@ -41,7 +41,7 @@ from ringfeed.sharding import (
 )
 from ringfeed.sharding.destination.clean import clean
 from ringfeed.sharding.prepare import Encoding, Filter, ImageOptions, MapBatches, PrepareOptions, Size
-from ringfeed.sharding.storage.lease import LEASE_NAME, hold
+from ringfeed.sharding.storage.lease import LEASE_NAME, hold_lease
 from ringfeed.sharding.storage.storage import Storage
 from tests.helpers.builds import built, ends_in_writes, make_table
 from tests.helpers.damages import wound
@@ -413,7 +413,7 @@ class TestOneWriter:
     ) -> None:
         (root / pristine.shards[0].path).unlink()
         before = files_of(root)
-        with hold(Storage(str(root)), {}) as lease:
+        with hold_lease(Storage(str(root)), {}) as lease:
             with pytest.raises(DestinationError, match="another build is writing to"):
                 repair(str(root), originals=[original])
             lease.release(keep=False)
@@ -463,7 +463,7 @@ class TestOneWriter:
         self, root: Path, pristine: Dataset, files_of: Files
     ) -> None:
         whole = files_of(root)
-        with hold(Storage(str(root)), {"task": "repair"}):
+        with hold_lease(Storage(str(root)), {"task": "repair"}):
             pass  # not released: as if it was killed
         mark = (root / LEASE_NAME).read_text().replace('"pid": ', '"pid": 9')
         (root / LEASE_NAME).write_text(mark)

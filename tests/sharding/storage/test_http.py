@@ -16,8 +16,8 @@ from ringfeed.sharding import BuildOptions, StorageError, build, verify
 from ringfeed.sharding.errors import RangesError
 from ringfeed.sharding.storage import http as web
 from ringfeed.sharding.storage import timeouts as bounded
+from ringfeed.sharding.storage.file_contents import digest_file
 from ringfeed.sharding.storage.retry import RetryPolicy
-from ringfeed.sharding.storage.staging import measure
 from ringfeed.sharding.storage.storage import Storage
 from tests.servers.web import Behaviour, served
 
@@ -38,7 +38,7 @@ def test_a_file_that_is_not_there(folder: Path, status: int) -> None:
     with served(folder, behaviour=Behaviour(refusals={"a": [status, None]})) as url:
         storage = Storage(url)
         assert not storage.exists("a")
-        assert measure(storage, "a") is None
+        assert digest_file(storage, "a") is None
         for call in (storage.read, storage.map):
             with pytest.raises(FileNotFoundError):
                 call("a")
@@ -58,7 +58,7 @@ def test_a_file_that_is_not_there(folder: Path, status: int) -> None:
 def test_a_server_that_refuses(folder: Path, status: int, told: str) -> None:
     with served(folder, behaviour=Behaviour(refusals={"a": [status, None]})) as url:
         storage = Storage(url, retries=ONCE)
-        for call in (storage.exists, storage.read, lambda path: measure(storage, path)):
+        for call in (storage.exists, storage.read, lambda path: digest_file(storage, path)):
             with pytest.raises(StorageError, match=told):
                 call("a")
 
@@ -67,7 +67,7 @@ def test_a_refusal_that_passes(folder: Path) -> None:
     behaviour = Behaviour()
     with served(folder, behaviour=behaviour) as url:
         storage = Storage(url, retries=QUICK)
-        for call in (storage.exists, storage.read, lambda path: measure(storage, path)):
+        for call in (storage.exists, storage.read, lambda path: digest_file(storage, path)):
             behaviour.refusals["a"] = [503, 429, 500]
             assert call("a")
             assert not behaviour.refusals["a"]

@@ -22,7 +22,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from ringfeed.sharding import DestinationError, StorageError
 from ringfeed.sharding.destination.clean import clean
 from ringfeed.sharding.storage import lease as module
-from ringfeed.sharding.storage.lease import LEASE_NAME, TAKEOVER_PREFIX, Holder, hold, read_holder
+from ringfeed.sharding.storage.lease import LEASE_NAME, TAKEOVER_PREFIX, Holder, hold_lease, read_holder
 from ringfeed.sharding.storage.storage import Storage
 from tests.servers.proxy import Fault, Proxy, proxied
 from tests.servers.seaweedfs import S3Server
@@ -75,11 +75,11 @@ def test_a_living_holder_keeps_others_out_and_a_killed_one_does_not(store: Store
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         wanted = rf"another build is writing to .* \(process {holder.pid} on "
-        with pytest.raises(DestinationError, match=wanted), hold(storage, {}):
+        with pytest.raises(DestinationError, match=wanted), hold_lease(storage, {}):
             pass
         holder.send_signal(signal.SIGKILL)
         holder.wait()
-        with hold(storage, {}) as lease:
+        with hold_lease(storage, {}) as lease:
             assert lease.previous is not None
             assert lease.previous.pid == holder.pid
             lease.release(keep=False)
@@ -94,7 +94,7 @@ def test_a_living_holder_keeps_others_out_and_a_killed_one_does_not(store: Store
 def test_of_many_that_start_at_once_one_wins(tmp_path: Path) -> None:
     def start(_: int) -> bool:
         try:
-            with hold(Storage(str(tmp_path)), {}):
+            with hold_lease(Storage(str(tmp_path)), {}):
                 barrier.wait(60)
                 return True
         except DestinationError:
@@ -113,21 +113,21 @@ def test_a_holder_elsewhere_is_judged_by_its_beat(
     monkeypatch.setattr(module, "_SILENT_SECONDS", 60 if beating else 1.0)
     monkeypatch.setattr(module, "_BEAT_SECONDS", 0.1 if beating else 60)
     storage = Storage(str(tmp_path))
-    real = module.Holder.here
-    with hold(storage, {}) as lease:
-        monkeypatch.setattr(module.Holder, "here", property(lambda self: False))
+    real = module.Holder.is_local
+    with hold_lease(storage, {}) as lease:
+        monkeypatch.setattr(module.Holder, "is_local", property(lambda self: False))
         if beating:
-            with pytest.raises(DestinationError, match="another build is writing"), hold(storage, {}):
+            with pytest.raises(DestinationError, match="another build is writing"), hold_lease(storage, {}):
                 pass
             lease.check()
         else:
-            with hold(storage, {}) as second:
+            with hold_lease(storage, {}) as second:
                 second.check()
                 with pytest.raises(
                     DestinationError, match="was taken over by another process while this one stood still"
                 ):
                     lease.check()
-        monkeypatch.setattr(module.Holder, "here", real)
+        monkeypatch.setattr(module.Holder, "is_local", real)
 
 
 @pytest.mark.parametrize(
@@ -142,21 +142,21 @@ def test_a_beat_that_comes_late_does_not_cover_the_mark_of_who_took_over(
 ) -> None:
     monkeypatch.setattr(module, "_SILENT_SECONDS", 1.0)
     monkeypatch.setattr(module, "_BEAT_SECONDS", 0.2)
-    with hold(remote.far, {}) as first:
-        monkeypatch.setattr(module.Holder, "here", property(lambda self: False))
+    with hold_lease(remote.far, {}) as first:
+        monkeypatch.setattr(module.Holder, "is_local", property(lambda self: False))
         remote.proxy.begin(fault)
         while not remote.proxy.happened[fault]:
             time.sleep(0.05)
         while fault.kind == "stall" and first._thread.is_alive() and beat_of(remote.near) == first._me.beat:
             time.sleep(0.05)  # the store has it by then, and only the reply is late
         monkeypatch.setattr(module.Lease, "_keep_fresh", lambda _: None)  # one of the second that is late is no matter
-        with hold(remote.near, {}) as second:
+        with hold_lease(remote.near, {}) as second:
             first._thread.join(120)
             remote.proxy.begin()
             with pytest.raises(DestinationError, match=told):
                 first.check_known()
             with pytest.raises(DestinationError, match=told):
-                first.tell_plan("abc")
+                first.record_plan("abc")
             first.release(keep=True)
             second.check()
 
@@ -167,7 +167,7 @@ def test_a_beat_that_comes_to_pass_when_it_was_given_up_may_have_covered_another
     now = time.monotonic()
     monkeypatch.setattr(module, "_BEAT_SECONDS", 600)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
-    with hold(Storage(str(tmp_path)), {}) as lease:
+    with hold_lease(Storage(str(tmp_path)), {}) as lease:
         edit(tmp_path, beat=1)
         lease.check()
         now += module._SILENT_SECONDS + 1
@@ -184,9 +184,9 @@ def test_a_store_that_takes_nothing_for_a_while_loses_nobody_the_destination(
     monkeypatch.setattr(module, "_BEAT_SECONDS", 0.1)
     monkeypatch.setattr(module, "_TAKEOVER_SECONDS", 60)  # this machine may stand still over a write
     fault = Fault(kind="reply", method="PUT", path=LEASE_NAME, times=10)
-    with hold(remote.far, {}) as lease:
+    with hold_lease(remote.far, {}) as lease:
         remote.proxy.begin(fault)
-        lease.tell_plan("abc")
+        lease.record_plan("abc")
         while remote.proxy.happened[fault] < fault.times:
             time.sleep(0.1)
         lease.release(keep=True)
@@ -197,9 +197,9 @@ def test_a_store_that_takes_nothing_for_a_while_loses_nobody_the_destination(
 
 def test_a_write_that_seemed_to_fail_is_the_own_all_the_same(remote: Remote) -> None:
     fault = Fault(kind="lose reply", method="PUT", path=LEASE_NAME)
-    with hold(remote.far, {}) as lease:
+    with hold_lease(remote.far, {}) as lease:
         remote.proxy.begin(fault)
-        lease.tell_plan("abc")
+        lease.record_plan("abc")
         assert remote.proxy.happened[fault] == 1
         lease.check()
         lease.release(keep=False)
@@ -212,12 +212,12 @@ def test_what_a_failing_store_kept_from_being_given_back_is_no_longer_held(
 ) -> None:
     """By the process itself at once; by others on the machine when its beat has stood still for long."""
     storage = Storage(str(tmp_path))
-    with hold(storage, {}) as lease, monkeypatch.context() as away:
+    with hold_lease(storage, {}) as lease, monkeypatch.context() as away:
         away.setattr(Storage, "read", lambda *_: refuse())
         lease.release(keep=True)
     if elsewhere:
         parent = os.getppid()
-        edit(tmp_path, pid=parent, started=module.start_of(parent))
+        edit(tmp_path, pid=parent, started=module.process_start_ticks(parent))
         with pytest.raises(DestinationError, match=rf"another build is writing to .* \(process {parent} on "):
             take(storage)
         edit(tmp_path, at=time.monotonic() - module._LEFT_SECONDS - 1)
@@ -240,7 +240,7 @@ def test_clean_tells_of_a_mark_that_it_may_not_remove(task: str) -> None:
     fsspec.register_implementation("keepsmarks", KeepsMarks, clobber=True)
     target = Storage(f"keepsmarks://{task}")
     room = target if task == "build" else Storage("keepsmarks://.export.exporting")
-    with hold(room, {"task": task}) as lease:
+    with hold_lease(room, {"task": task}) as lease:
         lease.release(keep=True)
     for _ in range(2):
         with pytest.raises(StorageError, match=rf"cannot remove {room.url}/{LEASE_NAME}: permission denied"):
@@ -253,7 +253,7 @@ def refuse() -> bytes:
 
 def take(storage: Storage) -> Holder | None:
     """Who held it before."""
-    with hold(storage, {}) as lease:
+    with hold_lease(storage, {}) as lease:
         lease.release(keep=False)
         return lease.previous
 
@@ -289,33 +289,33 @@ def test_a_holder_of_another_version_is_judged_by_its_beat(
 
 def test_one_whose_work_is_to_be_gone_on_with_is_followed_at_once(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
-    with hold(storage, {"source": "x"}) as lease:
-        lease.tell_plan("abc")
+    with hold_lease(storage, {"source": "x"}) as lease:
+        lease.record_plan("abc")
         lease.release(keep=True)
     holder = read_holder(storage)
     assert holder is not None
     assert (holder.released, holder.plan) == (True, "abc")
-    with hold(storage, {}) as second:
+    with hold_lease(storage, {}) as second:
         assert second.previous is not None
         assert second.previous.plan == "abc"
 
 
 def test_the_mark_of_one_that_was_killed_when_it_had_taken_over_goes(store: Store) -> None:
     storage = Storage(store.url)
-    with hold(storage, {}) as lease:
+    with hold_lease(storage, {}) as lease:
         lease.release(keep=True)
     storage.write(f"{TAKEOVER_PREFIX}0123456789abcdef.json", b"{}")  # from a holder before that one
-    with hold(storage, {}) as second:
+    with hold_lease(storage, {}) as second:
         assert store.list() == [LEASE_NAME]
         second.release(keep=False)
 
 
 def test_a_process_with_the_number_of_a_dead_one_is_not_taken_for_it(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
-    with hold(storage, {}):
+    with hold_lease(storage, {}):
         pass
     edit(tmp_path, started="12345")
-    with hold(storage, {}) as second:
+    with hold_lease(storage, {}) as second:
         assert second.previous is not None
 
 

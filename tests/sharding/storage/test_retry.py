@@ -18,7 +18,14 @@ from hypothesis import strategies as st
 from s3fs.errors import translate_boto_error
 
 from ringfeed.sharding.storage.error_messages import explain
-from ringfeed.sharding.storage.retry import Exhausted, IncompleteError, RetryPolicy, error_code, is_transient, retry
+from ringfeed.sharding.storage.retry import (
+    IncompleteError,
+    RetriesExhaustedError,
+    RetryPolicy,
+    error_code,
+    is_transient,
+    retry,
+)
 
 
 class Time:
@@ -86,7 +93,7 @@ class TestRetry:
     def test_the_last_error_is_the_cause(self) -> None:
         time, error = Time(), ConnectionResetError()
         policy = RetryPolicy(attempts=3, base_seconds=1, budget_seconds=100)
-        with pytest.raises(Exhausted, match=r"3 attempts in 2 s failed") as caught:
+        with pytest.raises(RetriesExhaustedError, match=r"3 attempts in 2 s failed") as caught:
             retry(failing(3, error, time), policy, sleep=time.sleep, clock=time.clock, draw=lambda: 0.5)
         assert caught.value.__cause__ is error
         assert (caught.value.attempts, caught.value.seconds) == (3, 1.5)
@@ -105,7 +112,7 @@ class TestRetry:
     def test_one_that_gave_up_is_not_repeated(self) -> None:
         time = Time()
         inner = lambda: retry(failing(99, TimeoutError(), time), RetryPolicy(attempts=2), sleep=time.sleep)  # noqa: E731
-        with pytest.raises(Exhausted):
+        with pytest.raises(RetriesExhaustedError):
             retry(inner, RetryPolicy(attempts=5), sleep=time.sleep)
         assert len(time.pauses) == 1
 
@@ -122,7 +129,7 @@ class TestRetry:
     ) -> None:
         time = Time()
         policy = RetryPolicy(attempts=attempts, base_seconds=base, cap_seconds=cap, budget_seconds=budget)
-        with pytest.raises((Exhausted, TimeoutError)):
+        with pytest.raises((RetriesExhaustedError, TimeoutError)):
             retry(
                 failing(99, TimeoutError(), time, seconds),
                 policy,
@@ -208,7 +215,7 @@ PERMANENT = [
     botocore.exceptions.SSLError(endpoint_url="https://x", error="[SSL: CERTIFICATE_VERIFY_FAILED] expired"),
     RuntimeError('RPCError("org.apache.hadoop.security.AccessControlException", "Permission denied")'),
     RuntimeError('RPCError("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException", "...")'),
-    Exhausted(3, 1.0),
+    RetriesExhaustedError(3, 1.0),
     *(translate_boto_error(refused(403, code)) for code in ("AccessDenied", "ExpiredToken", "SignatureDoesNotMatch")),
     translate_boto_error(refused(404, "NoSuchBucket")),
     translate_boto_error(refused(412, "PreconditionFailed")),

@@ -17,7 +17,7 @@ import pyarrow as pa
 from ..common.checksums import Checksum
 from .storage import Storage
 
-__all__ = ["FileInfo", "iterate_blocks", "measure", "staged"]
+__all__ = ["FileInfo", "digest_file", "iterate_blocks", "open_decompressed"]
 
 _BLOCK_BYTES = 8 << 20
 _INFLATE_BYTES = 1 << 12  # compressed bytes that a fault may cost: what comes before is decompressed byte by byte
@@ -55,7 +55,7 @@ def iterate_blocks(storage: Storage, path: str, size: int | None = None) -> Iter
             yield memoryview(block)
 
 
-def measure(storage: Storage, path: str, size: int | None = None) -> FileInfo | None:
+def digest_file(storage: Storage, path: str, size: int | None = None) -> FileInfo | None:
     """Size and checksum of a file, or None if there is none.
 
     Args:
@@ -77,7 +77,9 @@ def measure(storage: Storage, path: str, size: int | None = None) -> FileInfo | 
 
 
 @contextmanager
-def staged(storage: Storage, path: str, compression: str = "none", *, size: int | None = None) -> Iterator[pa.Buffer]:
+def open_decompressed(
+    storage: Storage, path: str, compression: str = "none", *, size: int | None = None
+) -> Iterator[pa.Buffer]:
     """The whole of a file, decompressed as far as it can be: a mapped file of this machine, a temporary one if need be.
 
     Args:

@@ -12,10 +12,10 @@ from ringfeed.sharding import BuildOptions, DestinationError, build, clean, plan
 from ringfeed.sharding.destination import clean as cleaning_module
 from ringfeed.sharding.destination.leftovers import remove_files
 from ringfeed.sharding.repairing.repair import apply_repair
-from ringfeed.sharding.storage import fenced as fence
+from ringfeed.sharding.storage import fence_storage as fence
 from ringfeed.sharding.storage import lease
-from ringfeed.sharding.storage.fenced import fenced, fenced_for_workers
-from ringfeed.sharding.storage.lease import LEASE_NAME, hold
+from ringfeed.sharding.storage.fenced_storage import fence_for_workers, fence_storage
+from ringfeed.sharding.storage.lease import LEASE_NAME, hold_lease
 from ringfeed.sharding.storage.storage import Storage
 from tests.helpers.builds import built, interrupt_after
 from tests.servers.store import Store
@@ -55,9 +55,9 @@ def changes(storage: Storage) -> dict[str, Callable[[], Any]]:
 @pytest.mark.parametrize("how", ["write", "write_all", "create", "stream", "move", "remove"])
 def test_nothing_is_changed_once_another_holds_the_mark(store: Store, how: str, worker: bool) -> None:
     plain = Storage(store.url)
-    with hold(plain, {}) as held:
+    with hold_lease(plain, {}) as held:
         own: Storage = (
-            pickle.loads(pickle.dumps(fenced_for_workers(plain, plain, held))) if worker else fenced(plain, held)
+            pickle.loads(pickle.dumps(fence_for_workers(plain, plain, held))) if worker else fence_storage(plain, held)
         )
         own.write("old", b"mine")
         changes(own)[how]()

@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from ..errors import DestinationError
 from .atomic_files import Bytes, Draft
-from .lease import Lease, lost_to, read_holder
+from .lease import Lease, describe_loss, read_holder
 from .storage import Storage
 
-__all__ = ["FencedStorage", "fenced", "fenced_for_workers"]
+__all__ = ["FencedStorage", "fence_for_workers", "fence_storage"]
 
 T = TypeVar("T")
 _READS = ("read", "list", "look for", "reach", "open")
@@ -90,17 +90,17 @@ class _Mark:
         if time.monotonic() - _seen.get(self.token, -_SURE_SECONDS) < _SURE_SECONDS:
             return
         asked = time.monotonic()
-        if lost := lost_to(self.storage, read_holder(self.storage), self.token):
+        if lost := describe_loss(self.storage, read_holder(self.storage), self.token):
             raise DestinationError(lost)
         _seen[self.token] = asked
 
 
-def fenced(storage: Storage, lease: Lease) -> FencedStorage:
+def fence_storage(storage: Storage, lease: Lease) -> FencedStorage:
     """The storage of who holds a lease."""
     return FencedStorage(storage.url, storage.options, storage.retries, fence=lease)
 
 
-def fenced_for_workers(storage: Storage, destination: Storage, lease: Lease) -> FencedStorage:
+def fence_for_workers(storage: Storage, destination: Storage, lease: Lease) -> FencedStorage:
     """The same for the processes that work for it, on this machine or others.
 
     Args:
