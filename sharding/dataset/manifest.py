@@ -20,7 +20,7 @@ from ..compute.class_counts import ClassCounts
 from ..errors import CorruptionError, DatasetError
 from ..formats.example_encode import RecordLayout
 from ..schema import Schema
-from ..storage.staging import FileInfo
+from ..storage.file_contents import FileInfo
 from .file_names import table_name
 from .statistics import FeatureStatistics
 

@@ -98,7 +98,7 @@ def _connect(
         merged["config_kwargs"] = {**_OPTIONS[kind]["config_kwargs"], **config}
     fs, _ = fsspec.url_to_fs(f"{kind}://{place}", skip_instance_cache=True, **merged)
     if kind == "s3":
-        # Its own defaults, which the bounds of docs/faults.md reckon with. Not as options, by which `s3/fast_reads.py` judges.
+        # s3fs's own defaults, which docs/faults.md counts on. Not options: `fast_reads.is_supported` judges by those.
         fs.connect_timeout, fs.read_timeout = 5, 15
         fs.retries = 1
         limit_requests(fs)

@@ -25,7 +25,7 @@ from ringfeed.sharding import (
     read_records,
     verify,
 )
-from ringfeed.sharding.storage import fenced as fence
+from ringfeed.sharding.storage import fenced_storage as fence
 from ringfeed.sharding.storage import lease as lease_module
 from ringfeed.sharding.storage.lease import LEASE_NAME, hold_lease
 from ringfeed.sharding.storage.retry import RetryPolicy

@@ -12,7 +12,7 @@ from ringfeed.sharding import BuildOptions, DestinationError, build, clean, plan
 from ringfeed.sharding.destination import clean as cleaning_module
 from ringfeed.sharding.destination.leftovers import remove_files
 from ringfeed.sharding.repairing.repair import apply_repair
-from ringfeed.sharding.storage import fence_storage as fence
+from ringfeed.sharding.storage import fenced_storage as fence
 from ringfeed.sharding.storage import lease
 from ringfeed.sharding.storage.fenced_storage import fence_for_workers, fence_storage
 from ringfeed.sharding.storage.lease import LEASE_NAME, hold_lease

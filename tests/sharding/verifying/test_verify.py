@@ -458,22 +458,22 @@ class TestWholeDatasets:
 
     @given(block=st.integers(1, 5000))
     def test_files_are_hashed_in_blocks_of_any_size(self, make: Make, block: int) -> None:
-        from ringfeed.sharding.storage import staging
+        from ringfeed.sharding.storage import file_contents
 
         dataset = make("tfrecord")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(staging, "_BLOCK_BYTES", block)
-            found = staging.measure(dataset.storage, dataset.shards[0].path)
-        assert found == staging.FileInfo(bytes=dataset.shards[0].bytes, checksum=dataset.shards[0].checksum)
+            patch.setattr(file_contents, "_BLOCK_BYTES", block)
+            found = file_contents.digest_file(dataset.storage, dataset.shards[0].path)
+        assert found == file_contents.FileInfo(bytes=dataset.shards[0].bytes, checksum=dataset.shards[0].checksum)
 
 
 class TestEveryStore:
     def test_a_remote_dataset_is_read_in_blocks_placed_and_repaired(
         self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from ringfeed.sharding.storage import staging
+        from ringfeed.sharding.storage import file_contents
 
-        monkeypatch.setattr(staging, "_BLOCK_BYTES", 4096)
+        monkeypatch.setattr(file_contents, "_BLOCK_BYTES", 4096)
         pq.write_table(make_table(RECORDS), tmp_path / "x.parquet")
         dataset = built(str(tmp_path / "x.parquet"), store.url, label="label", shards=2, compression="gzip")
         assert verify(store.url, deep=True) == []
