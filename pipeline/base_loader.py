@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..sharding.common.option_checks import boolean, integer, mapping
+from ..sharding.common.validation import boolean, integer, mapping
 from ..sharding.errors import ConfigError, RingfeedError
 from ..sharding.schema import Schema
 from .decode.columns import Columns

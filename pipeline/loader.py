@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..sharding.common.option_checks import integer
+from ..sharding.common.validation import integer
 from ..sharding.compute.class_counts import count_matrix
 from ..sharding.dataset.dataset import open_dataset
 from ..sharding.dataset.manifest import Manifest

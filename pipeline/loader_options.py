@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from ..sharding.common.option_checks import boolean, choice, integer, text, texts
+from ..sharding.common.validation import boolean, choice, integer, text, texts
 from ..sharding.errors import ConfigError
 from ..sharding.storage.storage import StorageLike
 from .fetch.quarantine import OnBadShard

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from ..sharding.common.option_checks import mapping, texts
+from ..sharding.common.validation import mapping, texts
 from ..sharding.errors import ConfigError
 
 __all__ = ["check_state", "shares_digest"]

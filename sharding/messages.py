@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-__all__ = ["brief", "counted", "hinted", "listed", "one_line", "some_of", "without_secrets"]
+__all__ = ["brief", "closest", "counted", "did_you_mean", "listed", "one_line", "some_of", "without_secrets"]
 
 
 def counted(number: int, noun: str, verb: str = "") -> str:
@@ -40,14 +40,25 @@ def listed(names: Sequence[str], most: int = 20) -> str:
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
-def hinted(name: object, known: Iterable[str], words: str) -> str:
-    """Words about known names, behind the one of them that was perhaps meant by one that is not known.
+def closest(name: object, known: Iterable[str]) -> str | None:
+    """The known name that an unknown one is most like, or None if it is like none of them.
 
-    >>> hinted("prise", ["price", "size"], "they"), hinted("x", ["price", "size"], "they")
-    ("did you mean 'price'? They", 'they')
+    >>> closest("prise", ["price", "size"]), closest("x", ["price", "size"])
+    ('price', None)
     """
-    close = difflib.get_close_matches(str(name), list(known), n=1)
-    return f"did you mean {close[0]!r}? {words.capitalize()}" if close else words
+    return next(iter(difflib.get_close_matches(str(name), list(known), n=1)), None)
+
+
+def did_you_mean(name: object, known: Iterable[str], otherwise: str) -> str:
+    """A hint at the known name that an unknown one is most like, if there is one, before a sentence.
+
+    >>> did_you_mean("prise", ["price", "size"], "they are: price, size")
+    "did you mean 'price'? They are: price, size"
+    >>> did_you_mean("x", ["price", "size"], "they are: price, size")
+    'they are: price, size'
+    """
+    close = closest(name, known)
+    return otherwise if close is None else f"did you mean {close!r}? {otherwise[:1].upper()}{otherwise[1:]}"
 
 
 def one_line(text: object) -> str:

@@ -5,7 +5,6 @@ Not here: reading or writing any file.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -17,9 +16,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .errors import SourceError
-from .messages import listed
+from .messages import did_you_mean, listed
 
-__all__ = ["MAX_FEATURES", "ExampleKind", "Feature", "Schema", "class_array", "in_lists", "label_type", "with_missing"]
+__all__ = [
+    "DTYPES",
+    "MAX_FEATURES",
+    "ExampleKind",
+    "Feature",
+    "Schema",
+    "class_array",
+    "in_lists",
+    "label_type",
+    "with_missing",
+]
 
 MAX_FEATURES = 1 << 15  # of a record: each costs each batch some 0.1 ms
 
@@ -34,6 +43,7 @@ _PRIMITIVES: dict[str, pa.DataType] = {
     "string": pa.string(),
     "binary": pa.binary(),
 }
+DTYPES = tuple(_PRIMITIVES)
 _NAMES = {kind: name for name, kind in _PRIMITIVES.items()}
 _SYNONYMS = {
     pa.large_string(): "string",
@@ -247,9 +257,8 @@ class Schema:
             twice = sorted({name for name in names if names.count(name) > 1})
             raise SourceError(f"column names must differ, got {', '.join(map(repr, twice))} more than once")
         if self.label is not None and self.label not in names:
-            close = difflib.get_close_matches(self.label, names, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise SourceError(f"there is no label column {self.label!r}; the columns are: {listed(names)}{hint}")
+            hint = did_you_mean(self.label, names, f"the columns are: {listed(names)}")
+            raise SourceError(f"there is no label column {self.label!r}; {hint}")
 
     def __getitem__(self, name: str) -> Feature:
         for feature in self.features:

@@ -90,7 +90,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         if not text.strip().isdecimal() or int(text) < least:
-            raise ValueError(f"must be a whole number of at least {least}, got {text!r}")
+            raise ValueError(f"must be an integer of at least {least}, got {text!r}")
         return int(text)
 
     return parse

@@ -1,16 +1,11 @@
 """A `TrainConfig` from a YAML file and `--set key=value`: unknown keys and wrong types are errors with a name.
 
-Values are those of YAML, also after `--set`. One repair of YAML's is made: `1e-3`, which YAML reads as text for want of
-a dot, is a number where a number is asked for.
+Values are those of YAML, also after `--set`.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
-import math
-import re
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
@@ -19,13 +14,13 @@ from typing import Any
 
 import yaml
 
-from ..sharding.common.strict_yaml import load_yaml
+from ..sharding.common.strict_yaml import YAML_SCALARS, load_yaml
+from ..sharding.common.validation import fit, is_required
 from ..sharding.errors import ConfigError
+from ..sharding.messages import closest
 from .config import TrainConfig
 
 __all__ = ["all_keys", "changed_keys", "describe_keys", "load_config", "parse_config", "to_tree"]
-
-_EXPONENT_WITHOUT_DOT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -101,7 +96,8 @@ def parse_config(tree: Mapping[str, Any], source: str) -> TrainConfig:
     ringfeed.sharding.errors.ConfigError: a.yaml: unknown key 'optimiser'; did you mean 'optimizer'?
     """
     try:
-        config: TrainConfig = _build(TrainConfig, tree, "")
+        _check_keys(tree)
+        config: TrainConfig = fit("", tree, TrainConfig, YAML_SCALARS)
         json.dumps(to_tree(config))  # as checkpoints and metrics will hold it
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
@@ -112,27 +108,16 @@ def parse_config(tree: Mapping[str, Any], source: str) -> TrainConfig:
     return config
 
 
-def _build(kind: Any, tree: Any, prefix: str) -> Any:
-    if not isinstance(tree, Mapping):
-        raise ConfigError(f"{prefix.rstrip('.')} must be a group of keys, got {tree!r}")
-    known = {f.name: f for f in fields(kind)}
-    for key in tree:
-        if key not in known:
-            raise ConfigError(_unknown_key(prefix, str(key)))
-    hints = typing.get_type_hints(kind)
-    values = {}
-    for name, spec in known.items():
-        if name in tree:
-            values[name] = _value(tree[name], hints[name], prefix + name)
-        elif is_dataclass(hints[name]) and _is_required(spec):
-            values[name] = _build(hints[name], {}, f"{prefix}{name}.")
-        elif _is_required(spec):
-            raise ConfigError(f"{prefix}{name} is missing")
-    return kind(**values)
-
-
-def _is_required(spec: Field[Any]) -> bool:
-    return spec.default is MISSING and spec.default_factory is MISSING
+def _check_keys(tree: Mapping[str, Any]) -> None:
+    """Refuse an unknown key with a hint at the key of any group that was meant."""
+    keys = {name for name, _ in all_keys()}
+    groups = {name.rpartition(".")[0] for name in keys}
+    for key, value in tree.items():
+        if key not in keys | groups:
+            raise ConfigError(_unknown_key("", str(key)))
+        for inner in value if key in groups and isinstance(value, Mapping) else ():
+            if f"{key}.{inner}" not in keys:
+                raise ConfigError(_unknown_key(f"{key}.", str(inner)))
 
 
 def _unknown_key(prefix: str, key: str) -> str:
@@ -163,61 +148,8 @@ def _same_name(key: str, names: list[str]) -> str | None:
 def _like_name(key: str, names: list[str]) -> str | None:
     """The one of `names` whose end is most like a key; with the whole name, a group would make all alike."""
     leaves = {_leaf(name): name for name in names}
-    close = difflib.get_close_matches(key, leaves, 1)
-    return leaves[close[0]] if close else None
-
-
-def _value(value: Any, hint: Any, key: str) -> Any:
-    """`value` as the annotated type, or a ConfigError that says what was expected."""
-    if is_dataclass(hint):
-        return _build(hint, value, f"{key}.")
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    for option in options:
-        matched, converted = _match(value, option)
-        if matched:
-            return converted
-    raise ConfigError(f"{key} must be {' or '.join(map(_described, options))}, got {value!r}")
-
-
-def _match(value: Any, hint: Any) -> tuple[bool, Any]:
-    origin = typing.get_origin(hint) or hint
-    if origin is tuple:
-        item = typing.get_args(hint)[0]
-        if not isinstance(value, list):
-            return False, None
-        pairs = [_match(entry, item) for entry in value]
-        return all(matched for matched, _ in pairs), tuple(converted for _, converted in pairs)
-    if origin is float:
-        if isinstance(value, str) and _EXPONENT_WITHOUT_DOT.fullmatch(value):
-            return True, float(value)
-        return isinstance(value, (int, float)) and not isinstance(value, bool), _real(value)
-    if origin is int:
-        return isinstance(value, int) and not isinstance(value, bool), value
-    if origin is Mapping:
-        weight = typing.get_args(hint)[1]
-        if not isinstance(value, dict):
-            return False, None
-        items = {name: _match(entry, weight) for name, entry in value.items()}
-        return all(matched for matched, _ in items.values()), {name: entry for name, (_, entry) in items.items()}
-    return origin is Any or isinstance(value, origin), value
-
-
-def _real(value: Any) -> Any:
-    """A number as a float; an integer beyond all of them is infinite."""
-    try:
-        return float(value) if isinstance(value, int) else value
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
-
-
-def _described(hint: Any) -> str:
-    origin = typing.get_origin(hint) or hint
-    if origin is tuple:
-        return f"a list of {_described(typing.get_args(hint)[0]).removeprefix('an ').removeprefix('a ')}s"
-    if origin is Mapping:
-        return "a mapping"
-    names = {str: "text", int: "an integer", float: "a number", bool: "true or false", type(None): "null"}
-    return names[origin]
+    close = closest(key, leaves)
+    return None if close is None else leaves[close]
 
 
 def all_keys() -> list[tuple[str, Field[Any]]]:
@@ -236,7 +168,7 @@ def describe_keys() -> str:
     """All keys with their defaults and what they mean, as text for `--help`."""
     lines = []
     for name, spec in all_keys():
-        default = "required" if _is_required(spec) else _shown(spec)
+        default = "required" if is_required(spec) else _shown(spec)
         lines.append(f"  {name:<28} {spec.metadata['help']} [{default}]")
     return "\n".join(lines)
 

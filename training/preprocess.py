@@ -6,7 +6,6 @@ knows how. Images are in `images.py`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from ..pipeline.transforms.tabular_ops import tabular_inputs
 from ..pipeline.transforms.tabular_plan import TabularPlan
 from ..sharding.dataset.manifest import Manifest
 from ..sharding.errors import ConfigError
+from ..sharding.messages import did_you_mean, listed
 from ..sharding.schema import Feature
 from .config import DataConfig
 
@@ -48,9 +48,9 @@ def feature_columns(manifest: Manifest, data: DataConfig) -> list[Feature]:
     for key in ("include", "exclude", "categorical"):
         for name in getattr(data, key) or ():
             if name not in manifest.schema.names:
-                close = difflib.get_close_matches(name, manifest.schema.names, 1)
-                hint = f"; did you mean {close[0]!r}?" if close else ""
-                raise ConfigError(f"data.{key}: the dataset has no column {name!r}{hint}")
+                names = manifest.schema.names
+                hint = did_you_mean(name, names, f"the columns are: {listed(names)}")
+                raise ConfigError(f"data.{key}: the dataset has no column {name!r}; {hint}")
     if data.include is not None and label in data.include:
         raise ConfigError(f"data.include: {label!r} is the label; a model must not see it")
     wanted = set(manifest.schema.names if data.include is None else data.include) - set(data.exclude) - {label}

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...sharding.common.fork_safe_locks import renew_in_forks
-from ...sharding.common.option_checks import choice
+from ...sharding.common.validation import choice
 from ...sharding.compute.class_counts import ClassCounts, count_matrix
 from ...sharding.compute.keyed_random import shuffled
 from ...sharding.dataset.dataset import Dataset, repair_hint

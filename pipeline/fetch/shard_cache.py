@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from ...sharding.common.checksums import Checksum, checksum
 from ...sharding.common.fork_safe_locks import renew_in_forks
-from ...sharding.common.option_checks import integer
+from ...sharding.common.validation import integer
 from ...sharding.errors import ConfigError, StorageError
 from ...sharding.storage.atomic_files import write_pieces
 from ...sharding.storage.location import Location

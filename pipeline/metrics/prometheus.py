@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...sharding.common.option_checks import mapping
+from ...sharding.common.validation import mapping
 from ...sharding.errors import ConfigError
 from .stage_counters import StageStats
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ...sharding.common.option_checks import integer, number
+from ...sharding.common.validation import integer, number
 from ...sharding.errors import ConfigError
 
 __all__ = [
@@ -171,7 +171,7 @@ def epoch_samples(
         return samples, balance != "natural" and samples > sum(class_counts)
     given: object = epoch_length
     if not isinstance(given, str) or given not in ("oversample", "undersample"):
-        raise ConfigError(f"epoch_length must be a whole number, 'oversample' or 'undersample', got {epoch_length!r}")
+        raise ConfigError(f"epoch_length must be an integer, 'oversample' or 'undersample', got {epoch_length!r}")
     if callable(balance) or isinstance(balance, Ramp):
         raise ConfigError(f"epoch_length={epoch_length!r} needs one balance for all epochs; give a number instead")
     weights = target_weights(balance, classes, class_counts)

@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from ...sharding.common.option_checks import boolean, choice, integer
+from ...sharding.common.validation import boolean, choice, integer
 from ...sharding.compute.keyed_random import derive_key, shuffled
 from ...sharding.errors import ConfigError
 from .windows import Segment, StreamWindows, Window

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ...sharding.common.option_checks import mapping, texts
+from ...sharding.common.validation import mapping, texts
 from ...sharding.dataset.manifest import Manifest, ShardInfo
 from ...sharding.errors import ConfigError
 from ...sharding.prepare.column_names import check_columns, check_distinct

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...sharding.common.option_checks import integer, text
+from ...sharding.common.validation import integer, text
 from ...sharding.compute.keyed_random import shuffled
 from ...sharding.errors import ConfigError
 from ...sharding.schema import Schema

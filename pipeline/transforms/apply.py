@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ...sharding.common.option_checks import integer
+from ...sharding.common.validation import integer
 from ...sharding.errors import ConfigError
 
 if TYPE_CHECKING:

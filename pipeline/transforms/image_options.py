@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
-from ...sharding.common.option_checks import number, numbers
+from ...sharding.common.validation import number, numbers
 from ...sharding.dataset.manifest import Manifest
 from ...sharding.errors import ConfigError
 from ...sharding.schema import Feature

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...sharding.common.option_checks import boolean, integer, numbers
+from ...sharding.common.validation import boolean, integer, numbers
 from ...sharding.dataset.manifest import Manifest
 from ...sharding.errors import ConfigError
 from .apply import GraphTransform

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from ...sharding.common.option_checks import integer, number, texts
+from ...sharding.common.validation import integer, number, texts
 from ...sharding.errors import ConfigError
 from .apply import GraphTransform
 

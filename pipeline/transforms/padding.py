@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...sharding.common.option_checks import boolean, integer, text
+from ...sharding.common.validation import boolean, integer, text
 from ...sharding.errors import ConfigError
 from .apply import GraphTransform, add_features
 

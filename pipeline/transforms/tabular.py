@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...sharding.common.option_checks import mapping, texts
+from ...sharding.common.validation import mapping, texts
 from ...sharding.dataset.manifest import Manifest
 from ...sharding.dataset.statistics import FeatureStatistics
 from ...sharding.errors import ConfigError

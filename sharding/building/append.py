@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from ..common.option_checks import check_flags, take_integers, take_shares
+from ..common.validation import fit_fields
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.earlier_shards import EarlierShards
 from ..dataset.manifest import Manifest
@@ -80,10 +80,7 @@ class AppendOptions:
 
     def __post_init__(self) -> None:
         normalize_url_fields(self, "source", "destination", optional="spill")
-        take_integers(self, "shards", "shard_bytes", "seed")
-        check_flags(self, "as_is", "again")
-        if self.splits is not None:
-            object.__setattr__(self, "splits", take_shares(self.splits))
+        fit_fields(self)
         self._as_build()  # the rules are those of a build
 
     def for_dataset(self, dataset: Dataset) -> BuildOptions:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from ..common.option_checks import check_flags, check_texts, take_integers, take_shares
+from ..common.validation import fit_fields
 from ..dataset.file_names import check_split_name
 from ..engines.engine import check_engine
 from ..engines.memory import MemoryShare
@@ -91,7 +91,9 @@ class BuildOptions:
 
     def __post_init__(self) -> None:
         normalize_url_fields(self, "source", "destination", optional="spill")
-        self._check_types()
+        fit_fields(self)
+        if self.source_kind not in ("auto", *KINDS):
+            raise ConfigError(f"source_kind must be one of auto, {', '.join(KINDS)}, got {self.source_kind!r}")
         if self.shard_format not in COMPRESSIONS:
             raise ConfigError(f"the format must be one of {', '.join(COMPRESSIONS)}, got {self.shard_format!r}")
         if self.codec not in COMPRESSIONS[self.shard_format]:
@@ -122,20 +124,6 @@ class BuildOptions:
         if self.balance not in _BALANCES:
             raise ConfigError(f"--balance must be one of {', '.join(_BALANCES)}, got {self.balance!r}")
         self._check_division()
-
-    def _check_types(self) -> None:
-        for name in ("workers", "seed", "min_class_records", "source_kind", "on_bad_record"):
-            if getattr(self, name) is None:
-                raise ConfigError(f"{name} must be given, got None")
-        take_integers(self, "shards", "shard_bytes", "workers", "memory_bytes", "seed", "min_class_records")
-        check_texts(self, "label", "source_kind", "split_column", "group_by", "on_bad_record")
-        check_texts(self, "shard_format", "compression", "balance", "engine")
-        check_flags(self, "overwrite", "dali_index")
-        object.__setattr__(self, "splits", take_shares(self.splits))
-        if self.source_kind not in ("auto", *KINDS):
-            raise ConfigError(f"source_kind must be one of auto, {', '.join(KINDS)}, got {self.source_kind!r}")
-        if not isinstance(self.prepare, PrepareOptions):
-            raise ConfigError(f"prepare must be PrepareOptions, got {self.prepare!r}")
 
     def _check_division(self) -> None:
         if self.split_column is not None and self.group_by is not None:

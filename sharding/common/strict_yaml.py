@@ -1,20 +1,48 @@
-"""YAML, read strictly: of two equal keys it takes the last, here they are an error."""
+"""Strict YAML: a repeated key is an error, where PyYAML takes the last; and the words for its scalars in errors."""
 
 from __future__ import annotations
 
+import math
+import re
+import types
 from collections.abc import Hashable
+from dataclasses import replace
 from typing import Any
 
 import yaml
 
-__all__ = ["load_yaml"]
+from .validation import SCALARS, Scalar
+
+__all__ = ["YAML_SCALARS", "load_yaml"]
+
+_EXPONENT_WITHOUT_DOT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+
+
+def _number(value: Any) -> float:
+    """A number; also `1e-3`, which PyYAML reads as text for want of a dot."""
+    if isinstance(value, str) and _EXPONENT_WITHOUT_DOT.fullmatch(value):
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond all floats
+        return math.inf if value > 0 else -math.inf
+
+
+YAML_SCALARS = {
+    **SCALARS,
+    bool: replace(SCALARS[bool], words="true or false"),
+    float: Scalar("a number", _number),
+    types.NoneType: replace(SCALARS[types.NoneType], words="null"),
+}
 
 
 def load_yaml(text: str | bytes) -> Any:
-    """A document of YAML's plain types.
+    """Parse a document of YAML's plain types.
 
     Raises:
-        ValueError: it is none, or has two equal keys, or what looks like a date and is none.
+        ValueError: it is not YAML, repeats a key, or holds a date that does not exist.
 
     >>> load_yaml("{a: 1, b: [x]}")
     {'a': 1, 'b': ['x']}

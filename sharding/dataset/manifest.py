@@ -15,7 +15,7 @@ import numpy as np
 
 from ..common.checksums import checksum
 from ..common.json_stream import json_pieces
-from ..common.type_checks import misfit
+from ..common.validation import SCALARS, Scalar, fit
 from ..compute.class_counts import ClassCounts
 from ..errors import CorruptionError, DatasetError
 from ..formats.example_encode import RecordLayout
@@ -40,6 +40,16 @@ __all__ = [
 MANIFEST_NAME = "dataset.json"
 SHARDS_NAME = table_name(0)
 FORMAT_VERSION = (1, 0)
+
+
+def _json_integer(value: object) -> int:
+    """No integer of a dataset has more than 64 bits; another program may have written one that has."""
+    if type(value) is not int or abs(value) >= 1 << 64:
+        raise TypeError
+    return value
+
+
+_SCALARS = {**SCALARS, int: Scalar("an integer of 64 bits", _json_integer)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,8 +341,7 @@ class Manifest:
         """
         try:
             manifest = cls._restored(value)
-            if problem := misfit(manifest, cls):
-                raise TypeError(problem)
+            fit("", manifest, cls, _SCALARS)
             if any(generation.classes > len(manifest.classes) for generation in manifest.generations):
                 raise ValueError("a generation has more classes than the dataset")
         except DatasetError:

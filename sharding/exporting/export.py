@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ..common.option_checks import check_texts, take_integers
+from ..common.validation import fit_fields
 from ..dataset.dataset import open_dataset
 from ..dataset.manifest import Manifest, ShardInfo
 from ..dataset.shard_records import read_shard
@@ -49,17 +49,11 @@ class ExportOptions:
 
     def __post_init__(self) -> None:
         normalize_url_fields(self, "url", "destination")
-        check_texts(self, "to")
+        fit_fields(self)
         if self.to not in EXPORT_FORMATS:
             raise ConfigError(f"what to export to must be one of {', '.join(EXPORT_FORMATS)}, got {self.to!r}")
-        if self.workers is None:
-            raise ConfigError("workers must be given, got None")
-        take_integers(self, "workers")
         if self.workers < 1:
             raise ConfigError(f"workers must be at least 1, got {self.workers}")
-        splits: object = self.splits
-        if not isinstance(splits, (tuple, list)):  # of a text, each letter would be a name
-            raise ConfigError(f"splits must be a tuple of names, got {splits!r}")
         if len(set(self.splits)) != len(self.splits):
             raise ConfigError(f"each split is named once, got {', '.join(self.splits)}")
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 import pyarrow as pa
 
 from ..errors import ConfigError
-from ..messages import hinted, listed
+from ..messages import did_you_mean, listed
 
 __all__ = [
     "HIDDEN",
@@ -35,8 +35,8 @@ def check_columns(flag: str, wanted: Iterable[str], names: Collection[str]) -> N
     """  # noqa: E501
     for name in wanted:
         if name not in names:
-            hint = hinted(name, names, "the")
-            raise ConfigError(f"{flag}: there is no column {name!r}; {hint} columns here are: {listed(list(names))}")
+            hint = did_you_mean(name, names, f"the columns here are: {listed(list(names))}")
+            raise ConfigError(f"{flag}: there is no column {name!r}; {hint}")
 
 
 def check_distinct(flag: str, names: Iterable[str]) -> None:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from ..common.strict_yaml import load_yaml
+from ..common.strict_yaml import YAML_SCALARS, load_yaml
+from ..common.validation import fit
 from ..errors import ConfigError
-from ..messages import brief, hinted
-from ..schema import Feature
+from ..messages import brief, did_you_mean
+from ..schema import DTYPES, Feature
 from ..sources.files.open import MissingFileError, open_file
 from ..storage.urls import validate_url
 
 __all__ = ["parse_features", "read_features"]
 
-_DTYPES = (
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
-    "string", "binary",
-)  # fmt: skip
-_KEYS = ("dtype", "shape", "encoding")
-_ENCODINGS = ("image",)
+
+@dataclass(frozen=True, kw_only=True)
+class _FeatureKeys:
+    dtype: str
+    shape: tuple[int | None, ...] = ()
+    encoding: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Document:
+    features: Mapping[str, str | _FeatureKeys]
 
 
 def read_features(url: str | os.PathLike[str]) -> dict[str, Feature]:
@@ -61,53 +66,24 @@ def parse_features(tree: object, origin: str) -> dict[str, Feature]:
     'string'
     >>> parse_features({"features": {"zip": {"type": "string"}}}, "a.yaml")
     Traceback (most recent call last):
-    ringfeed.sharding.errors.ConfigError: a.yaml: features.zip: unknown key 'type'; did you mean 'dtype'?
-    """
+    ringfeed.sharding.errors.ConfigError: a.yaml: unknown key 'features.zip.type'; did you mean 'dtype'? The keys are: dtype, shape, encoding
+    """  # noqa: E501
     try:
-        top = _mapping(tree, "", "features: {NAME: DTYPE, ...}")
-        _check_keys(top, ("features",), "")
-        features = _mapping(top.get("features"), "features", "NAME: DTYPE, ...")
-        return {name: _feature(name, value) for name, value in features.items()}
+        document: _Document = fit("", tree, _Document, YAML_SCALARS)
+        if not document.features:
+            raise ConfigError("features must hold NAME: DTYPE, ...; got nothing")
+        return {name: _feature(name, entry) for name, entry in document.features.items()}
     except ValueError as error:
         raise ConfigError(f"{origin}: {error}") from error
 
 
-def _mapping(value: object, where: str, form: str) -> Mapping[str, Any]:
-    prefix = f"{where} " if where else ""
-    if not isinstance(value, Mapping) or not value:
-        raise ValueError(f"{prefix}must hold {form}; got {'nothing' if value is None else repr(value)[:80]}")
-    for key in value:
-        if not isinstance(key, str):
-            raise ValueError(
-                f"{prefix}has the key {key!r}, which YAML takes for no text; put it in quotes: {str(key)!r}"
-            )
-    return value
-
-
-def _check_keys(tree: Mapping[str, Any], known: Collection[str], where: str) -> None:
-    for key in tree:
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]!r}?" if close else f"it may be {', '.join(known)}"
-            raise ValueError(f"{f'{where}: ' if where else ''}unknown key {key!r}; {hint}")
-
-
-def _feature(name: str, value: object) -> Feature:
-    where = f"features.{name}"
-    tree: Mapping[str, Any] = {"dtype": value} if isinstance(value, str) else _mapping(value, where, "a dtype")
-    _check_keys(tree, _KEYS, where)
-    dtype, encoding = tree.get("dtype"), tree.get("encoding", "")
-    if dtype not in _DTYPES:
-        hint = hinted(dtype, _DTYPES, "they")
-        raise ValueError(f"{where}: there is no dtype {dtype!r}; {hint} are {', '.join(_DTYPES)}")
-    if encoding and (encoding not in _ENCODINGS or dtype != "binary"):
-        raise ValueError(f"{where}: the one encoding is image, of dtype binary, got {encoding!r} of {dtype}")
-    return Feature(name=name, dtype=dtype, shape=_shape(tree.get("shape", []), where), encoding=encoding)
-
-
-def _shape(value: object, where: str) -> tuple[int | None, ...]:
-    if value == [None]:
-        return (None,)
-    if not isinstance(value, list) or not all(type(size) is int and size > 0 for size in value):
-        raise ValueError(f"{where}: a shape is [28, 28] or, where the length varies, [null], got {value!r}")
-    return tuple(value)
+def _feature(name: str, entry: str | _FeatureKeys) -> Feature:
+    keys = _FeatureKeys(dtype=entry) if isinstance(entry, str) else entry
+    if keys.dtype not in DTYPES:
+        hint = did_you_mean(keys.dtype, DTYPES, f"they are {', '.join(DTYPES)}")
+        raise ConfigError(f"features.{name}: there is no dtype {keys.dtype!r}; {hint}")
+    if keys.encoding and (keys.encoding, keys.dtype) != ("image", "binary"):
+        raise ConfigError(
+            f"features.{name}: the one encoding is image, of dtype binary, got {keys.encoding!r} of {keys.dtype}"
+        )
+    return Feature(name=name, dtype=keys.dtype, shape=keys.shape, encoding=keys.encoding)

@@ -365,10 +365,10 @@ def test_sums_over_classes_are_kept_in_the_announced_mix(make_dataset: Make) -> 
         ({"balance": "uniform", "remainder": "pad"}, "needs balance='natural': a balanced epoch has no rest to pad"),
         ({"balance": "uniform", "remainder": "wrap"}, "has no rest to wrap"),
         ({"balance": "uniform", "shuffle": False}, "shuffle=False needs balance='natural'"),
-        ({"batch_size": 6e1}, "batch_size must be a whole number, got 60.0"),
-        ({"seed": None}, "seed must be a whole number, got None"),
-        ({"rank": "0"}, "rank must be a whole number, got '0'"),
-        ({"window_shards": 1.5}, "window_shards must be a whole number, got 1.5"),
+        ({"batch_size": 6e1}, "batch_size must be an integer, got 60.0"),
+        ({"seed": None}, "seed must be an integer, got None"),
+        ({"rank": "0"}, "rank must be an integer, got '0'"),
+        ({"window_shards": 1.5}, "window_shards must be an integer, got 1.5"),
         ({"fetch_threads": 0}, "fetch_threads must be at least 1, got 0"),
         ({"fill": {"nowhere": 0}}, "fill names 'nowhere', which is no feature; they are: id, vector, label"),
         ({"fill": {"id": 2**63}}, "fill of feature 'id' must be one int64 value, got 9223372036854775808"),
@@ -407,7 +407,7 @@ def test_numbers_of_numpy_mean_the_same_as_those_of_python(make_dataset: Make) -
         np.testing.assert_array_equal(mine["sample_key"], other["sample_key"])
     assert loader.plan(np.int64(2)) == plain.plan(2)
     assert loader.shuffle_quality(np.int64(2)) == plain.shuffle_quality(2)
-    with pytest.raises(ConfigError, match=r"epoch must be a whole number, got 2\.0"):
+    with pytest.raises(ConfigError, match=r"epoch must be an integer, got 2\.0"):
         plain.plan(2.0)  # type: ignore[arg-type]
 
 

@@ -72,14 +72,14 @@ def test_the_signature_shows_each_argument_and_the_docstring_describes_it(kind: 
         ({"shuffle": None}, "shuffle must be True or False, got None"),
         ({"sample_keys": "no"}, "sample_keys must be True or False, got 'no'"),
         ({"hedging": "no"}, "hedging must be True or False, got 'no'"),
-        ({"batch_size": True}, "batch_size must be a whole number, got True"),
+        ({"batch_size": True}, "batch_size must be an integer, got True"),
         ({"batch_size": 0, "balance": "uniform", "epoch_length": "oversample"}, "batch_size must be at least 1, got 0"),
-        ({"batch_size": NAN}, "batch_size must be a whole number, got nan"),
-        ({"epoch_length": True}, "epoch_length must be a whole number, got True"),
+        ({"batch_size": NAN}, "batch_size must be an integer, got nan"),
+        ({"epoch_length": True}, "epoch_length must be an integer, got True"),
         ({"fetch_threads": -1}, "fetch_threads must be at least 1, got -1"),
-        ({"prefetch_bytes": 1e6}, "prefetch_bytes must be a whole number, got 1000000.0"),
-        ({"bucket_by": "label", "bucket_steps": "x"}, "bucket_steps must be a whole number, got 'x'"),
-        ({"bucket_by": "label", "bucket_steps": NAN}, "bucket_steps must be a whole number, got nan"),
+        ({"prefetch_bytes": 1e6}, "prefetch_bytes must be an integer, got 1000000.0"),
+        ({"bucket_by": "label", "bucket_steps": "x"}, "bucket_steps must be an integer, got 'x'"),
+        ({"bucket_by": "label", "bucket_steps": NAN}, "bucket_steps must be an integer, got nan"),
         ({"quarantined": "train-00001-of-00007.tfrecord"}, "quarantined must be a list of paths, got 'train-00001"),
         ({"balance": "uniform", "epoch_length": 2**63}, "an epoch must have fewer than 2**63 samples"),
         (
@@ -90,10 +90,10 @@ def test_the_signature_shows_each_argument_and_the_docstring_describes_it(kind: 
         ({"columns": np.array(3)}, "columns must be a list of at least one name, got array(3)"),
         ({"remainder": np.array([1, 2])}, "remainder must be 'drop', 'pad' or 'wrap', got array([1, 2])"),
         ({"on_bad_shard": np.array([1, 2])}, "on_bad_shard must be 'raise' or 'quarantine', got array([1, 2])"),
-        ({"epoch_length": np.array([1, 2])}, "epoch_length must be a whole number, 'oversample' or 'undersample'"),
+        ({"epoch_length": np.array([1, 2])}, "epoch_length must be an integer, 'oversample' or 'undersample'"),
         ({"shuffle": np.array([1, 2])}, "shuffle must be True or False, got array([1, 2])"),
         ({"bucket_by": np.array([1, 2])}, "bucket_by must be text, got array([1, 2])"),
-        ({"bucket_steps": 2.0}, "bucket_steps must be a whole number, got 2.0"),
+        ({"bucket_steps": 2.0}, "bucket_steps must be an integer, got 2.0"),
         ({"cache": {"path": "/tmp"}}, "cache must be 'none', 'memory', the path of a folder, or a cache, got {'path'"),
         ({"cache": MemoryCache}, "cache must be 'none', 'memory', the path of a folder, or a cache, got <class"),
         ({"cache": "/tmp/a\0b"}, "cannot use '/tmp/a\\x00b' as a cache: embedded null byte"),
@@ -122,14 +122,14 @@ def test_calls_of_a_loader_say_what_they_expected(make_dataset: Make) -> None:
     loader = Loader(make_dataset(1000), batch_size=60)
     assert loader.epoch(2**63 - 1).cardinality() == 16
     refused: list[tuple[Callable[[], Any], str]] = [
-        (lambda: loader.sample(1.5), "index must be a whole number, got 1.5"),  # type: ignore[arg-type]
+        (lambda: loader.sample(1.5), "index must be an integer, got 1.5"),  # type: ignore[arg-type]
         (lambda: loader.numpy_epoch(0, prefetch_bytes=-1), "prefetch_bytes must be at least 0, got -1"),
         (lambda: loader.resume("0"), "a state must be a dict of what `state` told, got '0'"),  # type: ignore[arg-type]
         (lambda: loader.resume({**loader.state(0, 1), "quarantined": None}), "the state is of quarantined=null"),
         (lambda: loader.epoch(2**63), "epoch must be less than 2**63 for TensorFlow, got 9223372036854775808"),
         (lambda: loader.epoch(0, as_supervised="no"), "as_supervised must be True or False, got 'no'"),  # type: ignore[arg-type]
         (lambda: loader.epoch(0, transform=5), "transform must be a function of one element, or several, got 5"),  # type: ignore[arg-type]
-        (lambda: loader.epoch(0, transform=dict, num_parallel_calls=1.5), "must be a whole number, got 1.5"),  # type: ignore[arg-type]
+        (lambda: loader.epoch(0, transform=dict, num_parallel_calls=1.5), "must be an integer, got 1.5"),  # type: ignore[arg-type]
         (lambda: plan_columns(loader.manifest, ["id"]), "columns must be features, such as manifest.schema['name']"),  # type: ignore[list-item]
         (lambda: plan_columns(loader.manifest, vocabularies={0: ["a"]}), "vocabularies: there is no column 0; the"),  # type: ignore[dict-item]
         (lambda: plan_columns(loader.manifest, categorical="id"), "categorical must be a list of names, got 'id'"),
@@ -154,13 +154,13 @@ def test_a_transform_that_returns_no_element_is_named(make_dataset: Make, result
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Pad(feature="x", length=2.5), "length must be a whole number, got 2.5"),  # type: ignore[arg-type]
+        (lambda: Pad(feature="x", length=2.5), "length must be an integer, got 2.5"),  # type: ignore[arg-type]
         (lambda: Pad(feature="x", length=3, truncate="no"), "truncate must be True or False"),  # type: ignore[arg-type]
         (lambda: Mixup(features="image", classes=2), "features must be a list of names, got 'image'"),  # type: ignore[arg-type]
-        (lambda: Mixup(features=("x",), classes=2.5), "classes must be a whole number, got 2.5"),  # type: ignore[arg-type]
+        (lambda: Mixup(features=("x",), classes=2.5), "classes must be an integer, got 2.5"),  # type: ignore[arg-type]
         (lambda: Mixup(features=("x",), classes=2, alpha="x"), "alpha must be a number, got 'x'"),  # type: ignore[arg-type]
         (lambda: ImageTransform(feature="x", size=224), "size must be 2 numbers, got 224"),  # type: ignore[arg-type]
-        (lambda: ImageTransform(feature="x", size=(2.5, 2)), "size must be a whole number, got 2.5"),  # type: ignore[arg-type]
+        (lambda: ImageTransform(feature="x", size=(2.5, 2)), "size must be an integer, got 2.5"),  # type: ignore[arg-type]
         (lambda: ImageTransform(feature="x", size=(2, 2), crop=RandomCrop), "crop must be a RandomCrop, a Cen"),  # type: ignore[arg-type]
         (lambda: ImageTransform(feature="x", size=(2, 2), jitter=0.3), "jitter must be a ColourJitter or None"),  # type: ignore[arg-type]
         (lambda: ImageTransform(feature="x", size=(2, 2), flip_up_down="no"), "flip_up_down must be True or"),  # type: ignore[arg-type]
@@ -168,8 +168,8 @@ def test_a_transform_that_returns_no_element_is_named(make_dataset: Make, result
         (lambda: CentreCrop(fraction="x"), "fraction must be a number, got 'x'"),  # type: ignore[arg-type]
         (lambda: ColourJitter(hue=None), "hue must be a number, got None"),  # type: ignore[arg-type]
         (lambda: Normalisation(mean=0.5, std=1), "mean must be several numbers, got 0.5"),  # type: ignore[arg-type]
-        (lambda: Ramp(start="uniform", end="natural", epochs=1.5), "epochs must be a whole number"),  # type: ignore[arg-type]
-        (lambda: MemoryCache(NAN), "limit_bytes of a cache must be a whole number, got nan"),  # type: ignore[arg-type]
+        (lambda: Ramp(start="uniform", end="natural", epochs=1.5), "epochs must be an integer"),  # type: ignore[arg-type]
+        (lambda: MemoryCache(NAN), "limit_bytes of a cache must be an integer, got nan"),  # type: ignore[arg-type]
         (lambda: Cache(5), "a cache is a folder on a local disk, by its path, got 5"),  # type: ignore[arg-type]
         (lambda: Mixture(5, batch_size=4), "sources must be a dict of Loaders' arguments by dataset, got 5"),  # type: ignore[arg-type]
         (lambda: Mixture({0: {"url": "x"}}, batch_size=4), "the name of a dataset in sources must be text, got 0"),  # type: ignore[dict-item]

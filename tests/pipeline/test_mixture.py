@@ -194,8 +194,8 @@ def test_batches_cross_into_tensorflow(make_dataset: Make, sources: Any) -> None
         ({"rank": 2, "world_size": 2}, "rank must lie in"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"steps_per_epoch": 0}, "at least one global batch of 24 samples"),
-        ({"steps_per_epoch": 2.0}, "steps_per_epoch must be a whole number, got 2.0"),
-        ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
+        ({"steps_per_epoch": 2.0}, "steps_per_epoch must be an integer, got 2.0"),
+        ({"seed": 1.5}, "seed must be an integer, got 1.5"),
     ],
 )
 def test_an_impossible_mixture_is_refused(sources: Any, change: dict[str, Any], message: str) -> None:

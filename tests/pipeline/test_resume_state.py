@@ -67,7 +67,7 @@ def test_another_dataset_and_what_is_no_state_are_refused(make_dataset: Make) ->
         ({k: v for k, v in loader.state(0, 0).items() if k != "order"}, "the state is of order=1, this loader has 2"),
         ({**loader.state(0, 0), "step": 10**6}, "an epoch has steps 0 to"),
         ({**loader.state(0, 0), "epoch": -1}, "an epoch has steps 0 to"),
-        ({**loader.state(0, 0), "step": "x"}, "step must be a whole number"),
+        ({**loader.state(0, 0), "step": "x"}, "step must be an integer"),
     ]:
         with pytest.raises(ConfigError, match=message):
             loader.resume(wrong)

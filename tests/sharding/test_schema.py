@@ -137,7 +137,7 @@ def test_nulls_within_nested_tensors_are_refused() -> None:
 
 
 def test_an_unknown_label_names_a_close_column() -> None:
-    with pytest.raises(SourceError, match=r"no label column 'lable'; the columns are: x, label; did you mean 'label'"):
+    with pytest.raises(SourceError, match=r"no label column 'lable'; did you mean 'label'\? The columns are: x, label"):
         Schema.from_arrow(pa.schema([("x", pa.decimal128(3, 1)), ("label", pa.string())]), "lable")
 
 

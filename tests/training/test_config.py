@@ -50,12 +50,15 @@ def test_reads_a_file_with_overrides_on_top(tmp_path: Path) -> None:
         ({**MINIMAL, "optimzer": {}}, "a.yaml: unknown key 'optimzer'; did you mean 'optimizer'?"),
         ({**MINIMAL, "qqqq": 1}, "a.yaml: unknown key 'qqqq'; the keys are listed by: ringfeed train --help"),
         ({}, "a.yaml: data.url is missing"),
-        ({"data": "x"}, "a.yaml: data must be a group of keys, got 'x'"),
+        (
+            {"loss_scale": "x", **MINIMAL},
+            "a.yaml: loss_scale must be a group of keys (initial, growth_interval), got 'x'",
+        ),
         ({**MINIMAL, "epochs": "three"}, "a.yaml: epochs must be an integer, got 'three'"),
         ({**MINIMAL, "epochs": True}, "a.yaml: epochs must be an integer, got True"),
         ({**MINIMAL, "deterministic": 1}, "a.yaml: deterministic must be true or false, got 1"),
         ({**MINIMAL, "model": {"hidden": 3}}, "a.yaml: model.hidden must be a list of integers, got 3"),
-        ({**MINIMAL, "model": {"hidden": [3, "x"]}}, "a.yaml: model.hidden must be a list of integers, got [3, 'x']"),
+        ({**MINIMAL, "model": {"hidden": [3, "x"]}}, "a.yaml: model.hidden[1] must be an integer, got 'x'"),
         ({"data": {"url": "x", "eval_split": 3}}, "a.yaml: data.eval_split must be text or null, got 3"),
         ({"data": {"url": "x", "batch_size": 0}}, "a.yaml: data.batch_size must be at least 1, got 0"),
         (

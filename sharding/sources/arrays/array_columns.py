@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ...compute.batches import BATCH_BYTES, BATCH_ROWS
 from ...errors import ConfigError, SourceError
-from ...messages import hinted, listed
+from ...messages import did_you_mean, listed
 from ...schema import Feature, in_lists
 
 __all__ = [
@@ -155,8 +155,8 @@ def _or_leave_out(*names: str) -> str:
 def _picked(leaves: Sequence[Leaf], picks: Sequence[str], path: str) -> list[Leaf]:
     for pick in picks:
         if not any(_within(leaf.name, pick) for leaf in leaves):
-            hint = hinted(pick, (leaf.name for leaf in leaves), "there")
-            raise SourceError(f"{path} holds no array {pick!r}; {hint} are: {_listed(leaves)}")
+            hint = did_you_mean(pick, (leaf.name for leaf in leaves), f"there are: {_listed(leaves)}")
+            raise SourceError(f"{path} holds no array {pick!r}; {hint}")
     chosen = [leaf for leaf in leaves if not picks or any(_within(leaf.name, pick) for pick in picks)]
     if not chosen:
         raise SourceError(f"{path} holds no array with a dimension of records")

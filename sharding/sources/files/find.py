@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +14,7 @@ from fsspec.utils import infer_compression
 
 from ...compute.keyed_random import derive_key
 from ...errors import RangesError, SourceError, StorageError
+from ...messages import closest
 from ...storage.retry import RetryPolicy, retry
 from ...storage.storage import Storage
 from ...storage.urls import WEB_PROTOCOLS, public_url
@@ -290,8 +290,8 @@ def _hint(url: str) -> str:
     if path is None or not path.parent.is_dir():
         return ""
     others = [entry.name for entry in path.parent.iterdir() if entry.name != path.name]  # itself: a broken link
-    names = difflib.get_close_matches(path.name, others, n=1)
-    return f"did you mean {path.parent / names[0]}? Else " if names else ""
+    name = closest(path.name, others)
+    return f"did you mean {path.parent / name}? Else " if name else ""
 
 
 def compression_of(path: str) -> str | None:

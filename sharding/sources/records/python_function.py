@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sys
@@ -20,7 +19,7 @@ import pyarrow as pa
 from ...compute.batches import BATCH_BYTES, BATCH_ROWS
 from ...compute.keyed_random import derive_key
 from ...errors import ConfigError, SourceError
-from ...messages import brief
+from ...messages import brief, closest
 from ...schema import Feature, Schema
 from ..base import CompleteDrafts, Part, Reject, fail_on_bad
 from ..user_code import code_hash, describe_error
@@ -268,8 +267,8 @@ def _load(url: str) -> tuple[ModuleType, Callable[[], Any]]:
         raise _failure(url, error, "") from error
     function = getattr(module, attribute, None)
     if not callable(function):
-        close = difflib.get_close_matches(attribute, [n for n, v in vars(module).items() if callable(v)], n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        close = closest(attribute, [name for name, value in vars(module).items() if callable(value)])
+        hint = f"; did you mean {close}?" if close else ""
         raise SourceError(f"{getattr(module, '__file__', name)} has no function {attribute!r}{hint}")
     return module, function
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import ConfigError
-from ...messages import hinted, listed
+from ...messages import did_you_mean, listed
 from ...schema import Feature
 
 __all__ = ["beyond_integers", "cast_text", "check_names", "declared_arrow_type", "is_farther"]
@@ -30,8 +30,8 @@ def check_names(features: Mapping[str, Feature], names: Iterable[str]) -> None:
     known = list(names)
     for name in features:
         if name not in known:
-            hint = hinted(name, known, "they")
-            raise ConfigError(f"a type is given for {name!r}, but there is no such column; {hint} are: {listed(known)}")
+            hint = did_you_mean(name, known, f"they are: {listed(known)}")
+            raise ConfigError(f"a type is given for {name!r}, but there is no such column; {hint}")
 
 
 def beyond_integers(path: str, line: int, name: str, value: int, low: int) -> str:

@@ -91,7 +91,7 @@ def test_the_length_of_an_epoch_follows_from_the_largest_or_the_scarcest_class()
     for length, balance, message in (
         ("oversample", "natural", "needs a balance"),
         ("undersample", Ramp(start="uniform", end="natural", epochs=2), "one balance for all epochs"),
-        ("resample", "uniform", "must be a whole number, 'oversample' or 'undersample', got 'resample'"),
+        ("resample", "uniform", "must be an integer, 'oversample' or 'undersample', got 'resample'"),
     ):
         with pytest.raises(ConfigError, match=message):
             epoch_samples(length, balance, CLASSES, counts, 7)  # type: ignore[arg-type]

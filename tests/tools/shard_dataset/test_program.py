@@ -468,7 +468,7 @@ class TestUsage:
                 ["build", "a", "b", "--shard-size", "many"],
                 "a size is a number with a unit, such as 256MiB or 1GB, got 'many'",
             ),
-            (["build", "a", "b", "--shards", "0"], "must be a whole number of at least 1, got '0'"),
+            (["build", "a", "b", "--shards", "0"], "must be an integer of at least 1, got '0'"),
             (["build", "a", "b", "--shards", "1", "--shard-size", "1MB"], "not allowed with argument --shards"),
             (["build", "a", "b", "--format", "csv"], "invalid choice: 'csv'"),
             (["repair", "a", "--source-kind", "csv"], "name it with --source"),
