@@ -18,6 +18,7 @@ import numpy as np
 
 from ringfeed.pipeline import Loader
 from ringfeed.pipeline.order.epoch_plan import plan_epoch
+from ringfeed.pipeline.order.missing_classes import SplitContents
 from ringfeed.sharding import BuildOptions, Manifest, ShardInfo, SplitInfo, open_dataset
 from ringfeed.sharding.assignment.assignment import Assignment
 from ringfeed.sharding.building.shard_plan import plan_assignment, plan_split_counts
@@ -166,7 +167,8 @@ def _loader_plan(folder: str, balance: str) -> Iterator[str]:
         return np.random.default_rng(shard).permutation(np.repeat(np.arange(CLASSES, dtype=np.int32), counts))
 
     totals = loader.manifest.split("train").class_counts
-    plan = plan_epoch(order, loader._schedule(0), shards, loader.manifest.classes, totals, 1, class_ids)
+    split = SplitContents(shards=shards, classes=loader.manifest.classes, class_counts=totals, class_ids=class_ids)
+    plan = plan_epoch(order, loader._schedule(0), split, world_size=1)
     position = plan.steps // 2 * order.geometry.piece
     started = time.perf_counter()
     windows = order.windows(3)

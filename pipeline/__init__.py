@@ -7,7 +7,8 @@ from .metrics.prometheus import prometheus_text
 from .metrics.stage_counters import StageStats
 from .mixture import Mixture, MixturePlan, SourceMix
 from .order.class_shares import Balance, Ramp
-from .order.epoch_plan import ClassMix, FilterPlan, LoaderPlan, MissingClass
+from .order.epoch_plan import ClassMix, FilterPlan, LoaderPlan
+from .order.missing_classes import MissingClass
 from .order.remainder import RecordRange
 from .order.shuffle_quality import ShuffleQuality
 from .transforms.image_options import CentreCrop, ColourJitter, Normalisation, RandomCrop

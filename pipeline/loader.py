@@ -34,6 +34,7 @@ from .order.class_balance import ClassSchedule
 from .order.class_shares import epoch_samples, parse_balance, settled_epoch, target_weights
 from .order.epoch_order import EpochOrder, Geometry, Remainder, default_streams
 from .order.epoch_plan import LoaderPlan, plan_epoch
+from .order.missing_classes import SplitContents
 from .order.shuffle_quality import ShuffleQuality, shuffle_quality
 from .random_access import RandomAccess
 from .resume_state import shares_digest
@@ -266,16 +267,13 @@ class Loader(BaseLoader):
             fetcher.close()
 
     def _planned(self, epoch: int, fetcher: ShardFetcher) -> LoaderPlan:
-        plan = plan_epoch(
-            self._order(epoch),
-            self._schedule(epoch),
-            self._quarantine.plan_shards(self._weights(epoch)),
-            self.manifest.classes,
-            self._info.class_counts,
-            self._world_size,
-            fetcher.class_ids,
-            in_parts=fetcher.exact,
+        split = SplitContents(
+            shards=self._quarantine.plan_shards(self._weights(epoch)),
+            classes=self.manifest.classes,
+            class_counts=self._info.class_counts,
+            class_ids=fetcher.class_ids,
         )
+        plan = plan_epoch(self._order(epoch), self._schedule(epoch), split, self._world_size, in_parts=fetcher.exact)
         row_filter = None if self._selection is None else self._selection.plan
         return replace(plan, row_filter=row_filter, quarantined=self.quarantined)
 

@@ -1,3 +1,3 @@
-"""Plan an epoch: which record comes at which position. Pure arithmetic, no I/O."""
+"""Plan an epoch: the record at each position. Pure arithmetic, no I/O."""
 
 __all__: list[str] = []

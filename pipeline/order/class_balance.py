@@ -1,13 +1,13 @@
-"""Class-balanced resampling, planned from the index: which class sits where in each global batch, and which record
-of the window serves it. No sample is drawn and thrown away.
+"""Class-balanced resampling, planned in advance: the class of each seat of each global batch, and the record of the
+window that fills it. No sample is drawn and then discarded.
 
-How many seats a class gets in a batch is systematic sampling (Madow 1949): with cumulative targets W_c and a start u
-in [0, 1), class c gets floor(W_c + u) - floor(W_(c-1) + u), which is floor or ceiling of its target. Over an epoch
-the starts are the multiples of 1 / steps, and an offset, in a golden-ratio order, so by Hermite's identity each class's
-total is within one of its target too. The offset moves on by the golden ratio from epoch to epoch: over many epochs
-totals meet their targets, also where an epoch has less than one seat for a class. Inside a batch the classes are dealt
-by (j + 1/2) / seats, the balanced word of an apportionment (compare Tijdeman's chairman assignment, 1980), so that each
-stream's piece is balanced as well.
+The seats of a class in a batch follow systematic sampling (Madow 1949): with cumulative targets W_c and a start u in
+[0, 1), class c gets floor(W_c + u) - floor(W_(c-1) + u) seats, the floor or the ceiling of its target. Over an epoch
+the starts are the multiples of 1 / steps plus an offset, in golden-ratio order, so by Hermite's identity the total of
+each class is within one of its target, too. The offset advances by the golden ratio from epoch to epoch, so over many
+epochs the totals meet their targets even where one epoch has less than one seat for a class. Within a batch, seat j of
+a class sorts by (j + 1/2) / seats, the balanced word of an apportionment (compare Tijdeman's chairman assignment,
+1980), so that the piece of each stream is balanced as well.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["ClassSchedule", "RecordSampler"]
 Int64 = npt.NDArray[np.int64]
 ClassNumbers = npt.NDArray[np.integer]
 _GOLDEN = 0.6180339887498949
-_FEW_SEATS = 1 << 18
-_KEPT_SEATS = 1 << 20
+_ALL_WORDS_SEATS = 1 << 18  # up to so many seats, the words of all patterns are built at once
+_CACHED_SEATS = 1 << 20
 _STEPS_AT_ONCE = 1 << 12
 _SEATS_AT_ONCE = 1 << 20
 
@@ -40,12 +40,14 @@ _SEATS_AT_ONCE = 1 << 20
 class ClassSchedule:
     """The class of every seat of every global batch of an epoch.
 
+    A *pattern* is a vector with the seats of each class in a batch; the *word* of a pattern is the class of each seat.
+
     Args:
-        weights: share of each class, float64 [classes], adding up to 1.
-        batch_size: of the global batch.
-        steps: in the epoch.
-        key: of the epoch.
-        epoch: its number.
+        weights: share of each class, adding up to 1, float64 [classes].
+        batch_size: size of the global batch.
+        steps: steps of the epoch.
+        key: random key of the epoch.
+        epoch: number of the epoch.
     """
 
     weights: npt.NDArray[np.float64]
@@ -54,46 +56,45 @@ class ClassSchedule:
     key: int
     epoch: int = 0
     _turns: tuple[int, int] = field(init=False)  # stride and start, modulo steps
-    _rotation: float = field(init=False)  # of the first step's word, in [0, 1)
-    _whole: npt.NDArray[np.float64] = field(init=False)  # seats of all classes up to each, at the least; [classes]
-    _ups: npt.NDArray[np.float64] = field(init=False)  # the start from which on it is one more, [classes]
-    _starts: npt.NDArray[np.float64] = field(init=False)  # at which a vector of seats begins, from 0 on, [patterns]
-    _words: ClassNumbers | None = field(init=False)  # of all patterns, unless that is much
-    _known: dict[int, ClassNumbers] = field(init=False, default_factory=dict)  # words of patterns that were asked for
+    _rotation: float = field(init=False)  # rotation of the first step's word, in [0, 1)
+    _whole: npt.NDArray[np.float64] = field(init=False)  # least cumulative seats, [classes]
+    _ups: npt.NDArray[np.float64] = field(init=False)  # start from which the cumulative seats are one more, [classes]
+    _starts: npt.NDArray[np.float64] = field(init=False)  # first start of each pattern, from 0, [patterns]
+    _words: ClassNumbers | None = field(init=False)  # doubled words of all patterns; None if they are too large
+    _word_cache: dict[int, ClassNumbers] = field(init=False, default_factory=dict)  # by number of the pattern
 
     def __post_init__(self) -> None:
-        """Find all vectors of seats there are: as the start grows, they change where an end passes a whole number."""
+        """Find all patterns: as the start grows, the pattern changes where a cumulative target passes an integer."""
         turn = derive_key(self.key, "turn") % self.steps if self.steps else 0
         object.__setattr__(self, "_turns", (coprime_stride(self.steps), turn))
         object.__setattr__(self, "_rotation", derive_key(self.key, "rotation") / 2**64)
         ends = np.cumsum(self.weights) * self.batch_size
-        nearest = np.round(ends)  # what is whole but for rounding is whole
+        nearest = np.round(ends)  # undoes rounding errors of integers
         ends = np.where(np.abs(ends - nearest) < 1e-6, nearest, ends)
         whole = np.floor(ends)
-        steps_up = 1 - (ends - whole)  # the start from which an end counts one more
+        steps_up = 1 - (ends - whole)
         starts = np.concatenate([[0.0], np.unique(steps_up[steps_up < 1])])
         object.__setattr__(self, "_whole", whole)
         object.__setattr__(self, "_ups", steps_up)
         object.__setattr__(self, "_starts", starts)
-        few = len(starts) * self.batch_size <= _FEW_SEATS
+        few = len(starts) * self.batch_size <= _ALL_WORDS_SEATS
         object.__setattr__(self, "_words", self._doubled_words(np.arange(len(starts))) if few else None)
 
     def seats(self, steps: Int64) -> Int64:
-        """Seats of each class in each of some global batches, int64 [len(steps), classes]."""
+        """Return the seats of each class in some global batches, int64 [len(steps), classes]."""
         return self._patterns(self._pattern_numbers(steps))
 
     def seats_of_epoch(self) -> tuple[Int64, Int64, Int64]:
-        """Of each class, the seats in all batches of the epoch, and the fewest and the most in one; int64 [classes].
+        """Return the seats of each class in the epoch, and the fewest and the most in a batch; int64 [classes] each.
 
-        Not by the patterns themselves, which of many classes take too much memory: a class has one seat more from the
-        pattern on at which its own end counts one more, and one less from that on at which that of the class before
-        does.
+        The patterns themselves would take too much memory with many classes. Instead: a class gains a seat at the
+        pattern where its own cumulative target counts one more, and loses one where that of the previous class does.
         """
-        later = np.append(self.steps - self._first_turns(), 0)  # batches of a pattern and all behind it
+        later = np.append(self.steps - self._first_turns(), 0)  # batches of each pattern and all patterns after it
         least = np.diff(self._whole, prepend=0).astype(np.int64)
         gains = np.searchsorted(self._starts, self._ups)
         loses = np.concatenate([[len(self._starts)], gains[:-1]])
-        between = later[np.minimum(gains, loses)] - later[np.maximum(gains, loses)]  # batches past one of the two
+        between = later[np.minimum(gains, loses)] - later[np.maximum(gains, loses)]  # batches after one of the two
         change = np.sign(loses - gains)
         some, every = np.where(between > 0, change, 0), np.where(between == self.steps, change, 0)
         fewest = least + np.where(some > 0, every, some)
@@ -101,9 +102,9 @@ class ClassSchedule:
         return least * self.steps + change * between, fewest, most
 
     def seats_before(self, step: int, positions: range) -> Int64:
-        """Seats of each class among a run of positions, in all global batches before a step together; int64 [classes].
+        """Return the seats of each class at some positions, over all global batches before a step; int64 [classes].
 
-        Steps that share a pattern and a rotation are counted once, so it takes time for few of the steps.
+        Steps with the same pattern and rotation are computed once, so few of the steps take time.
         """
         totals = np.zeros(len(self.weights), np.int64)
         steps = np.arange(step)
@@ -117,11 +118,11 @@ class ClassSchedule:
         return totals
 
     def classes_at(self, steps: Int64, positions: range) -> ClassNumbers:
-        """The class of a run of positions in each of some global batches.
+        """Return the class at a run of positions in some global batches.
 
         Args:
             steps: global batches, [n].
-            positions: in the batch, within ``[0, batch_size)``; at least one.
+            positions: positions in the batch, within ``[0, batch_size)``; at least one.
 
         Returns:
             [n, len(positions)].
@@ -130,7 +131,7 @@ class ClassSchedule:
         which, words = self._pattern_numbers(steps), self._words
         if words is None:
             present, which = np.unique(which, return_inverse=True)
-            words = self._kept_words(present)
+            words = self._cached_words(present)
         starts = (positions[0] + rotations) % self.batch_size
         if kernels.are_compiled():
             starts = (which * words.shape[1] + starts) * words.itemsize
@@ -140,21 +141,21 @@ class ClassSchedule:
         return result
 
     def _patterns(self, numbers: Int64) -> Int64:
-        """Some of the vectors of seats, int64 [len(numbers), classes]."""
+        """Return patterns by number, int64 [len(numbers), classes]."""
         reached = self._whole + (self._ups <= self._starts[numbers, None])
         return np.diff(reached, axis=1, prepend=0).astype(np.int64)
 
-    def _kept_words(self, numbers: Int64) -> ClassNumbers:
-        """The same as `_doubled_words`, which takes much longer than to keep them for who comes again."""
-        known = dict(self._known)
-        new = [number for number in numbers.tolist() if number not in known]
-        known |= zip(new, self._doubled_words(np.array(new, np.int64)), strict=True) if new else ()
-        if len(known) * self.batch_size <= _KEPT_SEATS:
-            self._known.update(known)
-        return np.stack([known[number] for number in numbers.tolist()])
+    def _cached_words(self, numbers: Int64) -> ClassNumbers:
+        """Return `_doubled_words` from a cache, which is much faster."""
+        words = dict(self._word_cache)
+        new = [number for number in numbers.tolist() if number not in words]
+        words |= zip(new, self._doubled_words(np.array(new, np.int64)), strict=True) if new else ()
+        if len(words) * self.batch_size <= _CACHED_SEATS:
+            self._word_cache.update(words)
+        return np.stack([words[number] for number in numbers.tolist()])
 
     def _doubled_words(self, numbers: Int64) -> ClassNumbers:
-        """The word of each pattern, twice end to end, so that a rotation of it is a slice; [patterns, 2 * batch]."""
+        """Return the word of each pattern twice, end to end, so that a rotation is a slice; [patterns, 2 * batch]."""
         narrow = np.uint8 if len(self.weights) <= 256 else np.int32
         words, together = [], max(_SEATS_AT_ONCE // len(self.weights), 1)
         for first in range(0, len(numbers), together):
@@ -171,9 +172,9 @@ class ClassSchedule:
         return np.searchsorted(self._starts[1:], self._starts_of((steps * stride + start) % self.steps), side="right")
 
     def _first_turns(self) -> Int64:
-        """Of each pattern, the first of the turns that have it, which follow on one another; int64 [patterns]."""
+        """Return the first turn of each pattern, int64 [patterns]; the turns of a pattern are adjacent."""
         below = np.ceil(self._starts * self.steps - self._starts_of(np.zeros(1)) * self.steps).astype(np.int64) - 1
-        return below + sum(self._starts_of(below + more) < self._starts for more in (0, 1))  # for that was rounded
+        return below + sum(self._starts_of(below + more) < self._starts for more in (0, 1))  # `below` is rounded
 
     def _starts_of(self, turns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         return (turns + (0.5 + self.epoch * _GOLDEN) % 1.0) / self.steps
@@ -181,31 +182,31 @@ class ClassSchedule:
 
 @lru_cache(maxsize=1024)
 def balanced_word(seats: tuple[int, ...]) -> ClassNumbers:
-    """A sequence that holds class c ``seats[c]`` times, each class spread evenly; [sum(seats)].
+    """Return a sequence that holds class c ``seats[c]`` times, each class spread evenly; [sum(seats)].
 
     >>> balanced_word((4, 2)).tolist()
     [0, 1, 0, 0, 1, 0]
     """
     counts = np.asarray(seats, np.int64)
-    narrow = np.uint8 if len(counts) <= 256 else np.int32  # bytes are sorted twice as fast
+    narrow = np.uint8 if len(counts) <= 256 else np.int32  # bytes sort twice as fast
     classes: ClassNumbers = np.repeat(np.arange(len(counts), dtype=narrow), counts)
     turn = np.arange(len(classes)) - np.repeat(np.cumsum(counts) - counts, counts)
     return classes[np.argsort((turn + 0.5) / np.repeat(counts, counts), kind="stable")]
 
 
 class RecordSampler:
-    """Which record of a window serves each sample: pass after pass over a class's records, in keyed random order.
+    """Draws records of a window by class, in pass after pass over the records of a class in keyed random order.
 
-    Between any two records of a class, the numbers of times they are drawn differ by at most one, and any two draws of
-    a record have each other record of its class between them.
+    The draws of any two records of a class differ by at most one, and between two draws of a record each other record
+    of its class is drawn.
 
     Args:
         class_ids: class of each record of the window, int32 [records].
-        classes: in the dataset.
-        key: of the window.
+        classes: number of classes in the dataset.
+        key: random key of the window.
 
     Attributes:
-        counts: records of each class, int64 [classes].
+        counts: records of each class in the window, int64 [classes].
     """
 
     def __init__(self, class_ids: npt.NDArray[np.int32], classes: int, key: int) -> None:
@@ -213,33 +214,33 @@ class RecordSampler:
         self.counts = np.diff(self._bounds)
         self._drawn = np.zeros(classes, np.int64)
 
-    def skip(self, wanted: ClassNumbers) -> None:
-        """Pass over samples of the given classes."""
-        self._drawn += np.bincount(wanted, minlength=len(self._drawn))
+    def skip(self, classes: ClassNumbers) -> None:
+        """Skip samples of the given classes, [samples]."""
+        self._drawn += np.bincount(classes, minlength=len(self._drawn))
 
-    def draw(self, wanted: ClassNumbers) -> Int64:
-        """The records that serve the next samples.
+    def draw(self, classes: ClassNumbers) -> Int64:
+        """Draw the records of the next samples.
 
         Args:
-            wanted: class of each sample, [samples]; every class is in the window.
+            classes: class of each sample, [samples]; the window must have records of each.
 
         Returns:
-            int64 [samples].
+            Numbers of records, int64 [samples].
         """
         if kernels.are_compiled():
             self._drawn %= np.maximum(self.counts, 1)
-            return kernels.draw(wanted, self._members, self._bounds, self._drawn)
+            return kernels.draw(classes, self._members, self._bounds, self._drawn)
         begin = self._drawn
-        self._drawn = begin + np.bincount(wanted, minlength=len(begin))
+        self._drawn = begin + np.bincount(classes, minlength=len(begin))
         starts, lengths = self._runs(begin, self._drawn)
-        places = np.arange(len(wanted))
+        places = np.arange(len(classes))
         places += np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
-        result = np.empty(len(wanted), np.int64)
-        result[stable_order(wanted)] = self._members.take(places)  # class by class, each class in order of time
+        result = np.empty(len(classes), np.int64)
+        result[stable_order(classes)] = self._members.take(places)  # class by class, each class in the order of draws
         return result
 
     def _runs(self, begin: Int64, end: Int64) -> tuple[Int64, Int64]:
-        """The runs of members that draws ``[begin, end)`` of each class are, class after class: starts and lengths."""
+        """Return the runs of members that draws ``[begin, end)`` of each class cover: starts and lengths."""
         size = np.maximum(self.counts, 1)
         first = begin // size
         passes = np.where(end > begin, (end - 1) // size - first + 1, 0)

@@ -1,4 +1,4 @@
-"""What share of each batch a class is to have: as the user says it, and as numbers, epoch by epoch."""
+"""The share of each class in a batch: parsed from an option, and as numbers for each epoch."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _POWER, _ARROW = "power:", "->"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareTerms:
-    """What the shares are of, in the words of errors.
+    """The words of error messages about shares.
 
     Attributes:
-        argument: that the user gives them by.
-        one: of those that share.
-        many: of these.
+        option: option with the shares.
+        singular: one of the things that have shares.
+        plural: its plural.
     """
 
     option: str
@@ -52,15 +52,15 @@ DATASET_TERMS = ShareTerms(option="weights", singular="dataset", plural="dataset
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ramp:
-    """Shares that move from one target to another, in a straight line, from epoch to epoch.
+    """Shares that move linearly from one target to another over some epochs.
 
     Attributes:
-        start: of epoch 0.
-        end: of epoch `epochs` and all that follow.
-        epochs: from the one to the other, at least 1.
+        start: shares of epoch 0.
+        end: shares from epoch `epochs` on.
+        epochs: epochs from `start` to `end`, at least 1.
 
     Raises:
-        ConfigError: fewer epochs.
+        ConfigError: `epochs` is below 1.
     """
 
     start: Shares
@@ -73,17 +73,17 @@ class Ramp:
 
 
 Balance: TypeAlias = Shares | Ramp | Callable[[int], Shares]
-"""What `Loader` takes for ``balance``: a text, a share by class value, a `Ramp`, or a function of the epoch."""
+"""Values of the option ``balance``: a text, a share by class value, a `Ramp`, or a function of the epoch."""
 
 
 def parse_balance(balance: Balance, terms: ShareTerms = CLASS_TERMS) -> Balance:
-    """A ramp where the text ``X->Y:EPOCHS`` stands for one; anything else as it is.
+    """Return the ramp that the text ``X->Y:EPOCHS`` denotes; any other balance unchanged.
 
     >>> parse_balance("uniform->natural:5")
     Ramp(start='uniform', end='natural', epochs=5)
 
     Raises:
-        ConfigError: the text is no such thing, or `balance` is of another kind.
+        ConfigError: `balance` has the wrong type, or its ramp no epochs.
     """
     if not isinstance(balance, str | Mapping | Ramp) and not callable(balance):
         raise _not_shares(balance, terms)
@@ -103,19 +103,19 @@ def target_weights(
     epoch: int = 0,
     terms: ShareTerms = CLASS_TERMS,
 ) -> npt.NDArray[np.float64] | None:
-    """The share of each class in every batch of an epoch, float64 [classes], or None for the natural mix.
+    """Return the share of each class in every batch of an epoch, float64 [classes]; None for the natural mix.
 
     Args:
         balance: ``natural``, ``uniform`` (over the classes that have records), ``power:A`` (share proportional to
-            records ** A: 0 is uniform, 1 the natural shares in every batch), a share by class value (classes that
-            are not named get none), a `Ramp`, or a function of the epoch that returns one of the others.
+            records ** A: 0 is uniform, 1 the natural shares in every batch), a share by class value (others get
+            none), a `Ramp`, or a function of the epoch that returns one of the others.
         classes: values of the label.
-        class_counts: records of each in the split.
-        epoch: from 0.
-        terms: what errors are to call the classes.
+        class_counts: records of each class in the split.
+        epoch: number of the epoch, from 0.
+        terms: words of error messages.
 
     Raises:
-        ConfigError: an unknown word or class, shares that do not add up to 1, or a share for a class without records.
+        ConfigError: a word or class is unknown, shares do not add up to 1, or a class with a share has no records.
     """
     if callable(balance):
         return target_weights(parse_balance(balance(epoch), terms), classes, class_counts, epoch, terms)
@@ -132,7 +132,7 @@ def target_weights(
 
 
 def settled_epoch(balance: Balance, epoch: int) -> int:
-    """The first epoch from which on shares stay as they are; of a function, which nobody knows, `epoch`.
+    """Return the epoch from which shares are constant; for a function, which may never settle, `epoch`.
 
     >>> settled_epoch("uniform", 9), settled_epoch(Ramp(start="uniform", end="natural", epochs=5), 9)
     (0, 5)
@@ -149,20 +149,21 @@ def epoch_samples(
     class_counts: Sequence[int],
     batch_size: int,
 ) -> tuple[int | None, bool]:
-    """How many samples an epoch has, and whether all of the dataset serves them, some records more often than others.
+    """Return the samples of an epoch, and whether they are spread over the whole dataset.
 
     Args:
-        epoch_length: ``oversample``: as many as it takes to serve each record of each class once; ``undersample``: as
-            many as there are with none twice, if records of a class are served evenly; or a number of samples, None for
-            as many as there are records.
+        epoch_length: ``oversample``: as many samples as it takes to serve each record of each class once;
+            ``undersample``: as many as there are without serving a record twice; a number; or None for the number of
+            records.
         balance, classes, class_counts: as for `target_weights`.
-        batch_size: of the global batch, to the next whole one of which oversampling goes.
+        batch_size: size of the global batch; oversampling rounds up to a multiple of it.
 
     Returns:
-        Samples, None for as many as records; and whether they are spread over the dataset. Else a part of it will do.
+        Samples, None for the number of records; and whether to spread them. If not, an epoch may read only a part of
+        the dataset.
 
     Raises:
-        ConfigError: the balance does not go with it.
+        ConfigError: the length has the wrong type, or does not fit the balance.
     """
     if epoch_length is None:
         return None, False
@@ -215,13 +216,13 @@ def _shares(
 def _power(classes: Sequence[Any], counts: npt.NDArray[Any], exponent: float) -> npt.NDArray[np.float64]:
     if tuple(classes) == (None,):
         raise ConfigError("the dataset has no label, so there are no classes to balance; use balance='natural'")
-    there = counts > 0
-    weights = np.where(there, np.where(there, counts, 1) ** float(exponent), 0.0)
+    present = counts > 0
+    weights = np.where(present, np.where(present, counts, 1) ** float(exponent), 0.0)
     return np.asarray(weights / weights.sum(), np.float64)
 
 
 def _not_shares(balance: object, terms: ShareTerms) -> ConfigError:
-    given = " ".join(repr(balance).split())  # an array's has several lines
+    given = " ".join(repr(balance).split())  # the repr of an array has several lines
     return ConfigError(
         f"{terms.option} must be 'natural', 'uniform', 'power:A', 'X->Y:EPOCHS' or a share by {terms.singular}, "
         f"got {given}"

@@ -1,7 +1,7 @@
-"""Which shards lend classes to windows that lack them: the next that have records, as their stream goes on the tape.
+"""Choose the shards that lend classes to windows that lack them: the next shards on the tape that have records.
 
-Pure functions of the order and of the numbers of records; one for a plan, which has many windows of a class, and one
-for a window that is opened, which may lack many classes.
+Pure functions of the order and the record counts: `choose_donors` for a plan, with many windows per class, and
+`first_shards_with` for an opened window, which may lack many classes.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ _CELLS_AT_ONCE = 1 << 20
 
 
 def choose_donors(order: EpochOrder, streams: Int64, last_shards: Int64, records: npt.NDArray[np.integer]) -> Int64:
-    """The shards that lend a class to windows without it.
+    """Return the shard that lends a class to each window that lacks it.
 
     Args:
-        order: of the epoch.
-        streams: of the windows, [windows].
-        last_shards: of each window that lacks the class, the shard of its last segment; [windows].
-        records: of the class in each shard of the split; not all are 0.
+        order: order of the epoch.
+        streams: stream of each window, [windows].
+        last_shards: shard of each window's last segment, [windows].
+        records: records of the class in each shard of the split; not all 0.
 
     Returns:
-        int64 [windows].
+        Shards, int64 [windows].
     """
     tape, _ = order.tape
     lenders = np.flatnonzero(records[tape] > 0)
-    places = order.slots[last_shards]
-    ahead, behind = np.searchsorted(lenders, places + 1), np.searchsorted(lenders, places) - 1
-    chosen: Int64 = np.where(order.is_reversed[streams], behind, ahead) % len(lenders)
+    slots = order.slots[last_shards]
+    after, before = np.searchsorted(lenders, slots + 1), np.searchsorted(lenders, slots) - 1
+    chosen: Int64 = np.where(order.is_reversed[streams], before, after) % len(lenders)
     return tape[lenders[chosen]]
 
 
 def first_shards_with(counts: npt.NDArray[np.integer], shards: Int64, class_ids: Int64) -> Int64:
-    """Of each class, the first of some shards that has records of it; -1 where none has.
+    """Return the first of some shards with records of each class; -1 where no shard has any.
 
-    Most are found among the first few shards, so these are looked at first, and more and more for those that are left.
+    Most classes occur in the first few shards, so blocks of shards are searched, and grow as fewer classes are left.
 
     Args:
         counts: records of each class in each shard of the split, [shards, classes].
-        shards: some of these, in order.
-        class_ids: [n].
+        shards: shards to search, in order.
+        class_ids: classes to find, [n].
 
     Returns:
-        int64 [n].
+        Shards, int64 [n].
 
     >>> counts = np.array([[0, 1, 0], [2, 1, 0], [1, 0, 0]])
     >>> first_shards_with(counts, np.array([2, 0, 1]), np.array([0, 1, 2])).tolist()
@@ -59,12 +59,12 @@ def first_shards_with(counts: npt.NDArray[np.integer], shards: Int64, class_ids:
     left = np.arange(len(class_ids))
     start, size = 0, _SHARDS_FIRST
     while len(left) and start < len(shards):
-        some = shards[start : start + size]
-        there = counts[np.ix_(some, class_ids[left])] > 0
-        first = there.argmax(axis=0)
-        found = there[first, np.arange(len(left))]
-        result[left[found]] = some[first[found]]
+        block = shards[start : start + size]
+        present = counts[np.ix_(block, class_ids[left])] > 0
+        first = present.argmax(axis=0)
+        found = present[first, np.arange(len(left))]
+        result[left[found]] = block[first[found]]
         left = left[~found]
-        start += len(some)
+        start += len(block)
         size = max(min(2 * size, _CELLS_AT_ONCE // max(len(left), 1)), 1)
     return result

@@ -1,12 +1,12 @@
-"""The order of samples: a pure function of (seed, epoch, step) that does not know the number of ranks.
+"""The order of samples: a pure function of (seed, epoch, step) that does not depend on the number of ranks.
 
-Each epoch the shards are put in a keyed random order; their records, end to end, are one tape. The tape is cut into
-C equal parts, one a stream; from shard to shard, if a few records more or less allow it, and else inside a shard, which
-two streams then read. Every other stream reads its part from its end to its beginning, so that both come to that shard
-at the same time, and where one process has them, it is read once. A stream reads in windows of about W shards, and
-shuffles within a window. Without shuffling, tape, streams and windows are in the order of the dataset. Global batch i
-is P = G / C samples of each stream in turn, so position q of a stream belongs to step q div P; a rank takes a
-contiguous slice of each global batch.
+In each epoch the shards are put in a keyed random order; their records, end to end, form one tape. The tape is cut into
+C equal parts, one for each stream: between two shards where a shard ends near by, otherwise inside a shard, which two
+streams then read. Every other stream reads its part backwards, so that both reach that shard at the same time, and a
+process that has both reads it once. A stream reads in windows of about W shards and shuffles within a window. Without
+shuffling, tape, streams and windows follow the order of the dataset. A global batch consists of P = G / C samples of
+each stream in turn, so position q of a stream belongs to step q div P; a rank takes a contiguous slice of each global
+batch.
 
 All ranges are half-open.
 """
@@ -26,35 +26,35 @@ import numpy.typing as npt
 from ...sharding.common.validation import boolean, choice, integer
 from ...sharding.compute.keyed_random import derive_key, shuffled
 from ...sharding.errors import ConfigError
-from .windows import Segment, StreamWindows, Window
+from .windows import Segment, SegmentTable, StreamWindows, Window
 
 __all__ = ["ORDER_VERSION", "EpochOrder", "Geometry", "Remainder", "StreamSlice", "coprime_stride", "default_streams"]
 
-ORDER_VERSION = 2  # the version of what is arranged here; what was kept under another one is not gone on with
+ORDER_VERSION = 2  # a saved state of another version cannot be resumed
 Remainder = Literal["drop", "pad", "wrap"]
 _REMAINDERS = ("drop", "pad", "wrap")
 _DEFAULT_STREAMS = 16
-_UNEVEN = 20  # one stream may have this fraction of its records more than another, so that it reads whole shards
+_UNEVEN = 20  # streams may differ in size by this fraction (1/20), so that they read whole shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """How an epoch is cut, the same for every epoch.
+    """How epochs are cut into batches, streams and windows; the same for every epoch.
 
     Attributes:
-        records: in the split.
-        batch_size: of the global batch, G.
-        streams: C, a divisor of G.
-        window_shards: shards' worth of records in a window, W; windows are made of whole segments of shards.
-        remainder: ``drop`` the records that fill no global batch; or fill up the last one, by samples of weight 0
-            (``pad``), or by what the streams began with (``wrap``).
-        samples: in an epoch, in whole batches; None: as many as records. For fewer only a part of the tape is read,
-            unless `spread`; if shuffled, one that begins elsewhere in each epoch.
-        spread: over the whole tape: each window serves `samples` in proportion to its records.
-        shuffle: whether shards and records come in random order, or in that of the dataset.
+        records: records in the split.
+        batch_size: size of the global batch, G.
+        streams: number of streams, C, a divisor of G.
+        window_shards: size of a window in shards, W; windows consist of whole segments of shards.
+        remainder: what to do with records that do not fill a global batch: ``drop`` them, or fill up the last batch
+            with samples of weight 0 (``pad``) or with the first samples of the streams (``wrap``).
+        samples: samples in an epoch, rounded down to whole batches; None: as many as records. Fewer samples read only a
+            part of the tape, unless `spread`; if shuffled, another part in each epoch.
+        spread: whether each window serves `samples` in proportion to its records, so that all of the tape is read.
+        shuffle: whether shards and records come in random order, or in the order of the dataset.
 
     Raises:
-        ConfigError: a value its rule forbids.
+        ConfigError: a value is invalid.
     """
 
     records: int
@@ -91,51 +91,51 @@ class Geometry:
 
     @property
     def piece(self) -> int:
-        """Samples of one stream in one global batch, P."""
+        """Number of samples of one stream in a global batch, P."""
         return self.batch_size // self.streams
 
     @property
     def steps(self) -> int:
-        """Global batches in an epoch."""
+        """Number of global batches in an epoch."""
         if self.remainder == "drop":
             return (self.records if self.samples is None else self.samples) // self.batch_size
-        return -(-self.records // self.batch_size)  # for the longest stream is one record longer than the shortest
+        return -(-self.records // self.batch_size)  # streams may differ by one record
 
     @property
     def dropped(self) -> int:
-        """Records that an epoch leaves out; which ones changes from epoch to epoch."""
+        """Number of records that an epoch leaves out; other ones in each epoch."""
         return self.records - self.steps * self.batch_size if self.remainder == "drop" and not self.spread else 0
 
     @property
     def padded(self) -> int:
-        """Samples of weight 0 that an epoch adds."""
+        """Number of samples of weight 0 that an epoch adds."""
         return self.steps * self.batch_size - self.records if self.remainder == "pad" else 0
 
     @property
     def wrapped(self) -> int:
-        """Samples that an epoch adds, of records that it began with."""
+        """Number of samples that an epoch repeats to fill its last batch."""
         return self.steps * self.batch_size - self.records if self.remainder == "wrap" else 0
 
     def local_batch(self, world_size: int) -> int:
-        """Samples of each rank in a step: its share of the global batch, and where that is smaller, one of weight 0."""
+        """Return the samples of each rank in a step; a rank with one sample less adds one of weight 0."""
         return -(-self.batch_size // world_size)
 
     def weighted(self, world_size: int) -> bool:
-        """Whether any rank has samples of weight 0, so that all ranks tell weights."""
+        """Return whether any rank may have samples of weight 0; then all ranks deliver weights."""
         return self.remainder == "pad" or self.batch_size % world_size > 0
 
     def rank_slices(self, rank: int, world_size: int) -> tuple[StreamSlice, ...]:
-        """The pieces that make up a rank's contiguous slice of every global batch, in order.
+        """Return the pieces of a rank's contiguous slice of every global batch, in order.
 
-        The slices of two ranks differ by at most one sample. The smaller ones end with a filler.
+        The slices of two ranks differ by at most one sample; the smaller ones end with a filler.
 
         Raises:
-            ConfigError: there is no such rank.
+            ConfigError: the rank does not exist.
         """
         if world_size < 1 or not 0 <= rank < world_size:
             raise ConfigError(f"rank must lie in [0, world_size), got rank {rank} of {world_size}")
         start, stop = rank * self.batch_size // world_size, (rank + 1) * self.batch_size // world_size
-        last = max(stop - 1, start)  # the filler's place; the only one where there are more ranks than samples
+        last = max(stop - 1, start)  # of the filler; with more ranks than samples, of the whole slice
         slices = []
         for stream in range(start // self.piece, last // self.piece + 1):
             first = stream * self.piece
@@ -153,9 +153,9 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSlice:
-    """Samples ``[start, stop)`` of each piece of a stream, and behind them `filler` samples of weight 0.
+    """Samples ``[start, stop)`` of each piece of a stream, then `filler` samples of weight 0.
 
-    Where `weighted`, samples have weights.
+    If `weighted`, samples are delivered with weights.
     """
 
     stream: int
@@ -166,22 +166,22 @@ class StreamSlice:
 
     @property
     def width(self) -> int:
-        """Samples in a step."""
+        """Number of samples in a step."""
         return self.stop - self.start + self.filler
 
     def offsets(self) -> npt.NDArray[np.int64]:
-        """Where in the piece each of the samples lies, int64 [width]; a filler is a sample that is at hand."""
+        """Return the offset of each sample in the piece, int64 [width]; a filler repeats a sample of the slice."""
         return np.minimum(np.arange(self.start, self.start + self.width), max(self.stop - 1, self.start))
 
     def is_real(self) -> npt.NDArray[np.bool_]:
-        """Which of the samples count, for they are no fillers; bool [width]."""
+        """Return which samples are no fillers, bool [width]."""
         return np.arange(self.width) < self.stop - self.start
 
 
 def default_streams(batch_size: int, records: int, *, shuffle: bool = True) -> int:
-    """The largest divisor of the global batch up to 16 (and up to the records): most ranks counts divide it.
+    """Return the largest divisor of the global batch up to 16 and up to the records: most rank counts divide it.
 
-    One where nothing is shuffled, so that the batches come in the order of the dataset.
+    Without shuffling 1, so that batches come in the order of the dataset.
     """
     if not shuffle:
         return 1
@@ -191,13 +191,13 @@ def default_streams(batch_size: int, records: int, *, shuffle: bool = True) -> i
 
 @dataclass(frozen=True)
 class EpochOrder:
-    """The tape of one epoch, and its streams' windows.
+    """The tape of one epoch, and the windows of its streams.
 
     Args:
-        geometry: of the split.
+        geometry: how epochs are cut.
         shard_records: records of each shard of the split, in order.
-        seed: of the whole order.
-        epoch: from 0.
+        seed: seed of the order.
+        epoch: number of the epoch, from 0.
     """
 
     geometry: Geometry
@@ -206,47 +206,47 @@ class EpochOrder:
     epoch: int
 
     def key(self, *parts: int | str) -> int:
-        """A key for one purpose within this epoch."""
+        """Return a random key for one purpose within this epoch."""
         return derive_key(self.seed, "epoch", self.epoch, *parts)
 
     @cached_property
     def tape(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Shards in the order of the tape, and the tape position at which each ends; int64 [shards] each."""
+        """Shards in the order of the tape, and the position on the tape where each ends; int64 [shards] each."""
         shards = len(self.shard_records)
         order = shuffled(self.key("shards"), shards) if self.geometry.shuffle else np.arange(shards)
         return order, np.cumsum(self._records[order])
 
     @cached_property
     def slots(self) -> npt.NDArray[np.int64]:
-        """The place of each shard on the tape, int64 [shards]."""
+        """The rank of each shard on the tape, int64 [shards]."""
         slots = np.empty(len(self.shard_records), np.int64)
         slots[self.tape[0]] = np.arange(len(slots))
         return slots
 
     @cached_property
     def is_reversed(self) -> npt.NDArray[np.bool_]:
-        """Whether each stream reads its part of the tape from its end to its beginning, [streams]."""
+        """Whether each stream reads its part of the tape backwards, [streams]."""
         odd: npt.NDArray[np.bool_] = np.arange(self.geometry.streams) % 2 == 1
         return odd & self.geometry.shuffle
 
     def shards_after(self, shard: int, stream: int) -> npt.NDArray[np.int64]:
-        """All shards as a stream would come to them: from behind one on, around the end of the tape, to that one."""
-        order, place = self.tape[0], int(self.slots[shard])
+        """Return all shards in the order in which a stream would reach them after one, which comes last itself."""
+        order, slot = self.tape[0], int(self.slots[shard])
         if self.is_reversed[stream]:
-            return np.roll(order[::-1], place)
-        return np.roll(order, -1 - place)
+            return np.roll(order[::-1], slot)
+        return np.roll(order, -1 - slot)
 
     def neighbours(self, shard: int) -> npt.NDArray[np.int64]:
-        """The shards on both sides of one on the tape, whose ends are joined; int64 [2]."""
-        order, place = self.tape[0], int(self.slots[shard])
-        return order[[place - 1, (place + 1) % len(order)]]
+        """Return the shards before and after one on the tape, whose ends are joined; int64 [2]."""
+        order, slot = self.tape[0], int(self.slots[shard])
+        return order[[slot - 1, (slot + 1) % len(order)]]
 
     @cached_property
     def _records(self) -> npt.NDArray[np.int64]:
         return np.asarray(self.shard_records, np.int64)
 
     def stream_range(self, stream: int) -> tuple[int, int]:
-        """The part of the tape that a stream reads; beyond its end the tape goes on at its beginning."""
+        """Return the part of the tape that a stream reads; after its end the tape starts over."""
         geometry = self.geometry
         if geometry.remainder == "drop" and not geometry.spread and (geometry.samples or not geometry.shuffle):
             length = geometry.steps * geometry.piece
@@ -256,9 +256,10 @@ class EpochOrder:
 
     @cached_property
     def _start(self) -> int:
-        """Where on the tape the streams begin, if the epoch has fewer samples: as far on as those before it have read.
+        """Where on the tape a shorter epoch begins: where the epochs before it would have stopped.
 
-        Shards come in another order each epoch, but what lies behind the beginning of each must have its turn, too.
+        Otherwise the records at the end of long shards would never be read, although shards come in another order each
+        epoch.
         """
         geometry = self.geometry
         samples = geometry.steps * geometry.batch_size
@@ -266,10 +267,9 @@ class EpochOrder:
 
     @cached_property
     def _cuts(self) -> list[int]:
-        """Where the parts of the tape begin, and the last ends.
+        """Where the parts of the tape begin, and where the last ends.
 
-        At equal parts; or at an end of a shard near by, if all streams keep enough records, or few enough, for the
-        steps of the epoch.
+        Parts are equal, or end with a shard near by, if the records of each stream still fit the steps of the epoch.
         """
         geometry = self.geometry
         records, streams = geometry.records, geometry.streams
@@ -289,60 +289,56 @@ class EpochOrder:
         return result
 
     def windows(self, stream: int) -> StreamWindows:
-        """The windows of a stream, in order."""
-        step = -1 if self.is_reversed[stream] else 1
-        shards, firsts, lengths = (column[::step] for column in self.segments(*self.stream_range(stream)))
+        """Return the windows of a stream, in order."""
+        segments = self.segments(*self.stream_range(stream))[:: -1 if self.is_reversed[stream] else 1]
         mean = self.geometry.records / len(self.shard_records)
-        at_most = min(self.geometry.window_shards, len(self.shard_records) + 1)  # no float holds any number
-        enough = min((at_most - 0.5) * mean, self.geometry.records)
+        window_shards = min(self.geometry.window_shards, len(self.shard_records) + 1)  # the option may exceed any float
+        min_records = min((window_shards - 0.5) * mean, self.geometry.records)
         spread = self.geometry.spread
         samples = self.geometry.steps * self.geometry.piece if spread or self.geometry.remainder == "drop" else None
         return StreamWindows(
-            stream, shards, firsts, lengths, enough=enough, sliver=mean / 2, samples=samples, spread=spread
+            stream, segments, min_records=min_records, sliver_records=mean / 2, samples=samples, spread=spread
         )
 
-    def segments(self, start: int, stop: int) -> tuple[npt.NDArray[np.int64], ...]:
-        """The part ``[start, stop)`` of the tape: shards, the first row in each, and rows; int64 [segments] each.
-
-        See `stream_range`.
-        """
+    def segments(self, start: int, stop: int) -> SegmentTable:
+        """Return the segments of the part ``[start, stop)`` of the tape; see `stream_range`."""
         records = self.geometry.records
         if start >= records:
             return self.segments(start - records, stop - records)
         if stop > records:
-            parts = zip(self.segments(start, records), self.segments(0, stop - records), strict=True)
-            return tuple(map(np.concatenate, parts))
+            return self.segments(start, records) + self.segments(0, stop - records)
         order, ends = self.tape
-        # Not by `searchsorted`, which lets go of Python's lock, and then waits for threads that fetch already.
+        # Not `searchsorted`: it releases the interpreter lock, and then waits for the threads that fetch.
         slots = slice(bisect_right(ends, start), bisect_left(ends, stop) + 1)
         begins = ends[slots] - self._records[order[slots]]  # positions on the tape
         firsts = np.maximum(start - begins, 0)
-        return order[slots], firsts, np.minimum(ends[slots], stop) - begins - firsts
+        lengths = np.minimum(ends[slots], stop) - begins - firsts
+        return SegmentTable(shards=order[slots], firsts=firsts, lengths=lengths)
 
     def shared_segment(self, segment: Segment, streams: range) -> Segment:
-        """What neighbouring streams read of a shard at the time that one of them reads a segment of it."""
+        """Return the rows of a shard that neighbouring streams read together, given the segment of one of them."""
         records, (_, ends), total = self.shard_records[segment.shard], self.tape, self.geometry.records
         if not self.geometry.shuffle or segment.rows == records:
             return segment
         begin = int(ends[self.slots[segment.shard]]) - records
         start, stop = self.stream_range(streams[0])[0] - begin, self.stream_range(streams[-1])[1] - begin
-        if not start <= segment.start < stop:  # it lies behind the end of the tape, that is at its beginning
+        if not start <= segment.start < stop:  # beyond the end of the tape, so at its beginning
             start, stop = start - total, stop - total
         return Segment(shard=segment.shard, start=max(start, 0), stop=min(stop, records))
 
     def permutation(self, window: Window) -> npt.NDArray[np.int64]:
-        """Which of the window's records each of its positions serves, in natural order; int64 [samples]."""
+        """Return the record that serves each position of a window in natural order, int64 [samples]."""
         return self.full_permutation(window)[: window.samples]
 
     def full_permutation(self, window: Window) -> npt.NDArray[np.int64]:
-        """All records of a window: those that it serves, in natural order, and behind them those that are dropped."""
+        """Return all records of a window: those that it serves in natural order, then those that it drops."""
         if not self.geometry.shuffle:
             return np.arange(window.records)
         return shuffled(self.key("window", window.stream, window.number), window.records)
 
 
 def coprime_stride(size: int) -> int:
-    """A stride near size / golden ratio that is coprime to `size`: its multiples mod `size` are spread evenly."""
+    """Return a stride near size / golden ratio and coprime to `size`: its multiples modulo `size` are spread evenly."""
     stride = max(1, round(size * 0.6180339887498949))
     while math.gcd(stride, size) != 1:
         stride += 1

@@ -1,7 +1,7 @@
-"""Keys of samples: what random augmentation draws from, so that it resumes bit for bit and knows no ranks.
+"""Random keys of samples for augmentation that resumes bit for bit and does not depend on the number of ranks.
 
-A key is a pure function of (seed, epoch, position in the epoch's global order). The same record has another key each
-time it comes, in another epoch or as a repeat within one, and is augmented differently.
+A key is a pure function of (seed, epoch, position in the global order of the epoch). A record that comes again, in
+another epoch or within one, has another key and is augmented differently.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ __all__ = ["sample_keys"]
 
 
 def sample_keys(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The keys of some positions of an epoch, as `tf.random.stateless_*` take them.
+    """Return the keys of some positions of an epoch, as seeds for `tf.random.stateless_*`.
 
     Args:
-        seed: of the order.
-        epoch: from 0.
-        positions: ``step * batch_size`` and the place in the global batch, [n].
+        seed: seed of the order.
+        epoch: number of the epoch, from 0.
+        positions: ``step * batch_size`` plus the position in the global batch, [n].
 
     Returns:
-        int64 [n, 2]; within an epoch no two positions share a first half.
+        Keys, int64 [n, 2]; within an epoch no two positions share the first half.
 
     >>> keys = sample_keys(7, 0, np.arange(3))
     >>> keys.shape, bool((keys[1:] == sample_keys(7, 0, np.arange(1, 3))).all())

@@ -1,18 +1,18 @@
-"""How far the order of an epoch is from a full shuffle, measured on the planned order; no shard is opened.
+"""Measure how close the planned order of an epoch is to a full shuffle. No shard is opened.
 
-- The *displacement* of a record is how far it moves from its place in the dataset: Spearman's footrule, whose mean
-  under a uniform shuffle of n records is (n^2 - 1) / 3n (Diaconis and Graham, "Spearman's footrule as a measure of
-  disarray", J. R. Statist. Soc. B 39, 1977). An order may pass this by moving whole shards.
-- The *separation* is how far neighbours in a shard lie apart in the epoch; between two places of n, drawn at random,
-  the mean is (n + 1) / 3. Windows bound it: it says how much of the epoch a shard is spread over.
-- The *serial correlation* is that of the dataset's positions of samples that follow each other (Knuth, The Art of
-  Computer Programming, vol. 2, section 3.3.2, K; its mean under a uniform shuffle is -1 / (n - 1)).
-- The *shards of a batch*: under a uniform shuffle a shard of r records has none in a batch of G with the probability
-  C(n - r, G) / C(n, G).
+- The *displacement* of a record is the distance from its position in the dataset: Spearman's footrule, whose mean under
+  a uniform shuffle of n records is (n^2 - 1) / 3n (Diaconis and Graham, "Spearman's footrule as a measure of disarray",
+  J. R. Statist. Soc. B 39, 1977). Moving whole shards may exceed this mean.
+- The *separation* is the distance in the epoch of records that are neighbours in a shard. Between two of n positions
+  drawn at random, its mean is (n + 1) / 3. Windows bound it, so it shows how much of the epoch a shard is spread over.
+- The *serial correlation* relates the dataset positions of consecutive samples (Knuth, The Art of Computer Programming,
+  vol. 2, section 3.3.2, K); its mean under a uniform shuffle is -1 / (n - 1).
+- The *shards of a batch*: under a uniform shuffle, a shard of r records has no record in a batch of G with the
+  probability C(n - r, G) / C(n, G).
 
-Shards in random order, and records in random order within some shards at a time, are the two levels of CorgiPile (Xu et
-al., "In-Database Machine Learning with CorgiPile", SIGMOD 2022), which shows how little convergence needs more than
-that; here a build has put the records into random shards before.
+Random shards, and random records within a few shards at a time, are the two levels of CorgiPile (Xu et al.,
+"In-Database Machine Learning with CorgiPile", SIGMOD 2022), which shows that convergence rarely needs more. Here, the
+build has already assigned records to shards at random.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from .windows import Window
 __all__ = ["ShuffleQuality", "shuffle_quality"]
 
 Int64 = npt.NDArray[np.int64]
-_BLOCKS = 8  # that are looked at, evenly spread, where an epoch is too long to look at all of it
+_BLOCKS = 8  # evenly spread runs of steps to measure in an epoch that is too long to measure as a whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShuffleQuality:
-    """The order of an epoch, against a full shuffle.
+    """The order of an epoch, compared with a full shuffle.
 
     Attributes:
-        displacement: mean distance of a record from its place in the dataset; 1 is that of a full shuffle, 0 none.
-        separation: mean distance in the epoch of records that are neighbours in a shard; 1 is that of a full shuffle.
-        serial_correlation: of the places in the dataset of samples that follow each other; 0 in a full shuffle, 1 in
-            the order of the dataset.
-        batch_shards: mean number of shards that a global batch has records of.
-        full_batch_shards: the same in a full shuffle.
-        samples: that were looked at.
+        displacement: mean distance of a record from its position in the dataset, relative to a full shuffle.
+        separation: mean distance in the epoch of neighbours in a shard, relative to a full shuffle.
+        serial_correlation: correlation of the dataset positions of consecutive samples: 0 in a full shuffle, 1 in the
+            order of the dataset.
+        batch_shards: mean number of shards with records in a global batch.
+        full_batch_shards: the same number in a full shuffle.
+        samples: measured samples.
     """
 
     displacement: float
@@ -59,8 +59,8 @@ def shuffle_quality(order: EpochOrder, most_samples: int = 1 << 20) -> ShuffleQu
     """Measure the natural order of an epoch.
 
     Args:
-        order: of the epoch.
-        most_samples: to look at, about; of a longer epoch, runs of steps that are evenly spread over it.
+        order: order of the epoch.
+        most_samples: about how many samples to measure; of a longer epoch, evenly spread runs of steps are measured.
     """
     geometry = order.geometry
     runs = _runs(geometry.steps, max(most_samples // geometry.batch_size, _BLOCKS))
@@ -68,7 +68,7 @@ def shuffle_quality(order: EpochOrder, most_samples: int = 1 << 20) -> ShuffleQu
     ends: Int64 = np.cumsum(shard_records)
     found, distance, neighbours = [], 0, 0
     for window in _windows(order, runs):
-        records, places = _served(order, window, ends - shard_records)
+        records, places = _samples_of(order, window, ends - shard_records)
         inside = np.zeros(len(places), np.bool_)
         for first, stop in runs:
             inside |= (places >= first * geometry.batch_size) & (places < stop * geometry.batch_size)
@@ -90,7 +90,7 @@ def shuffle_quality(order: EpochOrder, most_samples: int = 1 << 20) -> ShuffleQu
 
 
 def _runs(steps: int, most: int) -> list[tuple[int, int]]:
-    """All steps; or runs of steps, evenly spread, `most` steps together."""
+    """Return all steps as one run; or evenly spread runs that have about `most` steps together."""
     if steps <= most:
         return [(0, steps)]
     length = most // _BLOCKS
@@ -98,7 +98,7 @@ def _runs(steps: int, most: int) -> list[tuple[int, int]]:
 
 
 def _windows(order: EpochOrder, runs: Sequence[tuple[int, int]]) -> Iterator[Window]:
-    """The windows of all streams that serve some runs of steps."""
+    """Yield the windows of all streams that serve some runs of steps."""
     piece = order.geometry.piece
     for stream in range(order.geometry.streams):
         windows = order.windows(stream)
@@ -111,19 +111,19 @@ def _windows(order: EpochOrder, runs: Sequence[tuple[int, int]]) -> Iterator[Win
             yield windows[number]
 
 
-def _served(order: EpochOrder, window: Window, firsts: Int64) -> tuple[Int64, Int64]:
-    """The records of a window by their places in the dataset, and their places in the epoch, in the order served.
+def _samples_of(order: EpochOrder, window: Window, firsts: Int64) -> tuple[Int64, Int64]:
+    """Return the dataset position and the epoch position of each sample of a window, in the order served.
 
     Args:
-        order: of the epoch.
-        window: of it.
-        firsts: the place in the dataset of each shard's first record.
+        order: order of the epoch.
+        window: window of the order.
+        firsts: dataset position of each shard's first record.
     """
-    held = [firsts[s.shard] + np.arange(s.start, s.stop) for s in window.segments]
+    records = [firsts[s.shard] + np.arange(s.start, s.stop) for s in window.segments]
     piece = order.geometry.piece
     position = np.arange(window.start, window.stop)
     places = position // piece * order.geometry.batch_size + window.stream * piece + position % piece
-    return np.concatenate(held)[order.permutation(window)], places
+    return np.concatenate(records)[order.permutation(window)], places
 
 
 def _serial_correlation(places: Int64, records: Int64) -> float:
@@ -147,7 +147,7 @@ def _expected_shards(shard_records: Sequence[int], batch_size: int) -> float:
 
 
 def _chance_of_none(records: int, own: int, drawn: int) -> float:
-    """C(records - own, drawn) / C(records, drawn)."""
+    """Return C(records - own, drawn) / C(records, drawn)."""
     if records - own < drawn:
         return 0.0
     logarithms = (records - own, records - drawn), (records, records - own - drawn)

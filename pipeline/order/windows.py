@@ -1,4 +1,4 @@
-"""The windows of one stream, cut from the tape by arithmetic on arrays: no loop runs over all shards of a dataset.
+"""The windows of one stream, cut from the tape by array arithmetic: no loop runs over all shards of a dataset.
 
 All ranges are half-open.
 """
@@ -14,15 +14,15 @@ from typing import TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Positions", "Segment", "StreamWindows", "Window"]
+__all__ = ["Positions", "Segment", "SegmentTable", "StreamWindows", "Window"]
 
 Int64 = npt.NDArray[np.int64]
-Positions: TypeAlias = range | Int64  # of a stream or a window, ascending; where they follow on one another a range
+Positions: TypeAlias = range | Int64  # ascending positions of a stream or a window; a range where they are adjacent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Rows ``[start, stop)`` of a shard, by the shard's position in the split."""
+    """Rows ``[start, stop)`` of a shard, given by its position in the split."""
 
     shard: int
     start: int
@@ -30,16 +30,49 @@ class Segment:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """Number of rows."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """Segments that a stream has open together, and the positions ``[start, stop)`` of the stream it serves.
+class SegmentTable:
+    """Segments in columns, int64 [segments] each.
 
-    The records of a window are numbered through its segments, from 0 on; in natural order it serves each once, but for
-    those that the epoch drops.
+    Attributes:
+        shards: shard of each segment.
+        firsts: first row of each segment.
+        lengths: rows of each segment.
+    """
+
+    shards: Int64
+    firsts: Int64
+    lengths: Int64
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    def __getitem__(self, own: slice | npt.NDArray[np.bool_]) -> SegmentTable:
+        return SegmentTable(shards=self.shards[own], firsts=self.firsts[own], lengths=self.lengths[own])
+
+    def __add__(self, other: SegmentTable) -> SegmentTable:
+        return SegmentTable(
+            shards=np.concatenate([self.shards, other.shards]),
+            firsts=np.concatenate([self.firsts, other.firsts]),
+            lengths=np.concatenate([self.lengths, other.lengths]),
+        )
+
+    def to_segments(self) -> tuple[Segment, ...]:
+        """Return the segments one by one."""
+        columns = zip(self.shards.tolist(), self.firsts.tolist(), self.lengths.tolist(), strict=True)
+        return tuple(Segment(shard=shard, start=first, stop=first + length) for shard, first, length in columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Segments that a stream has open together, to serve its positions ``[start, stop)``.
+
+    The records of a window are numbered through its segments, from 0. In natural order the window serves each record
+    once, except those that the epoch drops.
     """
 
     stream: int
@@ -50,38 +83,36 @@ class Window:
 
     @property
     def samples(self) -> int:
-        """Samples that it serves."""
+        """Number of samples served."""
         return self.stop - self.start
 
     @property
     def records(self) -> int:
-        """Records that it holds."""
-        return sum(segment.stop - segment.start for segment in self.segments)
+        """Number of records held."""
+        return sum(segment.rows for segment in self.segments)
 
 
 class StreamWindows(Sequence[Window]):
-    """The windows of a stream, in order; each is made when it is asked for.
+    """The windows of a stream, in order, each made on demand.
 
-    A window is of whole segments, and closes once it holds `enough` records; a `sliver` that is left joins the last.
-    So the slivers that cuts leave make no windows of their own, too small to shuffle or to hold every class.
+    A window consists of whole segments and closes once it holds `min_records`. A rest below `sliver_records` at the end
+    joins the last window: a window of its own would be too small to shuffle or to hold every class.
 
     Args:
-        stream: its number.
-        shards: of its segments, int64 [segments].
-        firsts: the first row of each segment, int64 [segments].
-        lengths: rows of each segment, int64 [segments].
-        enough: records, above 0.
-        sliver: records.
-        samples: that the stream serves; default: as many as records.
-        spread: whether each window serves of these in proportion to its records; else the last ones serve fewer.
+        stream: number of the stream.
+        segments: segments of the stream, in order.
+        min_records: records that close a window, above 0.
+        sliver_records: records below which the rest makes no window of its own.
+        samples: samples that the stream serves; default: as many as it has records.
+        spread: whether each window serves samples in proportion to its records; otherwise the last windows serve fewer.
 
     Attributes:
-        shards: of the segments, in order.
-        lengths: of the segments.
-        bounds: where each window begins among the segments, and the last ends; int64 [windows + 1].
-        stops: the position of the stream at which each window ends; int64 [windows].
+        segments: the argument.
+        bounds: first segment of each window, and the end of the last; int64 [windows + 1].
+        stops: position of the stream at which each window ends, int64 [windows].
 
-    >>> windows = StreamWindows(0, np.arange(4), np.zeros(4, int), np.array([10, 9, 10, 2]), enough=15, sliver=5)
+    >>> table = SegmentTable(shards=np.arange(4), firsts=np.zeros(4, int), lengths=np.array([10, 9, 10, 2]))
+    >>> windows = StreamWindows(0, table, min_records=15, sliver_records=5)
     >>> [(window.start, window.stop, len(window.segments)) for window in windows]
     [(0, 19, 2), (19, 31, 2)]
     """
@@ -89,26 +120,22 @@ class StreamWindows(Sequence[Window]):
     def __init__(
         self,
         stream: int,
-        shards: Int64,
-        firsts: Int64,
-        lengths: Int64,
+        segments: SegmentTable,
         *,
-        enough: float,
-        sliver: float,
+        min_records: float,
+        sliver_records: float,
         samples: int | None = None,
         spread: bool = False,
     ) -> None:
         self._stream = stream
-        self._firsts = firsts
-        self.lengths = lengths
-        before = np.concatenate([[0], np.cumsum(lengths)])  # records before each segment, and all
-        ends, full, count = before.tolist(), math.ceil(enough), len(lengths)
+        self.segments = segments
+        before = np.concatenate([[0], np.cumsum(segments.lengths)])  # records before each segment, and in all
+        ends, full, count = before.tolist(), math.ceil(min_records), len(segments)
         bounds = [0]
-        while (following := bisect_left(ends, ends[bounds[-1]] + full)) < count:  # the segment that begins the next one
+        while (following := bisect_left(ends, ends[bounds[-1]] + full)) < count:
             bounds.append(following)
-        if before[-1] - before[bounds[-1]] < sliver and len(bounds) > 1:
+        if before[-1] - before[bounds[-1]] < sliver_records and len(bounds) > 1:
             bounds.pop()
-        self.shards = shards
         self.bounds = np.array([*bounds, count], np.int64)
         self.stops: Int64 = before[self.bounds[1:]]
         if samples is not None and spread:
@@ -118,25 +145,25 @@ class StreamWindows(Sequence[Window]):
 
     @property
     def samples(self) -> int:
-        """Samples that the stream serves."""
+        """Number of samples that the stream serves."""
         return int(self.stops[-1])
 
     @property
     def served(self) -> npt.NDArray[np.bool_]:
-        """Whether a window serves any sample; those behind what an epoch drops serve none. [windows]"""
+        """Whether each window serves a sample; the last ones may fall into what the epoch drops. [windows]"""
         return np.diff(self.stops, prepend=0) > 0
 
     @property
-    def served_segments(self) -> npt.NDArray[np.bool_]:
-        """Whether a segment lies in such a window, [segments]."""
-        return np.repeat(self.served, np.diff(self.bounds))
+    def served_segments(self) -> SegmentTable:
+        """The segments of windows that serve a sample."""
+        return self.segments[np.repeat(self.served, np.diff(self.bounds))]
 
     def number_at(self, position: int) -> int:
-        """The window that serves a position, in ``[0, samples)``."""
+        """Return the number of the window that serves a position, in ``[0, samples)``."""
         return bisect_right(self.stops, position)
 
     def range_of(self, number: int) -> tuple[int, int]:
-        """The positions ``[start, stop)`` that a window serves."""
+        """Return the positions ``[start, stop)`` that a window serves."""
         return int(self.stops[number - 1]) if number else 0, int(self.stops[number])
 
     def __len__(self) -> int:
@@ -150,16 +177,6 @@ class StreamWindows(Sequence[Window]):
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
         number = range(len(self))[index]
-        own = slice(int(self.bounds[number]), int(self.bounds[number + 1]))
-        columns = (self.shards[own].tolist(), self._firsts[own].tolist(), self.lengths[own].tolist())
         start, stop = self.range_of(number)
-        return Window(
-            stream=self._stream,
-            number=number,
-            start=start,
-            stop=stop,
-            segments=tuple(
-                Segment(shard=shard, start=first, stop=first + length)
-                for shard, first, length in zip(*columns, strict=True)
-            ),
-        )
+        segments = self.segments[int(self.bounds[number]) : int(self.bounds[number + 1])].to_segments()
+        return Window(stream=self._stream, number=number, start=start, stop=stop, segments=segments)

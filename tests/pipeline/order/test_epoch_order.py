@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ringfeed.pipeline.order.epoch_order import EpochOrder, Geometry, Remainder, coprime_stride, default_streams
 from ringfeed.pipeline.order.remainder import dropped_ranges
-from ringfeed.pipeline.order.windows import Segment, StreamWindows
+from ringfeed.pipeline.order.windows import Segment, SegmentTable, StreamWindows
 from ringfeed.sharding import ConfigError
 from ringfeed.sharding.dataset.manifest import ShardInfo
 
@@ -89,7 +89,7 @@ def test_streams_read_shards_of_their_own_where_a_few_records_more_or_less_allow
     piece = data.draw(st.integers(20, 60).filter(lambda p: 10 <= -(each * size) % p <= p - 10 and each * size > 2 * p))
     geometry = Geometry(records=sum(shards), batch_size=streams * piece, streams=streams, remainder=remainder)
     order = EpochOrder(geometry, shards, seed=data.draw(st.integers(0, 9)), epoch=data.draw(st.integers(0, 3)))
-    read = [order.windows(stream).shards.tolist() for stream in range(streams)]
+    read = [order.windows(stream).segments.shards.tolist() for stream in range(streams)]
     assert sorted(shard for shards in read for shard in shards) == list(range(len(shards)))
 
 
@@ -276,7 +276,8 @@ def test_windows_cut_on_arrays_are_those_of_a_walk_over_the_segments(
     if len(groups) > 1 and sum(groups[-1]) < sliver:
         groups[-2:] = [groups[-2] + groups[-1]]
     shards = np.arange(len(lengths))
-    windows = StreamWindows(0, shards, shards * 2, np.array(lengths), enough=enough, sliver=sliver)
+    table = SegmentTable(shards=shards, firsts=shards * 2, lengths=np.array(lengths))
+    windows = StreamWindows(0, table, min_records=enough, sliver_records=sliver)
     assert [[s.stop - s.start for s in window.segments] for window in windows] == groups
     assert [s.start for window in windows for s in window.segments] == [2 * shard for shard in shards]
     assert [windows.number_at(window.start) for window in windows] == list(range(len(groups)))
