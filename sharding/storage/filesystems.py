@@ -28,7 +28,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "s3": {
         "use_listings_cache": False,
         "max_concurrency": 1,  # else each read asks for the size first
-        "config_kwargs": {"retries": {"total_max_attempts": 1}, "max_pool_connections": 32},
+        "config_kwargs": {
+            "retries": {"total_max_attempts": 1},
+            "max_pool_connections": 32,
+            "signature_version": "s3v4",  # the default, except of presigned URLs: see `fast_uploads.py`
+        },
     },
     "hdfs": {
         "dfs.client.failover.max.attempts": "3",

@@ -30,7 +30,7 @@ _OPTIONS = {
     "client_kwargs", "config_kwargs", "use_listings_cache", "max_concurrency", "skip_instance_cache",
 }  # fmt: skip
 _CLIENT_OPTIONS = {"endpoint_url", "region_name"}
-_CONFIG_OPTIONS = {"retries", "max_pool_connections"}
+_CONFIG_OPTIONS = {"retries", "max_pool_connections", "signature_version"}
 _REFRESH = timedelta(minutes=5)  # s3fs renews its credentials itself; to ask it costs nothing
 _FAILURES = 3  # of a bucket, without a success between, and it is left to s3fs
 _PIECE_BYTES = 1 << 20

@@ -23,7 +23,7 @@ with draft_dataset(Storage(sys.argv[1]), "new", {}) as draft:
     die_uploading(draft.storage, "train-00000-of-00002.tfrecord")
 """,
     "export": """
-with appearing_folder(Storage(sys.argv[1])) as folder:
+with open_atomic_folder(Storage(sys.argv[1])) as folder:
     die_uploading(folder, "train-00000-of-00002.tar")
 """,
     "spill": """
@@ -37,10 +37,10 @@ def killed(task: str, url: str) -> None:
     """A process that is killed as it uploads."""
     script = """
 import os, signal, sys
-from ringfeed.sharding.appear import appearing_folder
-from ringfeed.sharding.destination import draft_dataset
-from ringfeed.sharding.spill import spill_root
-from ringfeed.sharding.storage import Storage
+from ringfeed.sharding.destination.atomic_folder import open_atomic_folder
+from ringfeed.sharding.destination.dataset_draft import draft_dataset
+from ringfeed.sharding.destination.spill import spill_root
+from ringfeed.sharding import Storage
 
 def die_uploading(storage, path):
     with storage.open_output(path) as file:

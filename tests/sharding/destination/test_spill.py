@@ -144,8 +144,8 @@ def test_another_plan_s_spill_is_removed_and_a_side_folder_is_not(tmp_path: Path
 
 SIDE = """
 import sys, time
-from ringfeed.sharding.spill import side_folder, spill_root
-from ringfeed.sharding.storage import Storage
+from ringfeed.sharding.destination.spill import side_folder, spill_root
+from ringfeed.sharding import Storage
 with side_folder(spill_root(sys.argv[1], sys.argv[2])) as folder:
     folder.write("hashes", b"x")
     print(folder.locate("hashes"), flush=True)

@@ -298,7 +298,7 @@ def script(text: str, *arguments: object) -> subprocess.Popen[str]:
 import os, signal, subprocess, sys
 from ringfeed.sharding import BuildOptions, build
 from ringfeed.sharding.engine import open_engine
-from ringfeed.sharding.execute import stream_tasks
+from ringfeed.sharding.engines.executors import stream_tasks
 {text}"""
     command = [sys.executable, "-c", imports, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -382,7 +382,7 @@ def test_ray_ends_what_does_not_end_in_time_after_an_interrupt(near_ray: RayClus
     waiting = script(
         """
 import time
-from ringfeed.sharding import ray_engine
+from ringfeed.sharding.engines import ray_engine
 
 def go_on(path):
     for count in range(6000):

@@ -104,7 +104,7 @@ def test_an_interrupt_of_the_body_waits_for_what_runs_too() -> None:
 INTERRUPTED = """
 import os, signal, time
 from concurrent.futures import ThreadPoolExecutor, _base
-from ringfeed.sharding.execute import run_tasks
+from ringfeed.sharding.engines.executors import run_tasks
 
 lock, times = _base._AcquireFutures.__enter__, []
 
@@ -221,8 +221,8 @@ def test_workers_have_the_environment_and_the_folder_of_their_pool(
 
 PROGRAM = """
 import os, time
-from ringfeed.sharding import WorkerError, execute
-from ringfeed.sharding.execute import local_executor
+from ringfeed.sharding import WorkerError
+from ringfeed.sharding.engines.executors import local_executor
 
 
 def pid() -> int:

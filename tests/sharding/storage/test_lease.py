@@ -30,9 +30,9 @@ from tests.servers.store import Store
 
 HOLD = """
 import sys, time
-from ringfeed.sharding.lease import hold
-from ringfeed.sharding.storage import Storage
-with hold(Storage(sys.argv[1]), {}):
+from ringfeed.sharding.storage.lease import hold_lease
+from ringfeed.sharding import Storage
+with hold_lease(Storage(sys.argv[1]), {}):
     print("held", flush=True)
     time.sleep(600)
 """
