@@ -1,3 +1,3 @@
-"""The command line: `ringfeed` and `shard-dataset`, the profiler, the doctor and the Horovod installer."""
+"""The command line: `ringfeed` and `shard-dataset`, with the profiler, the doctor and the Horovod installer."""
 
 __all__: list[str] = []

@@ -1,4 +1,7 @@
-"""The command line: how it tells mistakes, and words of it to values; an error says the rule and the value."""
+"""Parsers of the command line: how they report a mistake, and how they turn an argument's text into a value.
+
+An error names the rule and the value.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ T = TypeVar("T")
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Prose as wide as the terminal; examples and lists, which are indented, as they were written."""
+    """Wraps prose to the terminal, and leaves indented paragraphs (examples, lists) as written."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         def fill(paragraph: str) -> str:
@@ -42,12 +45,12 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 def _filled(paragraph: str, width: int) -> str:
-    """Folded between words: a flag such as ``--cache-bytes`` stays whole, to be found and copied."""
+    """Wrap between words only: a flag such as ``--cache-bytes`` stays whole, so that it can be found and copied."""
     return textwrap.fill(paragraph, width, break_long_words=False, break_on_hyphens=False)
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Tells a mistake in one line, and where the help is."""
+    """Reports a mistake in one line, with the command that prints the help."""
 
     def error(self, message: str) -> NoReturn:
         """End the command with exit code 2."""
@@ -55,7 +58,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 class EventParser(CommandParser):
-    """Tells a mistake as an event, to a machine."""
+    """Reports a mistake as an event: a line of JSON."""
 
     def error(self, message: str) -> NoReturn:
         """End the command with exit code 2."""
@@ -64,7 +67,7 @@ class EventParser(CommandParser):
 
 
 def checked_type(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """A parser of words as a type for argparse, which shows the text of no other error."""
+    """Turn a parser into a `type` for argparse, which shows the message of an ArgumentTypeError only."""
 
     def checked(text: str) -> T:
         try:
@@ -76,7 +79,7 @@ def checked_type(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def checked_text(parse: Callable[[str], object]) -> Callable[[str], str]:
-    """As `checked_type`, of words that stay what they are."""
+    """Turn a parser into a `type` that checks the text and returns it unchanged."""
 
     def checked(text: str) -> str:
         checked_type(parse)(text)
@@ -86,7 +89,7 @@ def checked_text(parse: Callable[[str], object]) -> Callable[[str], str]:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """A parser of whole numbers, which raises a ValueError for what is none, or less than `least`."""
+    """Return a parser of whole numbers; it raises a ValueError for anything else, and for numbers below `least`."""
 
     def parse(text: str) -> int:
         if not text.strip().isdecimal() or int(text) < least:
@@ -97,20 +100,20 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def check_persistent(url: str) -> None:
-    """Refuse a folder that is gone when the command ends.
+    """Refuse a URL whose files vanish when the command ends.
 
     Raises:
-        ValueError: it is one.
+        ValueError: the URL is of memory://.
     """
     if url.lower().startswith("memory:"):
-        raise ValueError(f"memory:// is gone when the command ends; name a folder on a disk or a store, got {url!r}")
+        raise ValueError(f"memory:// vanishes when the command ends; name a folder on a disk or a store, got {url!r}")
 
 
 def parse_bytes(text: str) -> int:
-    """A size in bytes: ``KiB``, ``MiB``, ``GiB`` (and K, M, G) are powers of 1024, ``KB``, ``MB``, ``GB`` of 1000.
+    """Parse a size in bytes: ``KiB``, ``MiB``, ``GiB`` (and K, M, G) are powers of 1024, ``KB``, ``MB``, ``GB`` of 1000.
 
     Raises:
-        ValueError: it is no size, or less than one byte.
+        ValueError: the text is not a size, or the size is below one byte.
 
     >>> parse_bytes("256MiB"), parse_bytes("1GB"), parse_bytes("1.5 KiB"), parse_bytes("4096")
     (268435456, 1000000000, 1536, 4096)
@@ -125,11 +128,10 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_splits(text: str) -> dict[str, Fraction]:
-    """The share of each split, exactly as written.
+    """Parse the shares of splits into exact fractions.
 
     Raises:
-        ValueError: a part is not NAME=SHARE, a name is there twice, or the shares are not positive or do not add up
-            to 1.
+        ValueError: a part is not NAME=SHARE, a name is repeated, or the shares are not positive or do not add up to 1.
 
     >>> parse_splits("train=0.9,test=0.1")
     {'train': Fraction(9, 10), 'test': Fraction(1, 10)}
@@ -144,7 +146,7 @@ def parse_splits(text: str) -> dict[str, Fraction]:
         if not re.fullmatch(r"[0-9]+/[0-9]*[1-9][0-9]*|[0-9]*\.?[0-9]+", share):
             raise ValueError(f"the share of split {name!r} must be a decimal such as 0.9, got {share!r}")
         if name in splits:
-            raise ValueError(f"each split is named once, got {name!r} twice in {text!r}")
+            raise ValueError(f"each split must be named once, got {name!r} twice in {text!r}")
         splits[name] = Fraction(share)
         if splits[name] <= 0:
             raise ValueError(f"the share of split {name!r} must be more than 0, got {share}")

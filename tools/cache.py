@@ -1,4 +1,4 @@
-"""`ringfeed cache`: what a loader's cache holds, and how to clear it; what is in use stays."""
+"""`ringfeed cache`: list or clear a loader's cache; entries in use are kept."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .console import align, human_bytes, human_seconds
 __all__ = ["add_arguments", "parse_age", "run"]
 
 _DESCRIPTION = """\
-Show what is in a cache that loaders keep on this machine (Loader(..., cache=PATH)), or clear it. What a process uses
-at the moment is never removed.
+List the entries of a cache that loaders keep on this machine (Loader(..., cache=PATH)), or clear it. Entries that a
+process is using are never removed.
 """
 _EPILOG = """\
 examples:
@@ -37,16 +37,16 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `ringfeed cache`, and its help."""
+    """Declare the arguments and the help of `ringfeed cache`."""
     parser.description = _DESCRIPTION
     parser.epilog = _EPILOG
     parser.add_argument("path", metavar="PATH", help="folder of the cache")
-    parser.add_argument("--clear", action="store_true", help="remove its entries, except those in use")
+    parser.add_argument("--clear", action="store_true", help="remove entries, except those in use")
     parser.add_argument(
-        "--older-than", metavar="AGE", help="only entries that were not used for so long: 45s, 30m, 12h, 7d"
+        "--older-than", metavar="AGE", help="only entries unused for at least this long: 45s, 30m, 12h, 7d"
     )
     parser.add_argument("--dataset", metavar="URL", help="only entries of this dataset")
-    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"ringfeed: the cache holds nothing of {one_line(dataset)}; {held}", file=sys.stderr)
     in_use = {entry.file for entry in chosen if entry.in_use()}
     if args.clear:
-        _tell_cleared(args, chosen, folder.remove(chosen))
+        _report_cleared(args, chosen, folder.remove(chosen))
     elif args.json:
         print(json.dumps(_document(folder, chosen, in_use), indent=2))
     else:
@@ -74,17 +74,17 @@ def _open(name: str) -> CacheFolder:
     path = Location(name).local_path
     try:
         if path is None or not is_cache(path):
-            raise ConfigError(f"{name} is no cache; a loader makes one, on a local disk: Loader(..., cache=PATH)")
+            raise ConfigError(f"{name} is not a cache; a loader creates one on a local disk: Loader(..., cache=PATH)")
         return CacheFolder(path)
     except OSError as error:
         raise ConfigError(f"cannot open the cache {name}: {error.strerror or error}; ask its owner, or root") from error
 
 
 def parse_age(text: str) -> float:
-    """Seconds of an age: a number and s, m, h or d.
+    """Parse an age, a number with s, m, h or d, into seconds.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is not an age.
 
     >>> parse_age("90s"), parse_age("1.5h"), parse_age("7d")
     (90.0, 5400.0, 604800.0)
@@ -96,15 +96,15 @@ def parse_age(text: str) -> float:
 
 
 def _choose(entries: Sequence[CacheEntry], age: float | None, dataset: str | None) -> list[CacheEntry]:
-    """The entries of a dataset, or of all; where an age is given, those that were not used for so many seconds."""
+    """Return the entries of a dataset (None: of all) that were unused for `age` seconds (None: all)."""
     name = None if dataset is None else dataset_folder(dataset)
-    newest = math.inf if age is None else time.time() - age  # a clock that was put back leaves times to come
+    newest = math.inf if age is None else time.time() - age  # a clock that was set back leaves times in the future
     return [entry for entry in entries if entry.used <= newest and name in (None, entry.file.parent.name)]
 
 
-def _tell_cleared(args: argparse.Namespace, chosen: Sequence[CacheEntry], removed: Sequence[CacheEntry]) -> None:
-    gone = {entry.file for entry in removed}
-    kept = [entry for entry in chosen if entry.file not in gone and entry.file.exists()]
+def _report_cleared(args: argparse.Namespace, chosen: Sequence[CacheEntry], removed: Sequence[CacheEntry]) -> None:
+    removed_files = {entry.file for entry in removed}
+    kept = [entry for entry in chosen if entry.file not in removed_files and entry.file.exists()]
     if args.json:
         document = {
             "removed": len(removed),
@@ -115,7 +115,7 @@ def _tell_cleared(args: argparse.Namespace, chosen: Sequence[CacheEntry], remove
         return
     print(f"removed {len(removed):,} entries, {human_bytes(sum(entry.bytes for entry in removed))}")
     if kept:
-        print(f"kept {len(kept):,} that are in use, {human_bytes(sum(entry.bytes for entry in kept))}")
+        print(f"kept {len(kept):,} in use, {human_bytes(sum(entry.bytes for entry in kept))}")
 
 
 def _document(folder: CacheFolder, entries: Sequence[CacheEntry], in_use: set[Path]) -> dict[str, Any]:
@@ -159,5 +159,5 @@ def _lines(folder: CacheFolder, entries: Sequence[CacheEntry], in_use: set[Path]
     if rows:
         lines += ["", *align(["dataset", "file", "size", "last used", ""], rows, left=2)]
     if len(entries) > _SHOWN:
-        lines.append(f"... and {len(entries) - _SHOWN:,} that were used before these; --json lists all")
+        lines.append(f"... and {len(entries) - _SHOWN:,} used less recently; --json lists all")
     return lines

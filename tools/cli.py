@@ -1,7 +1,6 @@
-"""`ringfeed`: the command whose subcommands live in the modules listed in `COMMANDS`.
+"""The command `ringfeed`, whose subcommands live in the modules listed in `COMMANDS`.
 
-A module offers `add_arguments(parser)`, which declares the subcommand's arguments and help, and `run(args)`, which
-returns the exit status. Only the chosen subcommand's module is imported: none pays for another's imports.
+Only the chosen subcommand's module is imported, so that no subcommand pays for another's imports.
 """
 
 from __future__ import annotations
@@ -21,16 +20,19 @@ __all__ = ["main"]
 
 COMMANDS = {
     "train": ("..training.train", "train a model, alone or as one rank of horovodrun"),
-    "profile": (".profile.command", "measure the loader stage by stage and say what holds it back"),
-    "cache": (".cache", "show what a loader's cache holds, or clear it"),
-    "doctor": (".environment.doctor", "report versions, collectives, GPUs and clients, and how to get what is missing"),
+    "profile": (".profile.command", "measure the loader stage by stage and name its bottleneck"),
+    "cache": (".cache", "list or clear a loader's cache"),
+    "doctor": (
+        ".environment.doctor",
+        "report versions, collectives, GPUs and clients, and how to install what is missing",
+    ),
     "install-horovod": (
         ".environment.horovod_build",
-        "build and install Horovod for the TensorFlow that is installed here",
+        "build and install Horovod for the installed TensorFlow",
     ),
 }
 
-# The top-level module that an import missed -> the extra that has it.
+# Missing top-level module -> the extra that installs it.
 EXTRAS = {
     "tensorflow": "cpu", "keras": "cpu", "yaml": "cpu", "psutil": "cpu", "cloudpickle": "cpu",
     "matplotlib": "report", "jinja2": "report", "hdfs_native": "hdfs",
@@ -43,30 +45,30 @@ examples:
   ringfeed profile s3://bucket/flights --split train --batch-size 1024
   horovodrun -np 2 --gloo ringfeed train --config flights.yaml --set epochs=3
 
-Exit status: 0 all is well, 1 an error (told in one line on standard error), 2 a command line that cannot be parsed, 130
-interrupted (profile: 143 by SIGTERM, 129 by SIGHUP).
+Exit status: 0 success, 1 an error (one line on standard error), 2 invalid arguments, 130 interrupted (profile: 143 by
+SIGTERM, 129 by SIGHUP).
 
 Datasets are built, inspected and verified by `shard-dataset`.
 """
 
 
 class Subcommand(Protocol):
-    """What a module in `COMMANDS` offers."""
+    """The interface of the modules in `COMMANDS`."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare its arguments, and what its help says."""
+        """Declare the arguments and the help."""
 
     def run(self, args: argparse.Namespace) -> int:
-        """Run it and return the exit status."""
+        """Run the subcommand and return the exit status."""
 
 
 def load(command: str) -> Subcommand:
-    """Import the module of a subcommand."""
+    """Import a subcommand's module."""
     return cast(Subcommand, import_module(COMMANDS[command][0], __package__))
 
 
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
-    """The parser of `ringfeed`: complete for the chosen subcommand, a line of help for the others."""
+    """Return the parser of `ringfeed`: complete for the chosen subcommand, one line of help for the others."""
     parser: argparse.ArgumentParser = CommandParser(
         prog="ringfeed",
         description="Balanced shards in, batches out, models trained on a ring.",
@@ -85,7 +87,7 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
 
 
 def chosen_command(argv: Sequence[str]) -> str | None:
-    """The subcommand in a command line, or None where none (or an unknown one) is given.
+    """Return the subcommand in a command line, or None if there is none or it is unknown.
 
     >>> chosen_command(["doctor", "--json"])
     'doctor'
@@ -97,7 +99,7 @@ def chosen_command(argv: Sequence[str]) -> str | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `ringfeed` and return its exit status; an error a user can mend is one line on stderr."""
+    """Run `ringfeed` and return its exit status; an expected error is one line on standard error."""
     prepare_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     with exit_on_interrupt("ringfeed"):

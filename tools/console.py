@@ -1,4 +1,4 @@
-"""How the commands speak: sizes and rates in words, aligned tables, progress; or JSON, for machines."""
+"""Output of the commands: readable sizes and durations, aligned tables, progress, and JSON."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ __all__ = [
     "stdout_to_stderr",
 ]  # fmt: skip
 
-# stage, tasks done, tasks in all, records (or bytes) done
+# stage, tasks done, all tasks, records (or bytes) done
 StageReport = Callable[[str, int, int, int], None]
-# the words for so much of a stage, in so many seconds
+# stage, records (or bytes) done, seconds -> the rate as text
 _Rate = Callable[[str, int, float], str]
 
-_PLAIN_SECONDS = 10.0  # between two lines where there is no terminal,
-_EVENT_SECONDS = 0.5  # and between two events
-_RATE_WIDTH, _TIME_WIDTH = 64, 40  # of the terminal, in characters, from which on these stand beside a bar
+_LINE_SECONDS = 10.0  # between two lines of progress, without a terminal
+_EVENT_SECONDS = 0.5  # between two events
+_RATE_WIDTH, _TIME_WIDTH = 64, 40  # least terminal widths, in characters, that show rate and time beside a bar
 
 
 def human_bytes(size: float) -> str:
-    """A size in the largest binary unit that leaves at least one before the point.
+    """Format a size in the largest binary unit that it fills.
 
     >>> human_bytes(999), human_bytes(1536), human_bytes(268435456), human_bytes(1048575)
     ('999 B', '1.5 KiB', '256.0 MiB', '1.0 MiB')
@@ -61,7 +61,7 @@ def human_bytes(size: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """A duration.
+    """Format a duration.
 
     >>> human_seconds(0.25), human_seconds(75), human_seconds(7322), human_seconds(59.97)
     ('0.2 s', '1 min 15 s', '2 h 02 min', '1 min 00 s')
@@ -73,21 +73,21 @@ def human_seconds(seconds: float) -> str:
 
 
 def print_json(document: object) -> None:
-    """Print a document for machines, piece by piece; iterators in it are lists."""
+    """Print a document as JSON, piece by piece; an iterator in it becomes a list."""
     for piece in json_pieces(document, 2):
         sys.stdout.write(piece)
     print()
 
 
 def print_stderr(line: str) -> None:
-    """Print a line on standard error; if nobody reads it any more, nothing more is told, and the work goes on."""
-    with _readers_gone():
+    """Print a line on standard error; once its reader has left, print nothing, and let the work continue."""
+    with _guard_stderr():
         print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
-def _readers_gone() -> Iterator[None]:
-    """Let standard error lead nowhere once it is a pipe without a reader, or a terminal that was closed."""
+def _guard_stderr() -> Iterator[None]:
+    """Send standard error to /dev/null once it is a pipe without a reader, or a closed terminal."""
     try:
         yield
     except OSError:
@@ -95,14 +95,14 @@ def _readers_gone() -> Iterator[None]:
 
 
 class _Terminal:
-    """Standard error for bars, which go on when nobody sees them any more."""
+    """Standard error for progress bars, which survives the closing of its terminal."""
 
     def write(self, text: str) -> None:
-        with _readers_gone():
+        with _guard_stderr():
             sys.stderr.write(text)
 
     def flush(self) -> None:
-        with _readers_gone():
+        with _guard_stderr():
             sys.stderr.flush()
 
     def __getattr__(self, name: str) -> Any:
@@ -110,29 +110,29 @@ class _Terminal:
 
 
 def print_event(event: str, **fields: object) -> None:
-    """Tell a machine, on standard error and on one line, what happens: an object whose `event` says what kind it is."""
+    """Print an event for machines: one line of JSON on standard error, whose key ``event`` names its kind."""
     print_stderr(json.dumps({"event": event} | fields))
 
 
 @contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Send to standard error what a user's functions print meanwhile, in processes that start now too.
+    """Send to standard error what a user's functions print in the body, also in processes that start there.
 
-    Standard output is for one document.
+    Standard output is for one JSON document.
     """
     sys.stdout.flush()
-    kept = os.dup(1)
+    saved = os.dup(1)
     try:
         os.dup2(2, 1)
         with redirect_stdout(sys.stderr):
             yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 def align(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """A table as lines: the first `left` columns flush left, the others flush right.
+    """Lay out a table as lines: the first `left` columns flush left, the others flush right.
 
     >>> align(["split", "records"], [["train", "90"], ["test", "1,000"]])
     ['split  records', 'train       90', 'test     1,000']
@@ -150,16 +150,16 @@ def align(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -
 def stage_progress(
     labels: Mapping[str, str], *, in_bytes: Collection[str] = (), silent: bool = False, events: bool = False
 ) -> Iterator[StageReport]:
-    """Show the stages of a job on standard error: bars on a terminal, else a line now and then.
+    """Show the progress of a job's stages on standard error: bars on a terminal, else a line every ten seconds.
 
     Args:
-        labels: what to call each stage.
-        in_bytes: stages that are measured in bytes; others are in records.
-        silent: show nothing.
-        events: show events ``progress`` for machines.
+        labels: shown name of each stage.
+        in_bytes: stages measured in bytes; the others are measured in records.
+        silent: whether to show nothing.
+        events: whether to print ``progress`` events, for machines.
 
     Yields:
-        What to call with (stage, tasks done, tasks in all, records or bytes done).
+        A function to call with (stage, tasks done, all tasks, records or bytes done).
     """
 
     def rate(stage: str, amount: int, seconds: float) -> str:
@@ -183,7 +183,7 @@ def _bars() -> Progress:
     columns: list[ProgressColumn] = [
         TextColumn("{task.description:<12}"),
         BarColumn(),
-        MofNCompleteColumn(table_column=Column(no_wrap=True)),  # else it gives way before all others
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),  # otherwise it is the first to be squeezed
     ]
     if console.width >= _RATE_WIDTH:
         columns.append(TextColumn("{task.fields[rate]}"))
@@ -198,20 +198,19 @@ def _bar_report(progress: Progress, labels: Mapping[str, str], rate: _Rate) -> S
 
     def report(stage: str, done: int, total: int, amount: int) -> None:
         if stage not in bars:
-            starts[stage] = monotonic()  # drawing the bar takes time, in which work goes on
+            starts[stage] = monotonic()  # before the bar is drawn, which takes time
             bars[stage] = progress.add_task(labels.get(stage, stage), total=total, rate="")
-        so_fast = rate(stage, amount, monotonic() - starts[stage])
-        progress.update(bars[stage], completed=done, total=total, rate=so_fast)
+        progress.update(bars[stage], completed=done, total=total, rate=rate(stage, amount, monotonic() - starts[stage]))
 
     return report
 
 
 def _line_report(labels: Mapping[str, str], rate: _Rate) -> StageReport:
     def show(stage: str, done: int, total: int, amount: int, seconds: float) -> None:
-        so_fast = rate(stage, amount, seconds)
-        print_stderr(f"{labels.get(stage, stage)}: {done} of {total}{', ' if so_fast else ''}{so_fast}")
+        counts = f"{done} of {total}"
+        print_stderr(f"{labels.get(stage, stage)}: {', '.join(filter(None, [counts, rate(stage, amount, seconds)]))}")
 
-    return _now_and_then(show, _PLAIN_SECONDS)
+    return _throttled(show, _LINE_SECONDS)
 
 
 def _event_report(in_bytes: Collection[str]) -> StageReport:
@@ -219,11 +218,11 @@ def _event_report(in_bytes: Collection[str]) -> StageReport:
         measured = {"bytes" if stage in in_bytes else "records": amount}
         print_event("progress", stage=stage, done=done, total=total, **measured, seconds=round(seconds, 3))
 
-    return _now_and_then(show, _EVENT_SECONDS)
+    return _throttled(show, _EVENT_SECONDS)
 
 
-def _now_and_then(show: Callable[[str, int, int, int, float], None], pause: float) -> StageReport:
-    """Show what is reported after each pause, and the end of each stage, with the seconds since the stage began."""
+def _throttled(show: Callable[[str, int, int, int, float], None], pause_seconds: float) -> StageReport:
+    """Show a report after each pause, and the end of each stage, with the seconds since the stage began."""
     starts: dict[str, float] = {}
     last = monotonic()
 
@@ -231,7 +230,7 @@ def _now_and_then(show: Callable[[str, int, int, int, float], None], pause: floa
         nonlocal last
         now = monotonic()
         started = starts.setdefault(stage, now)
-        if done == total or now - last >= pause:
+        if done == total or now - last >= pause_seconds:
             last = now
             show(stage, done, total, amount, now - started)
 

@@ -1,7 +1,7 @@
-"""What this environment holds: versions, and how TensorFlow and Horovod behave when they are loaded.
+"""Probes of the environment: installed versions, and whether TensorFlow and Horovod load.
 
-TensorFlow and Horovod are loaded in a subprocess only: a broken build can abort the whole process, and
-neither may slow the start of a command that does not need it.
+Both are loaded in a subprocess only: a broken build can abort its process, and neither may slow the start of a command
+that does not need it. Tested in tests/tools/environment/test_doctor.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 TENSORFLOW_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu")
 _TIMEOUT_SECONDS = 120
 
-# One JSON line a fact, flushed, so that what was learned before an abort is kept. An error is a fact too.
+# One line of JSON per fact, flushed: facts printed before an abort are kept. An error is a fact too.
 _SCRIPT = """
 import json, sys
 def say(what, ask):
@@ -51,7 +51,7 @@ say("tensorflow", tensorflow) and "horovod" in sys.argv and say("horovod", horov
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorflowProbe:
-    """TensorFlow in a fresh process: `error` is None when it loads; `gpus` are the devices it can use."""
+    """TensorFlow in a fresh process: `error` is None if it loads; `gpus` are the devices that it can use."""
 
     gpus: tuple[str, ...] = ()
     error: str | None = None
@@ -59,7 +59,7 @@ class TensorflowProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HorovodProbe:
-    """Horovod in a fresh process: `error` is None when it loads; `collectives` is what it was built with."""
+    """Horovod in a fresh process: `error` is None if it loads; `collectives` are those that it was built with."""
 
     collectives: tuple[str, ...] = ()
     error: str | None = None
@@ -67,14 +67,14 @@ class HorovodProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What loading TensorFlow and Horovod showed; None for one that is not installed."""
+    """The probes of TensorFlow and Horovod; None for one that is not installed."""
 
     tensorflow: TensorflowProbe | None
     horovod: HorovodProbe | None
 
 
 def version_of(distribution: str) -> str | None:
-    """The installed version of a distribution, or None.
+    """Return the installed version of a distribution, or None.
 
     >>> version_of("no-such-distribution-at-all") is None
     True
@@ -86,7 +86,7 @@ def version_of(distribution: str) -> str | None:
 
 
 def tensorflow_distribution() -> tuple[str, str] | None:
-    """Name and version of the distribution that provides `tensorflow`, or None where there is none."""
+    """Return name and version of the distribution that provides `tensorflow`, or None."""
     for name in TENSORFLOW_DISTRIBUTIONS:
         if version := version_of(name):
             return name, version
@@ -94,7 +94,7 @@ def tensorflow_distribution() -> tuple[str, str] | None:
 
 
 def horovod_target() -> str | None:
-    """The TensorFlow version that the installed Horovod was built for, as its `metadata.json` records it."""
+    """Return the TensorFlow version that the installed Horovod was built for, from its `metadata.json`."""
     spec = importlib.util.find_spec("horovod")
     if spec is None or spec.origin is None:
         return None
@@ -107,9 +107,11 @@ def horovod_target() -> str | None:
 
 
 def parse_probe(stdout: str, stderr: str, returncode: int, *, tensorflow: bool, horovod: bool) -> Runtime:
-    """Read the facts that the probe's subprocess printed; a fact that never came is an error of its own.
+    """Parse the facts that the probe's subprocess printed; a missing fact is an error of its own.
 
-    `tensorflow` and `horovod` say which are installed.
+    Args:
+        stdout, stderr, returncode: of the subprocess.
+        tensorflow, horovod: whether each is installed.
 
     >>> loaded = '{"tensorflow": {"version": "2.21.0", "gpus": []}}'
     >>> parse_probe(loaded, "", -11, tensorflow=True, horovod=True).horovod
@@ -140,7 +142,7 @@ def parse_probe(stdout: str, stderr: str, returncode: int, *, tensorflow: bool, 
 
 
 def probe_runtime() -> Runtime:
-    """Load what is installed of TensorFlow and Horovod in a fresh process; takes seconds."""
+    """Load TensorFlow and Horovod, if installed, in a fresh process; takes seconds."""
     tensorflow, horovod = tensorflow_distribution() is not None, version_of("horovod") is not None
     if not tensorflow:
         return parse_probe("", "", 0, tensorflow=False, horovod=horovod)

@@ -109,7 +109,7 @@ def test_what_is_in_use_is_kept_and_told(folder: Path, capsys: pytest.CaptureFix
     held = use(Cache(folder), URLS[0], "a.tfrecord", 5000)
     assert said(capsys, str(folder), "--clear").splitlines() == [
         "removed 3 entries, 24.0 KiB",
-        "kept 1 that are in use, 8.0 KiB",
+        "kept 1 in use, 8.0 KiB",
     ]
     document = json.loads(said(capsys, str(folder), "--clear", "--json"))
     assert (document["removed"], [kept["path"] for kept in document["kept_in_use"]]) == (0, ["a.tfrecord"])
@@ -122,8 +122,8 @@ def test_what_is_in_use_is_kept_and_told(folder: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["{}/none"], r"none is no cache; a loader makes one, on a local disk: Loader\(..., cache="),
-        (["s3://bucket/cache"], "s3://bucket/cache is no cache; a loader makes one, on a local disk"),
+        (["{}/none"], r"none is not a cache; a loader creates one on a local disk: Loader\(..., cache="),
+        (["s3://bucket/cache"], "s3://bucket/cache is not a cache; a loader creates one on a local disk"),
         (["{}", "--clear", "--older-than", "a week"], "an age is a number with s, m, h or d, such as 12h or 7d"),
     ],
 )
