@@ -110,7 +110,7 @@ def check_persistent(url: str) -> None:
 
 
 def parse_bytes(text: str) -> int:
-    """Parse a size in bytes: ``KiB``, ``MiB``, ``GiB`` (and K, M, G) are powers of 1024, ``KB``, ``MB``, ``GB`` of 1000.
+    """Parse a size in bytes; ``KiB``, ``MiB``, ``GiB``, K, M, G are powers of 1024, ``KB``, ``MB``, ``GB`` of 1000.
 
     Raises:
         ValueError: the text is not a size, or the size is below one byte.

@@ -38,7 +38,7 @@ def test_what_are_no_splits_is_refused(text: str) -> None:
 
 def test_a_folder_that_ends_with_the_command_is_refused() -> None:
     for url in ("memory://x", "MEMORY://"):
-        with pytest.raises(ValueError, match=f"gone when the command ends; name a folder .* got '{url}'"):
+        with pytest.raises(ValueError, match=f"vanishes when the command ends; name a folder .* got '{url}'"):
             check_persistent(url)
     check_persistent("memory")
 

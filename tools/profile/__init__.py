@@ -1,4 +1,4 @@
-"""Measure the loader stage by stage, and name what holds it back."""
+"""The profiler: measures the loader stage by stage, and names its bottleneck and the knob that helps."""
 
 from .measure import Profile, StageProfile, profile
 

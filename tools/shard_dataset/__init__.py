@@ -1,4 +1,4 @@
-"""`shard-dataset`: its program, commands, flags and reports."""
+"""`shard-dataset`: the program, its commands, flags and reports."""
 
 from .program import main, run
 

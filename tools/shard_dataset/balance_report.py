@@ -1,4 +1,4 @@
-"""How balanced a dataset is, planned or written: per split and class, the least and most of any shard."""
+"""The balance of a dataset, planned or written: by split and class, the least and most of any shard."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _CLASSES_SHOWN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitBalance:
-    """One split.
+    """The balance of one split.
 
     Attributes:
-        name: of the split.
+        name: name of the split.
         shard_records: records of each shard, int64 [shards].
-        shard_bytes: size of each shard's data file, int64 [shards]; estimated where it is not yet written.
+        shard_bytes: size of each shard's data file, int64 [shards]; an estimate for planned shards.
         shard_class_counts: records of each class in each shard, [shards, classes].
-        shard_generations: which build or append wrote each shard; None: all the same.
+        shard_generations: generation of each shard; None: all have the same.
     """
 
     name: str
@@ -41,7 +41,7 @@ class SplitBalance:
 
     @property
     def generations(self) -> list[npt.NDArray[np.bool_]]:
-        """Which shards each generation has in the split, bool [shards]: these are balanced with each other."""
+        """Masks of each generation's shards, bool [shards]: shards of one generation are balanced with each other."""
         if self.shard_generations is None:
             return [np.ones(len(self.shard_records), np.bool_)]
         of_shard = np.array(self.shard_generations)
@@ -49,7 +49,7 @@ class SplitBalance:
 
     @property
     def largest_difference(self) -> tuple[int, int]:
-        """Between two shards of a generation: in records, and in records of any class."""
+        """Largest difference between two shards of a generation: in records, and in records of any class."""
         return (
             max(int(np.ptp(self.shard_records[members])) for members in self.generations),
             max(int(np.ptp(self.shard_class_counts[members], axis=0).max()) for members in self.generations),
@@ -57,18 +57,18 @@ class SplitBalance:
 
     @property
     def largest_byte_share(self) -> float:
-        """Between two shards of a generation: in bytes, as a share of the smaller one's."""
+        """Largest difference in bytes between two shards of a generation, as a share of the smaller one."""
         return max(
             float(np.ptp(self.shard_bytes[members]) / self.shard_bytes[members].min()) for members in self.generations
         )
 
 
 def balance_of_dataset(dataset: Dataset, generation: int | None = None) -> list[SplitBalance]:
-    """As the manifest says it is; the writer counted it from the records that it wrote.
+    """Return the balance of each split, from the manifest, whose counts are those of the written records.
 
     Args:
-        dataset: opened.
-        generation: None for all of it, or one: without the splits of which it has no shard.
+        dataset: the dataset.
+        generation: the only generation to include, without splits that it has no shards in; None: all.
     """
     result = []
     for name in dataset.manifest.splits:
@@ -88,7 +88,7 @@ def balance_of_dataset(dataset: Dataset, generation: int | None = None) -> list[
 
 
 def balance_of_plan(plan: BuildPlan) -> list[SplitBalance]:
-    """As it will be, with estimated sizes."""
+    """Return the planned balance of each split, with estimated sizes."""
     result = []
     first = 0
     for split in plan.assignment.splits:
@@ -107,7 +107,7 @@ def balance_of_plan(plan: BuildPlan) -> list[SplitBalance]:
 
 
 def balance_json(splits: Sequence[SplitBalance], classes: Sequence[Any]) -> dict[str, Any]:
-    """For `--json`: by split, totals and [least, most] of any shard; of each class as it is asked for."""
+    """The balance for `--json`: by split, totals and [least, most] of any shard; classes are produced one by one."""
     return {
         split.name: {
             "records": int(split.shard_records.sum()),
@@ -129,7 +129,14 @@ def _classes_json(split: SplitBalance, classes: Sequence[Any]) -> Iterator[dict[
 
 
 def balance_text(splits: Sequence[SplitBalance], classes: Sequence[Any], *, estimated: bool = False) -> list[str]:
-    """For people: a table of the splits and one of the classes."""
+    """The balance for people: a table of the splits and one of the classes."""
+    return [
+        *_split_table(splits, estimated),
+        *([] if list(classes) == [None] else _class_table(splits, classes, estimated)),
+    ]
+
+
+def _split_table(splits: Sequence[SplitBalance], estimated: bool) -> list[str]:
     about = "~" if estimated else ""
     rows = [
         [
@@ -142,30 +149,32 @@ def balance_text(splits: Sequence[SplitBalance], classes: Sequence[Any], *, esti
         ]
         for split in splits
     ]
-    lines = align(["split", "records", "shards", "records/shard", "bytes", "bytes/shard"], rows)
-    if list(classes) == [None]:
-        return lines
+    return align(["split", "records", "shards", "records/shard", "bytes", "bytes/shard"], rows)
+
+
+def _class_table(splits: Sequence[SplitBalance], classes: Sequence[Any], estimated: bool) -> list[str]:
+    """A table of the most and least frequent classes, and the largest difference between two shards."""
     header = ["class", "share", *(word for split in splits for word in (split.name, f"{split.name}/shard"))]
     counts = np.stack([split.shard_class_counts.sum(axis=0, dtype=np.int64) for split in splits])  # [splits, classes]
     shares = counts.sum(axis=0) / counts.sum()
     order = np.argsort(-shares, kind="stable")
+    half = _CLASSES_SHOWN // 2
+    shown = order if len(order) <= _CLASSES_SHOWN else [*order[:half], *order[-half:]]
     rows = [
         [
             one_line(classes[i]) or "''",
             f"{shares[i]:.2%}",
             *(
-                w
-                for s, total in zip(splits, counts[:, i], strict=True)
-                for w in (f"{total:,}", _span(s.shard_class_counts[:, i]))
+                cell
+                for split, total in zip(splits, counts[:, i], strict=True)
+                for cell in (f"{total:,}", _span(split.shard_class_counts[:, i]))
             ),
         ]
-        for i in (
-            order if len(order) <= _CLASSES_SHOWN else [*order[: _CLASSES_SHOWN // 2], *order[-_CLASSES_SHOWN // 2 :]]
-        )
+        for i in shown
     ]
-    lines += ["", *align(header, rows)]
+    lines = ["", *align(header, rows)]
     if len(order) > _CLASSES_SHOWN:
-        lines.append(f"... the {_CLASSES_SHOWN // 2} largest and smallest of {len(order):,} classes")
+        lines.append(f"... the {half} largest and smallest of {len(order):,} classes")
     uneven, spread = (max(numbers) for numbers in zip(*(split.largest_difference for split in splits), strict=True))
     where = "a split and generation" if any(len(split.generations) > 1 for split in splits) else "a split"
     bytes_apart = max(split.largest_byte_share for split in splits)

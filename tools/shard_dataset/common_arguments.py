@@ -1,4 +1,4 @@
-"""What the commands of `shard-dataset` have in common: how they are told of, and flags that most of them have."""
+"""What the commands of `shard-dataset` share: the making of a parser, and the flags of most commands."""
 
 from __future__ import annotations
 
@@ -18,31 +18,28 @@ _SMALL_BYTES = 8 << 20  # a smaller source is written before another process has
 
 EXIT_CODES = """\
 exit status:
-  0  all is well
-  1  an error in what the command was given or met, in one line on standard error; or damage found by verify
-  2  a command line that cannot be parsed
-  130  interrupted, by SIGTERM 143, by SIGHUP 129; the same command resumes a build
+  0  success
+  1  an error, in one line on standard error; or damage found by verify
+  2  invalid arguments
+  130  interrupted (143 by SIGTERM, 129 by SIGHUP); the same command resumes a build
 """
 
 
 def add_command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    summary: str,
-    epilog: str,
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, epilog: str
 ) -> argparse.ArgumentParser:
-    """A command, with its exit codes at the end of its help."""
+    """Add a command whose help ends with the exit codes."""
     description = summary[0].upper() + summary[1:] + "."
     tail = "" if EXIT_CODES in epilog else "\n" + EXIT_CODES
     command = make_parser(commands.add_parser, name, help=summary, description=description, epilog=epilog + tail)
-    command.add_argument("--debug", action="store_true", help="show where in the program an error arose")
+    command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return command
 
 
 def make_parser(make: Callable[..., argparse.ArgumentParser], *names: str, **words: str) -> argparse.ArgumentParser:
-    """argparse reads ``%`` in help texts, and knows no common type for its two ways to make a parser.
+    """Make a parser with `make`, argparse's class or its `add_parser`, which share no type.
 
-    Flags are written out: a shorter one could come to mean another, and `append --source` meant `--source-kind`.
+    Flags cannot be abbreviated: `append --source` meant `--source-kind`, and a new flag could change such a meaning.
     """
     return make(*names, formatter_class=HelpFormatter, allow_abbrev=False, **words)
 
@@ -51,37 +48,37 @@ def add_json(command: argparse.ArgumentParser) -> None:
     """Add `--json`."""
     command.add_argument(
         "--json", action="store_true",
-        help="print one JSON document on standard output, and on standard error one JSON object a line, an event: "
+        help="print one JSON document on standard output, and events on standard error, one JSON object a line: "
         "progress (stage, done, total, records, seconds), resumed, error and interrupted (message, status); what your "
         "own functions print goes to standard error too",
     )  # fmt: skip
 
 
 def add_workers(command: argparse.ArgumentParser) -> None:
-    """Add `--workers` of a command that reads a source."""
+    """Add `--workers` to a command that reads a source."""
     command.add_argument(
         "--workers", type=checked_type(at_least(1)), metavar="N",
-        help=f"processes; the result does not depend on it (default: the cores, here {cores()}, and twice as many for "
-        "a remote DST, as some wait for it; 1 for a small local file, which would wait for others to start)",
+        help=f"processes; the result does not depend on it (default: the number of cores, here {cores()}; twice that "
+        "for a remote DST, whose uploads wait; 1 for a small local file, done before other processes have started)",
     )  # fmt: skip
 
 
 def add_memory(command: argparse.ArgumentParser, note: str = "") -> None:
-    """Add `--memory` of a command that reads a source."""
+    """Add `--memory` to a command that reads a source; `note` ends its help."""
     command.add_argument(
-        "--memory", type=checked_type(parse_bytes), metavar="SIZE",
-        help="about what all processes may use together, such as 2GiB (default: 1 GiB for each, and 2 GiB at least)"
+        "--memory", dest="memory_bytes", type=checked_type(parse_bytes), metavar="SIZE",
+        help="approximate memory of all processes together, such as 2GiB (default: 1 GiB for each, at least 2 GiB)"
         + note,
     )  # fmt: skip
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def workers_for(source: str | None, destination: str) -> int:
-    """Processes to write a source with, unless the user says how many; None is a Python function."""
+    """Return the default of `--workers`; a source of None is a Python function."""
     path = "" if source is None else split_selection(source)[0]
     small = os.path.isfile(path) and os.path.getsize(path) < _SMALL_BYTES
     return 1 if small else cores() * (1 if Location(destination).protocol == "file" else 2)

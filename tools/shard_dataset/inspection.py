@@ -1,4 +1,4 @@
-"""What `shard-dataset inspect` shows: contents, balance, origin, statistics, and how to read it without ringfeed."""
+"""The report of `shard-dataset inspect`: contents, balance, origin, statistics, and how to read without ringfeed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GENERATIONS_SHOWN = 4
 
 
 def inspection_json(dataset: Dataset) -> dict[str, Any]:
-    """All of it, for programs."""
+    """The whole report, for `--json`."""
     manifest = dataset.manifest
     nullable = _nullable(manifest)
     return {
@@ -65,7 +65,7 @@ def inspection_json(dataset: Dataset) -> dict[str, Any]:
 
 
 def inspection_text(dataset: Dataset) -> str:
-    """The same, for people."""
+    """The report for people."""
     manifest = dataset.manifest
     data_bytes = sum(shard.bytes for shard in dataset.shards)
     layout = f", fixed layout of {counted(manifest.layout.example_bytes, 'byte')}" if manifest.layout else ""
@@ -97,22 +97,22 @@ def inspection_text(dataset: Dataset) -> str:
 
 
 def skipped_json(dataset: Dataset, generation: int | None = None) -> dict[str, int | None]:
-    """How many bad records were skipped, by the path of the file that lists them; None if it cannot be read.
+    """Count the skipped bad records by the path of the file that lists them; None for a file that cannot be read.
 
     Args:
-        dataset: opened.
-        generation: that skipped them, or None for all.
+        dataset: the dataset.
+        generation: the only generation to count; None: all.
     """
     generations = range(len(dataset.manifest.all_generations)) if generation is None else [generation]
     return {
-        path: _lines_of(dataset, path) for path in map(rejected_name, generations) if path in dataset.manifest.files
+        path: _count_lines(dataset, path) for path in map(rejected_name, generations) if path in dataset.manifest.files
     }
 
 
-def _lines_of(dataset: Dataset, path: str) -> int | None:
+def _count_lines(dataset: Dataset, path: str) -> int | None:
     try:
         return dataset.storage.read(path).count(b"\n")
-    except (RingfeedError, FileNotFoundError):  # which `verify` tells of
+    except (RingfeedError, FileNotFoundError):  # `verify` reports it
         return None
 
 
@@ -127,7 +127,7 @@ def _skipped_lines(dataset: Dataset) -> list[str]:
 
 
 def _generation_lines(manifest: Manifest) -> list[str]:
-    """What the build and each append have written; no line if nothing was appended."""
+    """A table of what the build and each append wrote; no line if nothing was appended."""
     if not manifest.generations:
         return []
     rows = [
@@ -146,7 +146,7 @@ def _generation_lines(manifest: Manifest) -> list[str]:
 
 
 def feature_spec(feature: Feature, *, nullable: bool) -> str:
-    """What `tf.io.parse_example` needs to parse the feature, as Python source.
+    """The specification with which `tf.io.parse_example` parses the feature, as Python source.
 
     >>> feature_spec(Feature(name="x", dtype="float32", shape=(32,)), nullable=False)
     'tf.io.FixedLenFeature([32], tf.float32)'
@@ -162,7 +162,7 @@ def feature_spec(feature: Feature, *, nullable: bool) -> str:
 
 
 def reading_example(dataset: Dataset) -> str:
-    """A few lines of Python that read the first split with other people's tools alone."""
+    """A few lines of Python that read the first split with TensorFlow or pyarrow alone."""
     manifest = dataset.manifest
     split = next(iter(manifest.splits))
     root = dataset.storage.locate()
@@ -189,13 +189,13 @@ def reading_example(dataset: Dataset) -> str:
 
 
 def _decoding_note(feature: Feature, *, nullable: bool) -> str:
-    """What is left to do after parsing."""
+    """A comment on how to decode a parsed feature; empty if it needs no decoding."""
     if feature.encoding == "image":
         return f"# {feature.name!r} holds image files: tf.io.decode_image(value)"
     if feature.example_kind == "raw":
         decode = f"tf.io.decode_raw(value, tf.{feature.dtype})"
         if feature.fixed_shape is None or nullable:
-            return f"# {feature.name!r}: {decode}, one record at a time, for lengths differ"
+            return f"# {feature.name!r}: {decode}, one record at a time, since lengths differ"
         return f"# {feature.name!r}: tf.reshape({decode}, {[-1, *feature.fixed_shape]})"
     if feature.logical:
         return f"# {feature.name!r} is a {feature.logical} stored as {feature.dtype}"
@@ -209,10 +209,10 @@ def _tfds_place(manifest: Manifest) -> str:
     last = len(manifest.all_generations) - 1
     if not last:
         return ": tfds.builder_from_directory"
-    one = next(iter(manifest.splits))
-    names = [f"{one}_g{generation:05d}" for generation in range(last + 1)]
-    all_of_it = "+".join(names if last < _GENERATIONS_SHOWN else [*names[:2], "...", names[-1]])
-    return f": tfds.builder_from_directory of {folder_of(last)}; all of a split is such as {all_of_it}"
+    split = next(iter(manifest.splits))
+    names = [f"{split}_g{generation:05d}" for generation in range(last + 1)]
+    whole = "+".join(names if last < _GENERATIONS_SHOWN else [*names[:2], "...", names[-1]])
+    return f": tfds.builder_from_directory of {folder_of(last)}; a whole split is {whole}"
 
 
 def _tfds_obstacle(dataset: Dataset) -> str:
@@ -241,7 +241,7 @@ def _feature_table(manifest: Manifest) -> list[str]:
 
 
 def feature_cells(feature: Feature, label: str | None) -> list[str]:
-    """A row of a table of features, below `FEATURE_HEADER`."""
+    """A feature's cells below `FEATURE_HEADER`."""
     shape = "x".join("?" if size is None else str(size) for size in feature.shape) or "-"
     role = "label" if feature.name == label else feature.encoding or feature.logical
     return [one_line(feature.name), feature.dtype, shape, role]

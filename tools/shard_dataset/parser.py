@@ -1,4 +1,7 @@
-"""The command line of `shard-dataset`: its commands, flags, and the help that teaches them."""
+"""The parser of `shard-dataset`: its commands, flags and help.
+
+The commands that write shards are in `write_arguments`. Tested in tests/tools/shard_dataset/test_program.py.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,9 @@ examples:
   shard-dataset append more.csv shards/
   shard-dataset reshard shards/ parquet/ --format parquet --split train=0.8,test=0.2
 
-URLs are paths of this machine, s3://bucket/path, hdfs://namenode:port/path, or whatever else fsspec opens.
-Credentials come from the environment, as for other programs: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
-AWS_PROFILE, AWS_ENDPOINT_URL; HADOOP_USER_NAME. For a public bucket set FSSPEC_S3_ANON=true.
+URLs are local paths, s3://bucket/path, hdfs://namenode:port/path, or whatever else fsspec opens. Credentials come from
+the environment, as for other programs: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, AWS_ENDPOINT_URL;
+HADOOP_USER_NAME. For a public bucket set FSSPEC_S3_ANON=true.
 
 {EXIT_CODES}"""
 _INSPECT_EPILOG = """\
@@ -34,9 +37,10 @@ examples:
   shard-dataset inspect s3://bucket/flights --json | jq .splits.train.records
 """
 _VERIFY_EPILOG = """\
-Reads every file, and reports each one that is damaged or missing, how, and where: records and offsets in TFRecord
-shards; row group, column and offset in Parquet shards; the first wrong byte elsewhere. Files that do not belong to the
-dataset are listed, but are no damage. With --deep, every record is also parsed and compared with index and counts.
+Reads every file, and reports each damaged or missing one, with kind and place of the damage: records and offsets in
+TFRecord shards; row group, column and offset in Parquet shards; the first wrong byte elsewhere. Files that do not
+belong to the dataset are listed, but are not damage. With --deep, every record is also parsed and compared with index
+and counts.
 
 examples:
   shard-dataset verify shards/ && train
@@ -45,34 +49,35 @@ examples:
   shard-dataset verify s3://bucket/flights --json | jq '.damages[] | {path, kind, record, offset}'
 """
 _REPAIR_EPILOG = f"""\
-First, every file that can be restored bit by bit is: dataset.json from its copy in shards.parquet, and shards.parquet
-from the shards; shards that changed places; an index from its shard; a shard to which bytes were added, or in which
-single bits flipped. Each is proven by the checksum that it was written with.
+First, files are restored bit by bit where possible: dataset.json from its copy in shards.parquet, and shards.parquet
+from the shards; shards that changed places; an index from its shard; a shard with appended bytes or single flipped
+bits. Each restored file is checked against its original checksum.
 
-With --source, shards that cannot be restored so are made again from the source that the dataset was built from, or from
-a copy of it, with the options of the build, which dataset.json holds. Names, sizes and times of the source's files do
-not matter, but if one byte of the shards differs from what was written, the source is another one, and nothing is
-changed. Records that functions prepared (--map) need the same modules in this folder. In a dataset that was appended
-to, each generation came from its own source (see inspect): give --source once for each generation that lost shards;
-generations whose source is not given are left for a later repair. If the table was lost as well, all those sources are
-needed at once. With --group-by or --dedup, what was appended depends on the records before it, so the sources of all
-earlier generations that lost shards are needed too.
+With --source, the remaining shards are rebuilt from the source that the dataset was built from, or a copy of it, with
+the options of the build, which dataset.json holds. Names, sizes and times of the source's files do not matter, but if
+one byte of the shards differs from what was written, the source is a different one, and nothing is changed. Records
+prepared by functions (--map) need the same modules in this folder. In a dataset that was appended to, each generation
+has its own source (see inspect): give --source once for each generation that lost shards; generations whose source is
+not given are left for a later repair. If the table was lost as well, all those sources are needed at once. With
+--group-by or --dedup, appended records depend on earlier ones, so the sources of all earlier generations that lost
+shards are needed too.
 
-Of each shard that cannot be restored, the intact records are written as a new shard beside it, and a new dataset.json
-takes it in and lists what was lost (see inspect). Only then are the damaged files removed. Readers see the dataset as
-it was before, or after. An interrupted repair can be run again. No build can write to the dataset while a repair does.
+The intact records of a shard that can be neither restored nor rebuilt are written as a new shard beside it, and a new
+dataset.json refers to that shard and lists what was lost (see inspect). Only then are the damaged files removed.
+Readers see the dataset either as it was before the repair, or as it is after. An interrupted repair can be run again.
+No build can write to the dataset during a repair.
 
 examples:
-  # what is damaged, what can be brought back, and how many records of which class would be lost
+  # show what is damaged, what can be restored, and how many records of which class would be lost
   shard-dataset repair shards/ --dry-run
 
-  # do it
+  # repair
   shard-dataset repair s3://bucket/flights
 
-  # every record, of which the source is still there
+  # restore every record, from the original source
   shard-dataset repair s3://bucket/flights --source flights.csv
 
-  # of a dataset that was appended to
+  # restore every record of a dataset that was appended to
   shard-dataset repair s3://bucket/flights --source flights.csv --source flights-2026-12.csv
 
   # records lost by split and class, for a script
@@ -80,24 +85,25 @@ examples:
 
 {EXIT_CODES}"""
 _CAT_EPILOG = """\
-One record a line; bytes are shown as their number and their head in base64, null is a missing value.
+One record per line; bytes are shown as their length and first bytes in base64, a missing value as null.
 
 examples:
   shard-dataset cat shards/ --split train --limit 5
   shard-dataset cat s3://bucket/flights --limit 1000 | jq .late
 """
 _CLEAN_EPILOG = """\
-Removes finished shards that belong to no dataset, journals, drafts, and what the last build spilled, on this machine or
-to its --spill; also tables that an append has replaced, which are only needed by readers who opened the dataset before
-it. A finished dataset is not touched, nor is a build that is running.
+Removes finished shards that belong to no dataset, journals, drafts, and the spill files of the last build, on this
+machine or in its --spill; also tables that an append has replaced, which only readers that opened the dataset before
+the append still need. Finished datasets and running builds are not touched.
 
 examples:
   shard-dataset clean s3://bucket/flights --dry-run
   shard-dataset clean shards/
 """
 _EXPORT_EPILOG = f"""\
-A file for each shard, in the order of its records; every shard is checked before it is read. The same dataset gives
-the same bytes, whatever --workers is. DST appears at once, when all of it is written (an object store fills in place).
+Writes one file for each shard, in the order of its records; every shard is checked before it is read. The same dataset
+gives the same bytes, whatever --workers is. DST appears in one step, when all of it is written (on an object store,
+file by file).
 
 examples:
   # tar files for WebDataset: KEY.jpg, KEY.cls (the class id), KEY.json (the other features)
@@ -110,12 +116,12 @@ examples:
 
 
 def build_parser(*, python_source: bool = False, events: bool = False) -> argparse.ArgumentParser:
-    """The parser of all commands and flags.
+    """Make the parser of all commands and flags.
 
     Args:
-        python_source: whether --source is given, so that there is no SRC. argparse knows no positional argument that
-            depends on a flag, and fills one that may be missing before it has seen all that are there.
-        events: whether mistakes are told to a machine.
+        python_source: whether --source is given, so that `build` takes no SRC. argparse has no positional argument that
+            depends on a flag, and fills an optional one before it has seen all arguments.
+        events: whether to report mistakes as events, for machines.
     """
     parser = make_parser(
         EventParser if events else CommandParser,
@@ -138,33 +144,31 @@ def build_parser(*, python_source: bool = False, events: bool = False) -> argpar
 
 
 def _add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = add_command(
-        commands, "inspect", "what a dataset holds, how balanced, where it came from", _INSPECT_EPILOG
-    )
+    command = add_command(commands, "inspect", "show contents, balance and origin of a dataset", _INSPECT_EPILOG)
     _add_url(command)
     add_json(command)
 
 
 def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = add_command(commands, "verify", "hold every byte of a dataset against its checksum", _VERIFY_EPILOG)
+    command = add_command(commands, "verify", "check every byte of a dataset against its checksums", _VERIFY_EPILOG)
     _add_url(command)
     add_json(command)
     _add_readers(command)
-    command.add_argument("--deep", action="store_true", help="parse every record, check index and class counts, too")
+    command.add_argument(
+        "--deep", action="store_true", help="also parse every record, and check index and class counts"
+    )
 
 
 def _add_repair(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = add_command(commands, "repair", "mend a damaged dataset from what is left of it", _REPAIR_EPILOG)
+    command = add_command(commands, "repair", "restore a damaged dataset, or the intact part of it", _REPAIR_EPILOG)
     _add_url(command)
     add_json(command)
-    _add_readers(command, "; processes that read SRC")
+    _add_readers(command, "; also the processes that read SRC")
     command.add_argument(
         "--source", metavar="SRC", action="append",
-        help="what the dataset was built from, to make lost shards again; once for each generation that lost some",
+        help="source of the dataset, to rebuild lost shards from; once for each generation that lost some",
     )  # fmt: skip
-    command.add_argument(
-        "--source-kind", choices=("auto", *KINDS), help="what SRC is (default: as it was when the dataset was built)"
-    )
+    command.add_argument("--source-kind", choices=("auto", *KINDS), help="kind of SRC (default: as in the build)")
     add_memory(command, "; for reading SRC")
     command.add_argument("--spill", metavar="URL", help="folder for intermediate files")
     command.add_argument("--dry-run", action="store_true", help="show what would be done, and write nothing")
@@ -179,7 +183,7 @@ def _add_cat(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _add_clean(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = add_command(commands, "clean", "remove what killed builds and exports left", _CLEAN_EPILOG)
+    command = add_command(commands, "clean", "remove leftovers of killed builds and exports", _CLEAN_EPILOG)
     command.add_argument("--spill", metavar="URL", help="--spill folder of the builds (default: that of the last)")
     command.add_argument("--dry-run", action="store_true", help="show what would be removed, and remove nothing")
     _add_url(command)
@@ -187,14 +191,14 @@ def _add_clean(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    command = add_command(commands, "export", "write a dataset as the files of another program", _EXPORT_EPILOG)
+    command = add_command(commands, "export", "write a dataset as files for another program", _EXPORT_EPILOG)
     _add_url(command)
     command.add_argument(
-        "dst", metavar="DST", type=checked_text(check_persistent), help="folder to write; new or empty"
+        "destination", metavar="DST", type=checked_text(check_persistent), help="folder to write; new or empty"
     )
     command.add_argument(
         "--to", choices=tuple(EXPORT_FORMATS), required=True,
-        help="webdataset: tar shards; hf: a folder of Parquet files that datasets.load_dataset opens",
+        help="webdataset: tar shards; hf: a folder of Parquet files for datasets.load_dataset",
     )  # fmt: skip
     command.add_argument(
         "--split", type=lambda text: text.split(","), metavar="NAME,...", help="splits to export (default: all)"
@@ -210,5 +214,5 @@ def _add_url(command: argparse.ArgumentParser) -> None:
 def _add_readers(command: argparse.ArgumentParser, more: str = "") -> None:
     command.add_argument(
         "--workers", type=checked_type(at_least(1)), metavar="N",
-        help=f"files to read side by side (default: the cores, here {cores()}; at least 8 for remote files){more}",
+        help=f"files to read at once (default: the number of cores, here {cores()}; at least 8 for remote files){more}",
     )  # fmt: skip

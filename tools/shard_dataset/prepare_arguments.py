@@ -1,4 +1,4 @@
-"""The flags of `shard-dataset build` that prepare records, and the options they make."""
+"""The flags of `shard-dataset` that prepare records, and the options that they make."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from ..argument_types import checked_type
 __all__ = ["PREPARE_EPILOG", "add_prepare_flags", "prepare_options"]
 
 PREPARE_EPILOG = """\
-Records can be prepared on their way. Steps on columns and rows are applied in the order of the command line, and each
-can be given several times; --schema comes before them, --dedup after them, --resize and --encode last. --label is the
-name of the column after all steps. A NAME or NAME=VALUE that contains a comma is put in double quotes, as in CSV. A
---filter expression has comparisons, and, or, not, in (...), is null, + - * /, numbers, 'text', true, false, and names
-of columns (col('a name') for any name). A record for which it is unknown, because a value is missing, is left out.
+Records can be prepared before they are written. Steps on columns and rows are applied in the order of the command line,
+and can be repeated; --schema comes before them, --dedup after them, --resize and --encode last. --label is the name of
+the column after all steps. Put a NAME or NAME=VALUE that contains a comma in double quotes, as in CSV. A --filter
+expression has comparisons, and, or, not, in (...), is null, + - * /, numbers, 'text', true, false, and names of columns
+(col('a name') for any name). It drops records for which it is false, or unknown because a value is missing.
 """
 
 
 def add_prepare_flags(command: argparse.ArgumentParser) -> None:
-    """Add the flags."""
+    """Add the flags that prepare records."""
     group = command.add_argument_group("preparing records")
     group.add_argument(
         "--schema", metavar="FILE", dest="schema_file",
-        help="types and shapes of columns, in YAML: features: {zip: string, pixels: {dtype: uint8, shape: [28, 28]}}",
+        help="YAML file of column types and shapes: features: {zip: string, pixels: {dtype: uint8, shape: [28, 28]}}",
     )  # fmt: skip
 
     def step(flag: str, metavar: str, text: str, const: str | None = None) -> None:
-        """All steps end in one list, so that their order is that of the command line."""
+        """Add a flag to the one list of steps, which keeps the order of the command line."""
         parse = partial(parse_step, flag, folder=os.getcwd())
         group.add_argument(
             flag, dest="steps", action="append", metavar=metavar, type=checked_type(parse), help=text,
@@ -45,34 +45,32 @@ def add_prepare_flags(command: argparse.ArgumentParser) -> None:
         )  # fmt: skip
 
     step("--map", "MODULE:FUNCTION",
-         "apply a function of yours: a pyarrow.RecordBatch in, one out (looked for in this folder first)")  # fmt: skip
+         "apply your function from a pyarrow.RecordBatch to another (this folder is searched first)")  # fmt: skip
     step("--select", "COL,...", "keep these columns, in this order")
-    step("--drop-columns", "COL,...", "leave these columns out")
+    step("--drop-columns", "COL,...", "drop these columns")
     step("--rename", "OLD=NEW,...", "give columns new names")
     step("--cast", "COL=DTYPE,...", "change types: float32, int64, string, ...")
     step("--filter", "EXPR",
          "keep the records for which this is true, such as: hours > 0.5 and carrier in ('AA', 'UA')")  # fmt: skip
     step("--fill-nulls", "COL=VALUE,...", "replace missing values")
     step("--drop-nulls", "COL,...",
-         "leave out records with a missing value in these columns (default: in any; '*' before SRC)", "*")  # fmt: skip
+         "drop records with a missing value in these columns (default: in any; write '*' before SRC)", "*")  # fmt: skip
     group.add_argument(
         "--dedup", metavar="COL,...", nargs="?", const=(), type=checked_type(split_columns),
-        help="keep the first of records that are equal in these columns (default: in all; write '*' before SRC)",
+        help="keep the first of the records that are equal in these columns (default: in all; write '*' before SRC)",
     )  # fmt: skip
     group.add_argument(
         "--resize", metavar="SIZE", type=checked_type(parse_size),
         help="resize images to this shorter side, such as 256, or to exactly WIDTHxHEIGHT",
     )  # fmt: skip
     group.add_argument(
-        "--encode",
-        metavar="FORMAT",
-        type=checked_type(parse_encoding),
+        "--encode", metavar="FORMAT", type=checked_type(parse_encoding),
         help="encode images as jpeg:QUALITY, webp:QUALITY or png",
-    )
+    )  # fmt: skip
 
 
 def prepare_options(args: argparse.Namespace) -> PrepareOptions:
-    """What the flags ask for.
+    """Make the options from the parsed flags.
 
     Raises:
         ConfigError: the file of --schema cannot be read.

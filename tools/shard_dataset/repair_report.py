@@ -1,4 +1,4 @@
-"""How the commands tell of records that were lost and of what a repair does."""
+"""Reports of lost records and of what a repair did or would do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CLASSES_SHOWN = 6
 
 
 def lost_json(manifest: Manifest) -> list[dict[str, Any]]:
-    """What repairs left out of a dataset, for programs; empty if it is whole."""
+    """The records that repairs left out of a dataset, for `--json`; empty if it is whole."""
     return [
         {
             "split": entry.split,
@@ -27,7 +27,7 @@ def lost_json(manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def lost_lines(manifest: Manifest) -> list[str]:
-    """The same for people: no line if the dataset is whole."""
+    """The lost records for people; no line if the dataset is whole."""
     if not manifest.lost:
         return []
     totals: dict[str, dict[Any, int]] = {}
@@ -40,7 +40,7 @@ def lost_lines(manifest: Manifest) -> list[str]:
 
 
 def repair_json(done: RepairReport, dry_run: bool) -> dict[str, Any]:
-    """What a repair did, or would do, for programs."""
+    """What a repair did, or would do, for `--json`."""
     return {
         "dry_run": dry_run,
         "damaged": sorted({damage.path for damage in done.damages}),

@@ -1,4 +1,4 @@
-"""How near the splits come to what was asked, where whole groups of records went to them."""
+"""How close splits of whole groups of records come to the requested shares."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["shares_json", "shares_text"]
 
 
 def shares_json(splits: Sequence[SplitBalance], options: Mapping[str, Any], groups: Mapping[str, int]) -> Any:
-    """For `--json`; None where no groups were kept together.
+    """Requested and reached shares for `--json`; None for a dataset built without `--group-by`.
 
     Args:
-        splits: planned or written.
-        options: of the build, as the manifest tells them.
-        groups: how many each split has, where that is known.
+        splits: balance of the splits, planned or written.
+        options: options of the build, as in the manifest.
+        groups: number of groups by split; empty where it is unknown.
     """
     if "group_by" not in options:
         return None
     asked = {name: float(Fraction(share)) for name, share in options["splits"].items()}
     counts = np.stack([split.shard_class_counts.sum(axis=0, dtype=np.int64) for split in splits])  # [splits, classes]
-    there = counts[:, counts.any(axis=0)]  # an append may have no record of a class, nor a repair have left any
-    shares = there / there.sum(axis=0)
+    present = counts[:, counts.any(axis=0)]  # an append, or what a repair could save, may lack a class
+    shares = present / present.sum(axis=0)
     wanted = np.array([asked[split.name] for split in splits])
     return {
         "column": options["group_by"],
@@ -41,7 +41,7 @@ def shares_json(splits: Sequence[SplitBalance], options: Mapping[str, Any], grou
 
 
 def shares_text(splits: Sequence[SplitBalance], options: Mapping[str, Any], groups: Mapping[str, int]) -> list[str]:
-    """The same, for people: one line, or none."""
+    """The shares for people: one line, or none."""
     found = shares_json(splits, options, groups)
     if found is None:
         return []
@@ -52,5 +52,5 @@ def shares_text(splits: Sequence[SplitBalance], options: Mapping[str, Any], grou
     ]
     return [
         f"grouped by {one_line(found['column'])}: {', '.join(words)}; "
-        f"of each class within {100 * found['furthest_class']:.2f} percentage points of its share"
+        f"each class within {100 * found['furthest_class']:.2f} percentage points of its share"
     ]

@@ -1,4 +1,7 @@
-"""The commands of `shard-dataset` that write shards, build, append and reshard: their flags and help."""
+"""The flags and help of the `shard-dataset` commands that write shards: build, append and reshard.
+
+A flag's `dest` is the name of a field of the command's options: see `commands._options`.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,18 @@ __all__ = ["add_append", "add_build", "add_reshard"]
 _BUILD_EPILOG = f"""\
 Within a split, shards differ by at most one record, and by at most one record of each class. With --balance bytes they
 also have the same size, as far as the sizes of records allow. The same source, options and seed give the same bytes,
-whatever --workers is. The dataset appears at once, when all of it is written. If a build is killed or interrupted, the
-same command resumes it and ends with the same bytes; a build that fails because of its source leaves nothing behind.
+whatever --workers is. The dataset appears in one step, when all of it is written. If a build is killed or interrupted,
+the same command resumes it and gives the same bytes; a build that fails because of its source leaves nothing behind.
 
 {PREPARE_EPILOG}
 examples:
   # a table with a label, 16 shards or more, split 9 to 1, stratified by class
   shard-dataset build flights.parquet s3://bucket/flights --label late --split train=0.9,test=0.1
 
-  # what would be written: schema, classes, splits, shards, sizes
+  # show what would be written: schema, classes, splits, shards, sizes
   shard-dataset build flights.csv shards/ --label late --dry-run
 
-  # the split that the data comes with; or new ones, with all records of a patient in one split
+  # the splits that the data comes with; or new ones, with all records of a patient in one split
   shard-dataset build cells.parquet shards/ --label kind --split-column fold --drop-columns fold
   shard-dataset build cells.parquet shards/ --label kind --group-by patient --split train=0.8,test=0.2
 
@@ -53,19 +56,19 @@ examples:
 
 {EXIT_CODES}"""
 _APPEND_EPILOG = f"""\
-The new records become a generation of shards of their own; the shards that are there are neither read nor changed.
-Readers see the dataset as it was, and then, at once, with all that is new. If an append is killed or interrupted, the
-same command resumes it. Records are never added twice: a second append of the same SRC is refused, unless --again is
-given.
+The new records become a generation of shards of their own; existing shards are neither read nor changed. Readers see
+the dataset without the new records until all of them are written, and then with all of them. If an append is killed or
+interrupted, the same command resumes it. Records are never added twice: a second append of the same SRC is refused,
+unless --again is given.
 
 Label, types, format and compression are those of the dataset, and SRC must have the same columns; CSV and JSON are read
-as these types. Classes keep their ids; new ones come after them, and are named in the summary. Splits, seed, the size
-of shards, --split-column and --balance bytes are as in the build, unless given here. Within a generation, the shards of
-a split differ by at most one record, and by at most one record of each class. In a dataset built with --group-by,
-groups stay in their splits (read from the shards), and new groups are distributed by the same rule.
+as these types. Classes keep their ids; new ones follow, and are named in the summary. Splits, seed, shard size,
+--split-column and --balance bytes are as in the build, unless given here. Within a generation, the shards of a split
+differ by at most one record, and by at most one record of each class. In a dataset built with --group-by, groups stay
+in their splits (read from the shards), and new groups are distributed by the same rule.
 
-New records are prepared as the dataset's were. If any of the preparing flags below is given, they replace all of that;
---as-is prepares nothing. With --dedup, records that the dataset holds already are not appended. Bad records that
+New records are prepared as the dataset's were. The preparing flags below, if any is given, replace all of those steps;
+--as-is prepares nothing. With --dedup, records that the dataset already holds are not appended. Bad records that
 --on-bad-record skips are listed in the generation's own rejected.jsonl.
 
 TensorFlow Datasets opens the folder of the last generation (DST/g00001), where each generation has splits of its own:
@@ -77,19 +80,19 @@ examples:
   # the flights of one more month
   shard-dataset append flights-2026-12.csv s3://bucket/flights
 
-  # what would be added
+  # show what would be added
   shard-dataset append flights-2026-12.csv shards/ --dry-run
 
-  # all of it for training
+  # use all of it for training
   shard-dataset append more.parquet shards/ --split train=1
 
-  # more photos, resized as those of the dataset were; a few may be broken
+  # more photos, resized like those of the dataset; a few may be broken
   shard-dataset append more-photos/ photos/ --on-bad-record skip:10
 
 {EXIT_CODES}"""
 _RESHARD_EPILOG = f"""\
-Records, schema and label are those of the dataset at URL, as are format and compression unless others are given. Each
-shard is checked against its checksum before it is used.
+Records, schema and label are those of the dataset at URL; so are format and compression, unless given. Each shard is
+checked against its checksum before it is used.
 
 If the dataset has several splits, name one as URL#SPLIT, keep them all with --split-column split, or split all records
 anew with --split.
@@ -98,10 +101,10 @@ examples:
   # the same records in shards of another size and format
   shard-dataset reshard shards/ s3://bucket/flights --format parquet --shard-size 64MiB
 
-  # all splits of it, as Parquet
+  # all splits, as Parquet
   shard-dataset reshard shards/ tables/ --split-column split --format parquet
 
-  # one split of it, split once more
+  # one split, split again
   shard-dataset reshard shards/#train folds/ --split train=0.8,validation=0.2
 
 {EXIT_CODES}"""
@@ -110,7 +113,7 @@ _CODECS = "none for tfrecord, snappy for parquet"
 
 
 def add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser], *, python_source: bool) -> None:
-    """Add `build`; with `python_source` it takes no SRC, see `build_parser`."""
+    """Add `build`; with `python_source` it takes no SRC: see `build_parser`."""
     command = add_command(commands, "build", "write a dataset as balanced shards", _BUILD_EPILOG)
     if not python_source:
         command.add_argument(
@@ -120,13 +123,13 @@ def add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser], *, 
         )  # fmt: skip
     command.add_argument(
         "--source", metavar="MODULE:FUNCTION",
-        help="instead of SRC: a Python function that yields records, dicts or Arrow batches, the same in every call",
+        help="instead of SRC: a Python function that yields records, dicts or Arrow batches, the same at every call",
     )  # fmt: skip
     command.add_argument(
-        "--label", metavar="COL", help="column whose values are the classes; without it there is one class"
+        "--label", metavar="COL", help="column whose values are the classes (default: one class for all records)"
     )
     command.add_argument(
-        "--source-kind", choices=("auto", *KINDS), default="auto", help="what SRC is (default: judged by file names)"
+        "--source-kind", choices=("auto", *KINDS), default="auto", help="kind of SRC (default: told by its file names)"
     )
     _add_output(command)
 
@@ -134,36 +137,36 @@ def add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser], *, 
 def add_append(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `append`."""
     command = add_command(commands, "append", "add records to a dataset, as new shards", _APPEND_EPILOG)
-    command.add_argument("src", metavar="SRC", help="what to add: anything that build takes")
-    command.add_argument("dst", metavar="DST", help="folder of the dataset")
+    command.add_argument("src", metavar="SRC", help="records to add: anything that build takes")
+    command.add_argument("destination", metavar="DST", help="folder of the dataset")
     command.add_argument(
         "--source-kind", choices=("auto", *KINDS), default="auto",
-        help="what SRC is (default: judged by file names); with python, SRC is MODULE:FUNCTION",
+        help="kind of SRC (default: told by its file names); if it is python, SRC is MODULE:FUNCTION",
     )  # fmt: skip
-    _add_size(command, "as the existing shards")
+    _add_size(command, "that of the existing shards")
     command.add_argument(
-        "--split", type=checked_type(parse_splits), metavar="NAME=SHARE,...",
-        help="splits and their shares (default: as in the build, or by the column that it was split by)",
+        "--split", dest="splits", type=checked_type(parse_splits), metavar="NAME=SHARE,...",
+        help="splits and their shares (default: as in the build, or by its --split-column)",
     )  # fmt: skip
     command.add_argument("--seed", type=int, help="seed of splits, shards and order (default: that of the build)")
     _add_work(command)
     add_prepare_flags(command)
-    command.add_argument("--as-is", action="store_true", help="prepare nothing, even if the dataset's records were")
-    command.add_argument("--again", action="store_true", help="add SRC even if it was added before, also with --dedup")
+    command.add_argument("--as-is", action="store_true", help="do not prepare records, even if the dataset's were")
+    command.add_argument("--again", action="store_true", help="add SRC even if it was added before, and with --dedup")
     _add_run(command)
 
 
 def add_reshard(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `reshard`."""
     command = add_command(commands, "reshard", "write a dataset's records as other shards", _RESHARD_EPILOG)
-    command.add_argument("src", metavar="URL", help="folder of the dataset, or FOLDER#SPLIT for one split of it")
+    command.add_argument("src", metavar="URL", help="folder of the dataset, or FOLDER#SPLIT for one split")
     _add_output(
         command,
-        split_default="the split that is read",
+        split_default="the split read",
         format_default="that of the dataset",
-        compression_default=f"that of the dataset; in another format, {_CODECS}",
+        compression_default=f"that of the dataset; in another format: {_CODECS}",
     )
-    command.set_defaults(label=None, source=None, source_kind="ringfeed", split=None, format=None)
+    command.set_defaults(label=None, source=None, source_kind="ringfeed", splits=None, shard_format=None)
 
 
 def _add_output(
@@ -172,36 +175,34 @@ def _add_output(
     format_default: str = "tfrecord",
     compression_default: str = _CODECS,
 ) -> None:
-    """The destination, and the flags that say what is written there and how; defaults are for the help alone."""
+    """Add DST and the flags that say what to write there and how; the defaults given here only appear in the help."""
     command.add_argument(
-        "dst",
-        metavar="DST",
-        type=checked_text(check_persistent),
+        "destination", metavar="DST", type=checked_text(check_persistent),
         help="folder to write; new or empty, unless --overwrite",
-    )
+    )  # fmt: skip
     command.add_argument(
-        "--format", choices=tuple(COMPRESSIONS), default="tfrecord",
+        "--format", dest="shard_format", choices=tuple(COMPRESSIONS), default="tfrecord",
         help=f"format of the shards (default: {format_default})",
     )  # fmt: skip
     _add_size(command, "256MiB, but at least 16 shards")
     splits = command.add_mutually_exclusive_group()
     splits.add_argument(
-        "--split", type=checked_type(parse_splits), default="train=1", metavar="NAME=SHARE,...",
+        "--split", dest="splits", type=checked_type(parse_splits), default="train=1", metavar="NAME=SHARE,...",
         help=f"splits and their shares, stratified by class, such as train=0.9,test=0.1 (default: {split_default})",
     )  # fmt: skip
     splits.add_argument(
-        "--split-column", metavar="COL", help="column whose value names the split of each record, in place of shares"
+        "--split-column", metavar="COL", help="column that names the split of each record, instead of shares"
     )
     command.add_argument(
         "--group-by", metavar="COL",
-        help="column whose values are kept together in one split, such as patient or user; shares and classes are met "
-        "as well as whole groups allow, see inspect (takes about 500 bytes of memory a group)",
+        help="column whose values, such as patients or users, each stay in one split; shares and classes are met as "
+        "well as whole groups allow: see inspect (takes about 500 bytes of memory per group)",
     )  # fmt: skip
     command.add_argument(
         "--balance", choices=("records", "bytes"), default="records",
-        help="what shards of a split have in equal number: records, in all and of each class; or these and bytes, as "
-        "far as the sizes of records before compression allow (takes about 60 bytes of memory and 20 of --spill a "
-        "record, and reads SRC once more, unless it is images) (default: records)",
+        help="what the shards of a split have equally many of: records, overall and of each class; or also bytes, as "
+        "far as record sizes before compression allow (takes about 60 bytes of memory and 20 of --spill per record, "
+        "and reads SRC once more, unless it holds images) (default: records)",
     )  # fmt: skip
     command.add_argument("--seed", type=int, default=0, help="seed of splits, shards and order (default: 0)")
     _add_work(command)
@@ -214,7 +215,7 @@ def _add_output(
         "--dali-index", action="store_true", help="write an index for NVIDIA DALI (.idx) beside each TFRecord shard"
     )
     add_prepare_flags(command)
-    command.add_argument("--overwrite", action="store_true", help="replace a dataset that is at DST")
+    command.add_argument("--overwrite", action="store_true", help="replace the dataset at DST")
     _add_run(command)
 
 
@@ -224,18 +225,18 @@ def _add_size(command: argparse.ArgumentParser, default: str) -> None:
         "--shards", type=checked_type(at_least(1)), metavar="N", help="number of shards of the largest split"
     )
     size.add_argument(
-        "--shard-size", type=checked_type(parse_bytes), metavar="SIZE",
+        "--shard-size", dest="shard_bytes", type=checked_type(parse_bytes), metavar="SIZE",
         help=f"approximate size of a shard, such as 64MiB (default: {default})",
     )  # fmt: skip
 
 
 def _add_work(command: argparse.ArgumentParser) -> None:
-    """The flags that say how the work is done, and which records stop it."""
+    """Add the flags that say how the work is done, and which records end it."""
     add_workers(command)
-    add_memory(command, "; on a cluster, what each task may use (default: 1 GiB)")
+    add_memory(command, "; on a cluster, that of each task (default: 1 GiB)")
     command.add_argument(
         "--spill", metavar="URL",
-        help="folder for intermediate files, about the size of SRC (default: that of temporary files)",
+        help="folder for intermediate files, about as large as SRC (default: the folder of temporary files)",
     )  # fmt: skip
     command.add_argument(
         "--engine", default="local", metavar="ENGINE", type=checked_text(check_engine),
@@ -248,8 +249,8 @@ def _add_work(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     command.add_argument(
         "--on-bad-record", default="fail", metavar="WHAT", type=checked_text(parse_budget),
-        help="fail, or skip at most so many records that cannot be read or have no label, and list them in "
-        "rejected.jsonl: skip:N, or skip:P%% of the records of SRC, before any filter (default: fail)",
+        help="fail; or skip up to N records (skip:N), or P%% of the records of SRC before any filter (skip:P%%), that "
+        "cannot be read or have no label, and list them in rejected.jsonl (default: fail)",
     )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def test_the_splits_that_tfds_needs_for_all_generations_are_named(
     for number in range(1, appended + 1):
         cli("shard-dataset", "append", str(tmp_path / f"{number}.csv"), out, check=True)
     shown = cli("shard-dataset", "inspect", out, check=True).stdout
-    assert f"of g{appended:05d}/; all of a split is such as {told}" in " ".join(shown.split())
+    assert f"of g{appended:05d}/; a whole split is {told}" in " ".join(shown.split())
 
 
 def test_bad_records_that_were_skipped_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -501,9 +501,7 @@ class TestUsage:
             ["--split-column", "x", "--group-by", "y"],
         ],
     )
-    def test_a_command_line_that_is_parsed_and_holds_an_error_is_exit_status_one(
-        self, tmp_path: Path, words: list[str]
-    ) -> None:
+    def test_an_invalid_combination_of_flags_is_exit_status_one(self, tmp_path: Path, words: list[str]) -> None:
         assert main(["build", "x.csv", str(tmp_path / "out"), *words]) == 1
 
     @pytest.mark.parametrize(
@@ -517,18 +515,19 @@ class TestUsage:
         out = capsys.readouterr().out
         assert stop.value.code == 0
         assert "examples:\n" in out
-        assert "  1  an error in what the command was given or met" in out
-        assert "  2  a command line that cannot be parsed\n" in out
-        assert "130  interrupted, by SIGTERM 143" in out
+        assert "  1  an error, in one line on standard error" in out
+        assert "  2  invalid arguments\n" in out
+        assert "130  interrupted (143 by SIGTERM" in out
         assert f"shard-dataset {command[0] if command else 'build'} " in out
 
-    def test_the_flags_are_those_of_the_issue(self) -> None:
+    def test_a_flag_is_stored_as_the_field_of_the_options(self) -> None:
         words = ["build", "a", "b", "--label", "c", "--shard-size", "256MiB", "--split", "train=0.9,test=0.1"]
         args = build_parser().parse_args(words)
         assert vars(args) == vars(args) | {
-            "src": "a", "dst": "b", "label": "c", "format": "tfrecord", "shards": None, "shard_size": 256 << 20,
-            "split": {"train": Fraction(9, 10), "test": Fraction(1, 10)}, "seed": 0, "compression": None,
-            "overwrite": False, "dry_run": False, "json": False, "source_kind": "auto", "min_class_records": 2,
+            "src": "a", "destination": "b", "label": "c", "shard_format": "tfrecord", "shards": None,
+            "shard_bytes": 256 << 20, "splits": {"train": Fraction(9, 10), "test": Fraction(1, 10)}, "seed": 0,
+            "compression": None, "overwrite": False, "dry_run": False, "json": False, "source_kind": "auto",
+            "min_class_records": 2,
         }  # fmt: skip
 
     def test_a_small_local_file_waits_for_no_other_process(self, tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ def test_a_function_takes_the_place_of_src(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--source", "a:b", "src", "dst"], "--source stands in place of SRC, so give DST alone; got src and dst"),
-        (["src", "--source", "a:b", "dst"], "--source stands in place of SRC, so give DST alone; got src and dst"),
+        (["--source", "a:b", "src", "dst"], "--source takes the place of SRC, so give DST alone; got src and dst"),
+        (["src", "--source", "a:b", "dst"], "--source takes the place of SRC, so give DST alone; got src and dst"),
         (["--source", "a:b"], "the following arguments are required: DST"),
         (["--source", "a:b", "dst", "--source-kind", "csv"], "--source is of kind python, got --source-kind csv"),
         (["--source", "a:b", "dst", "--nothing"], "unrecognized arguments: --nothing"),

@@ -63,7 +63,7 @@ def test_people_read_the_shares_in_a_line(capsys: pytest.CaptureFixture[str], so
     ]
     told = [next(line for line in text.splitlines() if line.startswith("grouped by patient: train ")) for text in lines]
     assert "% (asked 80.00%, " in told[0]
-    assert " groups); of each class within 0." in told[0]
+    assert " groups); each class within 0." in told[0]
     assert "% (asked 80.00%), test " in told[1]
     assert told[1] == told[2]
 
