@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
+from inspect import signature
 from typing import Any
 
 from ...pipeline.deliver.quiet_tensorflow import quiet_tensorflow
@@ -29,73 +30,55 @@ examples:
   ringfeed profile data/flights --columns hour,distance --where "carrier in ('AA', 'UA')"
   ringfeed profile s3://bucket/flights --cache /mnt/nvme/cache   # first fills it, then reads it
 
-Options have the names of the arguments of Loader (docs/loader.md); --cache-bytes is data.cache_bytes of
-`ringfeed train`. In Python, ringfeed.tools.profile.profile(URL, ...) takes all of them.
+Options are named after the arguments of Loader (docs/loader.md); --cache-bytes is data.cache_bytes of `ringfeed train`.
+In Python, ringfeed.tools.profile.profile(URL, ...) takes all of them.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `ringfeed profile`, and its help."""
-    parser.description = "Read a dataset as training would, as fast as possible, and say which stage holds it back."
+    """Declare the arguments and the help of `ringfeed profile`; a flag's `dest` is a parameter of `profile`."""
+    parser.description = "Read a dataset as training would, as fast as possible, and name the stage that holds it back."
     parser.epilog = _EPILOG
-    parser.add_argument("url", help="dataset: a path, s3://, hdfs://, whatever fsspec opens")
-    parser.add_argument("--split", default="train", help="which split (default: train)")
-    parser.add_argument("--batch-size", type=int, default=1024, metavar="N", help="GLOBAL batch (default: 1024)")
-    parser.add_argument(
-        "--balance",
-        default="natural",
-        metavar="HOW",
+    add = parser.add_argument
+    add("url", help="dataset: a path, s3://, hdfs://, whatever fsspec opens")
+    add("--split", default="train", help="split to read (default: train)")
+    add("--batch-size", type=int, default=1024, metavar="N", help="GLOBAL batch size (default: 1024)")
+    add(
+        "--balance", default="natural", metavar="HOW",
         help="natural, uniform, power:A, X->Y:EPOCHS, or JSON shares by class (default: natural)",
-    )
-    parser.add_argument("--steps", type=int, metavar="N", help="batches to read, at least 2 (default: one epoch)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the order (default: 0)")
-    parser.add_argument(
-        "--fill",
-        action="append",
-        default=[],
-        metavar="FEATURE=VALUE",
+    )  # fmt: skip
+    add("--steps", type=int, metavar="N", help="batches to read, at least 2 (default: one epoch)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the order (default: 0)")
+    add(
+        "--fill", action="append", default=[], metavar="FEATURE=VALUE",
         help="value in place of missing ones; may be repeated",
-    )
-    parser.add_argument("--rank", type=int, default=0, metavar="R", help="measure the share of this rank (default: 0)")
-    parser.add_argument("--world-size", type=int, default=1, metavar="N", help="number of ranks (default: 1)")
-    parser.add_argument(
-        "--columns", type=checked_type(split_names), metavar="A,B", help="decode and deliver only these features"
-    )
-    parser.add_argument(
-        "--where",
-        metavar="EXPR",
-        help="only records for which this is true, in the syntax of --filter of shard-dataset; they are counted first",
-    )
-    parser.add_argument(
-        "--streams",
-        type=int,
-        metavar="N",
+    )  # fmt: skip
+    add("--rank", type=int, default=0, metavar="R", help="rank whose share is measured (default: 0)")
+    add("--world-size", type=int, default=1, metavar="N", help="number of ranks (default: 1)")
+    add("--columns", type=checked_type(split_names), metavar="A,B", help="features to decode (default: all)")
+    add(
+        "--where", metavar="EXPR",
+        help="only records for which this is true, in the syntax of shard-dataset's --filter; they are counted first",
+    )  # fmt: skip
+    add(
+        "--streams", type=int, metavar="N",
         help="streams that a batch is drawn from, of all ranks together; a divisor of the batch (default: up to 16)",
-    )
-    parser.add_argument(
-        "--window-shards", type=int, default=1, metavar="N", help="shards that a stream shuffles together (default: 1)"
-    )
-    parser.add_argument(
-        "--fetch-threads",
-        type=int,
-        metavar="N",
+    )  # fmt: skip
+    add("--window-shards", type=int, default=1, metavar="N", help="shards that a stream shuffles together (default: 1)")
+    add(
+        "--fetch-threads", type=int, metavar="N",
         help="threads that fetch and open shards (default: 4; remote: 4 to 24)",
-    )
-    parser.add_argument(
-        "--prefetch-bytes",
-        type=checked_type(_parse_prefetch),
-        metavar="SIZE",
+    )  # fmt: skip
+    add(
+        "--prefetch-bytes", type=checked_type(_parse_prefetch), metavar="SIZE",
         help="bytes of shards to fetch ahead of need",
-    )
-    parser.add_argument(
-        "--cache",
-        metavar="FOLDER",
+    )  # fmt: skip
+    add(
+        "--cache", metavar="FOLDER",
         help="where to keep copies of shards: none, memory, or a folder on a local disk (default: none)",
-    )
-    parser.add_argument(
-        "--cache-bytes", type=checked_type(parse_bytes), metavar="SIZE", help="limit of the cache, such as 200GB"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    )  # fmt: skip
+    add("--cache-bytes", type=checked_type(parse_bytes), metavar="SIZE", help="size limit of the cache, such as 200GB")
+    add("--json", action="store_true", help="print one JSON document on standard output")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -114,32 +97,14 @@ def _run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{describe_missing(lacking, args.split)}: {flags}")
     with quiet_tensorflow():
         import tensorflow  # noqa: F401
-    result = profile(
-        args.url,
-        split=args.split,
-        batch_size=args.batch_size,
-        balance=balance,
-        steps=args.steps,
-        seed=args.seed,
-        fill=fill,
-        rank=args.rank,
-        world_size=args.world_size,
-        columns=args.columns,
-        where=args.where,
-        streams=args.streams,
-        window_shards=args.window_shards,
-        fetch_threads=args.fetch_threads,
-        prefetch_bytes=args.prefetch_bytes,
-        cache=args.cache,
-        cache_bytes=args.cache_bytes,
-        progress=not args.json,
-    )
+    given = {name: value for name, value in vars(args).items() if name in signature(profile).parameters}
+    result = profile(**given | {"balance": balance, "fill": fill, "progress": not args.json})
     print(json.dumps(asdict(result), indent=2) if args.json else result)
     return 0
 
 
 def _parse_balance(text: str, classes: Sequence[Any]) -> str | dict[Any, float]:
-    """A word, or shares by class: JSON has no keys but strings, so a class is named as it is written."""
+    """Parse a word, or shares by class; a class is named by its text, since keys of JSON are strings."""
     if not text.startswith("{"):
         return text
     try:
@@ -153,12 +118,12 @@ def _parse_balance(text: str, classes: Sequence[Any]) -> str | dict[Any, float]:
 
 
 def _parse_prefetch(text: str) -> int:
-    """A size, or none at all."""
+    """Parse a size, or 0."""
     return 0 if text == "0" else parse_bytes(text)
 
 
 def _parse_fill(text: str, schema: Schema) -> tuple[str, Any]:
-    """A feature, and a value of its dtype if the text is one."""
+    """Parse a feature and its value; a text that is no value of the feature's dtype stays text."""
     name, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"--fill takes FEATURE=VALUE, got {text!r}")

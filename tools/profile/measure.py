@@ -1,6 +1,6 @@
-"""Measure the loader stage by stage, name what holds it back, and the knob that helps.
+"""`profile`: reads a dataset as fast as the loader can, and measures the loader stage by stage.
 
-In a notebook a profile shows itself as a table; `profile_command` is `ringfeed profile`.
+A notebook shows a `Profile` as a table. `command` is `ringfeed profile`; `bottleneck` judges the measurement.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Profile", "StageProfile", "profile"]
 
-_BLOCK_BYTES = 512  # of those that the system counts
+_BLOCK_BYTES = 512  # of a block as getrusage counts them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +35,15 @@ class Profile:
     """A measurement of the loader.
 
     Attributes:
-        world_size: ranks, of which `rank` was measured; samples and rates are of this one alone.
-        first_batch_seconds: from asking for an epoch to its first batch.
-        seconds: from the first to the last batch, at full speed, with nothing done to them.
-        samples_per_second: in these seconds.
-        overall_samples_per_second: the same with the wait for the first batch, which each epoch begins with.
-        bytes_per_second: of decoded tensors; those of strings as in the first batch.
-        bottleneck: the stage that holds the loader back.
-        knob: what to do about it.
-        options: other arguments of `Loader` that were given, and ``cache_bytes``, by name.
+        world_size: number of ranks; samples and rates are those of the measured `rank` alone.
+        first_batch_seconds: seconds from the request of an epoch to its first batch.
+        seconds: seconds from the first to the last batch, which are read at full speed and discarded.
+        samples_per_second: rate in `seconds`.
+        overall_samples_per_second: rate including `first_batch_seconds`, with which each epoch begins.
+        bytes_per_second: decoded bytes per second in `seconds`; strings count as those of the first batch.
+        bottleneck: stage that holds the loader back.
+        knob: what to do about the bottleneck.
+        options: other arguments of `Loader` that differ from their defaults, and ``cache_bytes``, by name.
     """
 
     url: str
@@ -124,20 +124,40 @@ def profile(
     cache_bytes: int | None = None,
     progress: bool = False,
 ) -> Profile:
-    """Read an epoch, or some steps of it, as fast as the loader gives it.
+    """Read an epoch, or a number of steps, as fast as the loader delivers, and measure its stages.
 
     Args:
-        url: of the dataset.
-        split, batch_size, balance, seed, fill, rank, world_size: as for `Loader`.
-        columns, where, streams, window_shards, fetch_threads, prefetch_bytes, cache: as for `Loader`. What `where` lets
-            through is counted before the measurement begins.
-        cache_bytes: limit of the cache that is named.
-        steps: how many; default: one epoch, and 2 at least. More than an epoch goes on with the next ones.
-        progress: show a bar on standard error.
+        url: the dataset's URL.
+        split, batch_size, balance, seed, fill, rank, world_size: arguments of `Loader`.
+        columns, where, streams, window_shards, fetch_threads, prefetch_bytes, cache: arguments of `Loader`. The records
+            that `where` selects are counted before the measurement starts.
+        cache_bytes: size limit of a cache given by name.
+        steps: number of batches, at least 2; default: one epoch. After the end of an epoch, the next one follows.
+        progress: whether to show a progress bar on standard error.
 
     Raises:
-        RingfeedError: the dataset cannot be read so.
+        RingfeedError: the dataset cannot be read with these arguments.
     """
+    _check_arguments(url, split, batch_size, steps, cache, cache_bytes)
+    loader = Loader(
+        url, split=split, batch_size=batch_size, balance=balance, seed=seed, fill=fill, rank=rank,
+        world_size=world_size, columns=columns, where=where, streams=streams, window_shards=window_shards,
+        fetch_threads=fetch_threads, prefetch_bytes=prefetch_bytes, cache=open_cache(cache, cache_bytes),
+    )  # fmt: skip
+    total = max(steps or loader.steps_per_epoch, 2)
+    with deferred_signals() as deliver_signals:
+        reading = _read(loader, total, progress, deliver_signals)
+    return _evaluate(loader, url, total, reading, cache_bytes)
+
+
+def _check_arguments(
+    url: str,
+    split: str,
+    batch_size: int,
+    steps: int | None,
+    cache: str | os.PathLike[str] | ShardCache | None,
+    cache_bytes: int | None,
+) -> None:
     if steps is not None and steps < 2:
         raise ConfigError(f"a profile needs at least 2 steps, got {steps}")
     records = open_dataset(url).manifest.split(split).records
@@ -146,67 +166,47 @@ def profile(
             f"batch_size={batch_size} is more than the {records} records of {split!r}; use at most {records}"
         )
     if cache_bytes is not None and not (isinstance(cache, str | os.PathLike) and cache != "none"):
-        raise ConfigError(f"cache_bytes is the limit of a cache that is named, got {cache_bytes} with cache={cache!r}")
-    loader = Loader(
-        url,
-        split=split,
-        batch_size=batch_size,
-        balance=balance,
-        seed=seed,
-        fill=fill,
-        rank=rank,
-        world_size=world_size,
-        columns=columns,
-        where=where,
-        streams=streams,
-        window_shards=window_shards,
-        fetch_threads=fetch_threads,
-        prefetch_bytes=prefetch_bytes,
-        cache=open_cache(cache, cache_bytes),
-    )
-    total = max(steps or loader.steps_per_epoch, 2)
-    with deferred_signals() as end_if_told:
-        drained = _drain(loader, total, progress, end_if_told)
-    seconds = drained.first_batch_seconds + drained.seconds
+        raise ConfigError(f"cache_bytes limits a cache that is given by name, got {cache_bytes} with cache={cache!r}")
+
+
+def _evaluate(loader: Loader, url: str, steps: int, reading: _Reading, cache_bytes: int | None) -> Profile:
+    """The profile of a loader that has read so many steps."""
+    options = loader.arguments
+    seconds = reading.first_batch_seconds + reading.seconds
     stages = _stages(loader.stats(), seconds)
     bottleneck = name_bottleneck(stages, parses=loader.undecoded and not loader.locates_features)
-    samples = total * loader.local_batch_size
+    samples = steps * loader.local_batch_size
     return Profile(
         url=url,
-        split=split,
-        batch_size=batch_size,
-        balance=balance,
-        rank=rank,
-        world_size=world_size,
-        steps=total,
+        split=options["split"],
+        batch_size=options["batch_size"],
+        balance=options["balance"],
+        rank=options["rank"],
+        world_size=options["world_size"],
+        steps=steps,
         samples=samples,
-        seconds=drained.seconds,
-        first_batch_seconds=drained.first_batch_seconds,
-        samples_per_second=(samples - loader.local_batch_size) / drained.seconds,
+        seconds=reading.seconds,
+        first_batch_seconds=reading.first_batch_seconds,
+        samples_per_second=(samples - loader.local_batch_size) / reading.seconds,
         overall_samples_per_second=samples / seconds,
-        bytes_per_second=drained.decoded_bytes / drained.seconds,
+        bytes_per_second=reading.decoded_bytes / reading.seconds,
         stages=stages,
         bottleneck=bottleneck,
-        knob=name_knob(bottleneck, stages, loader, drained.disk_bytes),
+        knob=name_knob(bottleneck, stages, loader, reading.disk_bytes),
         options=_options(loader, cache_bytes),
     )
 
 
+_SHOWN_OPTIONS = ("columns", "where", "streams", "window_shards", "fetch_threads", "prefetch_bytes", "cache")
+_AS_JSON: dict[str, Callable[[Any], Any]] = {"columns": list, "where": str, "cache": lambda cache: _name_cache(cache)}
+
+
 def _options(loader: Loader, cache_bytes: int | None) -> dict[str, Any]:
-    """What was given beside that which the headline tells anyway, as JSON can hold it."""
-    given = loader.arguments
-    columns, where, cache = given["columns"], given["where"], given["cache"]
-    options = {
-        "columns": None if columns is None else list(columns),
-        "where": None if where is None else str(where),
-        "streams": None if given["streams"] is None else int(given["streams"]),
-        "window_shards": None if given["window_shards"] == 1 else given["window_shards"],
-        "fetch_threads": given["fetch_threads"],
-        "prefetch_bytes": given["prefetch_bytes"],
-        "cache": None if cache is None else _name_cache(cache),
-        "cache_bytes": cache_bytes,
-    }
-    return {name: value for name, value in options.items() if value is not None}
+    """The options that the headline does not show yet, if they differ from their defaults, in JSON's types."""
+    options = {name: loader.arguments[name] for name in _SHOWN_OPTIONS} | {"cache_bytes": cache_bytes}
+    if options["window_shards"] == 1:
+        del options["window_shards"]
+    return {name: _AS_JSON.get(name, int)(value) for name, value in options.items() if value is not None}
 
 
 def _name_cache(cache: ShardCache) -> str:
@@ -216,8 +216,8 @@ def _name_cache(cache: ShardCache) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Drained:
-    """Seconds until the first batch and after it, bytes of all batches after it, and those read from local disks."""
+class _Reading:
+    """Seconds until the first batch and after it, decoded bytes after it, and bytes read from local disks."""
 
     first_batch_seconds: float
     seconds: float
@@ -225,17 +225,18 @@ class _Drained:
     disk_bytes: int
 
 
-def _drain(loader: Loader, total: int, progress: bool, end_if_told: Callable[[], None]) -> _Drained:
+def _read(loader: Loader, total: int, progress: bool, deliver_signals: Callable[[], None]) -> _Reading:
+    """Read `total` batches and discard them."""
     dataset = loader.epoch(0).take(total)  # TensorFlow is imported here, before the clock starts
     done = epoch = decoded_bytes = 0
     first_batch: Mapping[str, Any] = {}
-    read = _disk_bytes()
+    disk_bytes = _disk_bytes()
     start = first = time.perf_counter()
     with loader.own_errors(), stage_progress({"read": "read"}, silent=not progress) as report:
-        report("read", 0, total, 0)  # from here on it counts the seconds
+        report("read", 0, total, 0)  # starts its clock
         while done < total:
             for batch in dataset:
-                end_if_told()
+                deliver_signals()
                 done += 1
                 if done == 1:
                     first, first_batch = time.perf_counter(), batch
@@ -246,22 +247,22 @@ def _drain(loader: Loader, total: int, progress: bool, end_if_told: Callable[[],
             epoch += 1
             dataset = loader.epoch(epoch).take(total - done)
     end = time.perf_counter()
-    return _Drained(
+    return _Reading(
         first_batch_seconds=first - start,
         seconds=end - first,
         decoded_bytes=decoded_bytes + (total - 1) * sum(map(_string_bytes, first_batch.values())),
-        disk_bytes=_disk_bytes() - read,
+        disk_bytes=_disk_bytes() - disk_bytes,
     )
 
 
 def _tensor_bytes(values: Any) -> int:
-    """Of fixed-size elements."""
+    """Bytes of a tensor's elements of fixed size."""
     flat = getattr(values, "flat_values", values)
     return int(flat.shape.num_elements() or 0) * int(flat.dtype.size)
 
 
 def _string_bytes(values: Any) -> int:
-    """Of strings: to look at those of each batch would take as long as to read small ones."""
+    """Bytes of a tensor's strings. Counting them in every batch would take as long as reading small batches."""
     import tensorflow as tf
 
     flat = getattr(values, "flat_values", values)
@@ -269,7 +270,7 @@ def _string_bytes(values: Any) -> int:
 
 
 def _disk_bytes() -> int:
-    """That this process has read from local disks, mapped files included."""
+    """Bytes that this process has read from local disks, mapped files included."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_inblock * _BLOCK_BYTES
 
 

@@ -118,9 +118,7 @@ def test_of_parquet_columns_are_dropped_from_what_is_fetched_unless_a_cache_keep
         for cache in (None, "memory")
     }
     assert [key for key, knob in told.items() if "--columns" in knob] == [("parquet", None)]
-    assert all(
-        ("as long as the cache is not filled" in knob) is (cache is not None) for (_, cache), knob in told.items()
-    )
+    assert all(("until the cache is filled" in knob) is (cache is not None) for (_, cache), knob in told.items())
     assert "--columns" not in name_knob("fetch", stages(), Loader(datasets["parquet"], batch_size=8, columns=["A"]), 0)
     assert not any("--cache" in knob for knob in told.values())  # a local dataset needs none
 
@@ -158,7 +156,7 @@ def test_only_a_remote_store_has_a_link(datasets: dict[str, str]) -> None:
     with served(Path(datasets["gzip"])) as url:
         told = name_knob("fetch", stages(), Loader(url, batch_size=8), 0)
     assert told.endswith("bring the data nearer")
-    assert "where that is no faster the link is full: keep what comes again on a local disk, --cache FOLDER " in told
+    assert "where that is no faster the link is full: keep what is read again on a local disk, --cache FOLDER " in told
 
 
 def test_of_many_small_shards_larger_ones_are_said_to_help(datasets: dict[str, str], tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_what_is_given_reaches_the_loader_and_is_told(dataset: str, tmp_path: Pa
 
 @pytest.mark.parametrize("cache", [None, "none", MemoryCache()])
 def test_a_limit_of_no_cache_that_is_named_is_refused(dataset: str, cache: MemoryCache | str | None) -> None:
-    with pytest.raises(ConfigError, match="cache_bytes is the limit of a cache that is named, got 4096 with cache="):
+    with pytest.raises(ConfigError, match="cache_bytes limits a cache that is given by name, got 4096 with cache="):
         profile(dataset, batch_size=20, cache=cache, cache_bytes=4096)
 
 
@@ -193,7 +193,7 @@ def test_the_command_takes_what_the_loader_does(
         (["--where", "x >"], "where 'x >': cannot be read"),
         (["--streams", "3"], "streams must divide the global batch of 20, got 3"),
         (["--cache", "s3://bucket/cache"], "a cache is a folder on a local disk, got s3://bucket/cache"),
-        (["--cache-bytes", "1GB"], "cache_bytes is the limit of a cache that is named, got 1000000000"),
+        (["--cache-bytes", "1GB"], "cache_bytes limits a cache that is given by name, got 1000000000"),
     ],
 )
 def test_what_the_loader_refuses_is_one_line(
@@ -225,7 +225,7 @@ def test_a_cache_is_cold_once_and_columns_of_parquet_are_fetched_alone(
     assert fetched_bytes(few) < fetched_bytes(whole) / 3
     cold, warm = (profile(url, streams=2, columns=["x0"], cache=str(tmp_path / "cache")) for _ in range(2))
     assert (fetched_bytes(cold), fetched_bytes(warm)) == (fetched_bytes(whole), 0)
-    assert "as long as the cache is not filled" in cold.knob
+    assert "until the cache is filled" in cold.knob
     assert "--cache" not in cold.knob
     assert cold.samples == warm.samples == few.samples
 
