@@ -21,8 +21,8 @@ from ringfeed.pipeline.order.epoch_plan import plan_epoch
 from ringfeed.pipeline.order.missing_classes import SplitContents
 from ringfeed.sharding import BuildOptions, Manifest, ShardInfo, SplitInfo, open_dataset
 from ringfeed.sharding.assignment.assignment import Assignment
+from ringfeed.sharding.building.bucketing import Bucketing
 from ringfeed.sharding.building.shard_plan import plan_assignment, plan_split_counts
-from ringfeed.sharding.building.tasks import Bucketing
 from ringfeed.sharding.common.checksums import PREFIX
 from ringfeed.sharding.compute.class_counts import ClassCounts
 from ringfeed.sharding.dataset.file_names import index_name, shard_name

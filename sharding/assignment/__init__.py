@@ -1,3 +1,3 @@
-"""Decide which record goes to which split and shard."""
+"""Assign each record to a split and a shard."""
 
 __all__: list[str] = []

@@ -1,11 +1,10 @@
-"""Which split, shard and row each record goes to: exact balance as a pure function of four numbers.
+"""Compute the split, shard and row of each record: exact balance as a pure function, without a table of records.
 
-The records of a stratum are numbered by their ordinal in the source, and a keyed permutation of the ordinals gives each
-a rank. A stratum is a class, and ranges of its ranks are the splits, so every split is stratified; or, where something
-else decides the split of each record, the records of a class that go to one split. All places are numbered: split
-after split, in it class after class, in it rank after rank. Position p of a split goes to shard ``p mod S``, slot
-``p div S``. So shards' record counts, and each class's counts per shard, differ by at most one. No table of records is
-ever held.
+The records of a stratum are numbered by their ordinal in the source, and a keyed permutation turns ordinals into ranks.
+A stratum is a class, and ranges of its ranks form the splits, so every split is stratified. Where a column decides the
+split of each record, a stratum is the records of a class in one split. Places are numbered by split, then by class,
+then by rank. Position p of a split goes to shard ``p mod S``, slot ``p div S``. So the record counts of a split's
+shards differ by at most one, and so do their counts of each class.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ __all__ = ["NO_RECORDS", "Assignment", "SplitLayout", "shards_per_split", "split
 
 Int64 = npt.NDArray[np.int64]
 NO_RECORDS: Mapping[str, Sequence[int]] = MappingProxyType({})
-_MANY = 512  # records of a stratum, from which it is faster to permute one stratum after the other (2026-11-21)
+_MANY = 512  # records per stratum from which permuting one stratum after the other is faster (2026-11-21)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitLayout:
-    """One split: its name, its number of shards, and how many records of each class it holds."""
+    """Name, number of shards, and records of each class of a split."""
 
     name: str
     shards: int
@@ -43,18 +42,18 @@ class SplitLayout:
 
     @property
     def records(self) -> int:
-        """Records in the split."""
+        """Number of records in the split."""
         return int(np.sum(np.asarray(self.class_counts), dtype=np.int64))
 
     @property
     def _ends(self) -> Int64:
-        """Records of the classes before each, and of all; int64 [classes + 1]."""
+        """Records of the classes before each class, then of all; int64 [classes + 1]."""
         ends = np.zeros(len(self.class_counts) + 1, np.int64)
         np.cumsum(np.asarray(self.class_counts), out=ends[1:])
         return ends
 
     def shard_records(self, shard: int) -> int:
-        """Records in one of the split's shards."""
+        """Number of records in one of the split's shards."""
         return (self.records - shard - 1) // self.shards + 1
 
     def all_shard_records(self) -> Int64:
@@ -66,7 +65,7 @@ class SplitLayout:
         return np.diff((self._ends - shard - 1) // self.shards)
 
     def all_shard_class_counts(self) -> npt.NDArray[np.unsignedinteger]:
-        """Records of each class in each of the split's shards, [shards, classes], of the narrowest type."""
+        """Records of each class in each of the split's shards, [shards, classes], in the narrowest unsigned dtype."""
         ends = self._ends
         most = -(-max(self.class_counts) // self.shards)
         result = np.empty((self.shards, len(self.class_counts)), np.min_scalar_type(most))
@@ -82,11 +81,11 @@ class Assignment:
     Shards are numbered through all splits, in the order of `splits`.
 
     Attributes:
-        seed: of the permutations.
-        splits: in order.
-        presplit: whether the split of each record is given. Then stratum ``split * classes + class`` holds the records
-            of a class in a split; else stratum c is class c, and is cut into the splits.
-        generation: of the dataset: 0 is what a build writes, each append writes the next.
+        seed: seed of the permutations.
+        splits: splits in order.
+        presplit: whether a column decides the split of each record. If so, stratum ``split * classes + class`` holds
+            the records of a class in a split; if not, stratum c is class c, and is cut into the splits.
+        generation: generation of the dataset: 0 for a build, one more for each append.
     """
 
     seed: int
@@ -96,47 +95,47 @@ class Assignment:
 
     @property
     def classes(self) -> int:
-        """How many there are."""
+        """Number of classes."""
         return len(self.splits[0].class_counts)
 
     @property
     def strata(self) -> int:
-        """How many there are."""
+        """Number of strata."""
         return self.classes * (len(self.splits) if self.presplit else 1)
 
     @property
     def shards(self) -> int:
-        """Shards in all splits."""
+        """Number of shards in all splits."""
         return sum(split.shards for split in self.splits)
 
     @property
     def _key(self) -> tuple[int | str, ...]:
-        """What all keys begin with; an append of the same records puts them in another order."""
+        """The prefix of all keys. It holds the generation, so that appending the same records reorders them."""
         return (self.seed, "generation", self.generation) if self.generation else (self.seed,)
 
     def shard(self, number: int) -> tuple[SplitLayout, int]:
-        """The split of a shard, and the shard's number within it."""
+        """The split of a shard, and the number of the shard within it."""
         for split in self.splits:
             if number < split.shards:
                 return split, number
             number -= split.shards
-        raise ValueError(f"there are {self.shards} shards, none is number {self.shards + number}")
+        raise ValueError(f"shard must be below {self.shards}, got {self.shards + number}")
 
     def shard_records(self, number: int) -> int:
-        """Records in a shard."""
+        """Number of records in a shard."""
         split, within = self.shard(number)
         return split.shard_records(within)
 
     def locate(self, strata: npt.NDArray[np.integer], ordinals: Int64) -> tuple[Int64, Int64]:
-        """Shard and slot of each record: `shards_of` its `places`."""
+        """Shard and slot of each record: `shards_of` of its `places`."""
         return self.shards_of(self.places(strata, ordinals))
 
     def places(self, strata: npt.NDArray[np.integer], ordinals: Int64) -> Int64:
-        """The place of each record among those of all splits, int64 [n].
+        """The place of each record among the places of all splits, int64 [n].
 
         Args:
-            strata: of each record, [n].
-            ordinals: of each record among those of its stratum, in source order, int64 [n].
+            strata: stratum of each record, [n].
+            ordinals: ordinal of each record among those of its stratum, in source order, int64 [n].
         """
         if not len(strata):
             return np.empty(0, np.int64)
@@ -160,10 +159,10 @@ class Assignment:
         return result
 
     def _strata(self, strata: Int64) -> tuple[list[int], Int64, Int64]:
-        """Of some strata, the keys, and in each split that they reach how many places they have and the first of them.
+        """Keys of strata, and how many places they have in each split, and from which place on.
 
         Returns:
-            Keys; and counts and places, int64 [splits, strata]: of all splits, or of the one that a stratum lies in.
+            Keys; counts and first places, int64 [splits, strata]: for all splits, or for the one split of a stratum.
         """
         counts, firsts = _tables(self.splits)
         if not self.presplit:
@@ -181,8 +180,8 @@ class Assignment:
         """Shard and slot of each place.
 
         Returns:
-            Shard numbers through all splits, and slots in ``[0, shard_records)``, int64 [n] each. A slot is not yet
-            the row in the file: see `row_of_slot`.
+            Shard numbers through all splits, and slots in ``[0, shard_records)``, int64 [n] each. `row_of_slot` maps a
+            slot to the row in the file.
         """
         sizes = np.array([split.shards for split in self.splits], np.int64)
         ends = np.cumsum([split.records for split in self.splits])
@@ -191,14 +190,14 @@ class Assignment:
         return (np.cumsum(sizes) - sizes)[split] + position % sizes[split], position // sizes[split]
 
     def row_of_slot(self, shard: int) -> Int64:
-        """The row in the shard's file of each slot, int64 [shard_records]: a keyed shuffle."""
+        """The row of each slot in the shard's file, int64 [shard_records]: a keyed shuffle."""
         split, number = self.shard(shard)
         return shuffled(derive_key(*self._key, "rows", split.name, number), split.shard_records(number))
 
 
 @lru_cache(maxsize=2)
 def _tables(splits: tuple[SplitLayout, ...]) -> tuple[Int64, Int64]:
-    """Records of each class in each split, and the first of their places among all; int64 [splits, classes]."""
+    """Records of each class in each split, and the first of their places; int64 [splits, classes]."""
     counts = np.stack([np.asarray(split.class_counts, np.int64) for split in splits])
     return counts, (np.cumsum(counts) - counts.reshape(-1)).reshape(counts.shape)
 
@@ -209,23 +208,24 @@ def split_class_counts(
     *,
     existing_counts: Mapping[str, Sequence[int]] = NO_RECORDS,
 ) -> dict[str, ClassCounts]:
-    """How many records of each class each split gets: its exact share, rounded up or down, and at least one.
+    """Split the records of each class: each split gets its exact share, rounded up or down, and at least one record.
 
-    The seats that rounding down leaves in a class go to the splits that are furthest behind over the classes before
-    it, so that the rounding does not add up: with two splits, the totals too are within one of their shares (but for
-    classes that are too small to give each split a record otherwise). Of a class that is there already, they go to the
-    splits that are furthest behind in it and over all, the two added up, so that many small appends keep both near
-    their shares: 60 random ones of 0 to 3 records of each of 100 classes at 9:1 leave each class within 1.3 of its
-    shares, and the totals within 1.2 (2026-11-23).
+    The records that rounding down leaves over in a class go to the splits furthest behind in the classes before it, so
+    that rounding errors do not accumulate: with two splits, the totals too are within one record of their shares
+    (except where a class is too small to reach every split otherwise). In a class that the dataset holds already, they
+    go to the splits whose deficits in this class and in all classes add up to the most. So many small appends keep
+    both near their shares: 60 random appends of 0 to 3 records of each of 100 classes at 9:1 leave each class within
+    1.3 records of its shares, and the totals within 1.2 (2026-11-23).
 
     Args:
         class_counts: records of each class, [classes].
-        fractions: share of each split; they add up to 1.
+        fractions: share of each split; the shares add up to 1.
         existing_counts: by split, the records of each class that a dataset holds already. Its classes come first, and
             need no further record in each split. Splits that `fractions` does not name are ignored.
 
     Returns:
-        For each split, [classes]. Of the other classes, zero only where one has fewer records than there are splits.
+        Records of each class by split, [classes]. A new class has zero only if it has fewer records than there are
+        splits.
 
     >>> split_class_counts([14, 14, 14, 14], {"train": Fraction(9, 10), "test": Fraction(1, 10)})
     {'train': (13, 12, 13, 12), 'test': (1, 2, 1, 2)}
@@ -233,37 +233,37 @@ def split_class_counts(
     >>> split_class_counts([1, 1], halves, existing_counts={"a": [4, 3], "b": [3, 4]})
     {'a': (0, 1), 'b': (1, 0)}
     """
-    whole = lcm(*(fraction.denominator for fraction in fractions.values()))  # what is counted below are parts of it
+    whole = lcm(*(fraction.denominator for fraction in fractions.values()))  # a unit is 1 / whole of a record
     parts = [int(fraction * whole) for fraction in fractions.values()]
     known_classes = max(map(len, existing_counts.values()), default=0)
-    held = [list(existing_counts.get(name, (0,) * known_classes)) for name in fractions]
-    behind = _behind(parts, whole, [sum(counts) for counts in held])
+    existing = [list(existing_counts.get(name, (0,) * known_classes)) for name in fractions]
+    deficits = _deficits(parts, whole, [sum(counts) for counts in existing])
     result = np.empty((len(parts), len(class_counts)), np.int64)
     for number, count in enumerate(class_counts):
         given = [part * count // whole for part in parts]
         rests = [part * count % whole for part in parts]
-        behind = [b + rest for b, rest in zip(behind, rests, strict=True)]
+        deficits = [b + rest for b, rest in zip(deficits, rests, strict=True)]
         if left := count - sum(given):
-            need = behind
+            need = deficits
             if number < known_classes:
-                own = _behind(parts, whole, [counts[number] for counts in held])
-                need = [b + o + rest for b, o, rest in zip(behind, own, rests, strict=True)]
+                own = _deficits(parts, whole, [counts[number] for counts in existing])
+                need = [b + o + rest for b, o, rest in zip(deficits, own, rests, strict=True)]
             candidates = sorted((i for i, rest in enumerate(rests) if rest), key=lambda i: (-need[i], -rests[i], i))
             for i in candidates[:left]:
                 given[i] += 1
-                behind[i] -= whole
-        result[:, number] = given if number < known_classes else _none_empty(given)
+                deficits[i] -= whole
+        result[:, number] = given if number < known_classes else _fill_empty(given)
     return {name: ClassCounts(row) for name, row in zip(fractions, result, strict=True)}
 
 
-def _behind(parts: Sequence[int], whole: int, held: Sequence[int]) -> list[int]:
-    """What each split lacks of its share of what all hold, in parts of a record."""
-    total = sum(held)
-    return [part * total - count * whole for part, count in zip(parts, held, strict=True)]
+def _deficits(parts: Sequence[int], whole: int, existing: Sequence[int]) -> list[int]:
+    """How far each split is below its share of all records, in 1 / whole of a record."""
+    total = sum(existing)
+    return [part * total - count * whole for part, count in zip(parts, existing, strict=True)]
 
 
-def _none_empty(given: Sequence[int]) -> list[int]:
-    """Move single records from the largest share to the empty ones, if there are enough to go round."""
+def _fill_empty(given: Sequence[int]) -> list[int]:
+    """Move one record from the largest split to each empty one, if there are enough records."""
     result = list(given)
     for i, amount in enumerate(given):
         if amount == 0 and sum(given) >= len(given):
@@ -273,10 +273,10 @@ def _none_empty(given: Sequence[int]) -> list[int]:
 
 
 def shards_per_split(records: Mapping[str, int], shards: int) -> dict[str, int]:
-    """Shards of each split, so that all shards have about the same size: `shards` for the largest split.
+    """Shards of each split: `shards` for the largest, and as many for the others as make shards equal in size.
 
     Raises:
-        ConfigError: there are more shards than records.
+        ConfigError: a split has fewer records than shards.
     """
     largest = max(records.values())
     result = {name: max(1, round(shards * count / largest)) for name, count in records.items()}

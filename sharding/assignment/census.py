@@ -1,7 +1,7 @@
-"""What the first pass notes of the records where their places depend on more than their classes: one file a part.
+"""The census: what the first pass notes of records whose places depend on more than their classes, one file a part.
 
-A note tells the class of a record, the value of the column that decides its split, and its size, as far as they are
-asked for. Where no sizes are, records of one class and value share a note, so that it is the groups that take room.
+A note holds the class of a record, the value of the column that decides its split, and its size, each only if needed.
+Without sizes, the records of one class and value share a note, so that the file grows with the groups alone.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Notes:
     """The notes on a part.
 
     Attributes:
-        classes: the values of the label; none where there is no label.
-        class_codes: which of them each note is of; int32 [notes].
-        values: of the column that decides the split; none where there is no such column.
-        value_codes: which of them each note is of; int32 [notes].
-        counts: records that each note is of; int64 [notes].
-        sizes: in bytes, of the one record that each note is of; int64 [notes]. None at all where they were not asked.
+        classes: distinct labels; empty without a label.
+        class_codes: index into `classes` of each note, int32 [notes].
+        values: distinct values of the column that decides the split; empty without such a column.
+        value_codes: index into `values` of each note, int32 [notes].
+        counts: records of each note, int64 [notes].
+        sizes: size in bytes of the one record of each note, int64 [notes]; empty if sizes were not noted.
     """
 
     classes: pa.Array
@@ -55,7 +55,7 @@ class Notes:
 
     def class_ids(self, classes: pa.Array) -> Int64:
         """The position of each note's class among all classes, int64 [notes]."""
-        if not len(self.classes):  # there is no label, or no record
+        if not len(self.classes):  # no label, or no record
             return np.zeros(len(self.class_codes), np.int64)
         ids: Int64 = pc.index_in(self.classes, value_set=classes).to_numpy().astype(np.int64)
         return ids[self.class_codes]
@@ -63,47 +63,47 @@ class Notes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Census:
-    """What to note, and where.
+    """What to note of the records, and where.
 
     Attributes:
-        by: the column that decides the split of each record. Or None.
-        kind: the type of its values.
-        flag: that names it, for errors.
-        sizes: whether the size of each record is noted.
-        folder: that all tasks read and write; it holds a few files a part.
+        column: column that decides the split of each record, or None.
+        value_type: type of its values.
+        flag: flag that named the column, for errors.
+        with_sizes: whether to note the size of each record.
+        folder: folder that all tasks read and write; it holds a few files a part.
     """
 
-    by: str | None
-    kind: pa.DataType | None
+    column: str | None
+    value_type: pa.DataType | None
     flag: str
-    sizes: bool
+    with_sizes: bool
     folder: Storage
 
     def write(self, kind: str, number: int, table: pa.Table) -> None:
-        """Write a table about a part."""
+        """Write a kind of table about a part: ``notes``, ``splits`` or ``places``."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
         self.folder.write(f"{number:06d}.{kind}.arrow", sink.getvalue(), durable=False)
 
     def read(self, kind: str, number: int) -> pa.Table:
-        """The table of a kind about a part."""
+        """Read a kind of table about a part."""
         with pa.ipc.open_file(self.folder.map(f"{number:06d}.{kind}.arrow")) as reader:
             return reader.read_all().combine_chunks()
 
     def record_sizes(self, number: int) -> Int64:
-        """The size of each record of a part in bytes, as TFRecord has it, int64 [records]."""
+        """The size in bytes of each record of a part in a TFRecord shard, int64 [records]."""
         sizes: Int64 = self.read("notes", number).column(_BYTES).to_numpy()
         return sizes
 
     def notes(self, number: int) -> Notes:
-        """What `take_census` noted of a part."""
+        """The notes that `take_census` took on a part."""
         table = self.read("notes", number)
         rows = len(table)
         classes, class_codes = _decoded(table, _CLASS)
         values, value_codes = _decoded(table, _VALUE)
-        sizes = table.column(_BYTES).to_numpy() if self.sizes else np.empty(0, np.int64)
-        counts = np.ones(rows, np.int64) if self.sizes else table.column(_COUNT).to_numpy()
+        sizes = table.column(_BYTES).to_numpy() if self.with_sizes else np.empty(0, np.int64)
+        counts = np.ones(rows, np.int64) if self.with_sizes else table.column(_COUNT).to_numpy()
         return Notes(
             classes=classes,
             class_codes=class_codes,
@@ -115,55 +115,55 @@ class Census:
 
 
 def check_column(source: Source, column: str, flag: str) -> pa.DataType:
-    """The type of a column that is to decide the splits, found before any of it is read.
+    """Check a column that is to decide the splits, before reading it; returns the type of its values.
 
     Raises:
-        ConfigError: there is none of this name, it is the label, its values are no strings, integers or bools, or they
-            are known only once the images are read.
+        ConfigError: no column has this name, it is the label, it holds no strings, integers or bools, or its values
+            are unknown until the images are read.
     """
     drafts = source.sample(source.parts[0], 1).schema if source.parts else source.schema.arrow
     if column not in drafts.names:
         check_columns(flag, [column], source.schema.names)
-        raise ConfigError(f"{flag} {column}: the column is known only once the images are read; name another")
+        raise ConfigError(f"{flag} {column}: the column is unknown until the images are read; name another")
     if column == source.schema.label:
-        raise ConfigError(f"{flag} {column}: that is the label, so each class would be in one split alone")
+        raise ConfigError(f"{flag} {column}: this is the label, so each class would be in a single split")
     feature = Feature.from_arrow(drafts.field(column))
     if feature.shape != () or feature.dtype == "binary" or feature.dtype.startswith("float"):
         what = f"lists of {feature.dtype}" if feature.shape else f"{feature.dtype} values"
-        raise ConfigError(f"{flag} {column}: the column holds {what}; it has to hold strings, integers or bools")
+        raise ConfigError(f"{flag} {column}: the column holds {what}; it must hold strings, integers or bools")
     return feature.primitive
 
 
 def take_census(source: Source, part: Part, number: int, census: Census) -> ValueCounts:
-    """Take the notes on a part, and count the records of each class as `tasks.count_classes` does.
+    """Take the notes on a part, and count the records of each class like `label_counts.count_classes`.
 
-    Only the columns that are asked for are read, where the source can leave others unread and no sizes are asked for.
+    Without sizes, reads only the columns it needs, if the source can leave the others unread.
 
     Args:
-        source: of the records.
-        part: of the source.
-        number: of the part.
+        source: source of the records.
+        part: part of the source.
+        number: number of the part.
         census: what to note.
 
     Raises:
-        SourceError: a record has no label, or no value in the column that decides its split.
+        SourceError: a record lacks its label, or a value in the column that decides its split.
     """
     label = source.schema.label
-    columns = {role: name for role, name in {_CLASS: label, _VALUE: census.by}.items() if name is not None}
-    kinds = {_CLASS: None if label is None else source.schema[label].primitive, _VALUE: census.kind}
+    columns = {role: name for role, name in {_CLASS: label, _VALUE: census.column}.items() if name is not None}
+    kinds = {_CLASS: None if label is None else source.schema[label].primitive, _VALUE: census.value_type}
     fields = [(role, pa.dictionary(pa.int32(), kinds[role])) for role in columns]
-    schema = pa.schema([*fields, *([(_BYTES, pa.int64())] if census.sizes else [])])
+    schema = pa.schema([*fields, *([(_BYTES, pa.int64())] if census.with_sizes else [])])
     batches = list(_noted(source, part, columns, census))
     table = pa.Table.from_batches(batches, schema).unify_dictionaries().combine_chunks()
     classes, class_codes = _decoded(table, _CLASS)
-    census.write("notes", number, table if census.sizes else _tallied(table, columns))
+    census.write("notes", number, table if census.with_sizes else _counted_pairs(table, columns))
     if _CLASS not in columns:
         return ValueCounts(values=class_array(source.schema, [None]), counts=np.array([len(table)]))
     return ValueCounts(values=classes, counts=np.bincount(class_codes, minlength=len(classes)))
 
 
 def _noted(source: Source, part: Part, columns: dict[str, str], census: Census) -> Iterator[pa.RecordBatch]:
-    reader = source if census.sizes else narrow_source(source, list(columns.values()))
+    reader = source if census.with_sizes else narrow_source(source, list(columns.values()))
     position = 0
     for batch in reader.drafts(part):
         found: dict[str, Any] = {}
@@ -175,21 +175,21 @@ def _noted(source: Source, part: Part, columns: dict[str, str], census: Census) 
                 place = describe_origin(source, part, position, name)
                 raise SourceError(f"{part.path}: {place} has no value for {what}; drop or fill it first")
             found[role] = column.dictionary_encode()
-        if census.sizes:
+        if census.with_sizes:
             found[_BYTES] = pa.array(_sizes(source, part, batch))
         position += batch.num_rows
         yield pa.record_batch(found)
 
 
 def _sizes(source: Source, part: Part, drafts: pa.RecordBatch) -> Int64:
-    """About how many bytes each record will take in a TFRecord shard."""
+    """About how many bytes each record will take in a TFRecord shard, int64 [rows]."""
     schema = source.schema.only(drafts.schema.names)
     lengths = example_lengths(drafts.select(list(schema.names)), schema)
     return lengths + late_bytes(source, part, drafts) + HEADER_BYTES + FOOTER_BYTES
 
 
 def _decoded(table: pa.Table, name: str) -> tuple[pa.Array, Int32]:
-    """The values of a column, and which of them each row has."""
+    """The distinct values of a dictionary column, and the index of each row's value; empty without the column."""
     if name not in table.schema.names:
         return pa.nulls(0), np.zeros(len(table), np.int32)
     column = table.column(name)
@@ -199,8 +199,8 @@ def _decoded(table: pa.Table, name: str) -> tuple[pa.Array, Int32]:
     return chunk.dictionary, chunk.indices.to_numpy()
 
 
-def _tallied(table: pa.Table, columns: dict[str, str]) -> pa.Table:
-    """A row for each class and value that come together, in the order of values."""
+def _counted_pairs(table: pa.Table, columns: dict[str, str]) -> pa.Table:
+    """One row for each pair of class and value that occurs, ordered by value."""
     decoded = {role: _decoded(table, role) for role in columns}
     classes = max(1, len(decoded[_CLASS][0])) if _CLASS in decoded else 1
     class_codes = decoded[_CLASS][1] if _CLASS in decoded else np.zeros(len(table), np.int32)

@@ -1,6 +1,6 @@
-"""How many records of each class there are, in all and in each part: a few bytes for a class and a part it occurs in.
+"""Count the records of each class, in all and in each part, in a few bytes for each class of a part.
 
-A million classes as Python's numbers, in a dictionary for each part, would take more memory than the records do.
+A million classes as Python numbers, in a dictionary for each part, would take more memory than the records.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ __all__ = [
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
-_AT_ONCE = 1 << 18  # values that are united with those known, at the least: each time, all of these are hashed anew
+_MERGED_VALUES = 1 << 18  # new values to merge at once, at least: each merge hashes all known values again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueCounts:
-    """Distinct values of the label, and how many records have each; where there is no label, the value is False.
+    """Distinct labels and how many records have each; without a label, the one value is False.
 
     Attributes:
-        values: each once, in any order.
-        counts: int64 [values].
+        values: distinct values in any order.
+        counts: records of each value, int64 [values].
     """
 
     values: pa.Array
@@ -50,17 +50,17 @@ class ValueCounts:
 
     @property
     def records(self) -> int:
-        """Records in all."""
+        """Number of records."""
         return int(self.counts.sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StratumCounts:
-    """Records of a part by stratum (see `Assignment`), as far as there are any.
+    """Records of a part by stratum (see `Assignment`).
 
     Attributes:
-        strata: that occur, ascending; int64 [n].
-        counts: records of each, [n], of the narrowest type.
+        strata: strata that occur in the part, ascending; int64 [n].
+        counts: records of each, [n], in the narrowest unsigned dtype.
     """
 
     strata: Int64
@@ -68,10 +68,10 @@ class StratumCounts:
 
 
 def count_values(batches: Iterable[pa.Array], kind: pa.DataType) -> ValueCounts:
-    """How often each value comes in arrays that hold no nulls.
+    """How often each value occurs in arrays without nulls.
 
-    >>> tally = count_values([pa.array([3, 1]), pa.array([1, 1])], pa.int64())
-    >>> tally.values.to_pylist(), tally.counts.tolist()
+    >>> found = count_values([pa.array([3, 1]), pa.array([1, 1])], pa.int64())
+    >>> found.values.to_pylist(), found.counts.tolist()
     ([3, 1], [1, 3])
     """
     known = ValueCounts(values=pa.array([], kind), counts=np.empty(0, np.int64))
@@ -79,13 +79,13 @@ def count_values(batches: Iterable[pa.Array], kind: pa.DataType) -> ValueCounts:
     for labels in batches:
         found = pc.value_counts(labels if labels.type == kind else labels.cast(kind))
         held.append(ValueCounts(values=found.field("values"), counts=found.field("counts").to_numpy()))
-        if sum(len(tally.values) for tally in held) >= max(_AT_ONCE, len(known.values)):
-            known, held = _united(known, held)[0], []
-    return _united(known, held)[0]
+        if sum(len(tally.values) for tally in held) >= max(_MERGED_VALUES, len(known.values)):
+            known, held = _merged(known, held)[0], []
+    return _merged(known, held)[0]
 
 
-def _united(known: ValueCounts, more: Sequence[ValueCounts]) -> tuple[ValueCounts, list[Int32]]:
-    """All values, those known first; and for each tally of `more`, where among them its values are."""
+def _merged(known: ValueCounts, more: Sequence[ValueCounts]) -> tuple[ValueCounts, list[Int32]]:
+    """All values, those known first; and for each of `more`, the position of its values among them."""
     arrays = [known.values, *(tally.values for tally in more)]
     encoded = pa.chunked_array(arrays).dictionary_encode().combine_chunks()
     codes: Int32 = encoded.indices.to_numpy()
@@ -96,7 +96,7 @@ def _united(known: ValueCounts, more: Sequence[ValueCounts]) -> tuple[ValueCount
 
 
 class LabelCounts:
-    """Gathers what is counted in each part, in whatever order the parts come."""
+    """Collects the counts of the parts, in whatever order they arrive."""
 
     def __init__(self, schema: Schema, parts: int) -> None:
         self._known = ValueCounts(values=class_array(schema, []), counts=np.empty(0, np.int64))
@@ -105,13 +105,13 @@ class LabelCounts:
         self._held: list[tuple[int, ValueCounts]] = []
 
     def add(self, number: int, tally: ValueCounts) -> None:
-        """Take in what was counted in the part of a number."""
+        """Add the counts of a part."""
         self._held.append((number, tally))
-        if sum(len(held.values) for _, held in self._held) >= max(_AT_ONCE, len(self._known.values)):
-            self._take_in()
+        if sum(len(held.values) for _, held in self._held) >= max(_MERGED_VALUES, len(self._known.values)):
+            self._merge_held()
 
-    def _take_in(self) -> None:
-        self._known, found = _united(self._known, [tally for _, tally in self._held])
+    def _merge_held(self) -> None:
+        self._known, found = _merged(self._known, [tally for _, tally in self._held])
         for (number, tally), codes in zip(self._held, found, strict=True):
             self._codes[number], self._counts[number] = codes.copy(), narrow_counts(tally.counts)
         self._held.clear()
@@ -120,11 +120,11 @@ class LabelCounts:
     def totals(self) -> ValueCounts:
         """Records of each class in all parts."""
         if self._held:
-            self._take_in()
+            self._merge_held()
         return self._known
 
     def by_part(self, classes: pa.Array) -> tuple[StratumCounts, ...]:
-        """Records of each part by class, whose ids are the places in an array that holds all of them."""
+        """Records of each part by class; a class id is the position in `classes`, which holds all of them."""
         ids = pc.index_in(self.totals.values, value_set=classes).to_numpy().astype(np.int64)
         return tuple(_sorted(ids[codes], counts) for codes, counts in zip(self._codes, self._counts, strict=True))
 
@@ -135,7 +135,7 @@ def _sorted(strata: Int64, counts: npt.NDArray[np.unsignedinteger]) -> StratumCo
 
 
 def sum_by_key(keys: Int64, counts: Int64) -> tuple[Int64, Int64]:
-    """Distinct keys from 0, ascending, and the sum of the counts of each.
+    """Distinct keys, ascending, and the sum of the counts of each; keys are not negative.
 
     >>> keys, counts = sum_by_key(np.array([5, 2, 5]), np.array([1, 10, 100]))
     >>> keys.tolist(), counts.tolist()
@@ -147,17 +147,17 @@ def sum_by_key(keys: Int64, counts: Int64) -> tuple[Int64, Int64]:
 
 
 def count_strata(strata: Int64, counts: Int64) -> StratumCounts:
-    """Records by stratum, where a stratum may come several times."""
+    """Records by stratum; a stratum may occur several times."""
     keys, sums = sum_by_key(strata, counts)
     return StratumCounts(strata=keys, counts=narrow_counts(sums))
 
 
 def first_ordinals(parts: Iterable[StratumCounts], strata: int) -> Iterator[Int64]:
-    """For each part, how many records of each of its strata come in the parts before it; int64 [its strata].
+    """For each part, how many records of each of its strata the parts before it hold; int64 [strata of the part].
 
     Args:
-        parts: of a source, in order.
-        strata: how many there are.
+        parts: parts of a source in order.
+        strata: number of strata.
 
     >>> one = StratumCounts(strata=np.array([0, 2]), counts=np.array([5, 7], np.uint8))
     >>> [firsts.tolist() for firsts in first_ordinals([one, one], strata=3)]
@@ -170,10 +170,10 @@ def first_ordinals(parts: Iterable[StratumCounts], strata: int) -> Iterator[Int6
 
 
 def count_classes(source: Source, part: Part) -> ValueCounts:
-    """Records of each class in a part.
+    """Count the records of each class in a part.
 
     Raises:
-        SourceError: a label is missing or of a type that makes no classes.
+        SourceError: a record has no label.
     """
     if source.schema.label is None:
         records = sum(map(len, source.labels(part)))
@@ -188,7 +188,7 @@ def _checked_labels(source: Source, part: Part) -> Iterator[pa.Array]:
             position += int(np.flatnonzero(labels.is_null().to_numpy(zero_copy_only=False))[0])
             raise SourceError(
                 f"{part.path}: {describe_origin(source, part, position, label)} has no value for the label {label!r}; "
-                "drop or fill it first, or pass over such records with --on-bad-record skip:N"
+                "drop or fill it first, or skip such records with --on-bad-record skip:N"
             )
         position += len(labels)
         yield labels

@@ -1,4 +1,4 @@
-"""Where the records of a part go, batch by batch, in the second pass."""
+"""Place the records of a part, batch by batch, in the second pass."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _CHANGED = "the source changed while it was read"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """What decides the places of a part's records; it can be sent to another process, whatever their number.
+    """What decides the places of a part's records; small enough to pickle, however many records there are.
 
     Attributes:
-        assignment: of records to shards.
-        label: the column of the classes, or None.
-        classes: the values of the label that occur in the part.
-        class_ids: of each of them, int32 [classes].
-        strata: that occur in the part, ascending; int64 [strata].
-        first_ordinals: how many records of each of them come before the part, int64 [strata].
-        census: where more than the class decides: it holds, for each part, the splits of the values in it, or the
-            places of its records.
+        assignment: assignment of records to shards.
+        label: label column, or None.
+        classes: labels that occur in the part.
+        class_ids: class id of each, int32 [classes].
+        strata: strata that occur in the part, ascending; int64 [strata].
+        first_ordinals: records of each stratum in the parts before this one, int64 [strata].
+        census: census, if more than the class decides: it holds the splits of the part's values, or the places of its
+            records.
     """
 
     assignment: Assignment
@@ -46,21 +46,28 @@ class Placement:
 
 
 class Placer:
-    """Takes the records of a part, by its number, in their order, and says where each goes."""
+    """Places the records of a part in order.
+
+    Args:
+        placement: what decides the places.
+        number: number of the part.
+    """
 
     def __init__(self, placement: Placement, number: int) -> None:
         self._placement = placement
         self._ordinals = placement.first_ordinals.copy()
-        self.records = 0  # taken so far
+        self.records = 0  # placed so far
         census = placement.census
-        self._places = census.read("places", number).column("place").to_numpy() if census and census.sizes else None
-        self._splits = census.read("splits", number) if census and not census.sizes else None
+        self._places = (
+            census.read("places", number).column("place").to_numpy() if census and census.with_sizes else None
+        )
+        self._splits = census.read("splits", number) if census and not census.with_sizes else None
 
     def locate(self, batch: pa.RecordBatch) -> tuple[Int32, Int64, Int64]:
         """Class id, shard and slot of each record; int32, int64 and int64 [rows].
 
         Raises:
-            SourceError: a record was not there in the first pass.
+            SourceError: the first pass did not see a record.
         """
         label, assignment = self._placement.label, self._placement.assignment
         rows = slice(self.records, self.records + batch.num_rows)
@@ -75,18 +82,18 @@ class Placer:
             return class_ids, *assignment.shards_of(self._places[rows])
         strata = class_ids.astype(np.int64)
         if self._splits is not None and self._placement.census is not None:
-            column = str(self._placement.census.by)
+            column = str(self._placement.census.column)
             found = _index(batch.column(column), self._splits.column("value"), f"a value of {column!r}")
             splits = self._splits.column("split").to_numpy()[found]
             strata += splits * np.int64(assignment.classes)
         ordinals = take_ordinals(self._known(strata), self._ordinals)
         try:
             return class_ids, *assignment.locate(strata, ordinals)
-        except ValueError as error:  # more of a class than were counted
+        except ValueError as error:  # more records of a class than were counted
             raise SourceError(f"{_CHANGED}: there are records that the first pass did not see; build again") from error
 
     def _known(self, strata: Int64) -> Int64:
-        """Where those of the records are among the strata of the part."""
+        """The position of each record's stratum among the strata of the part."""
         known = self._placement.strata
         found = np.searchsorted(known, strata)
         if len(strata) and (not len(known) or np.any(known[np.minimum(found, len(known) - 1)] != strata)):
@@ -103,10 +110,10 @@ def _index(column: pa.Array, values: pa.Array, what: str) -> Int64:
 
 
 def take_ordinals(strata: npt.NDArray[np.integer], next_ordinals: Int64) -> Int64:
-    """Number the records of each stratum on from `next_ordinals`, which is moved on.
+    """The ordinal of each record in its stratum, counted from `next_ordinals`, which is advanced in place.
 
-    >>> following = np.array([10, 20])
-    >>> take_ordinals(np.array([1, 0, 1]), following).tolist(), following.tolist()
+    >>> next_ordinals = np.array([10, 20])
+    >>> take_ordinals(np.array([1, 0, 1]), next_ordinals).tolist(), next_ordinals.tolist()
     ([20, 10, 21], [11, 22])
     """
     by_stratum = group(strata)

@@ -1,3 +1,3 @@
-"""Build a dataset, or append to one: options, plan, tasks, writing."""
+"""Build a dataset or append to one: options, planning, tasks, writing."""
 
 __all__: list[str] = []

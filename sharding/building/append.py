@@ -1,7 +1,7 @@
-"""Append to a dataset: new records as a new generation of shards, taken in by one atomic write of `dataset.json`.
+"""Append to a dataset: write a new generation of shards, and commit it by one atomic write of `dataset.json`.
 
-What is there already is neither read nor written but for `dataset.json` and the table. Everything else is a build's:
-planning, rounds of tasks, journal and lease (`build.py`, `destination.py`).
+Existing files are neither read nor written, except for `dataset.json` and the shard table, and for shards whose groups
+or records the new ones are compared with. Planning, rounds, journal and lease are those of a build (`build.py`).
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from ..storage.urls import normalize_url_fields
 from .build import describe_build, write_dataset
 from .build_plan import BuildPlan
 from .options import ONE_SPLIT, BuildOptions
-from .planning import open_build_source, plan_source
+from .planning import open_build_source, open_plan
 
 __all__ = ["AppendOptions", "append", "open_matching_source", "plan_append"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendOptions:
-    """What is asked of an append. Label, schema, format and compression are the dataset's.
+    """Options of an append. Label, schema, format and compression are those of the dataset.
 
     Attributes:
         source: URL or path of the data.
         destination: URL or path of the dataset.
         source_kind: see `sources.open_source`.
-        shards: how many new ones in the largest split. Or None.
-        shard_bytes: about how large each should be; None: as those that are there. Not together with `shards`.
-        splits: share of each split, by name; None: as in the build, or by the column that it was split by. A name that
-            the dataset does not have is a new split.
-        seed: of split, shard and order; None: that of the build. Another generation is in another order all the same.
+        shards: number of new shards in the largest split, or None.
+        shard_bytes: approximate size of each new shard; None: as the existing shards. Not together with `shards`.
+        splits: share of each split by name; None: as in the build, or by the column that the build split by. A name
+            that the dataset lacks is a new split.
+        seed: seed of split, shard and order; None: the seed of the build. Each generation has its own order anyway.
         workers, memory_bytes, spill, engine, on_bad_record: see `BuildOptions`.
         min_class_records: refuse new classes with fewer records.
-        prepare: what is done to the records first; if nothing, what was done to those of the build.
-        as_is: let the records be as they are, although those of the build were prepared.
-        again: append what was appended, or what the dataset was built from, once more.
-        folder: where the modules of functions that prepare the records are looked for first.
+        prepare: preparation of the records; by default, that of the build.
+        as_is: leave the records unprepared, even if those of the build were prepared.
+        again: append a source that the dataset holds already.
+        folder: folder that is searched first for the modules of `--map` functions.
 
     Raises:
-        ConfigError: a value its rule forbids.
+        ConfigError: a value violates its rule.
     """
 
     source: str
@@ -81,13 +81,13 @@ class AppendOptions:
     def __post_init__(self) -> None:
         normalize_url_fields(self, "source", "destination", optional="spill")
         fit_fields(self)
-        self._as_build()  # the rules are those of a build
+        self._as_build()  # checks the rules of a build
 
     def for_dataset(self, dataset: Dataset) -> BuildOptions:
         """The options of a build that writes shards like those of a dataset.
 
         Raises:
-            ConfigError: the dataset was built in a way that does not allow for more records.
+            ConfigError: the way the dataset was built rules out more records.
         """
         manifest = dataset.manifest
         recorded = manifest.options
@@ -95,10 +95,10 @@ class AppendOptions:
         shares = {name: Fraction(share) for name, share in recorded["splits"].items()}
         splits = (shares or ONE_SPLIT) if self.splits is None else self.splits
         self._check_groups(manifest, group_by, splits)
-        order = [*(name for name in manifest.splits if name in splits), *splits]  # as the table has them
+        order = [*(name for name in manifest.splits if name in splits), *splits]  # in the order of the table
         mean_bytes = sum(shard.bytes for shard in dataset.shards) // len(dataset.shards)
-        alike = self.shards is None and self.shard_bytes is None
-        own = self.as_is or self.prepare.recorded()
+        same_size = self.shards is None and self.shard_bytes is None
+        own_steps = self.as_is or self.prepare.recorded()
         return replace(
             self._as_build(),
             label=manifest.schema.label,
@@ -110,24 +110,24 @@ class AppendOptions:
             balance=recorded.get("balance", "records"),
             dali_index=recorded.get("dali_index", False),
             seed=manifest.seed if self.seed is None else self.seed,
-            shard_bytes=max(1, mean_bytes) if alike else self.shard_bytes,
-            prepare=self.prepare if own else restore_options(recorded.get("prepare", {}), self.folder),
+            shard_bytes=max(1, mean_bytes) if same_size else self.shard_bytes,
+            prepare=self.prepare if own_steps else restore_options(recorded.get("prepare", {}), self.folder),
         )
 
     def _check_groups(self, manifest: Manifest, group_by: str | None, splits: Collection[str]) -> None:
-        """Refuse what would put a group in two splits; the split of each is read from the shards."""
+        """Refuse an append that could put a group in two splits; the split of each group is read from the shards."""
         if group_by is None:
             return
         if group_by not in manifest.schema.names:
             raise ConfigError(
-                f"{self.destination} was built with --group-by {group_by}, and does not store that column: a group "
-                f"could come to be in two splits; build all records anew with --group-by {group_by}"
+                f"{self.destination} was built with --group-by {group_by} but does not store that column, so a group "
+                f"could end up in two splits; rebuild all records with --group-by {group_by}"
             )
         lacking = [name for name in manifest.splits if name not in splits]
         if lacking:
             raise ConfigError(
-                f"{self.destination} was built with --group-by {group_by}, and its groups stay where they are: --split "
-                f"must name all of its splits, and lacks {', '.join(lacking)}"
+                f"{self.destination} was built with --group-by {group_by}, and its groups stay in their splits, so "
+                f"--split must name all splits; it lacks {', '.join(lacking)}"
             )
 
     def _as_build(self) -> BuildOptions:
@@ -149,73 +149,73 @@ class AppendOptions:
 
 
 def plan_append(options: AppendOptions, *, executor: Executor | None = None, report: Report = ignore) -> BuildPlan:
-    """Read the labels and decide everything; writes nothing.
+    """Read the labels and plan an append; writes nothing.
 
     Raises:
-        RingfeedError: as from `append`.
+        RingfeedError: as in `append`.
     """
     dataset = open_dataset(options.destination)
     decided = options.for_dataset(dataset)
-    with _telling_kind(dataset.manifest, options):
+    with _kind_hint(dataset.manifest, options):
         source = open_matching_source(dataset.manifest.schema, decided)
-    plan = plan_source(source, decided, dataset.manifest, EarlierShards.of(dataset), executor=executor, report=report)
-    _check_new(dataset.manifest, plan, options)
-    return plan
+    earlier = EarlierShards.of(dataset)
+    with open_plan(source, decided, dataset.manifest, earlier, executor=executor, report=report) as plan:
+        _check_new(dataset.manifest, plan, options)
+        return plan
 
 
 def append(options: AppendOptions, *, executor: Executor | None = None, report: Report = ignore) -> Manifest:
     """Add the records of a source to a dataset, as balanced shards of their own.
 
-    Readers see the dataset as it was until the last write, and then with all that is new. An append that was killed is
-    gone on with by the same call, and ends with the same bytes; one that was killed after its last write is not done
-    again.
+    Readers see the old dataset until the last write, and all new records after it. The same call resumes a killed
+    append and writes the same bytes; an append that was killed after its last write is not repeated.
 
     Args:
-        options: what to append.
-        executor: to run the tasks on; by default those of `options.engine`.
+        options: options of the append.
+        executor: executor of the tasks; by default, the engine of the options.
         report: called after every task.
 
     Returns:
-        The manifest that was committed.
+        The manifest of the dataset with its new generation.
 
     Raises:
         DatasetError: there is no dataset.
         SourceError: the source cannot be read, or does not fit the dataset.
-        RingfeedError: something else is wrong with the options or the destination. The dataset is as it was, and
-            nothing is left behind unless starting again may help (`RingfeedError.may_pass`).
+        RingfeedError: the options or the destination are at fault. The dataset is unchanged, and nothing is left
+            behind, unless another attempt may succeed (`RingfeedError.may_pass`).
     """
     about = describe_build(options.source, options.spill, "append")
     with draft_dataset(Storage(options.destination), "append", about) as draft:
         base = draft.base
         assert base is not None
 
-        def committed(plan: BuildPlan) -> Manifest | None:
+        def find_committed(plan: BuildPlan) -> Manifest | None:
             if _was_appended(base.manifest, draft.lease.previous, plan):
                 return base.manifest
             _check_new(base.manifest, plan, options)
             return None
 
         decided = options.for_dataset(base)
-        with record_listings() as listed, _telling_kind(base.manifest, options):
+        with record_listings() as listings, _kind_hint(base.manifest, options):
             source = open_matching_source(base.manifest.schema, decided)
-        return write_dataset(source, listed, decided, draft, committed, executor=executor, report=report)
+        return write_dataset(source, listings, decided, draft, find_committed, executor=executor, report=report)
 
 
 @contextmanager
-def _telling_kind(manifest: Manifest, options: AppendOptions) -> Iterator[None]:
-    """Let what is wrong with a source say so if the dataset was built with a kind of source that was not named here."""
+def _kind_hint(manifest: Manifest, options: AppendOptions) -> Iterator[None]:
+    """Add a hint to the errors of a source if the dataset was built with a source kind that is not named now."""
     kind = manifest.options.get("source_kind")
     try:
         yield
     except (ConfigError, SourceError) as error:
         if kind is None or options.source_kind != "auto":
             raise
-        told = f"{error} ({options.destination} was built with --source-kind {kind}: say so if this is such a source)"
-        raise type(error)(told) from error
+        hint = f"{options.destination} was built with --source-kind {kind}; add it if this source is of that kind"
+        raise type(error)(f"{error} ({hint})") from error
 
 
 def _was_appended(manifest: Manifest, previous: Holder | None, plan: BuildPlan) -> bool:
-    """Whether the records were appended by one that was killed between its commit and its end."""
+    """Whether a previous append committed these records, and was killed before it ended."""
     last = manifest.all_generations[-1]
     if not manifest.generations or previous is None or previous.task != "append":
         return False
@@ -226,26 +226,26 @@ def _check_new(manifest: Manifest, plan: BuildPlan, options: AppendOptions) -> N
     """Refuse a source that the dataset holds already.
 
     Raises:
-        DestinationError: it does.
+        DestinationError: the dataset holds it.
     """
     for number, generation in enumerate(() if options.again else manifest.all_generations):
         if generation.source["fingerprint"] == plan.source.fingerprint:
             how = f"appended as generation {number}" if number else "what the dataset was built from"
             raise DestinationError(
-                f"{options.destination} holds the records of {options.source} already: they were {how}; to have them "
-                "twice, say --again"
+                f"{options.destination} holds the records of {options.source} already: they were {how}; to store them "
+                "twice, add --again"
             )
 
 
 def open_matching_source(wanted: Schema, options: BuildOptions) -> Source:
-    """The source of an append, with the features of the dataset in their order.
+    """Open the source of an append, with its features in the order of the dataset.
 
     Args:
-        wanted: the schema of the dataset.
-        options: of the append, decided.
+        wanted: schema of the dataset.
+        options: options of the append, those that the dataset decides set.
 
     Raises:
-        SourceError: it has other columns, or columns of other types.
+        SourceError: the columns or their types differ from the dataset's.
     """
     types = {feature.name: feature for feature in wanted.features}
     source = open_build_source(options, types)
@@ -261,7 +261,7 @@ def _check_schema(wanted: Schema, found: Schema, options: BuildOptions) -> None:
     missing = [name for name in wanted.names if name not in found.names]
     if missing:
         raise SourceError(
-            f"{source} has no column {missing[0]!r}, which {dataset} has{_more(missing)}; its columns are: "
+            f"{source} has no column {missing[0]!r}, which {dataset} has{_and_more(missing)}; its columns are: "
             f"{listed(found.names)}"
         )
     if wanted.label != found.label:
@@ -270,27 +270,27 @@ def _check_schema(wanted: Schema, found: Schema, options: BuildOptions) -> None:
         if (other := found[feature.name]) != feature:
             remedy = f"cast it with --cast {feature.name}={feature.dtype}"
             if other.logical != feature.logical:
-                remedy = f"give it the Arrow type {feature.logical or feature.dtype} where it is made, or by --map"
+                remedy = f"give it the Arrow type {feature.logical or feature.dtype} in the source or with --map"
             if (other.shape, other.encoding) != (feature.shape, feature.encoding):
-                remedy = "bring it into that form with --schema or --map"
+                remedy = "convert it with --schema or --map"
             what = "label" if feature.name == wanted.label else "column"
             raise SourceError(
-                f"the {what} {feature.name!r} of {source} is {_words(other)}, in {dataset} it is {_words(feature)}; "
-                f"{remedy}"
+                f"the {what} {feature.name!r} of {source} is {_described(other)}, in {dataset} "
+                f"it is {_described(feature)}; {remedy}"
             )
     extra = [name for name in found.names if name not in wanted.names]
     if extra:
         raise SourceError(
-            f"{source} has a column {extra[0]!r}, which {dataset} lacks{_more(extra)}; leave it out with --select "
+            f"{source} has a column {extra[0]!r}, which {dataset} lacks{_and_more(extra)}; leave it out with --select "
             f"{','.join(wanted.names)}"
         )
 
 
-def _more(names: list[str]) -> str:
+def _and_more(names: list[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
-def _words(feature: Feature) -> str:
+def _described(feature: Feature) -> str:
     shape = "x".join("?" if size is None else str(size) for size in feature.shape)
     kind = feature.encoding or feature.logical
     return f"{feature.dtype}{f'[{shape}]' if shape else ''}{f' ({kind})' if kind else ''}"

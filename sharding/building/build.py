@@ -1,4 +1,4 @@
-"""Build a dataset: three rounds of tasks over the source, then one atomic commit. What was killed is gone on with."""
+"""Build a dataset: three rounds of tasks over the source, then one atomic commit. A killed build resumes."""
 
 from __future__ import annotations
 
@@ -33,14 +33,13 @@ from ..sources.files.snapshot import Listing, record_listings
 from ..sources.images.class_folders import ImageFolderSource
 from ..storage.fenced_storage import fence_for_workers
 from ..storage.storage import Storage, public_url
+from .build_context import BuildContext, build_engine
 from .build_plan import BuildPlan, program_version
-from .capacity import build_engine, memory_share
 from .merge_generation import merge_generation
 from .options import BuildOptions
 from .planning import make_plan, open_build_source
 from .shard_writer import ShardTarget
-from .stages import assemble, assemble_tasks, common_layout, partition, shards_per_bucket
-from .tasks import Bucketing
+from .stages import WriteStages, common_layout, plan_buckets
 from .totals import BuildTotals
 
 __all__ = ["build", "describe_build", "write_dataset"]
@@ -49,60 +48,60 @@ __all__ = ["build", "describe_build", "write_dataset"]
 def build(options: BuildOptions, *, executor: Executor | None = None, report: Report = ignore) -> Manifest:
     """Write a source as balanced shards.
 
-    A build that was killed, interrupted, or left by its store is gone on with: shards that it finished are kept, and
-    the dataset ends with the same bytes.
+    Resumes a build that was killed, interrupted, or cut off from its store: keeps the shards that it finished, and
+    writes the same bytes.
 
     Args:
-        options: what to build.
-        executor: to run the tasks on; by default those of `options.engine`.
+        options: options of the build.
+        executor: executor of the tasks; by default, the engine of the options.
         report: called after every task.
 
     Returns:
-        The manifest that was committed.
+        The manifest of the new dataset.
 
     Raises:
-        RingfeedError: something is wrong with the source, the options or the destination. Nothing is left behind,
-            unless starting again may help (`RingfeedError.may_pass`), and a dataset that was to be replaced is
-            untouched, unless it is the last step, the replacing, that fails.
+        RingfeedError: the source, the options or the destination is at fault. Nothing is left behind, unless another
+            attempt may succeed (`RingfeedError.may_pass`). A dataset to be replaced is untouched, unless the final
+            replacement itself fails.
     """
     if executor is None and options.engine == "local" and options.workers > 1:
         preload_workers(options.source, options.destination)
-    with record_listings() as listed:
+    with record_listings() as listings:
         source = open_build_source(options)
     destination = Storage(options.destination)
     purpose: Purpose = "replace" if options.overwrite else "new"
     with draft_dataset(destination, purpose, describe_build(options.source, options.spill)) as draft:
 
-        def committed(plan: BuildPlan) -> Manifest | None:
+        def find_committed(plan: BuildPlan) -> Manifest | None:
             return draft.find_committed(plan.fingerprint(options))
 
-        return write_dataset(source, listed, options, draft, committed, executor=executor, report=report)
+        return write_dataset(source, listings, options, draft, find_committed, executor=executor, report=report)
 
 
 def describe_build(source: str, spill: str | None, task: str = "build") -> dict[str, str]:
-    """What a build, or another `task`, leaves in the folder while it is at work, for whoever finds it."""
+    """What a running build, or another `task`, records in its lease, for whoever finds it."""
     return {"task": task, "source": public_url(source), "writer": program_version(), **spill_lease_entry(spill)}
 
 
 def write_dataset(
     source: Source,
-    listed: Mapping[str, Listing],
+    listings: Mapping[str, Listing],
     options: BuildOptions,
     draft: DatasetDraft,
-    committed: Callable[[BuildPlan], Manifest | None],
+    find_committed: Callable[[BuildPlan], Manifest | None],
     *,
     executor: Executor | None = None,
     report: Report = ignore,
 ) -> Manifest:
-    """Write a source into a draft and commit it: a dataset, or a generation of the dataset that the draft appends to.
+    """Write a source into a draft and commit it, as a dataset or as a generation of the dataset appended to.
 
     Args:
-        source: opened.
-        listed: its files, as they were when it was opened.
-        options: of the build; those that the dataset decides are as it says.
-        draft: to write to.
-        committed: the manifest, if what is planned was committed before. It may refuse the plan, too.
-        executor: to run the tasks on; by default those of `options.engine`.
+        source: prepared source.
+        listings: the source's files as they were when it was opened.
+        options: options of the build; for an append, those that the dataset decides are already set.
+        draft: draft to write to.
+        find_committed: returns the manifest if the plan was committed before; may refuse the plan by raising.
+        executor: executor of the tasks; by default, the engine of the options.
         report: called after every task.
 
     Returns:
@@ -111,27 +110,24 @@ def write_dataset(
     root = spill_root(options.spill, options.destination)
     remove_abandoned_spill(draft.lease.previous, options.destination, root)
     absent = root.absent_folders()
-    base = None if draft.base is None else draft.base.manifest
-    earlier = None if draft.base is None else EarlierShards.of(draft.base)
     with ExitStack() as workers:
         pool = workers.enter_context(build_engine(options, options.destination)) if executor is None else executor
+        context = BuildContext(
+            options=options,
+            pool=pool,
+            report=report,
+            base=None if draft.base is None else draft.base.manifest,
+            earlier=None if draft.base is None else EarlierShards.of(draft.base),
+        )
         try:
             scratch = open_scratch(root) if options.needs_census else None
-            plan = make_plan(source, options, base, earlier, root, scratch, pool, report)
-            result = committed(plan)
-            if result is None:
-                fingerprint = plan.fingerprint(options)
+            plan = make_plan(source, context, root, scratch)
+            manifest = find_committed(plan)
+            if manifest is None:
                 with draft.checking_lease():
-                    manifest, infos = _write(plan, listed, options, draft, fingerprint, root, pool, report)
-                workers.close()  # what they hold is needed where there are very many classes
-                if draft.base is not None:
-                    manifest, infos = merge_generation(draft.base, manifest, infos)
-                    beside = tfds_files(manifest, infos)
-                    draft.write_all(beside)
-                    about = {path: file_info(data) for path, data in beside.items()}
-                    manifest = replace(manifest, files=dict(manifest.files) | about)
-                result, table = seal(manifest, infos)
-                draft.commit(result, table)
+                    written, infos = _write_shards(plan, context, listings, draft, root)
+                workers.close()  # frees their memory, which the commit needs where there are very many classes
+                manifest = _commit(draft, written, infos)
         except BaseException as error:
             draft.recount()
             if not (draft.finished and draft.may_resume(error)):
@@ -140,67 +136,78 @@ def write_dataset(
                 raise type(error)(f"{error}; {draft.resume_hint}".removeprefix("; ")) from error
             raise
         remove_spill(root, absent)
-    return result
+    return manifest
 
 
-def _write(
-    plan: BuildPlan,
-    listed: Mapping[str, Listing],
-    options: BuildOptions,
-    draft: DatasetDraft,
-    fingerprint: str,
-    root: Storage,
-    pool: Executor,
-    report: Report,
+def _write_shards(
+    plan: BuildPlan, context: BuildContext, listings: Mapping[str, Listing], draft: DatasetDraft, root: Storage
 ) -> tuple[Manifest, list[ShardInfo]]:
+    """Run the second and the third round; the manifest describes the new shards alone."""
+    options, fingerprint = context.options, plan.fingerprint(context.options)
     finished = draft.resume(fingerprint)
     draft.total = plan.assignment.shards
-    together = shards_per_bucket(plan, memory_share(pool, options, plan))
-    bucketing = Bucketing(assignment=plan.assignment, shards_per_bucket=together)
+    bucketing = plan_buckets(plan, context)  # refuses what exceeds the memory before anything is spilled
     scratch = None if plan.census is None else plan.census.folder
-    assemble_tasks(plan, options, bucketing, pool)  # what does not fit is refused before anything is spilled
-    spill = open_spill(root, f"{fingerprint}-{together}", scratch)
-    parts = partition(plan, options, bucketing, finished, spill, pool, report)
-    if not isinstance(unwrap(plan.source), ImageFolderSource):  # whose files are yet to be read, by `assemble`
-        check_unchanged(listed.values())
+    spill = open_spill(root, f"{fingerprint}-{bucketing.shards_per_bucket}", scratch)
+    stages = WriteStages(plan=plan, context=context, bucketing=bucketing, finished=finished, spill=spill)
+    parts = stages.partition()
+    if not isinstance(unwrap(plan.source), ImageFolderSource):  # whose files `assemble` is yet to read
+        check_unchanged(listings.values())
     draft.begin(finished)
-    layout = common_layout(plan, options, parts)
     target = ShardTarget(
         storage=fence_for_workers(draft.storage, draft.destination, draft.lease),
         plan=fingerprint,
         shard_format=options.shard_format,
         compression=options.codec,
-        layout=layout,
+        layout=common_layout(plan, options, parts),
         block_rows=plan.block_rows,
         dali_index=options.dali_index,
     )
-    gathered = BuildTotals(plan.assignment)
-    for result in finished.values():
-        gathered.add(result)
-    with closing(assemble(plan, options, target, bucketing, finished, parts, spill, pool, report)) as written:
+    totals = BuildTotals(plan.assignment)
+    totals.add(finished.values())
+    with closing(stages.assemble(target, parts)) as written:
         for results in written:
             draft.lease.check_known()
             draft.finished += len(results)
-            for result in results:
-                gathered.add(result)
-    manifest = Manifest(
+            totals.add(results)
+    infos = totals.infos()
+    manifest = _describe(plan, options, target, totals)
+    companions = tfds_files(manifest, infos) if plan.base is None else {}
+    if plan.rejected:
+        companions |= {rejected_name(plan.assignment.generation): encode_rejected(plan.rejected)}
+    return _with_companions(draft, manifest, companions), infos
+
+
+def _describe(plan: BuildPlan, options: BuildOptions, target: ShardTarget, totals: BuildTotals) -> Manifest:
+    """The manifest of the shards that were written."""
+    return Manifest(
         shard_format=options.shard_format,
         compression=options.codec,
         schema=plan.source.schema,
         classes=plan.classes,
-        splits=gathered.splits(),
-        layout=layout,
+        splits=totals.splits(),
+        layout=target.layout,
         seed=options.seed,
         source={"url": public_url(options.source), "fingerprint": plan.source.fingerprint},
         options=options.recorded(),
         writer=program_version(),
-        plan=fingerprint,
+        plan=target.plan,
+        files=totals.files(),
     )
-    infos = gathered.infos()
-    beside = tfds_files(manifest, infos) if plan.base is None else {}
-    if plan.rejected:
-        beside |= {rejected_name(plan.assignment.generation): encode_rejected(plan.rejected)}
-    if beside:
-        draft.write_all(beside)
-    files = gathered.files() | {path: file_info(data) for path, data in beside.items()}
-    return replace(manifest, files=files), infos
+
+
+def _with_companions(draft: DatasetDraft, manifest: Manifest, companions: Mapping[str, bytes]) -> Manifest:
+    """Write companion files; returns the manifest with them listed."""
+    draft.write_all(companions)
+    files = dict(manifest.files) | {path: file_info(data) for path, data in companions.items()}
+    return replace(manifest, files=files)
+
+
+def _commit(draft: DatasetDraft, written: Manifest, infos: list[ShardInfo]) -> Manifest:
+    """Commit the new shards, merged with the dataset that is appended to; returns the sealed manifest."""
+    if draft.base is not None:
+        written, infos = merge_generation(draft.base, written, infos)
+        written = _with_companions(draft, written, tfds_files(written, infos))
+    manifest, table = seal(written, infos)
+    draft.commit(manifest, table)
+    return manifest

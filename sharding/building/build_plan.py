@@ -1,4 +1,4 @@
-"""What a build, or an append, will write: known after the first pass over the source, and enough for the others."""
+"""The plan of a build or an append: all that the later passes over the source need to know, decided by the first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .options import BuildOptions
 __all__ = ["BuildPlan", "program_version"]
 
 _BLOCK_ROWS = 1 << 16
-_CLASSES_LOOKED_AT = 1000
+_SAMPLED_CLASSES = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +35,18 @@ class BuildPlan:
     """What a build will write, known after the first pass over the labels.
 
     Attributes:
-        source: opened.
-        classes: values of the label: those of `base`, then the others, sorted.
+        source: prepared source, without the records that are dropped.
+        classes: labels by class id: those of `base`, then the new ones, sorted.
         counts: records of each stratum (see `Assignment`) in each part.
-        assignment: of records to shards.
-        record: estimated mean size of one.
-        rejected: records that are passed over, for they cannot be read.
-        census: where more than the class decides the places of records; its files last as long as the build.
-        groups: how many groups each split has, where there are groups.
-        dealt: what came of dealing by size, if that was asked for.
-        digest: of what the column that decides the splits says, if there is one.
-        base: what the dataset that is appended to says of itself; None in a build.
+        assignment: assignment of records to shards.
+        record: estimated mean sizes of a record.
+        rejected: bad records that are skipped.
+        census: notes on the records, if more than the class decides their places; its files last as long as the build.
+        groups: number of groups in each split, if there are groups.
+        dealt: result of dealing the records by size, if they are.
+        digest: digest of the splits by column and of the records dropped as duplicates of the dataset's; empty if
+            there are neither.
+        base: manifest of the dataset that is appended to; None for a build.
     """
 
     source: Source
@@ -79,9 +80,9 @@ class BuildPlan:
 
     @property
     def class_bytes(self) -> ClassBytes:
-        """What is held of the classes while the dataset is written."""
+        """Memory that the classes take while the dataset is written."""
         in_parts = [len(part.strata) for part in self.counts]
-        first = class_array(self.source.schema, self.classes[:_CLASSES_LOOKED_AT])
+        first = class_array(self.source.schema, self.classes[:_SAMPLED_CLASSES])
         return ClassBytes.of(
             classes=len(self.classes),
             label_bytes=first.nbytes / max(1, len(first)),
@@ -97,16 +98,16 @@ class BuildPlan:
 
     @property
     def shard_records(self) -> int:
-        """Records in the largest shard."""
+        """Number of records in the largest shard."""
         return max(split.shard_records(0) for split in self.assignment.splits)
 
     @property
     def block_rows(self) -> int:
-        """Rows that are assembled at a time: a function of the source and the format alone, as it shapes Parquet."""
+        """Rows to assemble at a time. Depends on source and format alone, because it sets the row groups of Parquet."""
         return int(np.clip(BLOCK_BYTES / max(self.record_bytes, 1), 1, _BLOCK_ROWS))
 
     def fingerprint(self, options: BuildOptions) -> str:
-        """A hash of all that shapes what is written: builds of one fingerprint write the same bytes."""
+        """A hash of all that shapes the bytes written: builds with one fingerprint write the same bytes."""
         facts = [
             self.source.fingerprint,
             self.source.schema.to_json(),
@@ -125,5 +126,5 @@ class BuildPlan:
 
 
 def program_version() -> str:
-    """Name and version of this program, as a dataset tells them."""
+    """Name and version of this program, as a manifest records them."""
     return f"ringfeed {version('ringfeed')}"

@@ -1,4 +1,4 @@
-"""A dataset and what an append has written for it, as one: pure functions of what the two say of themselves."""
+"""Merge the manifest of a dataset with that of the shards that an append wrote: pure functions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["merge_generation"]
 
 
 def merge_generation(base: Dataset, added: Manifest, shards: Sequence[ShardInfo]) -> tuple[Manifest, list[ShardInfo]]:
-    """The dataset with one more generation; not yet sealed.
+    """The manifest and the shards of a dataset with one more generation; not yet sealed.
 
     Args:
-        base: that is appended to.
-        added: what would be said of the new shards if they were a dataset: its classes begin with those of `base`, its
-            schema, format and compression are the same, and its layout is that of `base`, or None.
-        shards: the new ones.
+        base: dataset that is appended to.
+        added: manifest of the new shards alone. Its classes begin with those of `base`, its schema, format and
+            compression are the same, and its layout is that of `base` or None.
+        shards: new shards.
     """
     manifest = base.manifest
     classes = len(added.classes)
@@ -50,8 +50,8 @@ def _merge_splits(old: Mapping[str, SplitInfo], new: Mapping[str, SplitInfo], cl
         name: replace(split, class_counts=padded_counts(split.class_counts, classes)) for name, split in old.items()
     }
     for name, more in new.items():
-        known = result.get(name)
-        result[name] = more if known is None else _sum(known, more)
+        before = result.get(name)
+        result[name] = more if before is None else _sum(before, more)
     return result
 
 
@@ -60,5 +60,5 @@ def _sum(a: SplitInfo, b: SplitInfo) -> SplitInfo:
         records=a.records + b.records,
         shards=a.shards + b.shards,
         class_counts=tuple(x + y for x, y in zip(a.class_counts, b.class_counts, strict=True)),
-        statistics={name: merge_statistics(known, b.statistics[name]) for name, known in a.statistics.items()},
+        statistics={name: merge_statistics(of_a, b.statistics[name]) for name, of_a in a.statistics.items()},
     )

@@ -1,4 +1,4 @@
-"""What is asked of a build: held against its rules when it is made, and recorded in `dataset.json`."""
+"""The options of a build: validated at construction, and recorded in `dataset.json`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,10 @@ from ..prepare.screening.bad_records import Budget, parse_budget
 from ..sources import KINDS
 from ..storage.urls import normalize_url_fields
 
-__all__ = [
-    "ONE_SPLIT",
-    "BuildOptions",
-]
+__all__ = ["ONE_SPLIT", "BuildOptions"]
 
 _BALANCES = ("records", "bytes")
-ONE_SPLIT = {"train": Fraction(1)}  # where nothing is said of splits
+ONE_SPLIT = {"train": Fraction(1)}  # the default
 _RECORDED = {
     "label", "shards", "shard_bytes", "splits", "source_kind", "split_column", "group_by", "balance", "prepare",
     "on_bad_record", "dali_index",
@@ -33,37 +30,36 @@ _RECORDED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """What is asked of a build.
+    """Options of a build.
 
     Attributes:
         source: URL or path of the data.
         destination: URL or path of the folder to write.
-        label: column of the classes, or None.
+        label: label column, or None.
         source_kind: see `sources.open_source`.
         shard_format: ``tfrecord`` or ``parquet``.
-        compression: of the shards, or None for the format's habit.
-        shards: how many in the largest split; the others get as many as make shards of equal size. Or None.
-        shard_bytes: about how large each shard should be. Or None; not together with `shards`.
-        splits: share of each split, by name; they add up to 1. Fractions, or what is written as a decimal.
-        split_column: column whose value names the split of each record; not together with `splits`. Or None.
-        group_by: column no value of which may be in two splits. Or None.
-        balance: ``records``, or ``bytes``: shards of a split are alike in size too, as far as records' sizes allow.
-        seed: of split, shard and order.
-        workers: processes. The result does not depend on it. A script that builds with several does so under
-            ``if __name__ == "__main__":``, for each process imports it.
-        memory_bytes: that all of them may use together, about; None: 1 GiB for each, and 2 GiB at least. On a cluster,
-            that each task may use where it runs; None: 1 GiB.
-        engine: where tasks run, see `engine.open_engine`.
-        spill: URL or path of a folder for what lies between two passes; None: this machine's folder for temporary
-            files.
-        on_bad_record: ``fail``, ``skip:N`` or ``skip:P%``: how many records that cannot be read are passed over.
+        compression: compression of the shards; None: the default of the format.
+        shards: number of shards in the largest split, or None; the others get as many as make shards equal in size.
+        shard_bytes: approximate size of each shard, or None. Not together with `shards`.
+        splits: share of each split by name: fractions, or text that reads as a decimal; the shares add up to 1.
+        split_column: column whose value names the split of each record, or None. Not together with `splits`.
+        group_by: column whose values are kept in one split each, or None.
+        balance: ``records``, or ``bytes`` to make the shards of a split alike in size too, as far as records allow.
+        seed: seed of split, shard and order.
+        workers: number of processes; does not affect the result. A script that builds with several must do so under
+            ``if __name__ == "__main__":``, because each process imports it.
+        memory_bytes: approximate memory of all processes together; None: 1 GiB for each, and at least 2 GiB. On a
+            cluster, memory of each task where it runs; None: 1 GiB.
+        engine: engine of the tasks, see `engine.open_engine`.
+        spill: URL or path of a folder for spill files; None: this machine's folder for temporary files.
+        on_bad_record: ``fail``, ``skip:N`` or ``skip:P%``: how many unreadable records to skip.
         overwrite: replace a dataset at the destination.
         min_class_records: refuse classes with fewer records.
         dali_index: write an index for NVIDIA DALI beside each TFRecord shard.
-        prepare: what is done to the records first.
+        prepare: preparation of the records.
 
     Raises:
-        ConfigError: a value its rule forbids.
+        ConfigError: a value violates its rule.
     """
 
     source: str
@@ -101,8 +97,8 @@ class BuildOptions:
             raise ConfigError(f"compression of {self.shard_format} must be one of {allowed}, got {self.compression!r}")
         if self.dali_index and (self.shard_format, self.codec) != ("tfrecord", "none"):
             raise ConfigError(
-                f"DALI indexes plain TFRecord shards, these are {self.shard_format} ({self.codec}); write them with "
-                "--format tfrecord --compression none"
+                f"a DALI index needs uncompressed TFRecord shards, and these are {self.shard_format} ({self.codec}); "
+                "write them with --format tfrecord --compression none"
             )
         if self.shards is not None and self.shard_bytes is not None:
             raise ConfigError("give --shards or --shard-size, not both")
@@ -128,34 +124,35 @@ class BuildOptions:
     def _check_division(self) -> None:
         if self.split_column is not None and self.group_by is not None:
             raise ConfigError(
-                "give --split-column or --group-by, not both: the column "
-                f"{self.split_column!r} names the split of each record already"
+                f"give --split-column or --group-by, not both: the column {self.split_column!r} names the split of "
+                "each record already"
             )
         if self.split_column is not None and self.splits != ONE_SPLIT:
             raise ConfigError("give --split or --split-column, not both: the column names the splits")
         if self.group_by is not None and len(self.splits) < 2:
             raise ConfigError(
-                "--group-by keeps groups apart in several splits, and there is one; add --split train=0.9,test=0.1"
+                "--group-by keeps each group in one of several splits, and there is only one; add --split "
+                "train=0.9,test=0.1"
             )
 
     @property
     def codec(self) -> str:
-        """The compression, decided."""
+        """The compression, or the default of the format."""
         return default_compression(self.shard_format) if self.compression is None else self.compression
 
     @property
     def memory_budget(self) -> int:
-        """Bytes that all processes may use together, about."""
+        """Approximate memory of all processes together, in bytes."""
         return max(2 << 30, self.workers << 30) if self.memory_bytes is None else self.memory_bytes
 
     @property
     def memory(self) -> MemoryShare:
-        """How that is shared out."""
+        """The memory budget and the workers that share it."""
         return MemoryShare(budget=self.memory_budget, workers=self.workers)
 
     @property
     def bad_records(self) -> Budget:
-        """How many bad records are passed over."""
+        """How many bad records to skip."""
         return parse_budget(self.on_bad_record)
 
     @property
@@ -165,18 +162,18 @@ class BuildOptions:
 
     @property
     def needs_census(self) -> bool:
-        """Whether more than its class decides the place of a record."""
+        """Whether more than the class decides the place of a record."""
         return self.deciding_column is not None or self.balance == "bytes"
 
     def recorded(self) -> dict[str, Any]:
-        """What shapes the bytes of the shards, as it stands in `dataset.json`."""
+        """The options that shape the bytes of the shards, as recorded in `dataset.json`."""
         recorded: dict[str, Any] = {
             "label": self.label,
             "shards": self.shards,
             "shard_bytes": self.shard_bytes,
             "splits": {} if self.split_column else {name: str(share) for name, share in self.splits.items()},
         }
-        asked = {
+        not_default = {
             "source_kind": self.source_kind.removeprefix("auto"),
             "split_column": self.split_column,
             "group_by": self.group_by,
@@ -185,25 +182,25 @@ class BuildOptions:
             "on_bad_record": self.on_bad_record.removeprefix("fail"),
             "dali_index": self.dali_index,
         }
-        return recorded | {name: value for name, value in asked.items() if value}
+        return recorded | {name: value for name, value in not_default.items() if value}
 
     @classmethod
     def restored(cls, recorded: Mapping[str, Any], source: str, destination: str, folder: str) -> BuildOptions:
-        """The inverse of `recorded`, for a build of the same source; what that does not tell is as by default.
+        """The inverse of `recorded`, for a build of the same source; options that are not recorded get their defaults.
 
         Args:
-            recorded: as it stands in `dataset.json`.
+            recorded: options as recorded in `dataset.json`.
             source: URL of the data.
-            destination: URL of the folder of the dataset.
-            folder: where the modules of a preparation's functions are looked for first.
+            destination: URL of the dataset.
+            folder: folder that is searched first for the modules of `--map` functions.
 
         Raises:
-            ConfigError: it holds what this version does not know.
+            ConfigError: this version does not know a recorded option.
         """
-        strange = sorted(set(recorded) - _RECORDED)
-        if strange:
+        unknown = sorted(set(recorded) - _RECORDED)
+        if unknown:
             raise ConfigError(
-                f"{destination} was built with options that this version does not know ({', '.join(strange)}); upgrade "
+                f"{destination} was built with options that this version does not know ({', '.join(unknown)}); upgrade "
                 "with: pip install --upgrade ringfeed"
             )
         return cls(
@@ -219,6 +216,6 @@ class BuildOptions:
             balance=recorded.get("balance", "records"),
             on_bad_record=recorded.get("on_bad_record", "fail"),
             dali_index=recorded.get("dali_index", False),
-            min_class_records=1,  # what was built had enough
+            min_class_records=1,  # the dataset passed this check when it was built
             prepare=restore_options(recorded.get("prepare", {}), folder),
         )

@@ -1,10 +1,11 @@
-"""The first round of a build: labels are counted, and from their counts all is decided. Nothing is written."""
+"""The first round of a build: count the labels, and decide everything from the counts. Nothing is written."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ from ..assignment.census import Census, take_census
 from ..assignment.existing_groups import read_existing_groups
 from ..assignment.label_counts import LabelCounts, StratumCounts, ValueCounts, count_classes
 from ..assignment.size_balance import deal_records
-from ..assignment.split_by_column import ColumnSplits, open_census, split_by_column
+from ..assignment.split_by_column import RecordSplits, open_census, split_by_column
 from ..dataset.earlier_shards import EarlierShards
 from ..dataset.manifest import Manifest
 from ..destination.dataset_draft import check_disjoint, check_spill_outside
@@ -27,43 +28,30 @@ from ..prepare import open_with_carried_column
 from ..prepare.screening.bad_records import open_policy, without_bad_records
 from ..prepare.screening.duplicates import drop_duplicates, existing_records
 from ..prepare.screening.image_checks import check_images
-from ..progress import Progress, Report, Teller, ignore
-from ..schema import Feature, Schema, class_array
+from ..progress import Report, Teller, ignore
+from ..schema import Feature, class_array
 from ..sources import Source, select_part
 from ..sources.base import NO_FEATURES, BadRecord
 from ..sources.dropping_source import DroppingSource
 from ..storage.storage import Storage
+from .build_context import BuildContext, build_engine
 from .build_plan import BuildPlan
-from .capacity import build_engine, task_limit
 from .options import BuildOptions
 from .shard_plan import check_label, plan_assignment, plan_split_counts, sort_classes
 
-__all__ = ["make_plan", "open_build_source", "open_plan", "plan_build", "plan_source"]
+__all__ = ["make_plan", "open_build_source", "open_plan", "plan_build"]
 
 _SAMPLE_RECORDS = 256
 
 
 def plan_build(options: BuildOptions, *, executor: Executor | None = None, report: Report = ignore) -> BuildPlan:
-    """Read the labels and decide everything; writes nothing.
+    """Read the labels and plan a build; writes nothing.
 
     Raises:
         SourceError: the source cannot be read, or its classes cannot be balanced and split as asked.
         ConfigError: the options do not fit the data.
     """
-    return plan_source(open_build_source(options), options, executor=executor, report=report)
-
-
-def plan_source(
-    source: Source,
-    options: BuildOptions,
-    base: Manifest | None = None,
-    earlier: EarlierShards | None = None,
-    *,
-    executor: Executor | None = None,
-    report: Report = ignore,
-) -> BuildPlan:
-    """`plan_build` of a source that was opened, or of an append to a dataset."""
-    with open_plan(source, options, base, earlier, executor=executor, report=report) as plan:
+    with open_plan(open_build_source(options), options, executor=executor, report=report) as plan:
         return plan
 
 
@@ -77,26 +65,36 @@ def open_plan(
     executor: Executor | None = None,
     report: Report = ignore,
 ) -> Iterator[BuildPlan]:
-    """`plan_source`, with the files of its census until the body ends."""
+    """Plan a build from a source, or an append to a dataset; the files of the census last until the body ends.
+
+    Args:
+        source: prepared source.
+        options: options of the build.
+        base: manifest of the dataset that is appended to, or None.
+        earlier: shards of that dataset, or None if none of them is read.
+        executor: executor of the tasks; by default, the engine of the options.
+        report: called after every task.
+    """
     root = spill_root(options.spill, options.destination)
     with (
         build_engine(options) if executor is None else nullcontext(executor) as pool,
         side_folder(root) if options.needs_census else nullcontext() as scratch,
     ):
-        yield make_plan(source, options, base, earlier, root, scratch, pool, report)
+        context = BuildContext(options=options, pool=pool, report=report, base=base, earlier=earlier)
+        yield make_plan(source, context, root, scratch)
 
 
 def open_build_source(options: BuildOptions, types: Mapping[str, Feature] = NO_FEATURES) -> Source:
-    """The source that the options name, prepared.
+    """Open and prepare the source that the options name.
 
     Args:
-        options: of the build.
-        types: that the columns are to have in the end; see `open_prepared`.
+        options: options of the build.
+        types: types expected of the prepared columns; see `open_prepared`.
 
     Raises:
-        SourceError: it cannot be read, or its label makes no classes.
-        ConfigError: the options do not fit it.
-        DestinationError: source and destination lie in each other, or what is spilled would in the destination.
+        SourceError: the source cannot be read, or its label makes no classes.
+        ConfigError: the options do not fit the source.
+        DestinationError: source and destination overlap, or the spill folder lies in the destination.
     """
     check_disjoint(options.source, options.destination)
     check_spill_outside(options.spill, options.destination)
@@ -104,109 +102,88 @@ def open_build_source(options: BuildOptions, types: Mapping[str, Feature] = NO_F
     source = open_with_carried_column(
         options.source, options.label, options.source_kind, options.prepare, options.deciding_column, reject, types
     )
-    check_disjoint(source.url, options.destination)  # the folder alone, where the options name a split in it
+    check_disjoint(source.url, options.destination)  # the folder itself, where the options name a split in it
     check_label(source.schema)
     return source
 
 
-def make_plan(
-    source: Source,
-    options: BuildOptions,
-    base: Manifest | None,
-    earlier: EarlierShards | None,
-    root: Storage,
-    scratch: Storage | None,
-    pool: Executor,
-    report: Report,
-) -> BuildPlan:
-    """`plan_source` on an executor that is there.
+def make_plan(source: Source, context: BuildContext, root: Storage, scratch: Storage | None) -> BuildPlan:
+    """Plan a build, or an append.
 
     Args:
-        source: opened.
-        options: of the build.
-        base: the dataset that is appended to, or None.
-        earlier: its shards. Or None, where nothing is read of them.
-        root: of the spill.
-        scratch: the folder for the census, if one is needed; it has to stay as long as the plan.
-        pool: where to run tasks.
-        report: called after every task.
+        source: prepared source.
+        context: what all rounds share.
+        root: root of the spill folders.
+        scratch: folder for the census, which must outlive the plan; None if no census is needed.
     """
-    rejected: list[BadRecord] = []
-    if options.bad_records is not None:
-        source, rejected = without_bad_records(
-            source, options.bad_records, options.prepare.images, pool, task_limit(pool, options)
-        )
-    if options.prepare.dedup is not None:
-        source = drop_duplicates(
-            source,
-            options.prepare.dedup,
-            pool,
-            root,
-            lambda done, total, records: report(Progress(stage="dedup", done=done, total=total, records=records)),
-            None if earlier is None or earlier.same_source else existing_records(earlier),
-            [] if base is None else [generation.source["fingerprint"] for generation in base.all_generations],
-        )
-    census: Census | None = None
-    if scratch is not None:
-        flag, sizes = "--group-by" if options.split_column is None else "--split-column", options.balance == "bytes"
-        census = open_census(source, options.deciding_column, flag, sizes=sizes, folder=scratch)
-    counted = _count_parts(source, census, options, pool, report)
+    options, base = context.options, context.base
+    source, rejected = _screen(source, context, root)
+    census = None if scratch is None else _open_census(source, options, scratch)
+    counted = _count_parts(source, census, context)
     if rejected and not counted.totals.records:
         name = options.prepare.described(options.source)
-        raise SourceError(f"{name} holds no records but bad ones, of which there are {len(rejected):,}: {rejected[0]}")
-    values = _classes(counted.totals, source.schema, options, base)
+        raise SourceError(f"{name} holds only bad records, {len(rejected):,} of them; the first is {rejected[0]}")
+    values = _classes(counted.totals, source, context)
     classes = (None,) if source.schema.label is None else tuple(values.to_pylist())
-    record = _sample_record_bytes(source, options)
-    if census is not None and census.sizes:
-        record = _weighed(record, census, len(source.parts))
-    division: ColumnSplits | None = None
-    per_split: Mapping[str, Sequence[int]]
-    strata: tuple[StratumCounts, ...]
-    if census is None or census.by is None:
-        strata = counted.by_part(values)
-        per_split = plan_split_counts(
-            classes,
-            _in_all(strata, len(values)),
-            options.splits,
-            existing_counts={} if base is None else base.written,
-        )
+    record = _estimate_record_bytes(source, census, options)
+    if census is None or census.column is None:
+        presplit, splits = False, _split_by_class(counted.by_part(values), classes, context)
     else:
-        existing = None
-        if base is not None and options.group_by is not None:
-            assert earlier is not None
-            existing = read_existing_groups(earlier, base, options.group_by, list(options.splits), pool)
-        shares = None if options.group_by is None else options.splits
-        division = split_by_column(
-            census, len(source.parts), values, seed=options.seed, group_shares=shares, existing_groups=existing
-        )
-        strata, per_split = division.counts, division.class_counts
+        presplit, splits = True, _split_by_column(census, len(source.parts), values, context)
     generation = 0 if base is None else len(base.all_generations)
-    assignment = plan_assignment(
-        options, per_split, record.stored, presplit=division is not None, generation=generation
-    )
+    assignment = plan_assignment(options, splits.class_counts, record.stored, presplit=presplit, generation=generation)
     dealt = None
-    if census is not None and census.sizes:
-        dealt = deal_records(census, values, assignment, strata)
+    if census is not None and census.with_sizes:
+        dealt = deal_records(census, values, assignment, splits.counts)
     return BuildPlan(
         source=source,
         classes=classes,
-        counts=strata,
+        counts=splits.counts,
         assignment=assignment,
         record=record,
         census=census,
-        groups=division.values if division is not None and options.group_by is not None else {},
+        groups={} if options.group_by is None else splits.values,
         dealt=dealt,
-        digest=("" if division is None else division.digest) + _dropped_there(source),
+        digest=splits.digest + _dropped_digest(source),
         rejected=tuple(rejected),
         base=base,
     )
 
 
-def _count_parts(
-    source: Source, census: Census | None, options: BuildOptions, pool: Executor, report: Report
-) -> LabelCounts:
-    """Records of each class in each part, and the notes of the census, if one is taken."""
-    tell = Teller(report, "count", len(source.parts))
+def _screen(source: Source, context: BuildContext, root: Storage) -> tuple[Source, list[BadRecord]]:
+    """The source without bad records and duplicates, as far as the options ask for it; and the bad records."""
+    options, base, earlier = context.options, context.base, context.earlier
+    rejected: list[BadRecord] = []
+    if options.bad_records is not None:
+        source, rejected = without_bad_records(
+            source, options.bad_records, options.prepare.images, context.pool, context.task_limit
+        )
+    if options.prepare.dedup is not None:
+        source = drop_duplicates(
+            source,
+            options.prepare.dedup,
+            context.pool,
+            root,
+            context.report,
+            existing=None if earlier is None or earlier.same_source else existing_records(earlier),
+            earlier_fingerprints=[] if base is None else [g.source["fingerprint"] for g in base.all_generations],
+        )
+    return source, rejected
+
+
+def _dropped_digest(source: Source) -> str:
+    """A digest of the records that are dropped because the dataset holds them already; empty if none are."""
+    return source.dropped_digest if isinstance(source, DroppingSource) and source.fingerprint_override else ""
+
+
+def _open_census(source: Source, options: BuildOptions, folder: Storage) -> Census:
+    flag = "--group-by" if options.split_column is None else "--split-column"
+    return open_census(source, options.deciding_column, flag, with_sizes=options.balance == "bytes", folder=folder)
+
+
+def _count_parts(source: Source, census: Census | None, context: BuildContext) -> LabelCounts:
+    """Count the records of each class in each part; takes the census, if there is one."""
+    tell = Teller(context.report, "count", len(source.parts))
     counted = LabelCounts(source.schema, len(source.parts))
     jobs: Iterator[Job[ValueCounts]] = (
         (count_classes, (select_part(source, n), part))
@@ -214,35 +191,64 @@ def _count_parts(
         else (take_census, (select_part(source, n), part, n, census))
         for n, part in enumerate(source.parts)
     )
-    with stream_tasks(pool, jobs, task_limit(pool, options)) as ended:
-        for number, tally in ended:
-            counted.add(number, tally)
-            tell(1, tally.records)
+    with stream_tasks(context.pool, jobs, context.task_limit) as ended:
+        for number, counts in ended:
+            counted.add(number, counts)
+            tell(1, counts.records)
     return counted
 
 
-def _classes(found: ValueCounts, schema: Schema, options: BuildOptions, base: Manifest | None) -> pa.Array:
-    """All classes: those of the dataset that is appended to, then the others, sorted."""
-    known = class_array(schema, () if base is None else base.classes)
-    fresh = pc.is_null(pc.index_in(found.values, value_set=known)).to_numpy(zero_copy_only=False)
-    if found.records and not fresh.any():
+def _classes(found: ValueCounts, source: Source, context: BuildContext) -> pa.Array:
+    """All classes: those of the dataset that is appended to, then the new ones, sorted."""
+    options, schema = context.options, source.schema
+    known = class_array(schema, () if context.base is None else context.base.classes)
+    is_new = pc.is_null(pc.index_in(found.values, value_set=known)).to_numpy(zero_copy_only=False)
+    if found.records and not is_new.any():
         return known
-    new = ValueCounts(values=found.values.filter(pa.array(fresh)), counts=found.counts[fresh])
+    new = ValueCounts(values=found.values.filter(pa.array(is_new)), counts=found.counts[is_new])
     name, labelled = options.prepare.described(options.source), schema.label is not None
     return pa.concat_arrays([known, sort_classes(new, name, options.min_class_records, labelled=labelled)])
 
 
-def _dropped_there(source: Source) -> str:
-    """A digest of the records that are passed over since the dataset has them already; empty if none are."""
-    return source.dropped_digest if isinstance(source, DroppingSource) and source.fingerprint_override else ""
-
-
-def _in_all(parts: Sequence[StratumCounts], strata: int) -> list[int]:
-    """Records of each stratum in all parts."""
-    totals = np.zeros(strata, np.int64)
+def _split_by_class(parts: tuple[StratumCounts, ...], classes: Sequence[Any], context: BuildContext) -> RecordSplits:
+    """Split each class by the shares of the options."""
+    totals = np.zeros(len(classes), np.int64)
     for part in parts:
         totals[part.strata] += part.counts
-    return totals.tolist()
+    existing = {} if context.base is None else context.base.written
+    per_split = plan_split_counts(classes, totals.tolist(), context.options.splits, existing_counts=existing)
+    return RecordSplits(class_counts=per_split, counts=parts)
+
+
+def _split_by_column(census: Census, parts: int, classes: pa.Array, context: BuildContext) -> RecordSplits:
+    """Split the records by the column of the census, groups as they are split in the dataset that is appended to."""
+    options, base = context.options, context.base
+    if options.group_by is None:
+        return split_by_column(census, parts, classes, seed=options.seed)
+    existing = None
+    if base is not None:
+        assert context.earlier is not None
+        existing = read_existing_groups(context.earlier, base, options.group_by, list(options.splits), context.pool)
+    return split_by_column(
+        census, parts, classes, seed=options.seed, group_shares=options.splits, existing_groups=existing
+    )
+
+
+def _estimate_record_bytes(source: Source, census: Census | None, options: BuildOptions) -> RecordBytes:
+    """Mean sizes of a record: of a sample, scaled to all records if the census has their sizes."""
+    record = _sample_record_bytes(source, options)
+    if census is None or not census.with_sizes:
+        return record
+    every, first = np.zeros(2), np.zeros(2)  # bytes and records, of all records and of the sample
+    for number in range(len(source.parts)):
+        sizes = census.record_sizes(number)
+        every += sizes.sum(), len(sizes)
+        if number in _sampled(len(source.parts)):
+            head = sizes[:_SAMPLE_RECORDS]
+            first += head.sum(), len(head)
+    ratio = float(every[0] * first[1] / max(every[1] * first[0], 1)) or 1.0
+    draft = record.draft * max(ratio, 1.0)  # drafts may lack exactly what makes the first records larger
+    return RecordBytes(stored=record.stored * ratio, draft=draft, whole=record.whole * ratio)
 
 
 def _sample_record_bytes(source: Source, options: BuildOptions) -> RecordBytes:
@@ -272,19 +278,5 @@ def _sample_record_bytes(source: Source, options: BuildOptions) -> RecordBytes:
 
 
 def _sampled(parts: int) -> range:
-    """The numbers of a few parts."""
+    """The numbers of the parts that are sampled."""
     return range(0, parts, max(1, parts // 4))
-
-
-def _weighed(record: RecordBytes, census: Census, parts: int) -> RecordBytes:
-    """Mean sizes of all records, by those of a sample: the first ones may be the short ones."""
-    every, first = np.zeros(2), np.zeros(2)  # bytes and records
-    for number in range(parts):
-        sizes = census.record_sizes(number)
-        every += sizes.sum(), len(sizes)
-        if number in _sampled(parts):
-            head = sizes[:_SAMPLE_RECORDS]
-            first += head.sum(), len(head)
-    ratio = float(every[0] * first[1] / max(every[1] * first[0], 1)) or 1.0
-    draft = record.draft * max(ratio, 1.0)  # which may lack just what makes the first ones larger
-    return RecordBytes(stored=record.stored * ratio, draft=draft, whole=record.whole * ratio)

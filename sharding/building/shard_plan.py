@@ -1,4 +1,4 @@
-"""What a build will do, decided before a byte is written: pure functions of counts and options."""
+"""Plan classes, splits and shards before anything is written: pure functions of counts and options."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from .options import BuildOptions
 
 __all__ = ["DEFAULT_SHARDS", "check_label", "plan_assignment", "plan_split_counts", "sort_classes"]
 
-DEFAULT_SHARDS = 16  # at least so many by default: enough for ranks to share and to read in parallel
+DEFAULT_SHARDS = 16  # least number by default: enough for ranks to share and to read in parallel
 _DEFAULT_SHARD_BYTES = 256 << 20
-_MAX_SHARD_BYTES = 1 << 30  # below the 2 GiB of one Arrow string column, with room for an estimate that is wrong
-_MAX_COUNTS = 1 << 28  # of a class in a shard: 0.25 to 2 GiB in a reader's memory
+_MAX_SHARD_BYTES = 1 << 30  # below the 2 GiB of an Arrow string column, with a margin for wrong estimates
+_MAX_COUNTS = 1 << 28  # counts of a class in a shard: 0.25 to 2 GiB in a reader's memory
 
 
 def check_label(schema: Schema) -> None:
-    """Refuse a label that makes no classes, before any of it is read.
+    """Refuse a label that makes no classes, before reading it.
 
     Raises:
-        SourceError: it is a number with a fraction, bytes, or a list.
+        SourceError: the label holds floats, bytes, or lists.
     """
     if schema.label is None:
         return
@@ -39,8 +39,8 @@ def check_label(schema: Schema) -> None:
     if label.shape != () or label.dtype == "binary" or label.dtype.startswith("float"):
         what = f"lists of {label.dtype}" if label.shape else f"{label.dtype} values"
         raise SourceError(
-            f"the label column {label.name!r} holds {what}, which make no classes: a label is a string, an integer or "
-            "a bool: cast it with --cast, or, for regression, leave out --label"
+            f"the label column {label.name!r} holds {what}, which make no classes; a label is a string, an integer or "
+            "a bool: cast it with --cast or, for regression, omit --label"
         )
 
 
@@ -49,9 +49,9 @@ def sort_classes(found: ValueCounts, source: str, min_records: int, *, labelled:
 
     Args:
         found: records of each class.
-        source: what they are of, for errors.
-        min_records: that a class must have.
-        labelled: whether there is a label; else the one class has no name.
+        source: name of the source, for errors.
+        min_records: least records of a class.
+        labelled: whether there is a label; if not, the one class has no name.
 
     Raises:
         SourceError: there are no records, or a class has too few.
@@ -81,12 +81,12 @@ def plan_split_counts(
     *,
     existing_counts: Mapping[str, Sequence[int]] = NO_RECORDS,
 ) -> dict[str, ClassCounts]:
-    """Records of each class, by split.
+    """Records of each class by split.
 
     Args:
-        classes: the values of the label.
+        classes: labels by class id.
         class_counts: records of each class.
-        splits: share of each.
+        splits: share of each split.
         existing_counts: by split, the records of each class that the dataset holds already; its classes come first.
 
     Raises:
@@ -100,7 +100,7 @@ def plan_split_counts(
             number = counted(class_counts[i], "record")
             few = f"too few for one in each of {len(per_split)} splits ({name!r} gets none)"
             if classes[i] is None:
-                raise SourceError(f"the source has {number}, {few}; give more, or ask for fewer splits")
+                raise SourceError(f"the source has {number}, {few}; add records, or ask for fewer splits")
             raise SourceError(f"class {classes[i]!r} has {number}, {few}; drop it, or merge it with another")
     return per_split
 
@@ -113,17 +113,17 @@ def plan_assignment(
     presplit: bool = False,
     generation: int = 0,
 ) -> Assignment:
-    """Splits, shards and class counts. A split that gets no record gets no shard.
+    """Plan splits, shards and class counts. A split without records gets no shard.
 
     Args:
-        options: of the build.
-        per_split: records of each class, by split.
+        options: options of the build.
+        per_split: records of each class by split.
         record_bytes: estimated mean size of a record on storage.
-        presplit: whether the split of each record is given.
-        generation: of the dataset that is appended to; 0 is a build.
+        presplit: whether a column decides the split of each record.
+        generation: generation to write; 0 is a build.
 
     Raises:
-        ConfigError: there are more shards than records, or shards that are too large.
+        ConfigError: there are more shards than records, too large shards, or too many counts for a reader's memory.
     """
     records = {name: sum(counts) for name, counts in per_split.items() if any(counts)}
     largest = max(records.values())
@@ -133,16 +133,16 @@ def plan_assignment(
         shards = min(wanted if options.shard_bytes else max(wanted, DEFAULT_SHARDS), largest)
     if largest * record_bytes / shards > _MAX_SHARD_BYTES:
         raise ConfigError(
-            f"shards must be of at most {_MAX_SHARD_BYTES >> 20} MiB, for each is put together in memory; {shards} "
-            f"would have about {largest * record_bytes / shards / (1 << 20):.0f} MiB; ask for more of them"
+            f"a shard may have at most {_MAX_SHARD_BYTES >> 20} MiB, because it is assembled in memory; {shards} "
+            f"shards would have about {largest * record_bytes / shards / (1 << 20):.0f} MiB each; ask for more"
         )
     sizes = shards_per_split(records, shards)
     classes = max(map(len, per_split.values()))
     cells = classes * sum(sizes.values())
     if cells > _MAX_COUNTS:
         raise ConfigError(
-            f"{classes:,} classes in {sum(sizes.values()):,} shards are {cells:,} counts, which every reader holds in "
-            f"memory, and the most are {_MAX_COUNTS:,}; ask for fewer shards, or name a label with fewer values"
+            f"{classes:,} classes in {sum(sizes.values()):,} shards make {cells:,} counts, which every reader holds in "
+            f"memory; at most {_MAX_COUNTS:,} are allowed; ask for fewer shards, or a label with fewer values"
         )
     splits = tuple(SplitLayout(name=n, shards=sizes[n], class_counts=per_split[n]) for n in records)
     return Assignment(seed=options.seed, splits=splits, presplit=presplit, generation=generation)

@@ -1,9 +1,9 @@
-"""The second round of a build, in which the source is read and spilled, and the third, in which shards are written."""
+"""The second and third round of a build: partition the records of the source, then assemble the shards."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from concurrent.futures import Executor
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,113 +11,113 @@ from ..compute.grouping import group
 from ..destination.journal import ShardResult
 from ..destination.spill import PartSpill, Spill
 from ..engines.executors import Job, stream_tasks
-from ..engines.memory import MemoryShare
 from ..formats import RecordLayout, plan_layout
-from ..progress import Report, Teller
+from ..progress import Teller
 from ..sources import select_part
+from .assembling import BucketInput, assemble_bucket
+from .bucketing import Bucketing
+from .build_context import BuildContext
 from .build_plan import BuildPlan
-from .capacity import memory_share, memory_task_limit
 from .options import BuildOptions
+from .partitioning import PartitionTarget, partition_part, widen_range
 from .shard_writer import ShardTarget
-from .tasks import Bucketing, assemble_bucket, partition_part
 
-__all__ = ["assemble", "assemble_tasks", "common_layout", "partition", "shards_per_bucket"]
+__all__ = ["WriteStages", "common_layout", "plan_buckets"]
 
 _LEAST_BUCKETS = 64  # enough for the workers to share, and for a killed build to lose little
 
 
-def shards_per_bucket(plan: BuildPlan, memory: MemoryShare) -> int:
-    """How many shards are assembled together, by one task."""
-    by_size = memory.bucket_records(plan.record, plan.block_rows) // plan.shard_records
-    return max(1, min(by_size, plan.assignment.shards // _LEAST_BUCKETS))
+def plan_buckets(plan: BuildPlan, context: BuildContext) -> Bucketing:
+    """Buckets of as many shards as one task may hold in memory.
+
+    Raises:
+        ConfigError: not even one task fits into memory.
+    """
+    by_size = context.memory_share(plan).bucket_records(plan.record, plan.block_rows) // plan.shard_records
+    together = max(1, min(by_size, plan.assignment.shards // _LEAST_BUCKETS))
+    _assemble_limit(plan, context, together)
+    return Bucketing(assignment=plan.assignment, shards_per_bucket=together)
 
 
-def partition(
-    plan: BuildPlan,
-    options: BuildOptions,
-    bucketing: Bucketing,
-    finished: Collection[int],
-    spill: Spill,
-    pool: Executor,
-    report: Report,
-) -> list[PartSpill]:
-    """The second round: every part is read, and the records of all shards but the `finished` ones are spilled."""
-    wanted = np.array([any(s not in finished for s in bucketing.shards(b)) for b in range(bucketing.buckets)])
-    done = spill.finished(wanted)
-    parts = plan.source.parts
-    tell = Teller(report, "partition", len(parts), len(done), sum(part.records for part in done.values()))
-    todo = [number for number in range(len(parts)) if number not in done]
-    memory = memory_share(pool, options, plan)
-    jobs: Iterator[Job[PartSpill]] = (
-        (
-            partition_part,
-            (select_part(plan.source, n), parts[n], n, bucketing, wanted, placement, spill, memory.run_bytes),
+def _assemble_limit(plan: BuildPlan, context: BuildContext, shards_per_bucket: int) -> int | Callable[[], int]:
+    """How many tasks of the third round to keep submitted."""
+    records = plan.shard_records * shards_per_bucket
+    fitting = context.memory_share(plan).assemble_tasks(plan.record, records, plan.block_rows)
+    return context.memory_task_limit(fitting)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteStages:
+    """The rounds after planning.
+
+    Attributes:
+        plan: plan of the build.
+        context: what all rounds share.
+        bucketing: buckets of the shards.
+        finished: shards that are not written, such as those that an earlier build finished.
+        spill: spill folder.
+    """
+
+    plan: BuildPlan
+    context: BuildContext
+    bucketing: Bucketing
+    finished: Collection[int]
+    spill: Spill
+
+    def partition(self) -> list[PartSpill]:
+        """Read all parts and spill the records of all shards that are not finished."""
+        buckets, parts = range(self.bucketing.buckets), self.plan.source.parts
+        wanted = np.array([any(s not in self.finished for s in self.bucketing.shards(b)) for b in buckets])
+        done = self.spill.finished(wanted)
+        tell = Teller(
+            self.context.report, "partition", len(parts), len(done), sum(part.records for part in done.values())
         )
-        for n, placement in enumerate(plan.placements)
-        if n not in done
-    )
-    with stream_tasks(pool, jobs, memory_task_limit(pool, options, memory.partition_tasks())) as ended:
-        for number, part in ended:
-            done[todo[number]] = part
-            tell(1, part.records)
-    return [done[number] for number in range(len(parts))]
+        todo = [number for number in range(len(parts)) if number not in done]
+        memory = self.context.memory_share(self.plan)
+        target = PartitionTarget(bucketing=self.bucketing, wanted=wanted, spill=self.spill, run_bytes=memory.run_bytes)
+        jobs: Iterator[Job[PartSpill]] = (
+            (partition_part, (select_part(self.plan.source, n), parts[n], n, placement, target))
+            for n, placement in enumerate(self.plan.placements)
+            if n not in done
+        )
+        limit = self.context.memory_task_limit(memory.partition_tasks())
+        with stream_tasks(self.context.pool, jobs, limit) as ended:
+            for number, part in ended:
+                done[todo[number]] = part
+                tell(1, part.records)
+        return [done[number] for number in range(len(parts))]
+
+    def assemble(self, target: ShardTarget, parts: Sequence[PartSpill]) -> Generator[list[ShardResult], None, None]:
+        """Write all shards that are not finished; yields those of one bucket after the other."""
+        batches: list[list[tuple[int, list[int]]]] = [[] for _ in range(self.bucketing.buckets)]
+        for number, part in enumerate(parts):
+            for bucket, in_part in group(part.buckets):
+                batches[bucket].append((number, in_part.tolist()))
+        source, assignment = select_part(self.plan.source), self.plan.assignment
+        shards = [[s for s in self.bucketing.shards(b) if s not in self.finished] for b in range(len(batches))]
+        inputs = (BucketInput(number=b, shards=shards[b], batches=batches[b]) for b in range(len(batches)) if shards[b])
+        jobs: Iterator[Job[list[ShardResult]]] = (
+            (assemble_bucket, (source, target, self.bucketing, self.spill, bucket)) for bucket in inputs
+        )
+        records = sum(assignment.shard_records(number) for number in self.finished)
+        tell = Teller(self.context.report, "write", assignment.shards, len(self.finished), records)
+        limit = _assemble_limit(self.plan, self.context, self.bucketing.shards_per_bucket)
+        with stream_tasks(self.context.pool, jobs, limit) as ended:
+            for _, results in ended:
+                yield results
+                tell(len(results), sum(result.info.records for result in results))
 
 
 def common_layout(plan: BuildPlan, options: BuildOptions, parts: Sequence[PartSpill]) -> RecordLayout | None:
-    """That which all records can share, those of the dataset that is appended to included; None if there is none."""
+    """The layout that all records can share, those of the dataset that is appended to included; None if none."""
     if options.shard_format != "tfrecord" or any(part.has_nulls for part in parts):
         return None
     ranges: dict[str, tuple[int, int]] = {}
     for part in parts:
         for name, (low, high) in part.int_ranges.items():
-            seen = ranges.get(name, (low, high))
-            ranges[name] = (min(low, seen[0]), max(high, seen[1]))
+            widen_range(ranges, name, low, high)
     layout = plan_layout(plan.source.schema, ranges)
     if plan.base is None:
         return layout
-    shared = plan.base.layout  # one layout for all of a dataset's records, or none
+    shared = plan.base.layout  # one layout for all records of a dataset, or none
     return shared if shared is not None and layout is not None and shared.holds(layout) else None
-
-
-def assemble(
-    plan: BuildPlan,
-    options: BuildOptions,
-    target: ShardTarget,
-    bucketing: Bucketing,
-    finished: Collection[int],
-    parts: Sequence[PartSpill],
-    spill: Spill,
-    pool: Executor,
-    report: Report,
-) -> Generator[list[ShardResult], None, None]:
-    """The third round: all shards but the `finished` ones are written; what is yielded are those of a bucket."""
-    inputs: list[list[tuple[int, list[int]]]] = [[] for _ in range(bucketing.buckets)]
-    for number, part in enumerate(parts):
-        for bucket, batches in group(part.buckets):
-            inputs[bucket].append((number, batches.tolist()))
-    source = select_part(plan.source)
-    wanted = [[s for s in bucketing.shards(b) if s not in finished] for b in range(bucketing.buckets)]
-    jobs: Iterator[Job[list[ShardResult]]] = (
-        (assemble_bucket, (source, target, bucketing, bucket, shards, spill, inputs[bucket]))
-        for bucket, shards in enumerate(wanted)
-        if shards
-    )
-    records = sum(plan.assignment.shard_records(number) for number in finished)
-    tell = Teller(report, "write", plan.assignment.shards, len(finished), records)
-    with stream_tasks(pool, jobs, assemble_tasks(plan, options, bucketing, pool)) as ended:
-        for _, results in ended:
-            yield results
-            tell(len(results), sum(result.info.records for result in results))
-
-
-def assemble_tasks(
-    plan: BuildPlan, options: BuildOptions, bucketing: Bucketing, pool: Executor
-) -> int | Callable[[], int]:
-    """How many tasks of the third round to have submitted and not ended.
-
-    Raises:
-        ConfigError: not even one fits into the memory.
-    """
-    records = plan.shard_records * bucketing.shards_per_bucket
-    fitting = memory_share(pool, options, plan).assemble_tasks(plan.record, records, plan.block_rows)
-    return memory_task_limit(pool, options, fitting)

@@ -1,6 +1,8 @@
-"""What tasks say of the shards that they wrote, gathered into what a dataset says of itself."""
+"""Merge the results of the tasks that wrote shards into the totals that a manifest records."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from ..assignment.assignment import Assignment
 from ..dataset.manifest import FileInfo, ShardInfo, SplitInfo
@@ -11,7 +13,7 @@ __all__ = ["BuildTotals"]
 
 
 class BuildTotals:
-    """Results of shards, merged in the order of the shards, whatever the order they come in."""
+    """Shard results, merged in the order of the shards whatever order they arrive in."""
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
@@ -21,23 +23,24 @@ class BuildTotals:
         self._next = 0
         self._statistics: dict[str, dict[str, FeatureStatistics]] = {split.name: {} for split in assignment.splits}
 
-    def add(self, result: ShardResult) -> None:
-        """Take the result of a shard; each is taken once."""
-        self._infos[result.number] = result.info
-        self._files[result.number] = result.files
-        self._waiting[result.number] = result
+    def add(self, results: Iterable[ShardResult]) -> None:
+        """Add results; each shard is added once."""
+        for result in results:
+            self._infos[result.number] = result.info
+            self._files[result.number] = result.files
+            self._waiting[result.number] = result
         while (ready := self._waiting.pop(self._next, None)) is not None:
-            known = self._statistics[ready.info.split]
+            merged = self._statistics[ready.info.split]
             for name, more in ready.statistics.items():
-                known[name] = merge_statistics(known[name], more) if name in known else more
+                merged[name] = merge_statistics(merged[name], more) if name in merged else more
             self._next += 1
 
     def infos(self) -> list[ShardInfo]:
-        """All shards, in their order."""
+        """All shards in order."""
         return [self._infos[number] for number in range(self._assignment.shards)]
 
     def files(self) -> dict[str, FileInfo]:
-        """Those for other programs, by path, in the order of the shards."""
+        """The shards' files for other programs by path, in the order of the shards."""
         return {path: info for _, files in sorted(self._files.items()) for path, info in files.items()}
 
     def splits(self) -> dict[str, SplitInfo]:

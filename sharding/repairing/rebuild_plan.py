@@ -18,10 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..building.append import open_matching_source
+from ..building.assembling import shard_names
 from ..building.build_plan import BuildPlan
 from ..building.options import BuildOptions
-from ..building.planning import open_build_source, plan_source
-from ..building.tasks import shard_names
+from ..building.planning import open_build_source, open_plan
 from ..compute.class_counts import ClassCounts
 from ..dataset.earlier_shards import EarlierShards
 from ..dataset.file_names import generation_of
@@ -223,8 +223,8 @@ def plan_generation(
     )
     base = _before(known, number)
     source = open_build_source(options) if base is None else open_matching_source(manifest.schema, options)
-    plan = plan_source(source, options, base, earlier, report=report)
-    difference = _difference(plan, manifest, number)
+    with open_plan(source, options, base, earlier, report=report) as plan:
+        difference = _difference(plan, manifest, number)
     if difference:
         what = f"generation {number} of {where}" if manifest.generations else where
         remedy = f"name the source of then or a copy of it (it was {written.source['url']})"

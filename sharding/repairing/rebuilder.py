@@ -11,11 +11,12 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 
+from ..building.bucketing import Bucketing
+from ..building.build_context import BuildContext
 from ..building.build_plan import BuildPlan
 from ..building.planning import open_plan
 from ..building.shard_writer import ShardTarget
-from ..building.stages import assemble, partition
-from ..building.tasks import Bucketing
+from ..building.stages import WriteStages
 from ..compute.class_counts import padded_counts
 from ..dataset.earlier_shards import EarlierShards
 from ..dataset.file_names import generation_of
@@ -179,8 +180,11 @@ class Rebuilder:
             block_rows=plan.block_rows,
         )
         results: list[ShardResult] = []
-        parts = partition(plan, options, bucketing, others, spill, pool, self.report)
-        with closing(assemble(plan, options, target, bucketing, others, parts, spill, pool, ignore)) as written:
+        context = BuildContext(options=options, pool=pool, report=self.report)
+        stages = WriteStages(plan=plan, context=context, bucketing=bucketing, finished=others, spill=spill)
+        parts = stages.partition()
+        silent = replace(stages, context=replace(context, report=ignore))
+        with closing(silent.assemble(target, parts)) as written:
             for made in written:
                 results += made
                 records = sum(result.info.records for result in results)

@@ -1,14 +1,14 @@
-"""Exact de-duplication, in bounded memory: records are hashed to 128 bits, and the hashes compared bucket by bucket.
+"""Exact de-duplication in bounded memory: hash the records to 128 bits, and compare the hashes bucket by bucket.
 
-Two tasks, as those of a build: one hashes a part and writes its hashes, sorted by their first byte, to a file; the
-other reads one range of first bytes from all files and finds every hash that came before. Two different records have
-the same hash with a probability of n**2 / 2**129 for n records: 1e-21 for a thousand million of them.
+There are two kinds of task. One hashes a part and writes its hashes, grouped by their first byte, to a file. The other
+reads one range of first bytes from all files, and finds every hash that occurred before. Two different records among n
+have the same hash with a probability of n**2 / 2**129: 1e-21 for a billion records.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -16,17 +16,13 @@ from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
-import xxhash
 
-from ...compute.arrow_casts import is_list
 from ...compute.grouping import group
 from ...dataset.earlier_shards import EarlierShards
 from ...destination.spill import side_folder
 from ...engines.executors import Job, run_tasks
-from ...errors import ConfigError, SourceError
-from ...formats.arrow_binary import binary_array, binary_rows, data_of, offsets_of
+from ...errors import ConfigError
+from ...progress import Progress, Report, ignore
 from ...sources import Part, Source, select_part
 from ...sources.base import complete_slices, draft_columns, narrow_source
 from ...sources.dropping_source import DroppingSource
@@ -34,41 +30,35 @@ from ...sources.ringfeed import RingfeedSource
 from ...storage.storage import Storage
 from ..column_names import check_columns
 from ..image_source import ImageSource
+from .record_hashes import Hashes, hash_records
 
 __all__ = [
-    "Duplicates",
-    "drop_duplicates",
-    "existing_records",
-    "find_duplicates",
-    "find_duplicates_in_bucket",
-    "hash_part",
-    "hash_records",
+    "Duplicates", "drop_duplicates", "existing_records", "find_duplicates", "find_duplicates_in_bucket", "hash_part",
 ]  # fmt: skip
 
 Int64 = npt.NDArray[np.int64]
-Truth = npt.NDArray[np.bool_]
-Hashes = npt.NDArray[np.uint64]  # [records, 2]: of each record, high half and low half
+Bools = npt.NDArray[np.bool_]
 
-_PREFIXES = 256  # of a hash: its first byte
-_RUN_RECORDS = 1 << 20  # hashes that are sorted by prefix and written at once
-_BUCKET_RECORDS = 1 << 22  # hashes that are compared at once: about 400 MB with all that it takes
+_PREFIXES = 256  # values of a hash's first byte
+_RUN_RECORDS = 1 << 20  # hashes that are grouped by prefix and written at once
+_BUCKET_RECORDS = 1 << 22  # hashes that are compared at once, in about 400 MB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duplicates:
-    """For each part of a source the positions among its drafts, ascending, of the records that come again.
+    """The duplicates in each part of a source, as ascending positions among its drafts.
 
     Attributes:
-        among: of those that another before them in the source is equal to.
-        there: of those that one is equal to which was there before.
+        within_source: records equal to an earlier record of the source.
+        in_dataset: records equal to a record that a dataset holds already.
     """
 
-    among: Sequence[Int64]
-    there: Sequence[Int64]
+    within_source: Sequence[Int64]
+    in_dataset: Sequence[Int64]
 
 
 def existing_records(earlier: EarlierShards) -> Source:
-    """The records of a dataset, or of the first of its generations."""
+    """The records of a dataset, or of its first generations, as a source."""
     folders = ((shard, earlier.folder(shard)) for shard in earlier.shards)
     return RingfeedSource(
         url=earlier.storage.url,
@@ -84,44 +74,47 @@ def drop_duplicates(
     columns: Sequence[str],
     pool: Executor | None,
     root: Storage,
-    report: Callable[[int, int, int], None],
-    there: Source | None = None,
-    known: Collection[str] = (),
+    report: Report = ignore,
+    *,
+    existing: Source | None = None,
+    earlier_fingerprints: Collection[str] = (),
 ) -> Source:
-    """A source without the records that another before them is equal to.
+    """A source without the records that equal an earlier one.
 
-    Its fingerprint does not depend on what is there, so that records which were appended are known again.
+    Its fingerprint does not depend on the existing records, so that records that were appended before are recognised.
 
     Args:
-        source: of all records. Images are compared with each other as they are before they are resized or encoded, and
-            as they are after it with those that are there.
-        columns: that are compared; none: all.
-        pool: where to run the tasks; None is this process.
-        root: folder to spill to, that every task reaches.
-        report: called with tasks done, tasks in all, and records hashed.
-        there: records that come before them, which have the columns of the source.
-        known: fingerprints of what was appended before; if this is one of them, records may be there already.
+        source: source of all records. Its images are compared with each other before they are resized or encoded, and
+            with those of `existing` after it.
+        columns: columns to compare; empty: all.
+        pool: executor of the tasks; None: this process.
+        root: folder to spill to, which every task reaches.
+        report: called after every task.
+        existing: records that a dataset holds already, with the columns of the source.
+        earlier_fingerprints: fingerprints of the sources of earlier generations. If this source is one of them, the
+            records that the dataset holds may be its own, so they are not dropped.
     """
     before, images = _before_images(source)
-    anew = not images.isdisjoint(columns or source.schema.names)
+    transformed = not images.isdisjoint(columns or source.schema.names)
     with side_folder(root) as folder:
-        found = find_duplicates(before, columns, pool, folder, report, None if anew else there)
-    alone = DroppingSource.over(source, found.among)
-    if there is None or alone.fingerprint in known:
+        found = find_duplicates(before, columns, pool, folder, report, existing=None if transformed else existing)
+    alone = DroppingSource.over(source, found.within_source)
+    if existing is None or alone.fingerprint in earlier_fingerprints:
         return alone
-    if anew:
+    in_dataset = found.in_dataset
+    if transformed:
         with side_folder(root) as folder:
-            found = replace(
-                found, there=find_duplicates(source, columns, pool, folder, report, there, stored=True).there
-            )
-    if not any(map(len, found.there)):
+            in_dataset = find_duplicates(
+                source, columns, pool, folder, report, existing=existing, as_stored=True
+            ).in_dataset
+    if not any(map(len, in_dataset)):
         return alone
-    dropped = [np.union1d(among, there) for among, there in zip(found.among, found.there, strict=True)]
+    dropped = [np.union1d(*both) for both in zip(found.within_source, in_dataset, strict=True)]
     return DroppingSource.over(source, dropped, fingerprint_override=alone.fingerprint)
 
 
 def _before_images(source: Any) -> tuple[Any, frozenset[str]]:
-    """The source with images as they are before they are resized or encoded; and the columns of those that are."""
+    """The source before its images are resized or encoded, and the columns of those images."""
     if isinstance(source, ImageSource):
         return source.inner, frozenset(source.columns)
     if not hasattr(source, "inner"):
@@ -135,56 +128,61 @@ def find_duplicates(
     columns: Sequence[str],
     pool: Executor | None,
     folder: Storage,
-    report: Callable[[int, int, int], None],
-    there: Source | None = None,
+    report: Report = ignore,
     *,
-    stored: bool = False,
+    existing: Source | None = None,
+    as_stored: bool = False,
 ) -> Duplicates:
-    """Find the records that come again.
+    """Find the records that equal an earlier one.
 
     Args:
-        source: of the records.
-        columns: that are compared; none: all.
-        pool: where to run the tasks; None is this process.
-        folder: for the files of hashes, seen by every task.
-        report: called with tasks done, tasks in all, and records hashed.
-        there: records that come before them.
-        stored: whether records are compared as they will be stored, with images resized and encoded.
+        source: source of the records.
+        columns: columns to compare; empty: all.
+        pool: executor of the tasks; None: this process.
+        folder: folder for the hashes, which every task reaches.
+        report: called after every task.
+        existing: records that a dataset holds already.
+        as_stored: whether to compare images as they will be stored: resized and encoded.
 
     Raises:
-        ConfigError: there is no such column, or no record can come again.
+        ConfigError: a column does not exist, or no two records can be equal.
     """
     check_columns("--dedup", columns, source.schema.names)
     lazy = set(source.schema.names) - draft_columns(source)
     if not columns and lazy and "path" in source.schema.names:
         raise ConfigError(
-            "--dedup: each record has a path of its own, so that no two are equal as a whole; name the columns to "
+            "--dedup: each record has its own path, so no two records are equal in all columns; name the columns to "
             f"compare, such as --dedup {sorted(lazy)[0] if 'image' not in lazy else 'image'}"
         )
     compared = tuple(columns) or source.schema.names
-    complete = stored or not lazy.isdisjoint(compared)
-    reader = source if stored else narrow_source(source, compared)
-    jobs = [] if there is None else _hash_jobs(narrow_source(there, compared), 0, compared, False, folder)
-    before = len(jobs)
-    jobs += _hash_jobs(reader, before, compared, complete, folder)
-    hashed = run_tasks(pool, jobs, lambda done, _: report(done, len(jobs) + 1, 0))
+    complete = as_stored or not lazy.isdisjoint(compared)
+    reader = source if as_stored else narrow_source(source, compared)
+    jobs = [] if existing is None else _hash_jobs(narrow_source(existing, compared), 0, compared, False, folder)
+    existing_parts = len(jobs)
+    jobs += _hash_jobs(reader, existing_parts, compared, complete, folder)
+
+    def progress(done: int, records: int) -> None:
+        report(Progress(stage="dedup", done=done, total=len(jobs) + 1, records=records))
+
+    hashed = run_tasks(pool, jobs, lambda done, _: progress(done, 0))
     records = sum(hashed)
     count = min(_PREFIXES, -(-records // _BUCKET_RECORDS))
     bounds = [_PREFIXES * i // max(1, count) for i in range(count + 1)]
     buckets = [
-        (find_duplicates_in_bucket, (folder, len(jobs), first, stop, before)) for first, stop in pairwise(bounds)
+        (find_duplicates_in_bucket, (folder, len(jobs), first, stop, existing_parts))
+        for first, stop in pairwise(bounds)
     ]
-    found = run_tasks(pool, buckets, lambda done, _: report(len(jobs) + (done == count), len(jobs) + 1, records))
+    found = run_tasks(pool, buckets, lambda done, _: progress(len(jobs) + (done == count), records))
     none = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_), np.empty(0, np.bool_))
-    part, position, among, of_there = (np.concatenate(arrays) for arrays in zip(none, *found, strict=True))
+    part, position, within, in_dataset = (np.concatenate(arrays) for arrays in zip(none, *found, strict=True))
     return Duplicates(
-        among=_by_part(part[among], position[among], len(source.parts)),
-        there=_by_part(part[of_there], position[of_there], len(source.parts)),
+        within_source=_by_part(part[within], position[within], len(source.parts)),
+        in_dataset=_by_part(part[in_dataset], position[in_dataset], len(source.parts)),
     )
 
 
 def _hash_jobs(source: Source, first: int, columns: Sequence[str], complete: bool, folder: Storage) -> list[Job[int]]:
-    """A task for each part; their numbers are counted from `first`."""
+    """A task for each part of a source; the parts are numbered from `first`."""
     return [
         (hash_part, (select_part(source, n), part, first + n, columns, complete, folder))
         for n, part in enumerate(source.parts)
@@ -201,16 +199,16 @@ def _by_part(parts: Int64, positions: Int64, count: int) -> list[Int64]:
 def hash_part(source: Source, part: Part, number: int, columns: Sequence[str], complete: bool, folder: Storage) -> int:
     """Hash the records of a part; write ``NUMBER.hashes``, of uint64 [records, 3], and ``NUMBER.runs.npy``.
 
-    A row is a hash and the record's position. Rows lie in runs, each sorted by prefix; row r of the second file holds
-    where in the first the prefixes of run r begin, and where the last ends.
+    A row of the first file is a hash and the position of its record. Rows lie in runs, each grouped by prefix. Row r
+    of the second file holds where the rows of each prefix of run r begin in the first, and where the last ends.
 
     Args:
-        source: of the records, which may have other columns beside those that are hashed.
-        part: of the source.
-        number: of the part.
-        columns: that are hashed.
-        complete: whether the drafts must be completed for that.
-        folder: of the files.
+        source: source of the records, which may have more columns than those that are hashed.
+        part: part of the source.
+        number: number of the part.
+        columns: columns to hash.
+        complete: whether the drafts must be completed first.
+        folder: folder of the files.
 
     Returns:
         The number of records.
@@ -262,111 +260,46 @@ def _in_runs(batches: Iterator[Hashes]) -> Iterator[npt.NDArray[np.uint64]]:
 
 
 def find_duplicates_in_bucket(
-    folder: Storage, files: int, first: int, stop: int, there: int
-) -> tuple[Int64, Int64, Truth, Truth]:
-    """The records that come again, of those whose hash has a prefix in ``[first, stop)``.
+    folder: Storage, parts: int, first: int, stop: int, existing_parts: int
+) -> tuple[Int64, Int64, Bools, Bools]:
+    """Find the duplicates among the records whose hash has a prefix in ``[first, stop)``.
 
     Args:
-        folder: of what `hash_part` wrote.
-        files: how many parts it wrote of.
-        first: prefix.
-        stop: prefix.
-        there: so many parts, the first, are of records that were there before, and are not told of.
+        folder: folder of the hashes.
+        parts: number of parts that were hashed.
+        first: first prefix.
+        stop: end of the prefixes, excluded.
+        existing_parts: number of parts, the first ones, that hold existing records, which are not reported.
 
     Returns:
-        Part, from the first that was not there, and position of each; whether another that was not there comes before
-        it; and whether one that was there does.
+        Of each duplicate: its part, numbered from 0 after the existing ones; its position; whether an earlier record
+        of the source equals it; and whether an existing record does.
     """
-    rows, parts = [np.empty((0, 3), np.uint64)], [np.empty(0, np.int64)]
-    for number in range(files):
+    rows, numbers = [np.empty((0, 3), np.uint64)], [np.empty(0, np.int64)]
+    for number in range(parts):
         runs = np.load(io.BytesIO(folder.read(_runs_name(number))), allow_pickle=False)
         if not runs.size:
             continue
         with folder.open_input(_hashes_name(number)) as file:
             found = [_read_rows(file, int(run[first]), int(run[stop])) for run in runs]
         rows += found
-        parts.append(np.full(sum(map(len, found)), number, np.int64))
-    bucket, part = np.concatenate(rows), np.concatenate(parts)
-    order = np.lexsort((bucket[:, 1], bucket[:, 0]))  # stable: equal ones stay in the order of the source
+        numbers.append(np.full(sum(map(len, found)), number, np.int64))
+    bucket, part = np.concatenate(rows), np.concatenate(numbers)
+    order = np.lexsort((bucket[:, 1], bucket[:, 0]))  # stable: equal hashes stay in the order of the source
     hashes, part = bucket[order, :2], part[order]
-    new = np.ones(len(order), np.bool_)  # its hash is another than that of the row before it
-    new[1:] = (hashes[1:] != hashes[:-1]).any(axis=1)
-    firsts = np.flatnonzero(new)[np.cumsum(new) - 1]  # of the rows with the hash of each
-    own = part >= there
-    of_there = ~own[firsts]
-    among = own & ~new
-    among[1:] &= own[:-1]  # the row before it has its hash, and was not there
-    again = own & (among | of_there)
-    return part[again] - there, bucket[order[again], 2].astype(np.int64), among[again], of_there[again]
+    is_new = np.ones(len(order), np.bool_)  # the hash differs from that of the row before
+    is_new[1:] = (hashes[1:] != hashes[:-1]).any(axis=1)
+    firsts = np.flatnonzero(is_new)[np.cumsum(is_new) - 1]  # the first row with the hash of each row
+    own = part >= existing_parts
+    in_dataset = ~own[firsts]
+    within_source = own & ~is_new
+    within_source[1:] &= own[:-1]  # the row before has the same hash, and is one of the source
+    duplicate = own & (within_source | in_dataset)
+    positions = bucket[order[duplicate], 2].astype(np.int64)
+    return part[duplicate] - existing_parts, positions, within_source[duplicate], in_dataset[duplicate]
 
 
 def _read_rows(file: IO[bytes], start: int, stop: int) -> npt.NDArray[np.uint64]:
     row_bytes = 3 * np.dtype(np.uint64).itemsize
     file.seek(start * row_bytes)
     return np.frombuffer(file.read((stop - start) * row_bytes), np.uint64).reshape(-1, 3)
-
-
-# --- hashing ---------------------------------------------------------------------------------------------------
-
-
-def hash_records(batch: pa.RecordBatch) -> Hashes:
-    """The XXH3-128 of each record: of its values' bytes, bit by bit; nulls differ from every value.
-
-    The hash of a record does not depend on the batch that it lies in, nor on the names of the columns.
-    """
-    pieces: list[Any] = []
-    for column in batch.columns:
-        pieces += [_prefixes(column), _bytes(column)]
-    joined = pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.large_binary()))
-    data = memoryview(data_of(joined))
-    digest = xxhash.xxh3_128_digest
-    digests = b"".join([digest(data[start:stop]) for start, stop in pairwise(offsets_of(joined).tolist())])
-    return np.frombuffer(digests, ">u8").astype(np.uint64).reshape(-1, 2)
-
-
-def _prefixes(column: pa.Array) -> pa.LargeBinaryArray:
-    """Of each value: whether it is there, and where lengths vary, its length in bytes, so that no two records agree."""
-    valid = pc.is_valid(column).cast(pa.uint8()).to_numpy().reshape(-1, 1)
-    if _width(column.type) is not None:
-        return binary_rows(valid)
-    lengths = pc.binary_length(_bytes(column)).to_numpy().astype("<i8").reshape(-1, 1).view(np.uint8)
-    return binary_rows(np.concatenate([valid, lengths], axis=1))
-
-
-def _width(kind: pa.DataType) -> int | None:
-    """Bytes of every value of a type, or None where they vary."""
-    if pa.types.is_fixed_size_list(kind):
-        width = _width(kind.value_type)
-        return None if width is None else width * kind.list_size
-    return None if kind in (pa.string(), pa.binary()) or pa.types.is_list(kind) else max(8, kind.bit_width) // 8
-
-
-def _bytes(column: pa.Array) -> pa.LargeBinaryArray:
-    """The bytes of each value, none or zeros where it is missing; of lists of text with each element's length.
-
-    Raises:
-        SourceError: a list lacks elements.
-    """
-    kind = column.type
-    if kind in (pa.string(), pa.binary()):
-        return pc.cast(pc.cast(column, pa.binary()), pa.large_binary()).fill_null(b"")
-    if not is_list(kind):
-        return binary_rows(_matrix(column))
-    elements = column.flatten()  # leaves out what lies under a null
-    if elements.null_count:
-        raise SourceError("lists hold nulls, and cannot be compared; drop those records with --drop-nulls")
-    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
-    bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    width = _width(elements.type)
-    if width is not None:
-        return binary_array(bounds * width, _matrix(elements))
-    joined = pc.binary_join_element_wise(_prefixes(elements), _bytes(elements), pa.scalar(b"", pa.large_binary()))
-    return binary_array(offsets_of(joined)[bounds], data_of(joined))
-
-
-def _matrix(column: pa.Array) -> npt.NDArray[np.uint8]:
-    """The bytes of numbers, in little-endian order, uint8 [n, width]; zeros where one is missing."""
-    values = column.cast(pa.uint8()) if column.type == pa.bool_() else column
-    width = values.type.bit_width // 8
-    bits = values.view(pa.type_for_alias(f"uint{8 * width}")).fill_null(0).to_numpy()
-    return np.ascontiguousarray(bits, f"<u{width}").view(np.uint8).reshape(len(column), width)

@@ -110,7 +110,7 @@ def test_another_seed_is_another_assignment() -> None:
 
 
 def test_the_number_of_a_shard_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match="none is number 2"):
+    with pytest.raises(ValueError, match="shard must be below 2, got 2"):
         Assignment(seed=0, splits=(SplitLayout(name="a", shards=2, class_counts=(2,)),)).shard(2)
 
 

@@ -86,7 +86,7 @@ def test_a_group_that_has_a_split_keeps_it(
     known = np.array(data.draw(st.lists(st.integers(-1, len(shares) - 1), min_size=groups, max_size=groups)), np.int32)
     rows = st.lists(st.lists(st.integers(0, 500), min_size=8, max_size=8), min_size=len(shares), max_size=len(shares))
     existing = np.array(data.draw(rows | st.just([[0] * 8] * len(shares))))
-    splits = assign_groups(table, shares, key, known=known, existing_counts=existing)
+    splits = assign_groups(table, shares, key, known_splits=known, existing_counts=existing)
     assert splits[known >= 0].tolist() == known[known >= 0].tolist()
     assert splits.min() >= 0
     fresh = set(range(len(shares))) - set(known.tolist()) - set(np.flatnonzero(existing.any(axis=1)).tolist())

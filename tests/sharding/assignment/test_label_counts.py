@@ -21,7 +21,7 @@ PARTS = st.lists(st.lists(st.lists(st.text(max_size=2), max_size=6), max_size=3)
 @pytest.fixture(autouse=True, scope="module")
 def _small() -> object:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counting, "_AT_ONCE", 4)  # so that several are united, several times
+        patch.setattr(counting, "_MERGED_VALUES", 4)  # merge several parts, several times
         yield
 
 

@@ -303,9 +303,9 @@ class TestColumn:
         ("column", "message"),
         [
             ("usr", "there is no column 'usr'; did you mean 'user'"),
-            ("label", "label: that is the label, so each class would be in one split alone"),
-            ("score", "score: the column holds float64 values; it has to hold strings, integers or bools"),
-            ("tags", "tags: the column holds lists of int64; it has to hold strings"),
+            ("label", "label: this is the label, so each class would be in a single split"),
+            ("score", "score: the column holds float64 values; it must hold strings, integers or bools"),
+            ("tags", "tags: the column holds lists of int64; it must hold strings"),
         ],
     )
     def test_one_that_cannot_divide_is_refused(self, tmp_path: Path, flag: str, column: str, message: str) -> None:
@@ -318,7 +318,7 @@ class TestColumn:
     def test_one_that_is_read_with_the_images_is_refused(self, tmp_path: Path, flag: str) -> None:
         write_images(tmp_path / "images", 4)
         splits = {"splits": SPLITS} if flag == "group_by" else {}
-        with pytest.raises(ConfigError, match="height: the column is known only once the images are read"):
+        with pytest.raises(ConfigError, match="height: the column is unknown until the images are read"):
             built(str(tmp_path / "images"), tmp_path / "out", **{flag: "height"}, **splits)
 
 

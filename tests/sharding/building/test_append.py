@@ -250,7 +250,7 @@ def test_a_missing_value_ends_the_layout(tmp_path: Path) -> None:
         ),
         (
             lambda t: t.set_column(1, "vector", t["vector"].cast(pa.list_(pa.float32()))),
-            r"the column 'vector' of .* is float32\[\?\], in .* it is float32\[4\]; bring it into that form",
+            r"the column 'vector' of .* is float32\[\?\], in .* it is float32\[4\]; convert it with --schema",
         ),
         (
             lambda t: t.set_column(3, "price", t["price"].cast(pa.int64(), safe=False).cast(pa.timestamp("s"))),
@@ -393,7 +393,7 @@ def test_the_same_source_is_appended_once_unless_asked_again(
     appended(newer, dataset)
     before = files_of(dataset)
     for source, how in ((newer, "appended as generation 1"), (parquet, "what the dataset was built from")):
-        with pytest.raises(DestinationError, match=rf"already: they were {how}; to have them twice, say --again"):
+        with pytest.raises(DestinationError, match=rf"already: they were {how}; to store them twice, add --again"):
             append(AppendOptions(source=source, destination=str(dataset)))
         with pytest.raises(DestinationError, match="--again"):
             plan_append(AppendOptions(source=source, destination=str(dataset)))
@@ -559,7 +559,7 @@ def test_the_command_says_what_it_adds_and_what_there_is_now(
     assert "appended 500 records, " in out
     assert "it holds 1,100 records in " in out
     assert main(words) == 1
-    assert "they were appended as generation 1; to have them twice, say --again" in capsys.readouterr().err
+    assert "they were appended as generation 1; to store them twice, add --again" in capsys.readouterr().err
     assert main([*words, "--again", "--json", "--split", "train=1"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["generation"], document["records"], document["total_records"]) == (2, 500, 1600)

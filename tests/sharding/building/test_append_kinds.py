@@ -233,14 +233,14 @@ def test_a_damaged_generation_of_groups_is_made_again(tmp_path: Path, files_of: 
 def test_groups_that_are_not_stored_are_not_appended_to(tmp_path: Path, files_of: Any) -> None:
     out = grouped(tmp_path, prepare=PrepareOptions(steps=(Drop(("fold",)),)))
     before = files_of(out)
-    with pytest.raises(ConfigError, match=r"with --group-by fold, and .* build all records anew with --group-by fold"):
+    with pytest.raises(ConfigError, match=r"with --group-by fold but .* rebuild all records with --group-by fold"):
         appended(str(tmp_path / "new.parquet"), out)
     assert files_of(out) == before
 
 
 def test_groups_have_to_be_let_stay_where_they_are(tmp_path: Path) -> None:
     out = grouped(tmp_path)
-    with pytest.raises(ConfigError, match="--split must name all of its splits, and lacks test"):
+    with pytest.raises(ConfigError, match="--split must name all splits; it lacks test"):
         appended(str(tmp_path / "new.parquet"), out, splits={"train": Fraction(1, 2), "val": Fraction(1, 2)})
 
 
@@ -248,7 +248,7 @@ def test_groups_are_not_looked_up_in_a_damaged_shard(tmp_path: Path, files_of: A
     out = grouped(tmp_path)
     (out / open_dataset(str(out)).shards[0].path).write_bytes(b"nothing")
     before = files_of(out)
-    with pytest.raises(CorruptionError, match=r"which split each group is in, .* repair them first"):
+    with pytest.raises(CorruptionError, match=r"splits of the groups .* repair them first"):
         appended(str(tmp_path / "new.parquet"), out)
     assert files_of(out) == before
 

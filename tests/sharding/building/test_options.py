@@ -30,7 +30,7 @@ def options(**changes: Any) -> BuildOptions:
         ({"balance": "size"}, "--balance must be one of records, bytes, got 'size'"),
         ({"split_column": "s", "group_by": "g"}, "--split-column or --group-by, not both: the column 's' names"),
         ({"split_column": "s", "splits": {"a": Fraction(1)}}, "--split or --split-column, not both"),
-        ({"group_by": "g"}, "several splits, and there is one; add --split train=0.9,test=0.1"),
+        ({"group_by": "g"}, "several splits, and there is only one; add --split train=0.9"),
     ],
 )
 def test_an_option_that_its_rule_forbids_names_rule_and_value(changes: dict[str, Any], message: str) -> None:

@@ -65,5 +65,5 @@ def test_replacing_a_dataset_takes_it_away(dataset: Path, parquet: str) -> None:
 
 @pytest.mark.parametrize("options", [{"shard_format": "parquet"}, {"compression": "gzip"}])
 def test_what_dali_cannot_read_is_refused(options: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="DALI indexes plain TFRecord shards, these are"):
+    with pytest.raises(ConfigError, match="a DALI index needs uncompressed TFRecord shards, and these are"):
         BuildOptions(source="x.csv", destination="out", dali_index=True, **options)  # type: ignore[arg-type]

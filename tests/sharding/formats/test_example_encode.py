@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfeed.sharding import Feature, Schema
-from ringfeed.sharding.building.tasks import _widen_ranges
+from ringfeed.sharding.building.partitioning import widen_ranges
 from ringfeed.sharding.formats.example_decode import decode_example
 from ringfeed.sharding.formats.example_encode import RecordLayout, encode_examples, plan_layout, varint_width
 
@@ -60,7 +60,7 @@ def batches(draw: st.DrawFn, nulls: bool = True) -> tuple[Schema, pa.RecordBatch
 
 def layout_of(schema: Schema, batch: pa.RecordBatch) -> RecordLayout | None:
     ranges: dict[str, tuple[int, int]] = {}
-    _widen_ranges(ranges, batch, schema)
+    widen_ranges(ranges, batch, schema)
     return None if any(column.null_count for column in batch.columns) else plan_layout(schema, ranges)
 
 

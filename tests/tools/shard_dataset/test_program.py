@@ -197,8 +197,8 @@ class TestReshard:
             ("--compression zlib", "compression of parquet must be one of none, snappy, zstd, lz4, gzip, got 'zlib'"),
             (
                 "--dali-index",
-                "DALI indexes plain TFRecord shards, these are parquet (snappy); write them with --format tfrecord "
-                "--compression none",
+                "a DALI index needs uncompressed TFRecord shards, and these are parquet (snappy); write them with "
+                "--format tfrecord --compression none",
             ),
         ],
     )

@@ -20,7 +20,8 @@ from PIL import Image
 from ringfeed.sharding import BuildOptions, ConfigError, Progress, SourceError, build, open_dataset, plan_build
 from ringfeed.sharding.prepare import Drop, Filter, ImageOptions, PrepareOptions, Size, open_prepared
 from ringfeed.sharding.prepare.screening import duplicates as dedup_module
-from ringfeed.sharding.prepare.screening.duplicates import drop_duplicates, find_duplicates, hash_records
+from ringfeed.sharding.prepare.screening.duplicates import drop_duplicates, find_duplicates
+from ringfeed.sharding.prepare.screening.record_hashes import hash_records
 from ringfeed.sharding.schema import Schema
 from ringfeed.sharding.sources import Part, Source, open_source
 from ringfeed.sharding.sources.base import Reject, fail_on_bad
@@ -68,13 +69,9 @@ def batches_of(table: pa.Table, cuts: list[int], parts: int) -> Batches:
     return Batches(batches=tuple(groups), schema=Schema.from_arrow(table.schema, "label"))
 
 
-def ignore(done: int, total: int, records: int) -> None:
-    pass
-
-
 def without_doubles(source: Source, *columns: str) -> Source:
     with TemporaryDirectory() as folder:
-        result = drop_duplicates(source, columns, None, Storage(folder), ignore)
+        result = drop_duplicates(source, columns, None, Storage(folder))
         assert not any(Path(folder).rglob("*"))
     return result
 
@@ -170,7 +167,7 @@ def test_memory_holds_one_bucket_of_hashes(tmp_path: Path, monkeypatch: pytest.M
     lexsort = np.lexsort
     monkeypatch.setattr(np, "lexsort", lambda keys: (sizes.append(len(keys[0])), lexsort(keys))[1])
     source = batches_of(table, list(range(0, 20_000, 999)), 4)
-    dropped = find_duplicates(source, ("n",), None, Storage(str(tmp_path)), ignore).among
+    dropped = find_duplicates(source, ("n",), None, Storage(str(tmp_path))).within_source
     assert sum(map(len, dropped)) == len(numbers) - len(set(numbers.tolist()))
     assert len(sizes) == 20
     assert max(sizes) < 2000
@@ -194,7 +191,7 @@ def test_only_the_columns_compared_are_read(parquet: str, monkeypatch: pytest.Mo
 
     source = open_prepared(parquet, "label", "auto", PrepareOptions(steps=(Filter("price > 0"),)))
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", watched)
-    find_duplicates(source, ("small",), None, Storage(str(tmp_path)), ignore)
+    find_duplicates(source, ("small",), None, Storage(str(tmp_path)))
     assert seen[-1] == ["price", "small"]
 
 
@@ -265,8 +262,8 @@ def _drafts(source: Source) -> Iterator[pa.RecordBatch]:
 
 
 def test_whole_records_with_a_path_of_their_own_are_not_compared_in_vain(photos: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"a path of its own.*--dedup image"):
-        find_duplicates(open_source(photos, None), (), None, Storage(str(tmp_path)), ignore)
+    with pytest.raises(ConfigError, match=r"its own path.*--dedup image"):
+        find_duplicates(open_source(photos, None), (), None, Storage(str(tmp_path)))
 
 
 # --- dropping ----------------------------------------------------------------------------------------------------
@@ -337,9 +334,11 @@ def test_what_is_there_comes_first_and_is_not_told_of(
     before, source = (batches_of(table, [3, 8], parts) for table in tables)
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(dedup_module, "_BUCKET_RECORDS", bucket)
-        alone = drop_duplicates(source, columns, None, Storage(folder), ignore)
-        result = drop_duplicates(source, columns, None, Storage(folder), ignore, before)
-        known = drop_duplicates(source, columns, None, Storage(folder), ignore, before, [alone.fingerprint])
+        alone = drop_duplicates(source, columns, None, Storage(folder))
+        result = drop_duplicates(source, columns, None, Storage(folder), existing=before)
+        known = drop_duplicates(
+            source, columns, None, Storage(folder), existing=before, earlier_fingerprints=[alone.fingerprint]
+        )
     found = [row for part in result.parts for batch in result.drafts(part) for row in batch.to_pylist()]
     there, rows = (table.to_pylist() for table in tables)
     both = first_of_each([*there, *rows], *columns)

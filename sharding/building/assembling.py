@@ -1,0 +1,112 @@
+"""The task of the third round: gather the spilled records of a bucket and write its shards.
+
+Like `partitioning`, a task may run twice, in any process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..assignment.assignment import Assignment
+from ..dataset.file_names import index_name, shard_name
+from ..destination.journal import ShardResult, record_shards
+from ..destination.spill import Spill
+from ..errors import SourceError
+from ..sources import Source
+from .bucketing import Bucketing
+from .partitioning import CLASS, PLACE
+from .shard_writer import ShardName, ShardTarget, SmallFiles, write_shard
+
+__all__ = ["BucketInput", "assemble_bucket", "shard_names"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketInput:
+    """A bucket to assemble.
+
+    Attributes:
+        number: number of the bucket.
+        shards: shards of the bucket that are yet to be written.
+        batches: by part, the record batches of its spill file that belong to the bucket.
+    """
+
+    number: int
+    shards: Sequence[int]
+    batches: Sequence[tuple[int, Sequence[int]]]
+
+
+def shard_names(assignment: Assignment, shard: int, shard_format: str) -> tuple[str, str]:
+    """File names of a shard and of its index."""
+    split, number = assignment.shard(shard)
+    path = shard_name(assignment.generation, split.name, number, split.shards, shard_format)
+    return path, index_name(path)
+
+
+def assemble_bucket(
+    source: Source, target: ShardTarget, bucketing: Bucketing, spill: Spill, bucket: BucketInput
+) -> list[ShardResult]:
+    """Gather a bucket's records, order them, write the shards and their indexes, and record them in the journal.
+
+    Args:
+        source: source of the records.
+        target: where and how to write.
+        bucketing: buckets of the shards.
+        spill: spill folder.
+        bucket: bucket to assemble.
+
+    Raises:
+        SourceError: records are missing or duplicated, so the source changed between the passes.
+    """
+    assignment, shards = bucketing.assignment, bucketing.shards(bucket.number)
+    places_of_shards = bucketing.first_places()[shards.start : shards.stop].tolist()
+    table = pa.Table.from_batches(_gather(spill, bucket.batches)).combine_chunks()
+    row_of_place = _rows_of_places(table, sum(assignment.shard_records(shard) for shard in shards))
+    small = SmallFiles(target.storage)
+    results = []
+    for number in bucket.shards:
+        first = places_of_shards[number - shards.start]
+        row_of_slot = assignment.row_of_slot(number)
+        rows = np.empty_like(row_of_slot)
+        rows[row_of_slot] = row_of_place[first : first + len(row_of_slot)]
+        split, _ = assignment.shard(number)
+        path, index_path = shard_names(assignment, number, target.shard_format)
+        name = ShardName(number=number, split=split.name, path=path, index_path=index_path)
+        blocks = _blocks(source, table, rows, target.block_rows)
+        results.append(write_shard(blocks, source.schema, target, small, name, len(split.class_counts)))
+    small.flush()
+    record_shards(target.storage, target.plan, results)
+    return results
+
+
+def _gather(spill: Spill, batches: Sequence[tuple[int, Sequence[int]]]) -> Iterator[pa.RecordBatch]:
+    for part, numbers in batches:
+        with spill.open(part) as reader:
+            yield from (reader.get_batch(int(number)) for number in numbers)
+
+
+def _rows_of_places(table: pa.Table, records: int) -> npt.NDArray[np.int64]:
+    """The row of the table that belongs at each place of the bucket, int64 [records]."""
+    places = table.column(PLACE).to_numpy()
+    if len(places) != records or np.any(np.bincount(places, minlength=records) != 1):
+        raise SourceError(
+            f"the source changed while it was read: there are {len(places)} records for {records} places; build again"
+        )
+    rows = np.empty(records, np.int64)
+    rows[places] = np.arange(records)
+    return rows
+
+
+def _blocks(
+    source: Source, table: pa.Table, rows: npt.NDArray[np.int64], block_rows: int
+) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int32]]]:
+    """The completed records at some rows of a table and their class ids, up to `block_rows` at a time."""
+    for start in range(0, len(rows), block_rows):
+        drafts = table.take(pa.array(rows[start : start + block_rows])).combine_chunks()
+        class_ids = drafts.column(CLASS).to_numpy().astype(np.int32, copy=False)
+        (batch,) = drafts.drop_columns([PLACE, CLASS]).to_batches()
+        yield source.complete(batch), class_ids

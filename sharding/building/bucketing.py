@@ -1,0 +1,44 @@
+"""Group shards into buckets, whose records are partitioned and assembled together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..assignment.assignment import Assignment
+
+__all__ = ["Bucketing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucketing:
+    """Runs of consecutive shards. The bytes written do not depend on it.
+
+    Attributes:
+        assignment: assignment of records to shards.
+        shards_per_bucket: shards in each bucket but the last.
+    """
+
+    assignment: Assignment
+    shards_per_bucket: int
+
+    @property
+    def buckets(self) -> int:
+        """Number of buckets."""
+        return -(-self.assignment.shards // self.shards_per_bucket)
+
+    def shards(self, bucket: int) -> range:
+        """The shards of a bucket."""
+        start = bucket * self.shards_per_bucket
+        return range(start, min(start + self.shards_per_bucket, self.assignment.shards))
+
+    def first_places(self) -> npt.NDArray[np.int64]:
+        """The first place of each shard within its bucket, int64 [shards]."""
+        sizes = np.concatenate([split.all_shard_records() for split in self.assignment.splits])
+        firsts: npt.NDArray[np.int64] = np.cumsum(sizes) - sizes
+        result: npt.NDArray[np.int64] = (
+            firsts - firsts[np.arange(len(sizes)) // self.shards_per_bucket * self.shards_per_bucket]
+        )
+        return result

@@ -1,0 +1,63 @@
+"""What all rounds of a build share, and the number of tasks and the memory that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+from ..dataset.earlier_shards import EarlierShards
+from ..dataset.manifest import Manifest
+from ..engines.engine import open_engine
+from ..engines.executors import ClusterExecutor
+from ..engines.memory import MemoryShare
+from ..progress import Report, ignore
+from .build_plan import BuildPlan
+from .options import BuildOptions
+
+__all__ = ["BuildContext", "build_engine"]
+
+_CLUSTER_TASK_BYTES = 1 << 30  # memory of a task on a cluster, unless the options set it
+
+
+def build_engine(options: BuildOptions, leased_destination: str | None = None) -> AbstractContextManager[Executor]:
+    """The engine that the options name; `leased_destination` as for `open_engine`."""
+    return open_engine(
+        options.engine, options.workers, local_spill=options.spill is None, leased_destination=leased_destination
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildContext:
+    """What the rounds of a build, or of an append, share.
+
+    Attributes:
+        options: options of the build; for an append, those that the dataset decides are already set.
+        pool: executor of the tasks.
+        report: called after every task.
+        base: manifest of the dataset that is appended to; None for a build.
+        earlier: shards of that dataset; None if none of them is read.
+    """
+
+    options: BuildOptions
+    pool: Executor
+    report: Report = ignore
+    base: Manifest | None = None
+    earlier: EarlierShards | None = None
+
+    @property
+    def task_limit(self) -> int | Callable[[], int]:
+        """How many tasks to keep submitted where memory sets no limit."""
+        return self.pool.max_pending if isinstance(self.pool, ClusterExecutor) else self.options.memory.max_pending
+
+    def memory_task_limit(self, fitting: int) -> int | Callable[[], int]:
+        """How many tasks to keep submitted if `fitting` of them fit into the memory of this machine."""
+        return self.task_limit if isinstance(self.pool, ClusterExecutor) else fitting
+
+    def memory_share(self, plan: BuildPlan) -> MemoryShare:
+        """The memory of this machine's processes; of each task on a cluster, which places tasks as it likes."""
+        share = self.options.memory
+        if isinstance(self.pool, ClusterExecutor):
+            share = MemoryShare(budget=self.options.memory_bytes or _CLUSTER_TASK_BYTES, workers=1, per_task=True)
+        return replace(share, classes=plan.class_bytes)

@@ -1,0 +1,179 @@
+"""The task of the second round: read a part of the source and spill its records by bucket.
+
+A task may run twice, in any process: its arguments can be pickled, and its result is a file, one Arrow IPC file a part,
+each record batch of which belongs to one bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..assignment.placement import Placement, Placer
+from ..common.read_ahead import read_ahead
+from ..compute.arrow_casts import is_list
+from ..compute.grouping import group
+from ..destination.spill import PartSpill, Spill
+from ..errors import SourceError
+from ..prepare.screening.image_checks import check_images
+from ..schema import Schema
+from ..sources import Part, Source
+from .bucketing import Bucketing
+
+__all__ = ["CLASS", "PLACE", "PartitionTarget", "partition_part", "widen_range", "widen_ranges"]
+
+PLACE, CLASS = "\0place", "\0class"  # extra columns of spill files; no column of a source has such a name
+_SLICE_BYTES = 64 << 10  # of a bucket in one write; with less, the overhead of Arrow IPC would dominate
+
+Batches = Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]  # records, and the bucket of each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionTarget:
+    """Where the records of all parts go.
+
+    Attributes:
+        bucketing: buckets of the shards.
+        wanted: buckets that are yet to be assembled, bool [buckets]; records of the others are not spilled.
+        spill: spill folder.
+        run_bytes: most bytes of records to collect before they are written.
+    """
+
+    bucketing: Bucketing
+    wanted: npt.NDArray[np.bool_]
+    spill: Spill
+    run_bytes: int
+
+
+def partition_part(source: Source, part: Part, number: int, placement: Placement, target: PartitionTarget) -> PartSpill:
+    """Read a part and spill its records by bucket.
+
+    Args:
+        source: source of the records.
+        part: part of the source.
+        number: number of the part.
+        placement: places of the part's records.
+        target: where the records go.
+
+    Raises:
+        SourceError: a list holds nulls, an image is damaged, or the source changed since the first pass.
+    """
+    bucketing, placer = target.bucketing, Placer(placement, number)
+    first_places = bucketing.first_places()
+    position = 0
+    ranges: dict[str, tuple[int, int]] = {}
+    has_nulls = False
+
+    def tagged() -> Batches:
+        nonlocal has_nulls, position
+        for batch in read_ahead(source.drafts(part)):
+            class_ids, shards, slots = placer.locate(batch)
+            late = not set(source.schema.names).issubset(batch.schema.names)  # the rest may hold nulls, and is unread
+            has_nulls = has_nulls or late or any(column.null_count for column in batch.columns)
+            _check_elements(batch, part.path)
+            check_images(source, part, batch, position)
+            position += batch.num_rows
+            widen_ranges(ranges, batch, source.schema)
+            buckets = shards // bucketing.shards_per_bucket
+            batch = _tag(batch, first_places[shards] + slots, class_ids)
+            if not target.wanted.all():
+                keep = target.wanted[buckets]
+                batch, buckets = batch.filter(pa.array(keep)), buckets[keep]
+            yield batch, buckets
+
+    with target.spill.create(number) as sink:
+        run_bytes = min(_SLICE_BYTES * bucketing.buckets, target.run_bytes)
+        buckets = _write_by_bucket(_runs(tagged(), run_bytes), sink)
+    result = PartSpill(
+        buckets=buckets,
+        records=placer.records,
+        int_ranges=ranges,
+        has_nulls=has_nulls,
+        left_out=np.flatnonzero(~target.wanted),
+    )
+    target.spill.finish(number, result)
+    return result
+
+
+def _runs(batches: Batches, run_bytes: int) -> Batches:
+    """Join batches until they hold `run_bytes`, so that each bucket's slice of them is worth a write."""
+    held: list[tuple[pa.RecordBatch, npt.NDArray[np.int64]]] = []
+    held_bytes = 0
+    for batch, buckets in batches:
+        held.append((batch, buckets))
+        held_bytes += batch.get_total_buffer_size()
+        if held_bytes >= run_bytes:
+            yield _join(held)
+            held, held_bytes = [], 0
+    if held:
+        yield _join(held)
+
+
+def _join(
+    held: Sequence[tuple[pa.RecordBatch, npt.NDArray[np.int64]]],
+) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+    if len(held) == 1:
+        return held[0]
+    batch = pa.concat_batches([batch for batch, _ in held])
+    return batch, np.concatenate([buckets for _, buckets in held])
+
+
+def _write_by_bucket(runs: Batches, sink: Any) -> npt.NDArray[np.int64]:
+    """Write each bucket's records of a run as one record batch; return the bucket of each batch."""
+    written = [np.empty(0, np.int64)]
+    writer: pa.RecordBatchFileWriter | None = None
+    for batch, buckets in runs:
+        writer = writer or pa.ipc.new_file(sink, batch.schema)
+        by_bucket = group(buckets)
+        ordered = batch.take(pa.array(by_bucket.order))
+        for start, stop in pairwise(by_bucket.bounds.tolist()):
+            writer.write_batch(ordered.slice(start, stop - start))
+        written.append(by_bucket.values.astype(np.int64))
+    if writer is not None:
+        writer.close()
+    return np.concatenate(written)
+
+
+def _check_elements(batch: pa.RecordBatch, path: str) -> None:
+    """Refuse nulls inside a list, which `tf.train.Example` cannot hold; a whole value may be missing."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if is_list(column.type) and column.flatten().null_count:
+            raise SourceError(
+                f"{path}: lists in column {name!r} hold nulls; drop those records with --drop-nulls {name}, or fill "
+                "them with a function (--map)"
+            )
+
+
+def _tag(batch: pa.RecordBatch, places: npt.NDArray[np.int64], class_ids: npt.NDArray[np.int32]) -> pa.RecordBatch:
+    columns = [*batch.columns, pa.array(places), pa.array(class_ids)]
+    return pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, PLACE, CLASS])
+
+
+def widen_ranges(ranges: dict[str, tuple[int, int]], batch: pa.RecordBatch, schema: Schema) -> None:
+    """Widen the ranges of the integer features of fixed shape to the values of a batch, as int64."""
+    names = set(batch.schema.names)
+    for feature in schema.features:
+        if feature.example_kind != "int64" or feature.elements is None or feature.name not in names:
+            continue
+        column = batch.column(feature.name)
+        values = column if feature.shape == () else column.flatten()
+        values = values.cast(pa.int8()) if feature.dtype == "bool" else values
+        bounds = pc.min_max(values).as_py()
+        if bounds["min"] is None:
+            continue
+        low, high = bounds["min"], bounds["max"]
+        low, high = (-1, 0) if high >= 1 << 63 else (low, high)  # a uint64 that is negative as int64
+        widen_range(ranges, feature.name, low, high)
+
+
+def widen_range(ranges: dict[str, tuple[int, int]], name: str, low: int, high: int) -> None:
+    """Widen the range of a feature, ends included, to hold another."""
+    seen = ranges.get(name, (low, high))
+    ranges[name] = (min(low, seen[0]), max(high, seen[1]))
