@@ -113,7 +113,7 @@ def test_workers_batches_and_parts_change_no_byte(
     build(BuildOptions(source=source, destination=str(tmp_path / "two"), workers=2, **how), executor=processes)
     monkeypatch.setattr("ringfeed.sharding.sources.tables.parquet.BATCH_ROWS", 17)
     monkeypatch.setattr("ringfeed.sharding.sources.tables.parquet._PART_ROWS", 1000)
-    monkeypatch.setattr("ringfeed.sharding.assignment.split_by_column._AT_ONCE", 100)
+    monkeypatch.setattr("ringfeed.sharding.assignment.split_by_column._NOTES_AT_ONCE", 100)
     built(source, tmp_path / "three", **how)
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two") == files_of(tmp_path / "three")
 

@@ -65,7 +65,7 @@ def test_no_records_are_refused(counts: dict[str, int]) -> None:
 )
 def test_a_label_that_makes_no_classes_is_refused(dtype: str, shape: tuple[int | None, ...]) -> None:
     schema = Schema(features=(Feature(name="y", dtype=dtype, shape=shape),), label="y")
-    with pytest.raises(SourceError, match=f"'y' holds .*{dtype}.* leave out --label"):
+    with pytest.raises(SourceError, match=f"'y' holds .*{dtype}.* omit --label"):
         check_label(schema)
 
 
@@ -90,7 +90,7 @@ def test_the_shard_size_decides_the_number() -> None:
 
 
 def test_shards_that_would_not_fit_in_memory_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"at most 1024 MiB.*2 would have about 4768 MiB"):
+    with pytest.raises(ConfigError, match=r"at most 1024 MiB.*2 shards would have about 4768 MiB"):
         plan_assignment(options(shards=2), {"train": (1_000_000,)}, 10_000)
 
 
@@ -102,5 +102,5 @@ def test_a_class_that_cannot_be_in_every_split_is_refused_by_name() -> None:
 
 def test_more_counts_than_a_reader_can_hold_are_refused() -> None:
     options = BuildOptions(source="s", destination="d", shards=1000)
-    with pytest.raises(ConfigError, match="1,000,000 classes in 1,000 shards are 1,000,000,000 counts, which every"):
+    with pytest.raises(ConfigError, match="1,000,000 classes in 1,000 shards make 1,000,000,000 counts, which every"):
         plan_assignment(options, {"train": (2,) * 1_000_000}, 10.0)

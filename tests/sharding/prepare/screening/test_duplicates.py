@@ -154,7 +154,7 @@ def test_hashes_are_those_of_xxh3() -> None:
 
 
 def test_lists_with_holes_are_refused() -> None:
-    with pytest.raises(SourceError, match="lists hold nulls"):
+    with pytest.raises(SourceError, match="lists that hold nulls"):
         hash_records(pa.record_batch({"x": pa.array([[1, None]])}))
 
 
