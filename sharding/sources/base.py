@@ -7,6 +7,7 @@ serve better than by the default.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
@@ -25,9 +26,9 @@ __all__ = [
     "SKIP_REMEDY",
     "BadRecord",
     "CheckableSource",
-    "CompleteDrafts",
     "NarrowableSource",
     "Part",
+    "RecordSource",
     "Reject",
     "SelectiveSource",
     "SizedSource",
@@ -115,7 +116,7 @@ class Source(Protocol):
 
     Drafts are records before their expensive columns are read. The draft of an image file holds its label and path;
     `complete` reads the image when its shard is assembled. A source whose drafts are the records inherits
-    `CompleteDrafts`.
+    `RecordSource`.
 
     Every unreadable record goes to `reject`. If `reject` returns, the record is skipped.
     """
@@ -165,10 +166,29 @@ def select_part(source: Source, number: int | None = None) -> Source:
     return replace(source, **changes)  # type: ignore[type-var]
 
 
-class CompleteDrafts:
-    """A source whose drafts are the records."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordSource(ABC):
+    """Base of sources whose drafts are the records: of all formats but those that read image files.
 
-    __slots__ = ()
+    Attributes:
+        url: URL that the user gave.
+        schema: columns of the records.
+        parts: parts, in order of their records.
+        fingerprint: hash of whatever determines the records.
+    """
+
+    url: str
+    schema: Schema
+    parts: tuple[Part, ...]
+    fingerprint: str
+
+    @abstractmethod
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
+        """Read the records of a part."""
+
+    def sample(self, part: Part, records: int) -> pa.RecordBatch:
+        """Read the head of a part's first batch."""
+        return next(self.drafts(part), self.schema.empty).slice(0, records)
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Return the drafts: they are complete."""

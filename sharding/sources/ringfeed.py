@@ -16,7 +16,7 @@ from ..errors import ConfigError, DatasetError, StorageError
 from ..schema import Feature, Schema
 from ..storage.retry import is_transient
 from ..storage.storage import Storage
-from .base import CompleteDrafts, Part, Reject, fail_on_bad
+from .base import Part, RecordSource, Reject, fail_on_bad
 from .files.http_listing import is_served_below, without_query
 
 __all__ = ["SPLIT", "RingfeedSource", "find_dataset", "open_named_dataset", "resolve_split"]
@@ -84,7 +84,7 @@ def resolve_split(url: str, dataset: Dataset, split: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RingfeedSource(CompleteDrafts):
+class RingfeedSource(RecordSource):
     """A source of a ringfeed dataset, or of one split of it; a part is a shard.
 
     The pieces of a part are its `ShardInfo` and, if the shard lies elsewhere than at `url`, its folder.
@@ -94,10 +94,6 @@ class RingfeedSource(CompleteDrafts):
         manifest: manifest of the dataset, without its splits and companion files.
     """
 
-    url: str
-    schema: Schema
-    parts: tuple[Part, ...]
-    fingerprint: str
     manifest: Manifest
 
     @classmethod
@@ -161,10 +157,6 @@ class RingfeedSource(CompleteDrafts):
     def narrow(self, columns: Collection[str]) -> RingfeedSource:
         """Return the same records with these columns alone; no others are read."""
         return replace(self, schema=self.schema.only(columns))
-
-    def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """Read the head of the shard; checking it takes reading the whole shard."""
-        return next(self.drafts(part)).slice(0, records)
 
     def _batch(self, shard: ShardInfo, columns: Sequence[pa.Array], rows: int) -> pa.RecordBatch:
         split = [pa.repeat(shard.split, rows)] * (len(self.schema.features) - len(columns))

@@ -1,3 +1,3 @@
-"""Read arrays as records: HDF5, NumPy, IDX."""
+"""Sources of arrays whose rows are records: HDF5, NumPy, IDX."""
 
 __all__: list[str] = []

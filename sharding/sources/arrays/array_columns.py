@@ -1,7 +1,4 @@
-"""Arrays as columns: which of a file's arrays make records together, and NumPy's types as features and Arrow columns.
-
-Not here: any file format.
-"""
+"""Arrays as columns, for every format of array files: which arrays make records together, their features and values."""
 
 from __future__ import annotations
 
@@ -20,7 +17,8 @@ from ...messages import did_you_mean, listed
 from ...schema import Feature, in_lists
 
 __all__ = [
-    "Chosen", "Leaf", "batch_rows", "choose", "fixed_feature", "leaves_of", "no_feature", "part_bounds", "to_arrow",
+    "ArraySelection", "Leaf", "batch_rows", "fixed_feature", "leaves_of", "part_bounds", "select_arrays", "to_arrow",
+    "unsupported_array",
 ]  # fmt: skip
 
 _PART_ROWS = 1 << 18
@@ -33,16 +31,16 @@ _TIMES[("M", "D")] = pa.date32()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """An array that can be a column, or a field of a structured one.
+    """An array, or a field of a structured array, that can be a column.
 
     Attributes:
-        name: of the column.
-        holder: the array: a file, a member of an archive, or a dataset.
-        keys: the names of the fields that lead to it in the array, the outermost first.
-        dtype: of one element.
-        shape: of one record's value.
-        rows: of the array.
-        problem: why it is no column, where that was found before its type was looked at.
+        name: name of the column.
+        holder: name of the array: of a file, a member of an archive, or a dataset.
+        keys: names of the fields that lead to it in a structured array, outermost first.
+        dtype: type of one element.
+        shape: shape of one record's value.
+        rows: length of the array.
+        problem: why it cannot be a column, if that is known without its type; else empty.
     """
 
     name: str
@@ -55,18 +53,18 @@ class Leaf:
 
     @property
     def row_bytes(self) -> int:
-        """Of one record's value, as NumPy holds it."""
+        """The size of one record's value in NumPy."""
         return prod(self.shape) * self.dtype.itemsize
 
     def values(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Its own, of rows of the array."""
+        """Return the leaf's values of some rows of the array."""
         for key in self.keys:
             array = array[key]
         return array
 
 
 def leaves_of(name: str, holder: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[Leaf]:
-    """The array itself, or each field of a structured one, named ``array/field``.
+    """Yield the array itself, or each field of a structured array, named ``array/field``.
 
     >>> [leaf.name for leaf in leaves_of("a", "a", np.dtype([("x", "<f4"), ("p", [("q", "i1", (2,))])]), (9,))]
     ['a/x', 'a/p/q']
@@ -84,13 +82,13 @@ def leaves_of(name: str, holder: str, dtype: np.dtype[Any], shape: tuple[int, ..
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """What of a file's arrays makes the records.
+class ArraySelection:
+    """The arrays of a file that make up the records.
 
     Attributes:
-        leaves: the columns' arrays, all of one number of rows.
-        features: of the columns.
-        left_out: the names of others that are no columns and not wanted, or of the groups that they are in.
+        leaves: arrays of the columns, all of the same length.
+        features: features of the columns.
+        left_out: names of unwanted arrays that cannot be columns, or of the groups that contain them.
     """
 
     leaves: tuple[Leaf, ...]
@@ -98,25 +96,25 @@ class Chosen:
     left_out: tuple[str, ...]
 
 
-def choose(
+def select_arrays(
     leaves: Sequence[Leaf],
     picks: Sequence[str],
     path: str,
     wanted: Callable[[str], bool],
     feature_of: Callable[[Leaf, str], Feature],
-) -> Chosen:
-    """The columns picked, without those that cannot be any and are not wanted.
+) -> ArraySelection:
+    """Select arrays, without the unwanted ones that cannot be columns.
 
     Args:
-        leaves: all that there are.
-        picks: their names, or those of the groups they are in; none: all. One group makes itself the root.
-        path: of the file, for errors.
-        wanted: whether a column is, by its name.
-        feature_of: the feature of an array; raises a SourceError if it has none.
+        leaves: all arrays.
+        picks: names of arrays or groups to select; none: all. The columns of a single group are named within it.
+        path: path of the file, for errors.
+        wanted: whether the build needs a column of this name.
+        feature_of: returns the feature of an array; raises a SourceError if there is none.
 
     Raises:
-        SourceError: there is none, none of a name picked, one has no feature, or they differ in their number of rows.
-        ConfigError: all that there is was not wanted.
+        SourceError: there is no array, or none of a picked name; a wanted array has no feature, or another length.
+        ConfigError: no array is wanted.
     """
     left_out: dict[str, None] = {}
     found: list[tuple[Leaf, Feature]] = []
@@ -139,11 +137,13 @@ def choose(
             left_out[outer] = None
     left_out |= dict.fromkeys(leaf.name for leaf, _ in found if leaf.rows != needed[0].rows)
     kept = [(leaf, feature) for leaf, feature in found if leaf.name not in left_out]
-    return Chosen(leaves=tuple(leaf for leaf, _ in kept), features=tuple(f for _, f in kept), left_out=tuple(left_out))
+    return ArraySelection(
+        leaves=tuple(leaf for leaf, _ in kept), features=tuple(f for _, f in kept), left_out=tuple(left_out)
+    )
 
 
 def _unwanted(name: str, wanted: Callable[[str], bool]) -> str:
-    """The outermost group that something is in, or itself, that is not wanted; empty: there is none."""
+    """Return the outermost unwanted group around an array, or the array if it is unwanted, or an empty string."""
     ends = [place for place, letter in enumerate(name) if letter == "/" and place]
     return next((name[:end] for end in (*ends, len(name)) if not wanted(name[:end])), "")
 
@@ -157,13 +157,13 @@ def _picked(leaves: Sequence[Leaf], picks: Sequence[str], path: str) -> list[Lea
         if not any(_within(leaf.name, pick) for leaf in leaves):
             hint = did_you_mean(pick, (leaf.name for leaf in leaves), f"there are: {_listed(leaves)}")
             raise SourceError(f"{path} holds no array {pick!r}; {hint}")
-    chosen = [leaf for leaf in leaves if not picks or any(_within(leaf.name, pick) for pick in picks)]
-    if not chosen:
+    picked = [leaf for leaf in leaves if not picks or any(_within(leaf.name, pick) for pick in picks)]
+    if not picked:
         raise SourceError(f"{path} holds no array with a dimension of records")
     root = f"{picks[0]}/" if len(picks) == 1 else ""
-    if root and all(leaf.name.startswith(root) for leaf in chosen):
-        return [replace(leaf, name=leaf.name.removeprefix(root)) for leaf in chosen]
-    return chosen
+    if root and all(leaf.name.startswith(root) for leaf in picked):
+        return [replace(leaf, name=leaf.name.removeprefix(root)) for leaf in picked]
+    return picked
 
 
 def _check_rows(leaves: Sequence[Leaf], path: str) -> None:
@@ -174,7 +174,7 @@ def _check_rows(leaves: Sequence[Leaf], path: str) -> None:
         sizes = _listed(leaves, sizes=True)
         raise SourceError(
             f"{path}: the arrays differ in their first dimension, the number of records: {sizes}; "
-            f"choose some of one length, such as {path}::{','.join(leaf.name for leaf in common[:3])}"
+            f"choose some of the same length, such as {path}::{','.join(leaf.name for leaf in common[:3])}"
             f"{_or_leave_out(*others)}"
         )
 
@@ -189,10 +189,10 @@ def _listed(leaves: Sequence[Leaf], *, sizes: bool = False) -> str:
 
 
 def fixed_feature(leaf: Leaf, path: str) -> Feature:
-    """The feature that holds every value of an array of fixed-size elements.
+    """Return the feature that holds every value of an array of fixed-size elements.
 
     Raises:
-        SourceError: its type or shape has none.
+        SourceError: no feature has its type or shape.
     """
     dtype, logical = leaf.dtype, ""
     time = _TIMES.get((dtype.kind, np.datetime_data(dtype)[0])) if dtype.kind in "mM" else None
@@ -205,19 +205,19 @@ def fixed_feature(leaf: Leaf, path: str) -> Feature:
     elif dtype.kind in "biu" or (dtype.kind == "f" and dtype.itemsize <= 8):
         name = dtype.name
     else:
-        raise no_feature(
+        raise unsupported_array(
             leaf, path, "Python objects (pickle), which are never loaded" if dtype.hasobject else f"{dtype} values"
         )
     if 0 in leaf.shape:
         raise SourceError(
-            f"{path}: the array {leaf.name!r} has records of shape {leaf.shape}, which hold nothing; choose others "
+            f"{path}: the array {leaf.name!r} has records of shape {leaf.shape}, which are empty; choose others "
             f"with ::NAME,...{_or_leave_out(leaf.name)}"
         )
     return Feature(name=leaf.name, dtype=name, shape=leaf.shape, logical=logical)
 
 
-def no_feature(leaf: Leaf, path: str, what: str) -> SourceError:
-    """The error that an array cannot be a column for what it holds."""
+def unsupported_array(leaf: Leaf, path: str, what: str) -> SourceError:
+    """Return the error of an array that cannot be a column because of what it holds."""
     return SourceError(
         f"{path}: {f'the array {leaf.name!r}' if leaf.name else 'the array'} holds {what}; "
         f"store it as numbers, strings or bytes, choose others with ::NAME,...{_or_leave_out(leaf.name)}"
@@ -227,20 +227,20 @@ def no_feature(leaf: Leaf, path: str, what: str) -> SourceError:
 def to_arrow(
     values: npt.NDArray[Any], feature: Feature, path: str, first_record: int, lengths: Sequence[int] | None = None
 ) -> pa.Array:
-    """Rows of an array as a column of the feature's Arrow type.
+    """Convert rows of an array to a column of the feature's Arrow type.
 
     Args:
-        values: [rows, *shape], in any byte order and memory layout; of lists their elements, one after the other.
-        feature: as `fixed_feature` gave it, or of lists.
-        path: of the file, for errors.
-        first_record: number of the first row in it, for errors.
-        lengths: of the lists.
+        values: array [rows, *shape] in any byte order and memory layout; for lists, their concatenated elements.
+        feature: result of `fixed_feature`, or a feature of lists.
+        path: path of the file, for errors.
+        first_record: number of the first row in the file, for errors.
+        lengths: lengths of the lists.
 
     Raises:
-        SourceError: text that is not UTF-8, a bool that is neither 0 nor 1, or a day beyond 32 bits.
+        SourceError: text is not UTF-8, a bool is neither 0 nor 1, or a day takes more than 32 bits.
     """
 
-    def told(element: int) -> str:
+    def place_of(element: int) -> str:
         record = element // (feature.elements or 1)
         if lengths is not None:
             record = int(np.searchsorted(np.cumsum(lengths), element, side="right"))
@@ -248,10 +248,10 @@ def to_arrow(
 
     flat = np.ascontiguousarray(values).reshape(-1)
     if flat.dtype.kind in "SUVO":
-        column = _text_column(flat.tolist(), feature, told)
+        column = _text_column(flat.tolist(), feature, place_of)
     else:
         flat = flat.astype(flat.dtype.newbyteorder("="), copy=False)
-        _check_held(flat, feature, told)
+        _check_values(flat, feature, place_of)
         column = pa.array(flat)
         column = column.view(feature.primitive) if feature.logical else column.cast(feature.primitive)
     if lengths is not None:
@@ -259,25 +259,24 @@ def to_arrow(
     return column if feature.shape == () else pa.FixedSizeListArray.from_arrays(column, type=feature.arrow_type)
 
 
-def _check_held(flat: npt.NDArray[Any], feature: Feature, told: Callable[[int], str]) -> None:
-    """Refuse days that date32 does not hold, and that Arrow would cut to it; and bools that are no truth."""
+def _check_values(flat: npt.NDArray[Any], feature: Feature, place_of: Callable[[int], str]) -> None:
+    """Refuse bools other than 0 and 1, and days that date32 cannot hold, which Arrow would truncate."""
     if feature.dtype == "bool" and (odd := np.flatnonzero(flat.view(np.uint8) > 1)).size:
         raise SourceError(
-            f"{told(int(odd[0]))} is {flat.view(np.uint8)[odd[0]]}, which is neither false (0) nor true (1); mend it, "
-            "or store integers"
+            f"{place_of(int(odd[0]))} is {flat.view(np.uint8)[odd[0]]}, which is neither false (0) nor true (1); fix "
+            "it, or store integers"
         )
     if feature.logical == str(_TIMES["M", "D"]):
         numbers, bounds = flat.view(np.int64), np.iinfo(np.int32)
         far = np.flatnonzero(~np.isnat(flat) & ((numbers < bounds.min) | (numbers > bounds.max)))
         if far.size:
             raise SourceError(
-                f"{told(int(far[0]))} is the day {numbers[far[0]]} from 1970-01-01 on, "
-                "which takes more than 32 bits; mend it, or store seconds"
+                f"{place_of(int(far[0]))} is day {numbers[far[0]]} since 1970-01-01, "
+                "which takes more than 32 bits; fix it, or store seconds"
             )
 
 
-def _text_column(values: Sequence[str | bytes], feature: Feature, told: Callable[[int], str]) -> pa.Array:
-    """Texts or bytes."""
+def _text_column(values: Sequence[str | bytes], feature: Feature, place_of: Callable[[int], str]) -> pa.Array:
     try:
         return pa.array(values, feature.primitive)
     except (UnicodeError, pa.ArrowException) as error:
@@ -285,17 +284,19 @@ def _text_column(values: Sequence[str | bytes], feature: Feature, told: Callable
             try:
                 value.decode() if isinstance(value, bytes) else value.encode()
             except UnicodeError:
-                raise SourceError(f"{told(i)} is not UTF-8; convert it first, or store it as opaque bytes") from error
+                raise SourceError(
+                    f"{place_of(i)} is not UTF-8; convert it first, or store it as opaque bytes"
+                ) from error
         raise
 
 
 def batch_rows(row_bytes: float) -> int:
-    """Rows of a batch, by the bytes of one."""
+    """Return how many rows a batch takes, by the bytes of one."""
     return int(min(BATCH_ROWS, max(1, BATCH_BYTES // max(1, row_bytes))))
 
 
 def part_bounds(rows: int, row_bytes: float, align: int = 1) -> list[tuple[int, int]]:
-    """Half-open ranges of rows, one a part, which start at multiples of `align`.
+    """Return half-open ranges of rows, one a part, that start at multiples of `align`.
 
     >>> part_bounds(600_000, 4)
     [(0, 262144), (262144, 524288), (524288, 600000)]

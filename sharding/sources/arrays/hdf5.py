@@ -1,8 +1,8 @@
-"""HDF5 files: datasets of one length are columns: all, or those picked with ``file.h5::/group`` or ``::/a,/b``.
+"""HDF5 files: datasets of equal length are columns: all, or those selected by ``file.h5::/group`` or ``::/a,/b``.
 
-A dataset in a group is named ``group/name``, a field of a compound one ``name/field``. A single value is no column and
-is passed over, as are names that are links to other names. What lies in other files (external links, external storage,
-virtual datasets) is refused: a missing file would read as zeros.
+A dataset in a group is named ``group/name``, a field of a compound dataset ``name/field``. Scalar datasets and soft
+links are skipped. Data in other files (external links, external storage, virtual datasets) is refused: a missing file
+would read as zeros.
 """
 
 from __future__ import annotations
@@ -25,24 +25,33 @@ from ...errors import RingfeedError, SourceError
 from ...messages import brief
 from ...schema import Feature, Schema
 from ...storage.storage import Storage
-from ..base import SKIP_REMEDY, BadRecord, CompleteDrafts, Part, Reject, fail_on_bad
+from ..base import SKIP_REMEDY, BadRecord, Part, RecordSource, Reject, fail_on_bad
 from ..files.find import fingerprint_files, require_files
 from ..files.open import open_file, translate_errors
-from .array_columns import Leaf, batch_rows, choose, fixed_feature, leaves_of, no_feature, part_bounds, to_arrow
+from .array_columns import (
+    Leaf,
+    batch_rows,
+    fixed_feature,
+    leaves_of,
+    part_bounds,
+    select_arrays,
+    to_arrow,
+    unsupported_array,
+)
 from .url_selection import split_selection
 
 __all__ = ["SUFFIXES", "Hdf5Source"]
 
 SUFFIXES = (".h5", ".hdf5")
-_VARIABLE_BYTES = 1 << 16  # a value of variable length is taken for so large until some were read
-_CACHE_BYTES = 64 << 20  # of a column's chunks, so that none is decompressed twice where a batch ends inside it
-_BUFFER_BYTES = 1 << 20  # of a file that is not local: HDF5 reads what describes the data in small pieces
+_VARIABLE_BYTES = 1 << 16  # assumed size of a variable-length value, until some were read
+_CACHE_BYTES = 64 << 20  # cache of a column's chunks, so that a chunk across two batches is decompressed once
+_BUFFER_BYTES = 1 << 20  # read-ahead of remote files: HDF5 reads metadata in small pieces
 _MAX_ALIGN_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Column:
-    """A feature, and the dataset and fields in it that hold its values."""
+    """A feature, and the dataset, and fields in it, that hold its values."""
 
     feature: Feature
     dataset: str
@@ -50,32 +59,32 @@ class _Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hdf5Source(CompleteDrafts):
-    """A source of HDF5 files; a part is a run of rows, of whole chunks where chunks are small enough.
+class Hdf5Source(RecordSource):
+    """A source of HDF5 files; a part is a range of rows, of whole chunks where chunks are small enough.
 
-    The pieces of a part are its first row and the one after its last. Damage in any of the `checked` columns costs
-    records: those of the files, also where the schema has fewer by now.
+    The pieces of a part are the bounds of its half-open range of rows.
+
+    Attributes:
+        columns: columns to read.
+        checked: all columns, even if the source was narrowed: a record is bad if any of its values is damaged.
+        left_out: names of unwanted datasets and groups that cannot be columns.
     """
 
-    url: str
-    schema: Schema
     columns: tuple[_Column, ...]
-    parts: tuple[Part, ...]
-    fingerprint: str
     checked: tuple[_Column, ...]
     left_out: tuple[str, ...] = ()
 
     @classmethod
     def open(cls, url: str, label: str | None, wanted: Callable[[str], bool] = lambda _: True) -> Hdf5Source:
-        """Read what the files say of their datasets.
+        """Read the files' descriptions of their datasets.
 
         Args:
-            url: of a file, a folder or a glob; ``::/group`` or ``::/a,/b`` after it picks what is in the files.
-            label: the column of the classes.
-            wanted: whether a column is, by its name; others may have any type and length.
+            url: URL of a file or folder, or a glob; ``::/group`` or ``::/a,/b`` after it selects datasets.
+            label: column of the classes, or None.
+            wanted: whether the build needs a column of this name; others may have any type and length.
 
         Raises:
-            SourceError: there is no file, one is damaged, datasets differ in length or have types that no feature
+            SourceError: there is no file, a file is damaged, datasets differ in length or have types that no feature
                 holds, or the files' columns differ; or h5py is not installed.
         """
         files_url, picks = split_selection(url)
@@ -85,18 +94,18 @@ class Hdf5Source(CompleteDrafts):
         parts: list[Part] = []
         for file in files:
             with _open(file.url) as root:
-                there = list(_leaves(root, picks))
-                if not all(any(_related(leaf.name, pick) for leaf in there) for pick in picks):
-                    there = list(_leaves(root, ()))  # for the error, which lists them
-                chosen = choose(there, picks, file.url, wanted, _feature)
-                leaves = chosen.leaves
-                left_out |= dict.fromkeys(chosen.left_out)
-                found = tuple(map(_column, leaves, chosen.features))
+                all_leaves = list(_leaves(root, picks))
+                if not all(any(_related(leaf.name, pick) for leaf in all_leaves) for pick in picks):
+                    all_leaves = list(_leaves(root, ()))  # for the error, which lists them
+                selection = select_arrays(all_leaves, picks, file.url, wanted, _feature)
+                leaves = selection.leaves
+                left_out |= dict.fromkeys(selection.left_out)
+                found = tuple(map(_column, leaves, selection.features))
                 columns = columns or found
                 if found != columns:
                     raise SourceError(
-                        f"{file.url}: its datasets differ from those of {files[0].url}; name files of one kind by a "
-                        "glob, or choose what they share with ::/NAME,..."
+                        f"{file.url}: its datasets differ from those of {files[0].url}; name files of one kind with a "
+                        "glob, or select common datasets with ::/NAME,..."
                     )
                 bounds = part_bounds(leaves[0].rows, sum(map(_row_bytes, leaves)), _align(root, found))
                 parts += [Part(path=file.url, pieces=rows, first_record=rows[0]) for rows in bounds]
@@ -111,7 +120,7 @@ class Hdf5Source(CompleteDrafts):
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
-        """The label's dataset alone."""
+        """Read the label's dataset alone, unless records may be rejected."""
         if reject is not fail_on_bad:
             for batch in self.drafts(part, reject):
                 yield pa.nulls(len(batch)) if self.schema.label is None else batch.column(self.schema.label)
@@ -122,20 +131,20 @@ class Hdf5Source(CompleteDrafts):
                 yield column
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """The records; they are complete. Where some may be bad, all rows are read once more before."""
+        """Read the records; if bad ones are skipped, read all rows once before to find them."""
         for rows in [part] if reject is fail_on_bad else _readable(part, self.checked, reject):
             for columns in _read(rows, self.columns):
                 yield pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow)
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """The first rows."""
+        """Read the first rows."""
         start, stop = part.pieces
         head = Part(path=part.path, pieces=(start, min(stop, start + records)), first_record=start)
         found = pa.Table.from_batches(self.drafts(head), self.schema.arrow).combine_chunks().to_batches()
         return found[0] if found else self.schema.empty
 
     def narrow(self, columns: Collection[str]) -> Hdf5Source:
-        """The same records with these columns alone, or with one; no others are read."""
+        """Return the same records with these columns alone, or with one if none exists; no others are read."""
         kept = tuple(column for column in self.columns if column.feature.name in columns) or self.columns[:1]
         return replace(self, columns=kept, schema=self.schema.select([column.feature.name for column in kept]))
 
@@ -151,7 +160,7 @@ def _library() -> ModuleType:
 
 
 class _Raw(io.RawIOBase):
-    """A file of fsspec as HDF5 needs it: not every client's has `readinto`."""
+    """A file of fsspec with `readinto`, which HDF5 needs and not every client has."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__()
@@ -175,14 +184,14 @@ class _Raw(io.RawIOBase):
 
 @contextmanager
 def _open(path: str, remedy: str = "write it again with gzip") -> Iterator[Any]:
-    """The root group of a file.
+    """Open a file, and yield its root group.
 
     Raises:
         SourceError: it is damaged or no HDF5 file, or uses a compression that h5py lacks.
     """
     h5py = _library()
     with open_file(path) as file:
-        local = Storage(path).local_path  # HDF5 reads what is local by itself, without a way through Python
+        local = Storage(path).local_path  # HDF5 reads local files itself, without Python in between
         try:
             opened = io.BufferedReader(_Raw(file), _BUFFER_BYTES) if local is None else local
             with h5py.File(opened, "r", locking=False) as root:
@@ -192,12 +201,12 @@ def _open(path: str, remedy: str = "write it again with gzip") -> Iterator[Any]:
         except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            remedy = f"the file is damaged, no HDF5, or compressed in a way that h5py lacks; {remedy}"
+            remedy = f"the file is damaged, is no HDF5, or uses a compression that h5py lacks; {remedy}"
             raise translate_errors(path, error, remedy) from error
 
 
 def _leaves(root: Any, picks: Sequence[str]) -> Iterator[Leaf]:
-    """Every array of a file with a dimension, or of what is picked of it."""
+    """Yield every array of a file that has a dimension, or of the picked groups."""
     h5py = _library()
     groups, seen = [("", root)], set()
     while groups:
@@ -219,7 +228,7 @@ def _leaves(root: Any, picks: Sequence[str]) -> Iterator[Leaf]:
             item = group[key]
             address = h5py.h5o.get_info(item.id).addr
             if isinstance(item, h5py.Group) and address not in seen:
-                seen.add(address)  # a group may hold itself
+                seen.add(address)  # a group may contain itself
                 inner.append((f"{name}/", item))
             elif isinstance(item, h5py.Dataset) and item.shape:
                 if problem := _problem(name, item):
@@ -230,9 +239,9 @@ def _leaves(root: Any, picks: Sequence[str]) -> Iterator[Leaf]:
 
 
 def _problem(name: str, dataset: Any) -> str:
-    """Why a dataset is no column, as far as it shows without its type; or empty."""
+    """Return why a dataset cannot be a column whatever its type, or an empty string."""
     if dataset.is_virtual or dataset.external:
-        return f"the data of {name!r} lie in other files; copy them into one, choose others with ::/NAME,..."
+        return f"the data of {name!r} lie in other files; copy them into one, or choose others with ::/NAME,..."
     try:
         _ = dataset.dtype
     except TypeError as error:
@@ -241,7 +250,7 @@ def _problem(name: str, dataset: Any) -> str:
 
 
 def _related(name: str, pick: str) -> bool:
-    """Whether something may be picked, or hold what is."""
+    """Whether a name is a picked one, or inside of it, or around it."""
     return name == pick or name.startswith(f"{pick}/") or pick.startswith(f"{name}/")
 
 
@@ -260,15 +269,16 @@ def _feature(leaf: Leaf, path: str) -> Feature:
     element = h5py.check_vlen_dtype(leaf.dtype)
     if element is None:
         if leaf.dtype.hasobject:
-            raise no_feature(leaf, path, "references")
+            raise unsupported_array(leaf, path, "references")
         return fixed_feature(leaf, path)
     element = np.dtype(element)
     if leaf.shape == () and h5py.check_string_dtype(element) is not None and element.hasobject:
         return Feature(name=leaf.name, dtype="string", shape=(None,))
     if leaf.shape or element.kind not in "biuf":
         inner = "texts or lists" if element.hasobject else element
-        raise no_feature(leaf, path, f"lists of {inner}{f' in records of shape {leaf.shape}' if leaf.shape else ''}")
-    if not element.isnative:  # h5py 3.14 takes their bytes for native ones
+        shape = f" in records of shape {leaf.shape}" if leaf.shape else ""
+        raise unsupported_array(leaf, path, f"lists of {inner}{shape}")
+    if not element.isnative:  # h5py 3.14 reads their bytes as native ones
         raise SourceError(f"{path}: {leaf.name!r} holds lists of big-endian numbers; store them little-endian")
     return Feature(name=leaf.name, dtype=fixed_feature(replace(leaf, dtype=element), path).dtype, shape=(None,))
 
@@ -282,7 +292,7 @@ def _chunk_rows(dataset: Any) -> int:
 
 
 def _align(root: Any, columns: Sequence[_Column]) -> int:
-    """Rows after which a chunk of every column ends; of the largest chunks, where that is too many."""
+    """Return the rows after which a chunk of every column ends; if too many, the rows of the largest chunk."""
     rows = [_chunk_rows(root[column.dataset]) for column in columns]
     return common if (common := lcm(*rows)) <= _MAX_ALIGN_ROWS else max(rows)
 
@@ -291,7 +301,7 @@ def _align(root: Any, columns: Sequence[_Column]) -> int:
 
 
 def _read(part: Part, columns: Sequence[_Column]) -> Iterator[list[pa.Array]]:
-    """The columns of a part, some rows at a time: whole chunks where they are small enough."""
+    """Read columns of a part in batches of rows: of whole chunks where these are small enough."""
     with _open(part.path, f"write it again with gzip, or {SKIP_REMEDY}") as root:
         datasets = {name: _dataset(root, name) for name in dict.fromkeys(column.dataset for column in columns)}
         align = _align(root, columns)
@@ -311,7 +321,7 @@ def _read(part: Part, columns: Sequence[_Column]) -> Iterator[list[pa.Array]]:
 
 
 def _readable(part: Part, columns: Sequence[_Column], reject: Reject) -> Iterator[Part]:
-    """The runs of rows of a part that can be read; those of a chunk that cannot be are bad, whatever the column."""
+    """Yield the readable ranges of rows of a part; the rows of a damaged chunk of any column are bad."""
     good: list[tuple[int, int]] = []
     with _open(part.path) as root:
         datasets = [_dataset(root, name) for name in dict.fromkeys(column.dataset for column in columns)]
@@ -346,7 +356,7 @@ def _estimate(dataset: Any) -> float:
 
 
 def _dataset(root: Any, name: str) -> Any:
-    """With a cache for the chunks that a row lies in, where they are no larger than `_CACHE_BYTES`."""
+    """Open a dataset with a cache for a row of chunks, of up to `_CACHE_BYTES`."""
     h5py = _library()
     dataset = root[name]
     if not dataset.chunks:

@@ -1,4 +1,4 @@
-"""IDX files, as MNIST has them: a file of images and one of labels, gzip or not, read in step."""
+"""IDX files, the format of MNIST: a file of images and one of labels, read in step; both may be gzipped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 from ...compute.batches import BATCH_ROWS
 from ...errors import SourceError
 from ...schema import Feature, Schema
-from ..base import CompleteDrafts, Part, Reject, fail_on_bad
+from ..base import Part, RecordSource, Reject, fail_on_bad
 from ..files.find import base_name, fingerprint_files, list_files, resolve_relative
 from ..files.open import MissingFileError, open_file
 from .array_columns import batch_rows
@@ -28,25 +28,20 @@ _DTYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "flo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IdxSource(CompleteDrafts):
+class IdxSource(RecordSource):
     """A source of pairs of IDX files; a part is a pair. The records: ``image`` and the label."""
-
-    url: str
-    schema: Schema
-    parts: tuple[Part, ...]
-    fingerprint: str
 
     @classmethod
     def open(cls, url: str, label: str | None) -> IdxSource:
         """Read the headers.
 
         Args:
-            url: a file of images whose labels lie beside it (``images`` -> ``labels``, ``idx3`` or other
-                dimensions -> ``idx1``), or a folder or glob of such pairs, which are taken one after the other by name.
-            label: what to name the label; by default ``label``.
+            url: URL of a file of images, or a folder or glob of several. Each one's labels lie in the same folder,
+                in a file named alike (``images`` -> ``labels``, ``idx3`` or other dimensions -> ``idx1``).
+            label: name of the label column; default: ``label``.
 
         Raises:
-            SourceError: a file has no partner, is no IDX file, or the two differ in length.
+            SourceError: a file of images has no labels, is no IDX file, or the two differ in length.
         """
         found = [file.url for file in list_files(url, SUFFIXES)]
         images = [path for path in found if "images" in base_name(path)]
@@ -55,7 +50,7 @@ class IdxSource(CompleteDrafts):
         twice = [path for path in images if path.endswith(".gz") and path.removesuffix(".gz") in images]
         if twice:
             raise SourceError(
-                f"{twice[0]} lies beside what it holds, {twice[0].removesuffix('.gz')}; remove one of the two"
+                f"{twice[0]} and its decompressed copy {twice[0].removesuffix('.gz')} are both there; remove one"
             )
         parts = tuple(Part(path=path, pieces=(_labels_of(path),)) for path in images)
         kinds = {_check_pair(part) for part in parts}
@@ -75,21 +70,17 @@ class IdxSource(CompleteDrafts):
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
-        """The file of labels alone."""
+        """Read the file of labels alone."""
         for values in _read(part.pieces[0], BATCH_ROWS):
             yield pa.array(values)
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """The records; they are complete."""
+        """Read the images and their labels."""
         image, _ = self.schema.features
         rows = batch_rows(prod(image.fixed_shape or ()) * np.dtype(image.dtype).itemsize)
         for images, labels in zip(_read(part.path, rows), _read(part.pieces[0], rows), strict=True):
             flat = pa.FixedSizeListArray.from_arrays(pa.array(images.reshape(-1)), prod(images.shape[1:]))
             yield pa.RecordBatch.from_arrays([flat, pa.array(labels)], schema=self.schema.arrow)
-
-    def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """The first block."""
-        return next(self.drafts(part), self.schema.empty).slice(0, records)
 
 
 def _labels_of(path: str) -> str:
@@ -104,10 +95,10 @@ def _check_pair(part: Part) -> tuple[str, tuple[int, ...], str]:
     except MissingFileError as error:
         raise SourceError(f"{part.path} has no labels: expected them in {part.pieces[0]}") from error
     if not shape:
-        raise SourceError(f"{part.path}: images have at least one dimension each, the file has one in all")
+        raise SourceError(f"{part.path}: the file has one dimension in all, but each image needs at least one")
     if not 0 < prod(shape) < 1 << 31:
         raise SourceError(
-            f"{part.path}: images of shape {tuple(shape)} hold nothing, or more than 2^31 values; write it again"
+            f"{part.path}: images of shape {tuple(shape)} are empty, or hold more than 2^31 values; write it again"
         )
     if label_shape != (records,):
         raise SourceError(f"{part.path} holds {records} images, {part.pieces[0]} has shape {label_shape}")
@@ -115,7 +106,7 @@ def _check_pair(part: Part) -> tuple[str, tuple[int, ...], str]:
 
 
 def _header(file: IO[bytes], path: str) -> tuple[str, tuple[int, ...]]:
-    """Element type and shape: two zero bytes, type, dimensions; then each dimension as a big-endian uint32."""
+    """Read the element type and the shape: two zero bytes, type, dimensions; each dimension as a big-endian uint32."""
     head = file.read(4)
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _DTYPES or not head[3]:
         raise SourceError(f"{path}: no IDX file; it must start with 00 00, an element type and the dimensions")
@@ -126,7 +117,7 @@ def _header(file: IO[bytes], path: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _read(path: str, block_rows: int) -> Iterator[npt.NDArray[np.generic]]:
-    """Blocks of rows, [up to `block_rows`, ...], of the machine's byte order."""
+    """Yield blocks of rows, [up to `block_rows`, ...], in the machine's byte order."""
     with open_file(path) as file:
         dtype, (records, *shape) = _header(file, path)
         row_bytes = prod(shape) * np.dtype(dtype).itemsize

@@ -1,9 +1,9 @@
-"""NumPy's own files: `.npy`, one array each, and `.npz`, archives of them. Streamed; no pickle is ever loaded.
+"""NumPy files: `.npy`, one array each, and `.npz`, archives of these. They are streamed; no pickle is ever loaded.
 
-- A file: a structured array's fields are columns; a plain array is the column ``data``.
+- A file: the fields of a structured array are columns; a plain array is the column ``data``.
 - A folder of `.npy` files: each is a column, named by its path in the folder without the ending.
 - An `.npz` file: each member is a column.
-- A folder of `.npz` files, or a glob of either: files of the same columns, one after the other.
+- A folder of `.npz` files, or a glob of either kind: files of the same columns, one after another.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import pyarrow as pa
 from ...errors import SourceError
 from ...schema import Feature, Schema
 from ...storage.storage import Storage
-from ..base import CompleteDrafts, Part, Reject, fail_on_bad
+from ..base import Part, RecordSource, Reject, fail_on_bad
 from ..files.find import SourceFile, fingerprint_files, plain_name, require_files, root_of, split_chain
 from ..files.http_listing import decode_name
 from ..files.open import open_file, translate_errors
-from .array_columns import Leaf, batch_rows, choose, fixed_feature, leaves_of, part_bounds, to_arrow
+from .array_columns import Leaf, batch_rows, fixed_feature, leaves_of, part_bounds, select_arrays, to_arrow
 from .url_selection import split_selection
 
 __all__ = ["SUFFIXES", "NpySource"]
@@ -45,11 +45,14 @@ class _Array:
     """An array on storage.
 
     Attributes:
-        name: of its column, or of the group of its fields.
-        path: of the file.
-        member: of the archive that the file is; empty where it is none.
-        data_bytes: size of the file or the member, all of it.
-        offset: where the elements start in it.
+        name: name of its column, or prefix of the names of its fields.
+        path: URL of the file.
+        member: member of the archive; empty if the file is no archive.
+        data_bytes: whole size of the file or the member.
+        dtype: type of one element.
+        shape: shape of the array; the first dimension counts records.
+        fortran: whether the elements are in Fortran order.
+        offset: offset of the elements in the file or the member.
     """
 
     name: str
@@ -63,17 +66,17 @@ class _Array:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NpySource(CompleteDrafts):
-    """A source of NumPy's files; a part is a run of rows, or a whole archive, which can be read from its start alone.
+class NpySource(RecordSource):
+    """A source of NumPy files; a part is a range of rows, or a whole archive, which cannot be read from its middle.
 
-    The pieces of a part are its first row, the one after its last, and the arrays that it is read from.
+    The pieces of a part are its first row, the row after its last, and the arrays to read.
+
+    Attributes:
+        columns: columns to read.
+        left_out: names of unwanted arrays that cannot be columns.
     """
 
-    url: str
-    schema: Schema
     columns: tuple[Leaf, ...]
-    parts: tuple[Part, ...]
-    fingerprint: str
     left_out: tuple[str, ...] = ()
 
     @classmethod
@@ -81,12 +84,12 @@ class NpySource(CompleteDrafts):
         """Read the headers.
 
         Args:
-            url: of a file, a folder or a glob; ``::a,b`` after it picks columns.
-            label: the column of the classes.
-            wanted: whether a column is, by its name; others may have any type and length.
+            url: URL of a file or folder, or a glob; ``::a,b`` after it selects columns.
+            label: column of the classes, or None.
+            wanted: whether the build needs a column of this name; others may have any type and length.
 
         Raises:
-            SourceError: there is no file, one is damaged or holds objects, or their arrays make no records together.
+            SourceError: there is no file, a file is damaged or holds Python objects, or its arrays differ in length.
         """
         files_url, picks = split_selection(url)
         files = require_files(files_url, SUFFIXES, "NumPy file")
@@ -96,14 +99,14 @@ class NpySource(CompleteDrafts):
         parts: list[Part] = []
         for where, arrays in _tables(files_url, files):
             leaves = [leaf for a in arrays if a.shape for leaf in leaves_of(a.name, a.name, a.dtype, a.shape)]
-            chosen = choose(leaves, picks, where, wanted, fixed_feature)
-            left_out |= dict.fromkeys(chosen.left_out)
+            selection = select_arrays(leaves, picks, where, wanted, fixed_feature)
+            left_out |= dict.fromkeys(selection.left_out)
             if schema is None:
-                columns, schema = chosen.leaves, Schema(features=chosen.features, label=label)
-            if _places(chosen.leaves, chosen.features) != _places(columns, schema.features):
+                columns, schema = selection.leaves, Schema(features=selection.features, label=label)
+            if _places(selection.leaves, selection.features) != _places(columns, schema.features):
                 raise SourceError(f"{where}: its columns differ from those of {files[0].url}; all files need the same")
             holders = {leaf.holder for leaf in columns}
-            parts += _parts(chosen.leaves[0].rows, tuple(array for array in arrays if array.name in holders))
+            parts += _parts(selection.leaves[0].rows, tuple(array for array in arrays if array.name in holders))
         assert schema is not None
         return cls(
             url=url,
@@ -115,7 +118,7 @@ class NpySource(CompleteDrafts):
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
-        """The label's array alone, or the records that it is a field of."""
+        """Read the label's array alone, or the structured array that has it as a field."""
         start, stop, _ = part.pieces
         if self.schema.label is None:
             yield pa.nulls(stop - start)
@@ -124,18 +127,18 @@ class NpySource(CompleteDrafts):
             yield batch[0]
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """The records; they are complete."""
+        """Read the records of a part."""
         for columns in self._read(part, None):
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow)
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """The first rows."""
+        """Read the first rows."""
         start, stop, arrays = part.pieces
         head = Part(path=part.path, pieces=(start, min(stop, start + records), arrays), first_record=start)
         return next(self.drafts(head))
 
     def narrow(self, columns: Collection[str]) -> NpySource:
-        """The same records with these columns alone, or with one; no other text is decoded."""
+        """Return the same records with these columns alone, or with one if none exists; no others are decoded."""
         leaves = tuple(leaf for leaf in self.columns if leaf.name in columns) or self.columns[:1]
         return replace(self, columns=leaves, schema=self.schema.select([leaf.name for leaf in leaves]))
 
@@ -156,16 +159,16 @@ class NpySource(CompleteDrafts):
                 first += len(values[0])
 
 
-# --- which arrays there are ------------------------------------------------------------------------------------
+# --- the arrays of a source ------------------------------------------------------------------------------------
 
 
 def _tables(url: str, files: Sequence[SourceFile]) -> Iterator[tuple[str, list[_Array]]]:
-    """What each set of files that hold the same records is called, and its arrays."""
+    """Yield the URL and arrays of each set of files that hold columns of the same records."""
     root = root_of(url, [])
     folder = all(file.url.startswith(root) for file in files)
     archives = [plain_name(file.url).endswith(".npz") for file in files]
     if folder and any(archives) and not all(archives):
-        raise SourceError(f"{url} holds both .npy and .npz files; name those of one kind by a glob")
+        raise SourceError(f"{url} holds both .npy and .npz files; name files of one kind with a glob")
     if folder and not any(archives):
         names = [decode_name(root, split_chain(file.url)[0].removeprefix(root)) for file in files]
         yield url, [_array_of(file, name[: -len(".npy")]) for file, name in zip(files, names, strict=True)]
@@ -177,11 +180,11 @@ def _tables(url: str, files: Sequence[SourceFile]) -> Iterator[tuple[str, list[_
 def _array_of(file: SourceFile, name: str) -> _Array:
     with open_file(file.url) as data:
         dtype, shape, fortran, offset = _header(data, file.url)
-        data_bytes = file.bytes or data.seek(0, SEEK_END)  # where a web server does not tell it, this says what to do
+        data_bytes = file.bytes or data.seek(0, SEEK_END)  # 0: unknown to a web server
     if not name and dtype.names is None:
         name = _PLAIN
     if not shape:
-        raise SourceError(f"{file.url}: it holds a single value, no rows; a source needs an array of records")
+        raise SourceError(f"{file.url}: it holds a single value; a source needs an array of records")
     array = _Array(
         name=name, path=file.url, member="", data_bytes=data_bytes, dtype=dtype, shape=shape, fortran=fortran,
         offset=offset,
@@ -213,9 +216,9 @@ def _members(file: SourceFile) -> list[_Array]:
 
 
 def _header(file: IO[bytes], path: str) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
-    """Type, shape, whether in Fortran's order, and the bytes before the data (numpy.lib.format describes the format).
+    """Read the type, the shape, whether in Fortran order, and the offset of the data; numpy.lib.format has the format.
 
-    NumPy's own public readers end at version 2, and 3 is what fields with names beyond Latin-1 are written in.
+    NumPy's public readers end at version 2, but names of fields beyond Latin-1 need version 3.
     """
     start = file.read(8)
     if len(start) < 8 or start[:6] != b"\x93NUMPY" or start[6] not in (1, 2, 3):
@@ -230,10 +233,10 @@ def _header(file: IO[bytes], path: str) -> tuple[np.dtype[Any], tuple[int, ...],
         dtype = np.lib.format.descr_to_dtype(header["descr"])
         shape = tuple(int(size) for size in header["shape"])
         if min(shape, default=0) < 0 or not isinstance(header["fortran_order"], bool):
-            raise ValueError("its shape or order is no such thing")
+            raise ValueError("its shape or order is invalid")
     except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         raise translate_errors(path, error, "the header is damaged; write the file again") from error
-    dtype = np.dtype(object) if dtype.hasobject else dtype  # with one such field, all of it is a pickle
+    dtype = np.dtype(object) if dtype.hasobject else dtype  # one object field makes the whole array a pickle
     fortran = header["fortran_order"] and len(shape) > 1 and prod(shape) > 0
     return dtype, shape, fortran, 8 + length_bytes + length
 
@@ -243,7 +246,7 @@ def _row_bytes(array: _Array) -> int:
 
 
 def _check_size(array: _Array) -> None:
-    """Before anything is read of it. The size of an array of objects says nothing; it is refused when it is chosen."""
+    """Check the size of an array before it is read; arrays of objects, of any size, are refused when selected."""
     wanted = array.offset + prod(array.shape) * array.dtype.itemsize
     if array.data_bytes != wanted and not array.dtype.hasobject:
         what = "is cut short" if array.data_bytes < wanted else "goes on after its last element"
@@ -255,7 +258,7 @@ def _name(array: _Array) -> str:
 
 
 def _places(leaves: Sequence[Leaf], features: Sequence[Feature]) -> set[tuple[Feature, str, tuple[str, ...]]]:
-    """The columns of a file, in no order, and where in it each is."""
+    """Return the columns of a file with their places in it, in no order."""
     return {(feature, leaf.holder, leaf.keys) for leaf, feature in zip(leaves, features, strict=True)}
 
 
@@ -268,18 +271,18 @@ def _parts(rows: int, arrays: tuple[_Array, ...]) -> Iterator[Part]:
         yield Part(path=arrays[0].path, pieces=(start, stop, arrays), first_record=start)
 
 
-# --- their rows ------------------------------------------------------------------------------------------------
+# --- rows ------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _open_rows(array: _Array, start: int, stop: int, rows: int) -> Iterator[Iterator[npt.NDArray[Any]]]:
-    """Blocks of up to so many rows, of the half-open range of rows."""
+    """Yield an iterator over the half-open range of rows, in blocks of up to `rows`."""
     local = Storage(array.path).local_path
     if array.fortran:
         if local is None or array.member:
             raise SourceError(
-                f"{_name(array)}: the array is in Fortran's order, which is read in place from an .npy file of this "
-                "machine alone; copy it here, or save it as numpy.ascontiguousarray(x)"
+                f"{_name(array)}: the array is in Fortran order, which can only be read from a local .npy file; "
+                "copy it to this machine, or save it as numpy.ascontiguousarray(x)"
             )
         mapped = np.memmap(local, array.dtype, "r", array.offset, array.shape, "F")
         yield (mapped[row : min(stop, row + rows)] for row in range(start, stop, rows))
@@ -304,7 +307,7 @@ def _blocks(data: IO[bytes], array: _Array, start: int, stop: int, rows: int) ->
                 f"{_name(array)}: it ends at record {row + len(block) // max(1, row_bytes)}; write it again"
             )
         if array.member and row + count == array.shape[0]:
-            data.read(1)  # at the end of a member its CRC is checked
+            data.read(1)  # zipfile checks the CRC at the end of a member
         yield np.frombuffer(block, array.dtype).reshape(count, *array.shape[1:])
 
 
@@ -312,10 +315,10 @@ def _blocks(data: IO[bytes], array: _Array, start: int, stop: int, rows: int) ->
 def _zip_errors(path: str) -> Iterator[None]:
     try:
         yield
-    # `zipfile` raises NotImplementedError where damage makes a member claim a way of packing that there is not.
+    # `zipfile` raises NotImplementedError if damage makes a member claim an unknown compression.
     except (BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError) as error:
         raise translate_errors(path, error, "the archive is damaged; write it again with numpy.savez") from error
     except OSError as error:
         if type(error) is not OSError or error.errno is not None:
-            raise  # it is of the store; bzip2's own has no errno
+            raise  # a store's error; bzip2's errors have no errno
         raise translate_errors(path, error, "the archive is damaged; write it again with numpy.savez") from error

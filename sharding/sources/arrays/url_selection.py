@@ -1,4 +1,4 @@
-"""The part of a source's URL that picks arrays of a file: ``train.h5::/images,/labels``."""
+"""The part of a source's URL that selects arrays of a file: ``train.h5::/images,/labels``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _IN_ARCHIVE = re.compile(r"(^|::)(zip|tar|libarchive|rar)://[^:]*$")
 
 
 def split_selection(url: str) -> tuple[str, tuple[str, ...]]:
-    """A URL, and the names of the arrays or groups picked of what is there; none are named: all.
+    """Split a URL into that of the files, and the names of the selected arrays or groups; no names: all.
 
-    What stands after the last ``::`` is a selection, unless it is a link of one of fsspec's chains.
+    The selection follows the last ``::``, unless that belongs to a chained URL of fsspec.
 
     >>> split_selection("s3://bucket/train.h5::/images,/labels")
     ('s3://bucket/train.h5', ('images', 'labels'))

@@ -1,3 +1,3 @@
-"""Read image files as records: class folders and image lists."""
+"""Sources of image files: folders of classes, and lists of images."""
 
 __all__: list[str] = []

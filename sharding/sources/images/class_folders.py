@@ -1,4 +1,4 @@
-"""Image class folders: one folder a class, the files in it its images, stored as they are."""
+"""Folders of images, one for each class; the files are stored as they are."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from .image_files import IMAGE_FEATURES, ImageCheck, find_bad_files, image_fault
 
 __all__ = ["SUFFIXES", "ImageFolderSource"]
 
-# Of the last three Pillow reads none without plugins: they are refused, or are bad records, but never left out.
+# Pillow reads the last three only with plugins: such files are refused, or bad records, but never left out silently.
 SUFFIXES = (
     ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".jp2", ".j2k", ".avif",
     ".ppm", ".pgm", ".pbm", ".pnm", ".heic", ".heif", ".jxl",
 )  # fmt: skip
 _PART_FILES = 4096
 _SAMPLE_FILES = 16
-_BYTES = "\0bytes"  # a column of drafts; no folder has such a name
+_BYTES = "\0bytes"  # column of the drafts; the zero byte keeps its name apart from the label's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFolderSource:
-    """A source of image files; the label is the name of the folder. A part is a run of files.
+    """A source of image files, labelled by the names of their folders.
 
-    The pieces of a part are the names of its files and their sizes in bytes.
+    The columns are ``image`` (the file's bytes), ``height``, ``width``, the label, and ``path`` within the root folder.
+    A part is a run of files; its pieces are their names and their sizes in bytes.
 
-    The records: ``image`` (the file's bytes), ``height``, ``width``, the label, and ``path`` within the folder.
+    Attributes:
+        root: URL of the folder that contains the class folders, with a slash at the end.
     """
 
     url: str
@@ -49,13 +51,13 @@ class ImageFolderSource:
         """List the folder.
 
         Args:
-            url: of it; or a glob, of which the last folder without a pattern is the one.
-            label: the column for the names of its folders; default: ``label``.
-            files: in it, where they were listed already.
+            url: URL of the folder; or a glob, whose last folder before the first pattern is the root.
+            label: name of the label column; default: ``label``.
+            files: files of the folder, if they are listed already.
 
         Raises:
-            SourceError: there is no image, or one lies in no class folder.
-            RangesError: a web server does not tell the size of one.
+            SourceError: there is no image, or an image lies outside of class folders.
+            RangesError: a web server does not give the size of an image.
         """
         files = files or require_files(url, SUFFIXES, "image")
         root = root_of(url, [file.url for file in files])
@@ -63,7 +65,7 @@ class ImageFolderSource:
         for name in names:
             if "/" not in name:
                 raise SourceError(
-                    f"{root}{name} lies in no class folder; expected {root}CLASS/{name}, or the folder above be named"
+                    f"{root}{name} lies in no class folder; move it to {root}CLASS/{name}, or name the folder above"
                 )
         stat_files([file.url for file in files if is_web(file.url) and not file.bytes])  # refuses unknown sizes
         sizes = tuple(file.bytes for file in files)
@@ -77,32 +79,32 @@ class ImageFolderSource:
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
-        """The folders' names; no file is opened."""
+        """Return the names of the class folders; no file is opened."""
         yield pa.array([name.partition("/")[0] for name in part.pieces[0]], pa.string())
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """Label, path, and the size of the file as it was listed."""
+        """Return the label, the path, and the listed size of each file."""
         labels, (names, sizes) = next(self.labels(part)), part.pieces
         columns = [labels, pa.array(names, pa.string()), pa.array(sizes, pa.int64())]
         yield pa.RecordBatch.from_arrays(columns, names=[self.schema.label, "path", _BYTES])
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """The first files; they are to be opened one by one, so a few have to do."""
+        """Return drafts of the first files: only a few, as each image costs a request."""
         return next(self.drafts(part)).slice(0, min(records, _SAMPLE_FILES))
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
-        """Read the files, and check that each is a whole image."""
+        """Read the files, and check that each is a whole image of the listed size."""
         columns = read_images(self._urls(drafts.column("path").to_pylist()), drafts.column(_BYTES).to_numpy())
         columns |= {name: drafts.column(name) for name in (str(self.schema.label), "path")}
         return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema.arrow)
 
     def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
-        """The files' sizes, as they were listed."""
+        """Return the listed sizes of the files."""
         sizes: npt.NDArray[np.int64] = drafts.column(_BYTES).to_numpy()
         return sizes
 
     def check(self, part: Part, reject: Reject, fault: ImageCheck = image_fault) -> Iterator[pa.Array]:
-        """Read the files and look at each; by default, as `complete` will."""
+        """Read the files, and check each with `fault`."""
         names, sizes = part.pieces
         yield from find_bad_files(self._urls(names), sizes, reject, fault)
 
@@ -114,8 +116,8 @@ class ImageFolderSource:
 def _schema(label: str) -> Schema:
     if label in ("image", "height", "width", "path"):
         raise SourceError(
-            f"{label!r} is a column of the images' own here; the label is the name of their folder, so --label gives "
-            "that column any other name"
+            f"{label!r} is a column that image folders have anyway; the label is the name of the class folder, so "
+            "--label must give it another name"
         )
     return Schema(
         features=(*IMAGE_FEATURES, Feature(name=label, dtype="string"), Feature(name="path", dtype="string")),

@@ -1,4 +1,4 @@
-"""The files of images: many are read into one column with no copy between, and looked over for damage."""
+"""Reads many image files into one Arrow column without a copy in between, and checks them for damage."""
 
 from __future__ import annotations
 
@@ -39,33 +39,33 @@ __all__ = [
 ]
 
 _THREADS = 4
-_FEW_FILES = 8  # a run
-_LOOKED_AT = 16  # runs, together, for whether they have to be waited for:
-_WAITED_SECONDS = 200e-6  # a file, of most of them; what the page cache holds is there in 30 us
-_REMOTE_FILES = 256  # fetched or looked over at once
+_RUN_FILES = 8
+_TIMED_RUNS = 16  # runs whose median time decides whether threads read the rest
+_SLOW_SECONDS = 200e-6  # a file that takes longer comes from the disk; from the page cache it takes 30 us
+_REMOTE_FILES = 256  # fetched or checked at a time
 _NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
-_MEND_NAME = f"mend it, or {SKIP_REMEDY}"
+_NAME_REMEDY = f"fix it, or {SKIP_REMEDY}"
 _COLUMN_BYTES = (1 << 31) - 1
 IMAGE_FEATURES = (
     Feature(name="image", dtype="binary", encoding="image"),
     Feature(name="height", dtype="int32"),
     Feature(name="width", dtype="int32"),
-)  # the files as they are, and the sizes of the images in them
-ImageCheck = Callable[[bytes | memoryview], str | None]  # what is wrong with a file, as what follows "the image ..."
+)  # the file's bytes, and the size of the image in pixels
+ImageCheck = Callable[[bytes | memoryview], str | None]  # returns what is wrong, to follow "the image", or None
 T = TypeVar("T")
 
 
 def read_images(urls: Sequence[str], sizes: npt.NDArray[np.int64] | None = None) -> dict[str, pa.Array]:
-    """Read files, and check that each is a whole image; by name, the columns of `IMAGE_FEATURES`.
+    """Read files, and check that each is a whole image; return the columns of `IMAGE_FEATURES` by name.
 
     Args:
-        urls: of the files.
-        sizes: of each in bytes, int64 [n], where they are known: one that has another by now is refused.
+        urls: URLs or paths of the files.
+        sizes: expected sizes in bytes, int64 [n], if known: a file of another size has changed, and is refused.
 
     Raises:
-        SourceError: one is missing, or is no image, or cut short or damaged as far as its format can tell.
+        SourceError: a file is missing, has changed, or is no whole image, as far as its format can show.
         StorageError: the store refuses.
-        ConfigError: they are more than one column can hold.
+        ConfigError: the files exceed the 2 GiB of one column.
     """
     paths = [_local_path(url) for url in urls]
     if all(paths):
@@ -87,10 +87,10 @@ def read_images(urls: Sequence[str], sizes: npt.NDArray[np.int64] | None = None)
 
 
 def file_sizes(urls: Sequence[str]) -> npt.NDArray[np.int64]:
-    """The size of each file in bytes, int64; none is opened.
+    """Return the sizes of files in bytes, int64 [n], without opening them.
 
     Raises:
-        SourceError: one is missing.
+        SourceError: a file is missing.
         StorageError: the store refuses.
     """
     paths = [path for url in urls if (path := _local_path(url))]
@@ -103,7 +103,7 @@ def file_sizes(urls: Sequence[str]) -> npt.NDArray[np.int64]:
 
 
 def image_fault(data: bytes | memoryview) -> str | None:
-    """What is wrong with an image as far as its format can tell; see `check_image`."""
+    """Return what is wrong with an image, as far as its format can show, or None; see `check_image`."""
     try:
         check_image(data)
     except ValueError as error:
@@ -118,17 +118,20 @@ def _damaged(error: ValueError) -> str:
 def find_bad_files(
     files: Sequence[str | BadRecord], sizes: Sequence[int] | None, reject: Reject, fault: ImageCheck = image_fault
 ) -> Iterator[pa.Array]:
-    """The positions of those that cannot be read, or are at fault, int64 and ascending, after `reject` had each.
+    """Find the files that cannot be read or have a fault.
 
     Args:
-        files: their URLs; or what is wrong with a record that names none.
-        sizes: in bytes, where they are known: so many are held at once as make up `BATCH_BYTES`, or a few hundred.
-        reject: may raise.
-        fault: of each; by default, what `read_images` would fail on.
+        files: URLs of the files; or a bad record in place of a missing URL.
+        sizes: sizes in bytes, if known: at most `BATCH_BYTES`, and 256 files, are held at a time.
+        reject: called with each bad file; may raise.
+        fault: returns what is wrong with a file's bytes, or None; default: what `read_images` would fail on.
+
+    Yields:
+        Positions in `files`, int64, ascending.
     """
     for start, end in _blocks(len(files), sizes):
-        looked = enumerate(_look_over(files[start:end], fault), start)
-        found = [(position, record) for position, record in looked if record is not None]
+        checked = enumerate(_check_files(files[start:end], fault), start)
+        found = [(position, record) for position, record in checked if record is not None]
         for _, record in found:
             reject(record)
         if found:
@@ -136,21 +139,21 @@ def find_bad_files(
 
 
 def find_faulty_images(column: pa.BinaryArray, fault: ImageCheck = image_fault) -> Iterator[tuple[int, str]]:
-    """The positions in a column of those that are at fault, and what is wrong with each; a null is not."""
+    """Yield the position of each faulty image in a column, and what is wrong with it; nulls are not faulty."""
     if column.buffers()[2] is None:
         return
     data, offsets = data_of(column), offsets_of(column)
     view = memoryview(data).cast("B")
-    asked = column.is_valid().to_numpy(zero_copy_only=False)
+    unchecked = column.is_valid().to_numpy(zero_copy_only=False)
     if fault is image_fault:
-        asked = asked & ~plain_jpeg_sizes(np.frombuffer(data, np.uint8), offsets)[1]
-    for i in np.flatnonzero(asked).tolist():
+        unchecked = unchecked & ~plain_jpeg_sizes(np.frombuffer(data, np.uint8), offsets)[1]
+    for i in np.flatnonzero(unchecked).tolist():
         if (reason := fault(view[offsets[i] : offsets[i + 1]])) is not None:
             yield i, reason
 
 
 def _local_path(url: str) -> str | None:
-    if url.startswith(("/", "file:///")):  # nearly always, and this is asked of every file
+    if url.startswith(("/", "file:///")):  # the usual case, for speed
         return url.removeprefix("file://")
     path = Storage(url).local_path
     return None if path is None else str(path)
@@ -161,7 +164,7 @@ def _local_path(url: str) -> str | None:
 
 def _read_local(paths: Sequence[str], sizes: npt.NDArray[np.int64] | None) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
     offsets = _offsets(_sizes(paths) if sizes is None else sizes)
-    buffer = pa.allocate_buffer(int(offsets[-1]))  # of Arrow's pool: its pages were used before, and need no clearing
+    buffer = pa.allocate_buffer(int(offsets[-1]))  # from Arrow's pool, whose pages are in use already
     view, bounds = memoryview(buffer).cast("B"), offsets.tolist()
     target = np.frombuffer(buffer, np.uint8)
 
@@ -192,10 +195,10 @@ def _size(path: str) -> int:
         status = os.stat(path)
     except (OSError, ValueError) as error:
         if isinstance(error, ValueError) or error.errno in _NO_FILE:
-            raise SourceError(f"{path} names no file ({error_text(error)}); {_MEND_NAME}") from error
+            raise SourceError(f"{path} names no file ({error_text(error)}); {_NAME_REMEDY}") from error
         raise _translated(path, error) from error
-    if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
-        raise SourceError(f"{path} is no file but a folder, or a device; {_MEND_NAME}")
+    if not stat.S_ISREG(status.st_mode):  # reading a pipe would block
+        raise SourceError(f"{path} is a folder or a device, not a file; {_NAME_REMEDY}")
     return status.st_size
 
 
@@ -203,7 +206,7 @@ def _read_into(path: str, target: memoryview) -> None:
     size, beyond = len(target), bytearray(1)
     try:
         file = os.open(path, os.O_RDONLY)
-        try:  # a read that stops at the end, though there was room for a byte beyond, has met it
+        try:  # the extra byte shows whether the file has grown
             done = count = os.readv(file, [target, beyond])
             while count and done < size:
                 done += (count := os.readv(file, [target[done:], beyond]))
@@ -223,12 +226,12 @@ def _translated(path: str, error: OSError) -> Exception:
     if isinstance(error, FileNotFoundError):
         return MissingFileError.of(path)
     return StorageError(
-        f"cannot read {path}: {error.strerror}; check the rights of the file and the health of the disk"
+        f"cannot read {path}: {error.strerror}; check the file's permissions and the health of the disk"
     )
 
 
 def _read_remote(urls: Sequence[str]) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
-    """Some at a time, side by side; their sizes are not known before."""
+    """Fetch files, many concurrently, and return their bytes and offsets."""
     sink, sizes = pa.BufferOutputStream(), []
     for start in range(0, len(urls), _REMOTE_FILES):
         for data in read_files(urls[start : start + _REMOTE_FILES]):
@@ -242,38 +245,38 @@ def _offsets(sizes: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int
     np.cumsum(sizes, out=offsets[1:])
     if offsets[-1] > _COLUMN_BYTES:
         raise ConfigError(
-            f"{len(sizes)} images of one shard make {offsets[-1] >> 20} MiB, more than the 2 GiB that one column can "
+            f"{len(sizes)} images of one shard take {offsets[-1] >> 20} MiB, more than the 2 GiB that one column can "
             "hold; ask for more shards"
         )
     return offsets
 
 
 def _in_runs(work: Callable[[int, int], list[T]], count: int) -> list[T]:
-    """What a function gives for half-open runs of `count` files; side by side from where the disk has to be waited for.
+    """Apply a function to half-open runs of `count` files, with threads once they turn out to wait for the disk.
 
-    Until then by this thread alone: others would have nothing to do but to take the interpreter from each other, at
-    a third more CPU time (20,000 files in the page cache, 2 busy cores, 2026-11-21).
+    While files come from the page cache, threads would only compete for the interpreter, at a third more CPU time
+    (20,000 files, 2 busy cores, 2026-11-21).
     """
     results: list[T] = []
-    runs = [(start, min(start + _FEW_FILES, count)) for start in range(0, count, _FEW_FILES)]
-    for first in range(0, len(runs), _LOOKED_AT):
+    runs = [(start, min(start + _RUN_FILES, count)) for start in range(0, count, _RUN_FILES)]
+    for first in range(0, len(runs), _TIMED_RUNS):
         moments = [perf_counter()]
-        for start, stop in runs[first : first + _LOOKED_AT]:
+        for start, stop in runs[first : first + _TIMED_RUNS]:
             results += work(start, stop)
             moments.append(perf_counter())
-        if median(map(sub, moments[1:], moments)) > _WAITED_SECONDS * _FEW_FILES:
+        if median(map(sub, moments[1:], moments)) > _SLOW_SECONDS * _RUN_FILES:
             with ThreadPoolExecutor(_THREADS) as threads:
-                for more in threads.map(lambda run: work(*run), runs[first + _LOOKED_AT :]):
+                for more in threads.map(lambda run: work(*run), runs[first + _TIMED_RUNS :]):
                     results += more
             break
     return results
 
 
-# --- looking over ----------------------------------------------------------------------------------------------
+# --- checking ---------------------------------------------------------------------------------------------------
 
 
 def _blocks(count: int, sizes: Sequence[int] | None) -> Iterator[tuple[int, int]]:
-    """Half-open ranges of files to hold at once."""
+    """Yield half-open ranges of files to hold at a time."""
     start = held = 0
     for i in range(count):
         if i > start and (i - start == _REMOTE_FILES or (sizes and held + sizes[i] > BATCH_BYTES)):
@@ -284,21 +287,21 @@ def _blocks(count: int, sizes: Sequence[int] | None) -> Iterator[tuple[int, int]
         yield start, count
 
 
-def _look_over(files: Sequence[str | BadRecord], fault: ImageCheck) -> list[BadRecord | None]:
-    """What is wrong with each file."""
+def _check_files(files: Sequence[str | BadRecord], fault: ImageCheck) -> list[BadRecord | None]:
+    """Return what is wrong with each file, or None."""
     urls = [file for file in files if isinstance(file, str)]
     if all(map(_local_path, urls)):
-        return _in_runs(lambda start, stop: [_look_at(file, fault) for file in files[start:stop]], len(files))
+        return _in_runs(lambda start, stop: [_check_file(file, fault) for file in files[start:stop]], len(files))
     try:
         contents = dict(zip(urls, read_files(urls), strict=True))
-    except (SourceError, StorageError) as error:  # one is missing, or cannot be: which
+    except (SourceError, StorageError) as error:  # a file is missing, or cannot exist; reading one by one shows which
         if isinstance(error, StorageError) and not _names_no_file(error):
             raise
-        return [_look_at(file, fault) for file in files]
-    return [_look_at(file, fault, contents.get(file) if isinstance(file, str) else None) for file in files]
+        return [_check_file(file, fault) for file in files]
+    return [_check_file(file, fault, contents.get(file) if isinstance(file, str) else None) for file in files]
 
 
-def _look_at(file: str | BadRecord, fault: ImageCheck, data: bytes | None = None) -> BadRecord | None:
+def _check_file(file: str | BadRecord, fault: ImageCheck, data: bytes | None = None) -> BadRecord | None:
     if isinstance(file, BadRecord):
         return file
     try:
@@ -310,11 +313,11 @@ def _look_at(file: str | BadRecord, fault: ImageCheck, data: bytes | None = None
     except (SourceError, StorageError) as error:
         if isinstance(error, StorageError) and not _names_no_file(error):
             raise
-        return BadRecord(path=file, place="", reason="it names no file that can be read", remedy="mend its name")
+        return BadRecord(path=file, place="", reason="it names no file that can be read", remedy="fix its name")
     return None if reason is None else BadRecord(path=file, place="", reason=f"the image {reason}")
 
 
 def _names_no_file(error: StorageError) -> bool:
-    """Whether there can be no file of such a name."""
+    """Whether an error shows that no file can have such a name."""
     numbers = (cause.errno for cause in cause_chain(error) if isinstance(cause, OSError))
     return any(isinstance(cause, ValueError) for cause in cause_chain(error)) or any(n in _NO_FILE for n in numbers)

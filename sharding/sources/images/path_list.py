@@ -1,4 +1,4 @@
-"""Plain text of one path a line, as lists of files are: a table of one column."""
+"""Text files of one path a line: a table of one column."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ...errors import SourceError
 from ...schema import Feature, Schema
-from ..base import CompleteDrafts, Part, Reject, fail_on_bad
+from ..base import Part, RecordSource, Reject, fail_on_bad
 from ..files.find import fingerprint_files, require_files
 from ..files.open import open_file
 
@@ -21,20 +21,15 @@ _BLOCK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineSource(CompleteDrafts):
-    """A source of text files: ``path`` is a line, without its ending; empty lines are none. A part is a file."""
-
-    url: str
-    schema: Schema
-    parts: tuple[Part, ...]
-    fingerprint: str
+class LineSource(RecordSource):
+    """A source of lines: the column ``path`` holds each line that is not empty. A part is a file."""
 
     @classmethod
     def open(cls, url: str, label: str | None) -> LineSource:
         """List the files.
 
         Raises:
-            SourceError: there is none, or a label is asked for.
+            SourceError: there is no file, or a label is asked for.
         """
         files = require_files(url, LINE_SUFFIXES, "text file")
         return cls(
@@ -45,12 +40,12 @@ class LineSource(CompleteDrafts):
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
-        """None, for as many records as there are."""
+        """Return a null for each record."""
         for batch in self.drafts(part):
             yield pa.nulls(batch.num_rows)
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """The lines; they are complete."""
+        """Read the lines."""
         number, mark = 1, BOM_UTF8
         with open_file(part.path) as file:
             while block := file.read(_BLOCK_BYTES):
@@ -59,10 +54,6 @@ class LineSource(CompleteDrafts):
                 texts = [_decode(part.path, number + i, line) for i, line in enumerate(lines)]
                 number += len(lines) - 1
                 yield pa.RecordBatch.from_arrays([pa.array(filter(None, texts), pa.string())], schema=self.schema.arrow)
-
-    def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """The first lines."""
-        return next(self.drafts(part), self.schema.empty).slice(0, records)
 
 
 def _decode(path: str, number: int, line: bytes) -> str:

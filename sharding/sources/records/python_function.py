@@ -21,7 +21,7 @@ from ...compute.keyed_random import derive_key
 from ...errors import ConfigError, SourceError
 from ...messages import brief, closest
 from ...schema import Feature, Schema
-from ..base import CompleteDrafts, Part, Reject, fail_on_bad
+from ..base import Part, RecordSource, Reject, fail_on_bad
 from ..user_code import code_hash, describe_error
 from .python_values import ColumnType, column_of_values, flatten
 
@@ -32,7 +32,7 @@ _SIZED = (str, bytes, bytearray, list, tuple, np.ndarray)  # what takes more tha
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IterableSource(CompleteDrafts):
+class IterableSource(RecordSource):
     """A source of records that a function gives; it is one part.
 
     The function is called with no argument, once a pass, and gives the same records each time: an iterable of dicts,
@@ -44,12 +44,8 @@ class IterableSource(CompleteDrafts):
         left_out: columns of Arrow's that no feature can hold, and that were not wanted.
     """
 
-    url: str
-    schema: Schema
     types: pa.Schema
     records: int
-    parts: tuple[Part, ...]
-    fingerprint: str
     left_out: tuple[str, ...] = ()
 
     @classmethod

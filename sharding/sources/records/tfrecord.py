@@ -17,7 +17,7 @@ from ...errors import SourceError
 from ...formats.example_columns import Parsed, parse_examples
 from ...formats.tfrecord import HEADER_BYTES, FrameBlock, FrameDamage, has_header, iterate_frames
 from ...schema import Feature, Schema
-from ..base import NO_FEATURES, BadRecord, CompleteDrafts, Part, Reject, fail_on_bad, ignore_bad
+from ..base import NO_FEATURES, BadRecord, Part, RecordSource, Reject, fail_on_bad, ignore_bad
 from ..files.find import SourceFile, fingerprint_files, has_pattern, list_files, plain_name
 from ..files.open import open_file, size_if_seekable
 from .example_features import FeatureTypes, column_of
@@ -33,7 +33,7 @@ _READ_BYTES = 16 << 20  # a length that is a lie must not make room for as much 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TFRecordSource(CompleteDrafts):
+class TFRecordSource(RecordSource):
     """A source of TFRecord files; a part is a run of records of about 64 MiB, or a compressed file.
 
     A feature is a column, null in records that lack it: int64, float32, string if all values are UTF-8, else binary,
@@ -41,11 +41,7 @@ class TFRecordSource(CompleteDrafts):
     always as many, else variable.
     """
 
-    url: str
-    schema: Schema
     given: Mapping[str, Feature]
-    parts: tuple[Part, ...]
-    fingerprint: str
 
     @classmethod
     def open(

@@ -14,7 +14,7 @@ import pyarrow as pa
 from ...compute.batches import BATCH_BYTES
 from ...errors import SourceError
 from ...schema import Schema
-from ..base import BadRecord, CompleteDrafts, Part, Reject, fail_on_bad, ignore_bad
+from ..base import BadRecord, Part, RecordSource, Reject, fail_on_bad, ignore_bad
 from ..files.find import SourceFile, fingerprint_files, list_files
 from .tar import SUFFIXES, Member, TarDamage, TarReader, open_tar
 from .webdataset_members import MemberType, MemberTypes, extension_of
@@ -29,7 +29,7 @@ _MAX_NAMES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WebDatasetSource(CompleteDrafts):
+class WebDatasetSource(RecordSource):
     """A source of tar archives; a part is an archive.
 
     The records: ``__key__``, the members' name, and a column for each extension, or for each entry of a JSON object
@@ -37,11 +37,7 @@ class WebDatasetSource(CompleteDrafts):
     `labels`, which passes over most bytes, could not tell all of them.
     """
 
-    url: str
-    schema: Schema
     types: tuple[MemberType, ...]
-    parts: tuple[Part, ...]
-    fingerprint: str
 
     @classmethod
     def open(cls, url: str, label: str | None, wanted: Callable[[str], bool] = lambda _: True) -> WebDatasetSource:

@@ -1,3 +1,3 @@
-"""Read table files: Parquet, Arrow IPC, ORC."""
+"""Sources of tables: Parquet, Arrow IPC, ORC."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Arrow IPC files (Feather version 2 is one) and streams, as Arrow, pandas, Polars and Hugging Face write them."""
+"""Arrow IPC files, Feather version 2 among them, and streams, as Arrow, pandas, Polars and Hugging Face write them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _PART_ROWS = 1 << 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IpcSource(TableSource):
-    """A source of Arrow IPC files and streams, told apart by their first bytes, for both are named ``.arrow``.
+    """A source of Arrow IPC files and streams. Both are named ``.arrow``; their first bytes tell which they are.
 
-    A part is a run of a file's record batches, as (first, end, records), or a whole stream: only files have a footer.
+    A part is a run of a file's record batches, with the pieces (first, end, records); or a whole stream, which has no
+    footer to find them in.
     """
 
     kind: ClassVar[str] = "Arrow IPC"
@@ -34,7 +35,7 @@ class IpcSource(TableSource):
 
     @classmethod
     def inspect(cls, file: SourceFile) -> tuple[pa.Schema, Sequence[Part]]:
-        """From the footer, or the head of a stream."""
+        """Read the footer, or the head of a stream."""
         if not _is_file(file.url):
             with _open_stream(file.url, None) as stream:
                 return plain_schema(stream.schema), [Part(path=file.url)]
@@ -42,7 +43,7 @@ class IpcSource(TableSource):
             schema, batches = plain_schema(reader.schema), reader.num_record_batches
             if file.bytes <= PART_BYTES:
                 return schema, [Part(path=file.url, pieces=(0, batches, reader.count_rows()))] if batches else []
-        with _open_file(file.url, _narrowest(schema)) as reader:  # the footer says how many batches, not how long
+        with _open_file(file.url, _narrowest(schema)) as reader:  # the footer lacks the batches' lengths
             rows = [reader.get_batch(i).num_rows for i in range(batches)]
         sizes = [file.bytes // batches] * batches
         return schema, [
@@ -51,7 +52,7 @@ class IpcSource(TableSource):
         ]
 
     def count(self, part: Part) -> int:
-        """As the part says; a stream has to be read."""
+        """Return the number of records; for a stream, read its narrowest column to count them."""
         if part.pieces:
             return int(part.pieces[2])
         with _open_stream(part.path, None) as stream:
@@ -60,7 +61,7 @@ class IpcSource(TableSource):
             return sum(batch.num_rows for batch in stream)
 
     def read(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The record batches as they were written."""
+        """Read the record batches as they were written."""
         if part.pieces:
             with _open_file(part.path, columns) as reader:
                 yield from (checked(reader.get_batch(i)) for i in range(*part.pieces[:2]))
@@ -70,11 +71,11 @@ class IpcSource(TableSource):
 
 
 def _is_file(path: str) -> bool:
-    """Whether it is a file with a footer, not a stream."""
+    """Whether a path is an IPC file with a footer, and no stream."""
     with open_table(path, "Arrow IPC") as source:
         magic = source.read(len(_FILE_MAGIC))
     if magic.startswith(_FEATHER_1_MAGIC):
-        raise SourceError(f"{path} is Feather version 1, which is out of use; write it again as version 2")
+        raise SourceError(f"{path} is Feather version 1, which is obsolete; write it again as version 2")
     return bool(magic == _FILE_MAGIC)
 
 
@@ -89,8 +90,8 @@ def _open_file(path: str, columns: Sequence[str] | None) -> Iterator[pa.ipc.Reco
 def _open_stream(path: str, columns: Sequence[str] | None) -> Iterator[pa.ipc.RecordBatchStreamReader]:
     with open_table(path, "Arrow IPC", mapped=True, read_ahead=True) as source:
         source.seek(max(0, source.size() - len(_END)))
-        if source.read() != _END:  # without it, a stream cut between two batches would pass for a shorter one
-            raise pa.ArrowInvalid("an Arrow stream without its end mark, cut short or not closed by its writer")
+        if source.read() != _END:  # else a stream cut between two batches would read as a shorter one
+            raise pa.ArrowInvalid("the Arrow stream has no end mark: it is cut short, or its writer did not close it")
         source.seek(0)
         reader = pa.ipc.open_stream(source)
         if columns is not None:
@@ -105,6 +106,6 @@ def _only(schema: pa.Schema, columns: Sequence[str]) -> pa.ipc.IpcReadOptions:
 
 
 def _narrowest(schema: pa.Schema) -> list[str]:
-    """The column that is read to count rows."""
+    """Return the cheapest column to read for counting rows."""
     widths = {field.name: field.type.bit_width for field in schema if pa.types.is_primitive(field.type)}
     return [min(widths, key=lambda name: widths[name])] if widths else schema.names[:1]

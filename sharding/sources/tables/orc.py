@@ -27,29 +27,32 @@ _FOOTER, _STRIPES, _SIZES, _ROWS = 2, 3, (2, 3, 4), 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrcSource(TableSource):
-    """A source of ORC files; a part is a run of stripes, as (first, end, records)."""
+    """A source of ORC files; a part is a run of stripes, with the pieces (first, end, records)."""
 
     kind: ClassVar[str] = "ORC"
     suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
 
     @classmethod
     def inspect(cls, file: SourceFile) -> tuple[pa.Schema, Sequence[Part]]:
-        """From the footer."""
+        """Read the footer."""
         with _open(file.url) as reader:
             rows, sizes = _stripes(reader.reader.serialized_file_tail())
             if len(rows) != reader.nstripes or sum(rows) != reader.nrows:
-                raise pa.ArrowInvalid(f"an ORC footer of {sum(rows)} rows in {len(rows)} stripes for {reader.nrows}")
+                raise pa.ArrowInvalid(
+                    f"the ORC footer has {sum(rows)} rows in {len(rows)} stripes, not {reader.nrows} in "
+                    f"{reader.nstripes}"
+                )
             return plain_schema(reader.schema), [
                 Part(path=file.url, pieces=(start, stop, sum(rows[start:stop])), first_record=first)
                 for start, stop, first in runs(rows, sizes, _PART_ROWS, PART_BYTES)
             ]
 
     def count(self, part: Part) -> int:
-        """As the part says."""
+        """Return the number of records."""
         return int(part.pieces[2])
 
     def blocks(self, part: Part) -> Iterator[tuple[Part, int]]:
-        """The stripes."""
+        """Yield the stripes."""
         first, (start, stop, _) = part.first_record, part.pieces
         with _open(part.path) as reader:
             rows, _ = _stripes(reader.reader.serialized_file_tail())
@@ -58,10 +61,10 @@ class OrcSource(TableSource):
             first += records
 
     def read(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """A batch a stripe: Arrow reads no less of it."""
+        """Read each stripe as a batch, the least that Arrow reads."""
         first, end, _ = part.pieces
         with _open(part.path) as reader:
-            names = list(columns) or reader.schema.names[:1]  # of no columns Arrow reads no rows
+            names = list(columns) or reader.schema.names[:1]  # without columns, Arrow reads no rows
             for stripe in range(first, end):
                 yield checked(_read_stripe(reader, stripe, names, part.path))
 
@@ -73,10 +76,10 @@ def _open(path: str) -> Iterator[orc.ORCFile]:
 
 
 def _read_stripe(reader: orc.ORCFile, stripe: int, names: Sequence[str], path: str) -> pa.RecordBatch:
-    """A stripe's columns.
+    """Read columns of a stripe.
 
     Raises:
-        SourceError: nanoseconds, which Arrow reads times in, do not hold one.
+        SourceError: a time exceeds the nanoseconds that Arrow reads times in.
     """
     try:
         return reader.read_stripe(stripe, columns=list(names))
@@ -87,13 +90,13 @@ def _read_stripe(reader: orc.ORCFile, stripe: int, names: Sequence[str], path: s
             for name in names:
                 _read_stripe(reader, stripe, [name], path)
         raise SourceError(
-            f"{path}: column {names[0]!r} holds a time beyond the years 1677 to 2262, which the nanoseconds that ORC "
-            f"is read in do not hold ({brief(error)}); leave it out by --drop-columns, or write the times as integers"
+            f"{path}: column {names[0]!r} holds a time outside of the years 1677 to 2262, the range of the nanoseconds "
+            f"that ORC is read in ({brief(error)}); leave it out by --drop-columns, or write the times as integers"
         ) from error
 
 
 def _stripes(tail: bytes) -> tuple[list[int], list[int]]:
-    """Rows and bytes of each stripe, from a serialised FileTail: Arrow tells only their sums."""
+    """Return the rows and bytes of each stripe from a serialised FileTail; Arrow gives only their sums."""
     (footer,) = _messages(tail, _FOOTER)
     stripes = [{number: int(value) for number, value in read_fields(stripe)} for stripe in _messages(footer, _STRIPES)]
     return [stripe[_ROWS] for stripe in stripes], [sum(stripe.get(n, 0) for n in _SIZES) for stripe in stripes]

@@ -1,4 +1,4 @@
-"""Parquet files: one, a folder, or a glob; all of one schema."""
+"""Parquet files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ParquetSource(TableSource):
 
     @classmethod
     def inspect(cls, file: SourceFile) -> tuple[pa.Schema, Sequence[Part]]:
-        """From the footer."""
+        """Read the footer."""
         with _open(file.url) as parquet:
             groups = [parquet.metadata.row_group(i) for i in range(parquet.metadata.num_row_groups)]
             rows, sizes = [group.num_rows for group in groups], [group.total_byte_size for group in groups]
@@ -48,12 +48,12 @@ class ParquetSource(TableSource):
             return plain_schema(parquet.schema_arrow), parts
 
     def count(self, part: Part) -> int:
-        """From the footer."""
+        """Return the number of records, from the footer."""
         with _open(part.path) as parquet:
             return sum(parquet.metadata.row_group(group).num_rows for group in part.pieces)
 
     def blocks(self, part: Part) -> Iterator[tuple[Part, int]]:
-        """The row groups."""
+        """Yield the row groups."""
         first = part.first_record
         with _open(part.path) as parquet:
             rows = [parquet.metadata.row_group(group).num_rows for group in part.pieces]
@@ -62,41 +62,41 @@ class ParquetSource(TableSource):
             first += records
 
     def read(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Batches of about `BATCH_BYTES`."""
+        """Read batches of about `BATCH_BYTES`."""
         with _open(part.path) as parquet:
             rows = rows_within(parquet, part.pieces, columns, BATCH_ROWS, BATCH_BYTES)
-            groups, old_times = list(part.pieces), _int96(parquet.schema, columns)
+            groups, int96 = list(part.pieces), _int96_paths(parquet.schema, columns)
             for some in [[group] for group in groups] if _has_inner_dictionary(parquet.schema_arrow) else [groups]:
-                if old_times:
-                    _check_int96(part.path, rows, some, old_times)
+                if int96:
+                    _check_int96(part.path, rows, some, int96)
                 yield from map(checked, parquet.iter_batches(rows, row_groups=some, columns=list(columns)))
 
     def head(self, part: Part, columns: Sequence[str], records: int) -> Iterator[pa.RecordBatch]:
-        """The first pages of the first row group."""
+        """Read the first pages of the first row group."""
         with _open(part.path, ahead=False) as parquet:
             yield from map(checked, parquet.iter_batches(records, row_groups=[part.pieces[0]], columns=list(columns)))
 
 
 def _has_inner_dictionary(kind: pa.Schema | pa.DataType) -> bool:
-    """Whether structs hold dictionaries, which Arrow reads from no two row groups at a time."""
+    """Whether structs contain dictionaries, which Arrow can read from only one row group at a time."""
     fields = [field.type for field in kind if pa.types.is_struct(field.type)]
     return any(any(pa.types.is_dictionary(inner.type) for inner in field) for field in fields) or any(
         map(_has_inner_dictionary, fields)
     )
 
 
-def _int96(schema: pq.ParquetSchema, columns: Sequence[str]) -> list[str]:
-    """The paths of those leaves of columns that hold times of the type INT96, as Spark and Hive write them."""
+def _int96_paths(schema: pq.ParquetSchema, columns: Sequence[str]) -> list[str]:
+    """Return the paths of leaves of type INT96 in some columns: times as Spark and Hive write them."""
     leaves = (schema.column(i) for i in range(len(schema)))
     paths = [leaf.path for leaf in leaves if leaf.physical_type == "INT96"]
     return [path for path in paths if any(path == name or path.startswith(f"{name}.") for name in columns)]
 
 
 def _check_int96(path: str, rows: int, groups: Sequence[int], columns: Sequence[str]) -> None:
-    """Read times in microseconds, which hold all of them, for Arrow wraps nanoseconds beyond 64 bits unseen.
+    """Check the range of times by reading them in microseconds: Arrow lets nanoseconds beyond 64 bits wrap silently.
 
     Raises:
-        SourceError: nanoseconds do not hold one.
+        SourceError: a time exceeds the range of nanoseconds.
     """
     with _open(path, int96_unit="us") as parquet:
         for batch in parquet.iter_batches(rows, row_groups=groups, columns=columns):
@@ -106,8 +106,8 @@ def _check_int96(path: str, rows: int, groups: Sequence[int], columns: Sequence[
                         pc.cast(times, pa.timestamp("ns", times.type.tz))
                 except pa.ArrowInvalid as error:
                     raise SourceError(
-                        f"{path}: column {name!r} holds a time beyond the years 1677 to 2262, which the nanoseconds of "
-                        f"INT96 do not hold in 64 bits ({brief(error)}); write it in microseconds (of Spark: "
+                        f"{path}: column {name!r} holds a time outside of the years 1677 to 2262, the range of "
+                        f"nanoseconds in 64 bits ({brief(error)}); write it in microseconds (in Spark: "
                         "spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS), or leave it out by --drop-columns"
                     ) from error
 
@@ -124,8 +124,10 @@ def _times(column: pa.Array) -> Iterator[pa.TimestampArray]:
 
 @contextmanager
 def _open(path: str, *, ahead: bool = True, int96_unit: str | None = None) -> Iterator[pq.ParquetFile]:
-    """Of a local file, pages are read as they are needed. Elsewhere each read is a request: a part's column chunks,
-    compressed as they are, come in few large ones (190 MiB in 7 requests, not 421) and are held until it is done.
+    """Open a file.
+
+    A local file's pages are read when they are needed. In a store each read is a request, so a part's compressed
+    column chunks are fetched in a few large ones (190 MiB in 7 requests, not 421) and held until the part is read.
     """
     with open_table(path, "Parquet") as file:
         whole = ahead and Storage(path).local_path is None

@@ -1,6 +1,6 @@
-"""Columns of structs as columns of their fields, named ``a.b`` as those of JSON objects are.
+"""Flattens structs: their fields become columns named ``a.b``, as those of JSON objects do.
 
-Hugging Face's images, structs of ``bytes`` and ``path``, are images by the struct's own name.
+Images of Hugging Face, structs of ``bytes`` and ``path``, become one column of the struct's name.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from contextlib import suppress
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["ElsewhereError", "Path", "fields_of", "flattened", "place_of", "told_images"]
+__all__ = ["MissingImageError", "Path", "fields_of", "flatten_structs", "mark_images", "path_to_read"]
 
-Path = tuple[str, ...]  # of a column: the name of one of the file's, and of a field in it, and so on
+Path = tuple[str, ...]  # a column of the file, a field in it, and so on
 _IMAGE = {b"encoding": b"image"}
 
 
-class ElsewhereError(ValueError):
-    """An image is not in the column, which holds no more than where it was."""
+class MissingImageError(ValueError):
+    """A column holds only the path of an image, not the image."""
 
 
-def told_images(schema: pa.Schema) -> pa.Schema:
-    """The schema without its metadata; fields that hold images by those of Hugging Face say so themselves."""
+def mark_images(schema: pa.Schema) -> pa.Schema:
+    """Return the schema without its metadata, but with fields marked as images where Hugging Face's metadata say so."""
     names: set[str] = set()
-    with suppress(ValueError, KeyError, AttributeError, TypeError):  # another program's field of that name
+    with suppress(ValueError, KeyError, AttributeError, TypeError):  # the key may be another program's
         features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
         names = {name for name, feature in features.items() if feature["_type"] == "Image"}
     return pa.schema([field.with_metadata(_IMAGE) if _is_image(field, names) else field for field in schema])
@@ -38,9 +38,9 @@ def _is_image(field: pa.Field, names: set[str]) -> bool:
 def fields_of(
     field: pa.Field, wanted: Callable[[str], bool], path: Path = ()
 ) -> Iterator[tuple[pa.Field, Path | None]]:
-    """The columns that a file's column makes, and where they are in it; of an image, its bytes alone.
+    """Yield the columns that a file's column becomes, with their paths in it; an image becomes its bytes.
 
-    A struct that is not wanted is one column, and in no place.
+    An unwanted struct is yielded as one column without a path.
     """
     path = (*path, field.name)
     name = ".".join(path)
@@ -55,24 +55,24 @@ def fields_of(
             yield from fields_of(inner, wanted, path)
 
 
-def place_of(name: str, paths: Mapping[str, Path]) -> Path:
-    """Where a column is to be read: of an image all of its struct."""
+def path_to_read(name: str, paths: Mapping[str, Path]) -> Path:
+    """Return the path to read for a column: that of an image's whole struct, else the column's own."""
     path = paths.get(name, (name,))
     return path if ".".join(path) == name else path[:-1]
 
 
-def flattened(batch: pa.RecordBatch, names: Sequence[str], paths: Mapping[str, Path]) -> pa.RecordBatch:
-    """The columns of some names, of which those in structs have paths; a field of no struct has no value.
+def flatten_structs(batch: pa.RecordBatch, names: Sequence[str], paths: Mapping[str, Path]) -> pa.RecordBatch:
+    """Return the named columns, taking those that have paths from their structs; fields of a null struct are null.
 
     Raises:
-        ElsewhereError: names a column with an image that is not there.
+        MissingImageError: a column holds only an image's path.
     """
     columns = []
     for name in names:
         path = paths.get(name, (name,))
         column = _at(batch, path)
-        if path != (place := place_of(name, paths)):
-            _check_there(name, column, _at(batch, place))
+        if path != (struct := path_to_read(name, paths)):
+            _check_present(name, column, _at(batch, struct))
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, names=list(names))
 
@@ -82,11 +82,11 @@ def _at(batch: pa.RecordBatch, path: Path) -> pa.Array:
     return pc.struct_field(batch.column(top), inner) if inner else batch.column(top)
 
 
-def _check_there(name: str, contents: pa.Array, images: pa.StructArray) -> None:
+def _check_present(name: str, contents: pa.Array, images: pa.StructArray) -> None:
     if contents.null_count and images.type.get_field_index("path") >= 0:
         places = pc.struct_field(images, "path").filter(contents.is_null()).drop_null()
         if len(places):
-            raise ElsewhereError(
-                f"column {name!r} holds no image but its path ({places[0].as_py()!r}); write the images themselves, as "
-                "push_to_hub of Hugging Face's datasets does, or build from a list of the paths"
+            raise MissingImageError(
+                f"column {name!r} holds only the path of an image ({places[0].as_py()!r}); write the images "
+                "themselves, as push_to_hub of Hugging Face's datasets does, or build from a list of the paths"
             )

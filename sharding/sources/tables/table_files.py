@@ -1,8 +1,8 @@
-"""Files of tables, read by column: all that Parquet, Arrow IPC and ORC sources share. Not here: any one format."""
+"""Base of the Parquet, Arrow IPC and ORC sources: tables of one schema, read by column."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,26 +17,26 @@ from ...errors import ConfigError, RangesError, RingfeedError, SourceError
 from ...messages import brief
 from ...schema import Feature, Schema
 from ...storage.storage import Storage
-from ..base import NO_FEATURES, SKIP_REMEDY, BadRecord, CompleteDrafts, Part, Reject, fail_on_bad, ignore_bad
+from ..base import NO_FEATURES, SKIP_REMEDY, BadRecord, Part, RecordSource, Reject, fail_on_bad, ignore_bad
 from ..files.find import SourceFile, fingerprint_files, require_files
 from ..files.hive_partitions import Partitions, find_partitions
 from ..files.http_listing import lacks_ranges
 from ..files.open import open_file, translate_errors
-from .structs import ElsewhereError, Path, fields_of, flattened, place_of, told_images
+from .structs import MissingImageError, Path, fields_of, flatten_structs, mark_images, path_to_read
 
 __all__ = ["PART_BYTES", "TableSource", "checked", "open_table", "plain_schema", "runs"]
 
 _NAMES_SHOWN = 8
-PART_BYTES = 64 << 20  # about so much data makes a part, if its rows do not first
+PART_BYTES = 64 << 20  # a part ends with the block that reaches this size, or the rows of a part
 Self = TypeVar("Self", bound="TableSource")
 
 
 class _DamagedError(SourceError):
-    """What a file holds makes no sense."""
+    """A file is damaged, so its block may be skipped."""
 
 
 @contextmanager
-def _telling_to_pass_over() -> Iterator[None]:
+def _suggest_skipping() -> Iterator[None]:
     try:
         yield
     except _DamagedError as error:
@@ -44,52 +44,50 @@ def _telling_to_pass_over() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableSource(CompleteDrafts, ABC):
-    """A source of files that hold tables of one schema, and perhaps more columns in the names of their folders.
+class TableSource(RecordSource):
+    """A source of tables of one schema, with more columns if folder names hold partition keys.
 
     Attributes:
-        kind: of the files, for messages.
-        suffixes: of their names.
-        partitions: the columns that the folders name; the last of the schema.
-        narrowed_from: the columns in the files, where the schema has fewer by now: damage in any of them costs records.
-        left_out: columns that no feature can hold, and that were not wanted.
-        given: the features that columns are given which have none, or not the same in all files.
-        paths: of the columns that are fields of structs.
+        kind: name of the format, for messages.
+        suffixes: endings of the files' names.
+        reads_fields: whether `read` takes the dotted name of a struct's field.
+        partitions: columns from folder names, the last of the schema.
+        narrowed_from: names of all columns in the files, if the source was narrowed: a record is bad if any of its
+            values is damaged.
+        left_out: unwanted columns that no feature can hold.
+        declared: declared features of columns that have none of their own, or not the same in all files.
+        paths: paths of the columns that are fields of structs.
     """
 
     kind: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
-    reads_fields: ClassVar[bool] = False  # whether `read` can be asked for a field of a struct, by its dotted name
+    reads_fields: ClassVar[bool] = False
 
-    url: str
-    schema: Schema
-    parts: tuple[Part, ...]
-    fingerprint: str
     partitions: Partitions
     narrowed_from: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    given: Mapping[str, Feature] = field(default_factory=dict)
+    declared: Mapping[str, Feature] = field(default_factory=dict)
     paths: Mapping[str, Path] = field(default_factory=dict)
 
     @classmethod
     @abstractmethod
     def inspect(cls, file: SourceFile) -> tuple[pa.Schema, Sequence[Part]]:
-        """The schema of a file and its parts, from its head or footer."""
+        """Return the schema of a file and its parts, from its head or footer."""
 
     @abstractmethod
     def count(self, part: Part) -> int:
-        """Records in a part."""
+        """Return the number of records of a part."""
 
     @abstractmethod
     def read(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The columns of a part, in any order, in batches of any size."""
+        """Read columns of a part, in any order, in batches of any size."""
 
     def blocks(self, part: Part) -> Iterator[tuple[Part, int]]:
-        """What damage makes unreadable together, as parts, and the records in each: by default the whole part."""
+        """Yield the blocks that damage makes unreadable as a whole, with their records; default: the whole part."""
         yield part, self.count(part)
 
     def head(self, part: Part, columns: Sequence[str], records: int) -> Iterator[pa.RecordBatch]:
-        """As `read`, by a reader that wants no more than the first so many records."""
+        """Read at least the first records, as `read` does, and as little else as the format allows."""
         return self.read(part, columns)
 
     @classmethod
@@ -103,41 +101,42 @@ class TableSource(CompleteDrafts, ABC):
         """Read the heads or footers of all files.
 
         Args:
-            url: of a file, a folder or a glob.
-            label: the column of the classes, or None.
-            features: of columns, by name; used for those that have none of their own, or not the same in all files.
-            wanted: whether a column is, by its name; others may have any type.
+            url: URL of a file or folder, or a glob.
+            label: column of the classes, or None.
+            features: declared features, by column name, for columns that have none of their own, or not the same in
+                all files.
+            wanted: whether the build needs a column of this name; others may have any type.
 
         Raises:
-            SourceError: there is no file, one is damaged, their schemas or partition keys differ, or no feature can
-                hold a column.
-            ConfigError: none is left that is wanted.
+            SourceError: there is no file, a file is damaged, the schemas or partition keys differ, or no feature can
+                hold a wanted column.
+            ConfigError: no wanted column is left.
         """
         files = require_files(url, cls.suffixes, f"{cls.kind} file")
         parts: list[Part] = []
-        given: dict[str, Feature] = {}
+        declared: dict[str, Feature] = {}
         first: pa.Schema | None = None
         for file in files:
             whole, found = cls.inspect(file)
             schema, dropped, paths = _flat(whole, wanted)
             if first is None:
                 first, left_out, paths_in_first = schema, dropped, paths
-            told = _declared(schema, first, features)
-            _check_alike(schema, first, told, file.url, files[0].url)
+            applied = _declared(schema, first, features)
+            _check_alike(schema, first, applied, file.url, files[0].url)
             if paths != paths_in_first:
-                raise SourceError(f"{file.url}: its structs are other columns in {files[0].url}; write both alike")
-            given |= told
+                raise SourceError(f"{file.url}: its structs differ from those of {files[0].url}; write both alike")
+            declared |= applied
             parts += found
         assert first is not None
         texts = [name for name, feature in features.items() if feature.dtype == "string"]
         partitions = find_partitions(url, [file.url for file in files], texts).without(first.names)
-        typed = [*Schema(features=tuple(given.values())).arrow, *(f for f in first if f.name not in given)]
+        typed = [*Schema(features=tuple(declared.values())).arrow, *(f for f in first if f.name not in declared)]
         left_out += tuple(field.name for field in typed if not (wanted(field.name) or _feature(field)))
         by_name = {field.name: field for field in typed}
         fields = [by_name[name] for name in first.names if name not in left_out]
         if left_out and not fields:
             raise ConfigError(f"{url}: no column is left; leave fewer out")
-        if label in (None, *first.names, *partitions.names):  # else that is the first to be told
+        if label in (None, *first.names, *partitions.names):  # else `Schema` reports the missing label first
             _check_features(fields)
         return cls(
             url=url,
@@ -146,12 +145,12 @@ class TableSource(CompleteDrafts, ABC):
             fingerprint=fingerprint_files(files, (str(partitions.values(file.url)) for file in files)),
             partitions=partitions,
             left_out=left_out,
-            given=given,
+            declared=declared,
             paths=paths_in_first,
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
-        """The label column alone; none is read where there is no label, or a folder names it."""
+        """Read the label column alone, or none if folders name the label, unless records may be rejected."""
         label = self.schema.label
         if reject is not fail_on_bad:
             for batch in self.drafts(part, reject):
@@ -167,14 +166,14 @@ class TableSource(CompleteDrafts, ABC):
                 yield self.schema[label].conform(self._cast(part, batch).column(label))
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """The records; they are complete. Where some may be bad, each block is read once more before, as a whole."""
+        """Read the records; if bad ones are skipped, read each block once before, with all its columns."""
         for block in [part] if reject is fail_on_bad else self._readable(part, reject):
             for batch in self._bounded(block, self._in_files):
                 yield self._conformed(block, batch)
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """The first batch of the first block that can be read, cut short; whoever reads all tells what is wrong."""
-        with _telling_to_pass_over():
+        """Read the head of the first readable block; the passes over all records report the bad ones."""
+        with _suggest_skipping():
             try:
                 batch = next(self._read(part, self._in_files, records), None)
             except _DamagedError:
@@ -185,7 +184,7 @@ class TableSource(CompleteDrafts, ABC):
         return self._conformed(part, batch).slice(0, records)
 
     def narrow(self: Self, columns: Collection[str]) -> Self:
-        """The same records with these columns alone; no others are read."""
+        """Return the same records with these columns alone; no others are read."""
         names = self.narrowed_from or tuple(self._in_files)
         return replace(self, schema=self.schema.only(columns), narrowed_from=names)
 
@@ -194,7 +193,7 @@ class TableSource(CompleteDrafts, ABC):
         return [name for name in self.schema.names if name not in self.partitions.names]
 
     def _readable(self, part: Part, reject: Reject) -> Iterator[Part]:
-        """The blocks of a part that can be read; the records of the others are bad."""
+        """Yield the readable blocks of a part; the records of the others are bad."""
         for block, records in self.blocks(part):
             try:
                 for _ in self._read(block, self.narrowed_from or self._in_files):
@@ -213,35 +212,35 @@ class TableSource(CompleteDrafts, ABC):
 
     def _cast(self, part: Part, batch: pa.RecordBatch) -> pa.RecordBatch:
         for i, name in enumerate(batch.schema.names):
-            if name in self.given:
-                what = f"{part.path}: column {name!r} as {self.given[name].dtype}"
-                batch = batch.set_column(i, name, declared_column(batch.column(i), self.given[name], what))
+            if name in self.declared:
+                what = f"{part.path}: column {name!r} as {self.declared[name].dtype}"
+                batch = batch.set_column(i, name, declared_column(batch.column(i), self.declared[name], what))
         return batch
 
     def _bounded(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        with _telling_to_pass_over():
+        with _suggest_skipping():
             for batch in self._read(part, columns):
                 yield from sliced(batch)
 
     def _read(self, part: Part, columns: Sequence[str], head: int | None = None) -> Iterator[pa.RecordBatch]:
-        """As `read`, or `head`, of columns that may be fields of the file's."""
-        places = [place_of(name, self.paths) for name in columns]
-        names = list(dict.fromkeys(".".join(place) if self.reads_fields else place[0] for place in places))
+        """Read columns, or their first `head` records, including columns that are fields of structs."""
+        paths = [path_to_read(name, self.paths) for name in columns]
+        names = list(dict.fromkeys(".".join(path) if self.reads_fields else path[0] for path in paths))
         batches = self.read(part, names) if head is None else self.head(part, names, head)
-        return self._flattened(part, batches, columns) if self.paths else batches
+        return self._flatten(part, batches, columns) if self.paths else batches
 
-    def _flattened(
+    def _flatten(
         self, part: Part, batches: Iterator[pa.RecordBatch], columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             try:
-                yield flattened(batch, columns, self.paths)
-            except ElsewhereError as error:
+                yield flatten_structs(batch, columns, self.paths)
+            except MissingImageError as error:
                 raise SourceError(f"{part.path}: {error}") from error
 
 
 def _flat(schema: pa.Schema, wanted: Callable[[str], bool]) -> tuple[pa.Schema, tuple[str, ...], dict[str, Path]]:
-    """A file's schema without structs; the structs that are not wanted as a whole; and the paths of others' fields."""
+    """Return a file's schema without structs, the unwanted structs, and the paths of the others' fields."""
     found = [entry for field in schema for entry in fields_of(field, wanted)]
     left_out = tuple(field.name for field, path in found if path is None)
     paths = {field.name: path for field, path in found if path and path[1:]}
@@ -249,7 +248,7 @@ def _flat(schema: pa.Schema, wanted: Callable[[str], bool]) -> tuple[pa.Schema, 
 
 
 def _declared(schema: pa.Schema, first: pa.Schema, features: Mapping[str, Feature]) -> dict[str, Feature]:
-    """Of the features given, those of columns that have none of their own, or another than in the first file."""
+    """Return the declared features of columns that have none of their own, or another one than in the first file."""
     found = {}
     for name, feature in features.items():
         if schema.names.count(name) != 1 or first.names.count(name) != 1:
@@ -261,8 +260,8 @@ def _declared(schema: pa.Schema, first: pa.Schema, features: Mapping[str, Featur
     return found
 
 
-def _check_alike(schema: pa.Schema, first: pa.Schema, given: Collection[str], path: str, first_path: str) -> None:
-    """Schemas are alike if their columns, in whatever order, are read as the same features, or are given one.
+def _check_alike(schema: pa.Schema, first: pa.Schema, declared: Collection[str], path: str, first_path: str) -> None:
+    """Check that two schemas have the same columns, in any order, of the same features or of a declared one.
 
     Raises:
         SourceError: names a column that differs.
@@ -274,9 +273,9 @@ def _check_alike(schema: pa.Schema, first: pa.Schema, given: Collection[str], pa
     for name in [*ours, *theirs]:
         if name not in ours or name not in theirs:
             problem = f"only one of the two has a column {name!r}"
-        elif name not in given and _feature(ours[name]) != _feature(theirs[name]):
+        elif name not in declared and _feature(ours[name]) != _feature(theirs[name]):
             problem = f"column {name!r} is {ours[name].type} here and {theirs[name].type} there"
-            remedy = ", or say by --cast or --schema what both are to be"
+            remedy = ", or declare a type for both with --cast or --schema"
         else:
             continue
         raise SourceError(
@@ -292,13 +291,13 @@ def _check_features(fields: Sequence[pa.Field]) -> None:
     also = others and f" (nor those of {others})"
     raise SourceError(
         f"column {odd[0].name!r} has type {odd[0].type}, which no feature can hold{also}; "
-        "leave it out by the first --drop-columns or --select, give it a type by --cast (decimals, nulls) or --schema "
-        "(lists of lists of one shape, too), or convert it to numbers, strings, bytes or lists of them before"
+        "leave it out by the first --drop-columns or --select, give it a type with --cast (decimals, nulls) or with "
+        "--schema (also lists of lists of one shape), or convert it to numbers, strings, bytes or lists of them first"
     )
 
 
 def _feature(field: pa.Field) -> Feature | None:
-    """Of its type; None: it has none."""
+    """Return the feature of a field's type, or None if there is none."""
     try:
         return Feature.from_arrow(field.remove_metadata())
     except SourceError:
@@ -306,27 +305,27 @@ def _feature(field: pa.Field) -> Feature | None:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """A schema without the metadata of the file but for what tells of images, once its names are found to be text.
+    """Return a schema without metadata, except for marks of images.
 
     Raises:
-        UnicodeDecodeError: one is no UTF-8.
+        UnicodeDecodeError: a name is not UTF-8.
     """
-    list(schema.names)
-    return told_images(schema)
+    list(schema.names)  # decodes them
+    return mark_images(schema)
 
 
 def checked(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch, once its offsets and its text are found sound: Arrow's readers take both on trust.
+    """Check the offsets and text of a batch, which Arrow's readers trust, and return the batch.
 
     Raises:
-        pa.ArrowInvalid: an offset lies beyond the data, or a string is no UTF-8.
+        pa.ArrowInvalid: an offset lies beyond the data, or a string is not UTF-8.
     """
     batch.validate(full=True)
     return batch
 
 
 def runs(rows: Sequence[int], sizes: Sequence[int], part_rows: int, part_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """Put blocks of a file together to parts: first block, end, and number of the first record of each.
+    """Group blocks of a file into parts; yield the first block, the end, and the first record's number of each part.
 
     A part ends with the block that brings it to `part_rows` or `part_bytes`.
 
@@ -346,20 +345,20 @@ def runs(rows: Sequence[int], sizes: Sequence[int], part_rows: int, part_bytes: 
 
 @contextmanager
 def open_table(path: str, kind: str, *, mapped: bool = False, read_ahead: bool = False) -> Iterator[pa.NativeFile]:
-    """Open a file of tables; what Arrow finds wrong with it then names the file.
+    """Open a file of tables; errors that Arrow raises in the body then name the file.
 
     Args:
-        path: of the file.
-        kind: of the file, for errors.
-        mapped: map it into memory if it is local.
-        read_ahead: it is read from start to end, not here and there.
+        path: path or URL of the file.
+        kind: name of the format, for errors.
+        mapped: whether to map a local file into memory.
+        read_ahead: whether the file is read from start to end, not at random.
 
     Raises:
-        SourceError: it is damaged.
+        SourceError: the file is damaged.
         StorageError: the store refuses.
     """
     with open_file(path, read_ahead=read_ahead) as file:
-        local = Storage(path).local_path  # Arrow reads what is local by itself, without a way through Python
+        local = Storage(path).local_path  # Arrow reads local files itself, without Python in between
         try:
             if local is None:
                 yield pa.PythonFile(file, "r")

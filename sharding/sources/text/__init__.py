@@ -1,3 +1,3 @@
-"""Read text files: CSV and JSON Lines, and infer their types."""
+"""Sources of text files, CSV and JSON Lines, whose types are inferred."""
 
 __all__: list[str] = []

@@ -1,6 +1,6 @@
-"""Files of lines, read in blocks of whole records: found exactly, in bounded memory, from any part of a file.
+"""Files of lines, read in blocks of whole records, in bounded memory, from any part of a file.
 
-What a record's fields are is not for here: see `csv` and `jsonl`.
+`csv.py` and `jsonl.py` say where a record ends, and parse it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ __all__ = [
     "LINE_BYTES",
     "PART_BYTES",
     "Block",
+    "Cut",
     "Mark",
     "Span",
     "count_lines",
@@ -31,26 +32,27 @@ __all__ = [
     "span_of",
 ]
 
-LINE_BYTES = 64 << 20  # a longer record is an error: one without an end must not fill the memory
-PART_BYTES = 64 << 20  # of an uncompressed file, one task reads so much
+LINE_BYTES = 64 << 20  # a longer record is an error: a missing quote must not fill the memory
+PART_BYTES = 64 << 20  # size of a part of an uncompressed file
+_BLOCK_BYTES = 8 << 20  # read at a time
 
-_MAGICS = {  # what compressed files start with, and no text does
+_MAGICS = {  # first bytes of compressed files, which no text starts with
     b"\x1f\x8b": (".gz", "gzip"),
     b"BZh91AY&SY": (".bz2", "bzip2"),
     b"\xfd7zXZ\0": (".xz", "xz"),
     b"(\xb5/\xfd": (".zst", "zstd"),
 }
 
-Cut = Callable[[bytes], tuple[int, bool]]
+Cut = Callable[[bytes], tuple[int, bool]]  # end of the last whole record, and whether a field has a line end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Whole records of a file: the bytes [start, stop) of what it decompresses to.
+    """Whole records of a file: the bytes [start, stop) of its decompressed contents.
 
     Attributes:
-        start: where the first record begins.
-        stop: where the last one ends; None: with the file.
+        start: offset of the first record.
+        stop: end of the last record; None: the end of the file.
         line: number of the first line, from 1.
     """
 
@@ -61,14 +63,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Some whole records of a file that follow each other.
+    """Consecutive whole records of a file.
 
     Attributes:
-        data: the bytes, line ends included; the last line of a file may have none.
+        data: the bytes with their line ends; the last line of a file may have none.
         start: offset in the file.
         line: number of the first line, from 1.
-        final: whether it ends the span, perhaps within a record.
-        multiline: whether a line end lies within a field.
+        final: whether the block ends the span, perhaps within a record.
+        multiline: whether a field contains a line end.
     """
 
     data: bytes
@@ -78,19 +80,20 @@ class Block:
     multiline: bool
 
 
-def read_blocks(path: str, span: Span, cut: Cut, block_bytes: int) -> Iterator[Block]:
-    """The records of a span, in blocks of about so many bytes.
+def read_blocks(path: str, span: Span, cut: Cut, block_bytes: int | None = None) -> Iterator[Block]:
+    """Read the records of a span in blocks.
 
     Args:
-        path: of the file.
-        span: of the file.
-        cut: where the last record ends of which all is in some bytes that start with a record, 0 for none, and
-            whether a line end lies within a field.
-        block_bytes: what is read at once.
+        path: path or URL of the file.
+        span: records to read.
+        cut: takes bytes that start with a record; returns where the last whole record in them ends, 0 if there is
+            none, and whether a field contains a line end.
+        block_bytes: approximate size of a block; default: 8 MiB.
 
     Raises:
-        SourceError: a record is longer than `LINE_BYTES`, or the compressed data is damaged, or compressed once more.
+        SourceError: a record is longer than `LINE_BYTES`, the compressed data is damaged, or it is compressed twice.
     """
+    block_bytes = block_bytes or _BLOCK_BYTES
     start, line, rest = span.start, span.line, b""
     with open_file(path) as file:
         if start:
@@ -115,7 +118,7 @@ def read_blocks(path: str, span: Span, cut: Cut, block_bytes: int) -> Iterator[B
             if len(rest) > LINE_BYTES:
                 raise SourceError(
                     f"{path}: the record that starts in line {line} is longer than {LINE_BYTES >> 20} MiB; "
-                    "see whether a quote or a line end is missing there, or split the record"
+                    "check for a missing quote or line end, or split the record"
                 )
 
 
@@ -126,8 +129,8 @@ def _check_plain(path: str, data: bytes) -> None:
         if compression_of(path) is None:
             raise SourceError(f"{path}: it is compressed ({name}); decompress it, or let its name end in {ending}")
         raise SourceError(
-            f"{path}: it is compressed twice ({name}); decompress it once, or if its web server compresses what it "
-            "sends (Content-Encoding), have it send files as they are"
+            f"{path}: it is compressed twice ({name}); decompress it once, or if its web server compresses files "
+            "(Content-Encoding), have it send them as they are"
         )
 
 
@@ -140,7 +143,7 @@ def _skip(file: IO[bytes], path: str, start: int) -> None:
 
 
 def count_lines(data: bytes) -> int:
-    r"""The line ends in some bytes, be they ``\n``, ``\r\n`` or ``\r``.
+    r"""Count line ends, whether ``\n``, ``\r\n`` or ``\r``.
 
     >>> count_lines(b"a\nb\r\nc\rd")
     3
@@ -152,13 +155,13 @@ def count_lines(data: bytes) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A block as it was found when the source was opened: the pieces of a part.
+    """A block as it was read when the source was opened; the pieces of a part are marks.
 
     Attributes:
-        span: that it takes.
-        multiline: whether a line end lies within a field.
-        records: that could be read.
-        clean: whether that is all.
+        span: bytes of the block.
+        multiline: whether a field contains a line end.
+        records: number of records that could be read.
+        clean: whether no record was rejected.
     """
 
     span: Span
@@ -168,19 +171,19 @@ class Mark:
 
     @classmethod
     def of(cls, block: Block, records: int, *, clean: bool) -> Mark:
-        """The mark of a block."""
+        """Return the mark of a block."""
         span = Span(start=block.start, stop=block.start + len(block.data), line=block.line)
         return cls(span=span, multiline=block.multiline, records=records, clean=clean)
 
 
 def span_of(part: Part) -> Span:
-    """All of a part whose pieces are marks."""
+    """Return the span of a part whose pieces are marks."""
     first, last = part.pieces[0].span, part.pieces[-1].span
     return Span(start=first.start, stop=last.stop, line=first.line)
 
 
 def read_marked(path: str, marks: Sequence[Mark]) -> Iterator[Block]:
-    """The blocks of a part again, which need not be searched for record ends any more.
+    """Read the blocks of a part again, without searching for the ends of records.
 
     Raises:
         SourceError: the file has become shorter, or its compressed data is damaged.
@@ -199,7 +202,7 @@ def read_marked(path: str, marks: Sequence[Mark]) -> Iterator[Block]:
 
 
 def cut_parts(file: SourceFile, marks: Sequence[Mark]) -> list[Part]:
-    """Parts of a file of about `PART_BYTES`, from its blocks; one if none can be read without those before it."""
+    """Cut a file into parts of about `PART_BYTES`; into one if it is compressed, or its store cannot seek."""
     whole = compression_of(file.url) is not None or not file.bytes
     if not whole and file.bytes > PART_BYTES:
         with open_file(file.url) as opened:
@@ -217,7 +220,7 @@ def cut_parts(file: SourceFile, marks: Sequence[Mark]) -> list[Part]:
 
 
 def not_utf8(path: str, line: int, error: UnicodeDecodeError) -> BadRecord:
-    """The record that starts in a line and holds other bytes than UTF-8."""
+    """Return the bad record that starts in a line and is not UTF-8."""
     before = error.object[: error.start]
     line += count_lines(before)
     encoding = "utf-16" if line == 1 and error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "windows-1252"

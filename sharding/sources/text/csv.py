@@ -1,10 +1,11 @@
-"""CSV and TSV files with a header: types inferred over every line, so that no value is found unreadable half-way."""
+"""CSV and TSV files with a header; every line is read to infer the types, so no later value can contradict them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,132 +14,103 @@ import pyarrow as pa
 from ...compute.batches import BATCH_ROWS
 from ...errors import ConfigError, SourceError
 from ...schema import Feature, Schema
-from ..base import NO_FEATURES, BadRecord, CompleteDrafts, Part, Reject, fail_on_bad, ignore_bad
-from ..files.find import fingerprint_files, require_files
-from ..files.record_places import line_places
-from .blocks import read_blocks, read_marked, span_of
+from ..base import BadRecord, Part, Reject, fail_on_bad
+from ..files.find import SourceFile, fingerprint_files
+from .blocks import Block, Cut, read_marked
 from .csv_parse import MISSING, Header, Rows, delimiter_of, parse_block, read_header, record_lines
 from .csv_records import cut_records
 from .csv_types import infer_types
 from .declared_types import cast_text, check_names, declared_arrow_type
+from .text_source import ENDINGS, InferenceOptions, TextSource
 
 __all__ = ["SUFFIXES", "CsvSource"]
 
-SUFFIXES = tuple(f"{kind}{ending}" for kind in (".csv", ".tsv") for ending in ("", ".gz", ".bz2", ".xz", ".zst"))
-_BLOCK_BYTES = 8 << 20
-_SAMPLE_BYTES = 1 << 20
+SUFFIXES = tuple(f"{kind}{ending}" for kind in (".csv", ".tsv") for ending in ENDINGS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CsvSource(CompleteDrafts):
-    """A source of CSV or TSV files; a part is some 64 MiB of a file, or a compressed file.
+class CsvSource(TextSource):
+    """A source of CSV or TSV files.
 
     Attributes:
-        types: that the columns are read as; those that the user gives types are read as text.
-        given: the types that the user gives, by column.
+        types: Arrow types that the columns are parsed as; columns of declared types are parsed as text.
+        declared: features of the columns that the user declared, by name.
     """
 
-    url: str
-    schema: Schema
+    kind: ClassVar[str] = "CSV or TSV file"
+    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+
     types: pa.Schema
-    given: Mapping[str, Feature]
-    parts: tuple[Part, ...]
-    fingerprint: str
+    declared: Mapping[str, Feature]
 
     @classmethod
-    def open(
-        cls,
-        url: str,
-        label: str | None,
-        features: Mapping[str, Feature] = NO_FEATURES,
-        reject: Reject = fail_on_bad,
-        wanted: Callable[[str], bool] = lambda _: True,
-    ) -> CsvSource:
-        """Read all files once to find each column's type.
-
-        Args:
-            url: of a file, a folder or a glob.
-            label: the column that classes are made of, if any.
-            features: types of columns that are not to be inferred, by name.
-            reject: called with each line that cannot be read; `labels` and `drafts` meet them again.
-            wanted: whether a column is, by its name; of others integers may be rounded.
+    def infer(cls, url: str, label: str | None, files: Sequence[SourceFile], options: InferenceOptions) -> CsvSource:
+        """Read all files once, and columns of doubtful types again.
 
         Raises:
-            SourceError: there is no file, one is not UTF-8, a line has too few or too many fields, headers differ, or
-                a column holds integers alone, and some that no integer type holds.
-            ConfigError: a type is given for a column that is not there, or is one that no text has.
+            SourceError: a file is not UTF-8, headers differ, a line has too few or too many fields, or no integer
+                type holds a column of integers.
+            ConfigError: a declared column does not exist, or text has no values of its type.
         """
-        files = require_files(url, SUFFIXES, "CSV or TSV file")
-        headers = [read_header(file.url, _BLOCK_BYTES) for file in files]
+        headers = [read_header(file.url) for file in files]
         for file, header in zip(files, headers, strict=True):
             if header.names != headers[0].names:
                 raise SourceError(f"{file.url}: its header differs from that of {files[0].url}; the columns must agree")
-        check_names(features, headers[0].names)
-        for feature in features.values():
+        check_names(options.declared, headers[0].names)
+        for feature in options.declared.values():
             if feature.shape:
                 raise ConfigError(f"column {feature.name!r} is of CSV, which has no lists; give it a scalar type")
             declared_arrow_type(feature)
-        types, parts = infer_types(files, headers, features, reject, wanted, _BLOCK_BYTES)
-        inferred = Schema.from_arrow(types, label)
+        types, parts = infer_types(files, headers, options)
+        features = Schema.from_arrow(types, label).features
         return cls(
             url=url,
-            schema=Schema(features=tuple(features.get(f.name, f) for f in inferred.features), label=label),
+            schema=Schema(features=tuple(options.declared.get(f.name, f) for f in features), label=label),
             types=types,
-            given=dict(features),
+            declared=options.declared,
             parts=tuple(parts),
             fingerprint=fingerprint_files(files),
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
-        """The label column; the lines are parsed, the fields of inferred types are not converted."""
+        """Read the label column, and convert no others but those of declared types, which may reject a record."""
         label = self.schema.label
-        wanted = {self.types.names[0] if label is None else label, *self.given}
-        for batch in self._batches(part, [name for name in self.types.names if name in wanted], reject):
+        wanted = {self.types.names[0] if label is None else label, *self.declared}
+        columns = [name for name in self.types.names if name in wanted]
+        for batch in self._batches(part, read_marked(part.path, part.pieces), columns, reject):
             yield pa.nulls(batch.num_rows) if label is None else self.schema[label].conform(batch.column(label))
 
-    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """The records; they are complete."""
-        for batch in self._batches(part, None, reject):
-            yield self.schema.conform(batch)
+    def cut(self, path: str) -> Cut:
+        """Return the function that finds the last whole record."""
+        return partial(cut_records, delimiter=delimiter_of(path))
 
-    def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """The head of the part."""
-        batches = self._batches(part, None, ignore_bad, sample=True)
-        head = next((batch for batch in batches if batch.num_rows), None)
-        if head is None:
-            return self.schema.empty
-        return self.schema.conform(head.slice(0, records))
+    def read(self, part: Part, blocks: Iterable[Block], reject: Reject) -> Iterator[pa.RecordBatch]:
+        """Read the records of some blocks of a part."""
+        return map(self.schema.conform, self._batches(part, blocks, None, reject))
 
-    def places(self, part: Part, positions: npt.NDArray[np.int64], rejected: Sequence[BadRecord]) -> list[str]:
-        """The lines in which some records start."""
-        delimiter = delimiter_of(part.path)
-        lines = [record_lines(block, delimiter) for block in read_marked(part.path, part.pieces)]
-        return line_places(np.concatenate(lines), positions, rejected)
+    def record_lines(self, path: str, block: Block) -> npt.NDArray[np.int64]:
+        """Return the numbers of the lines in which the records of a block start."""
+        return record_lines(block, delimiter_of(path))
 
     def _batches(
-        self, part: Part, columns: Sequence[str] | None, reject: Reject, *, sample: bool = False
+        self, part: Part, blocks: Iterable[Block], columns: Sequence[str] | None, reject: Reject
     ) -> Iterator[pa.RecordBatch]:
         header = Header(names=tuple(self.types.names), delimiter=delimiter_of(part.path), start=0, line=1)
         types = dict(zip(self.types.names, self.types.types, strict=True))
-        cut = partial(cut_records, delimiter=header.delimiter)
-        if sample:
-            blocks = read_blocks(part.path, span_of(part), cut, _SAMPLE_BYTES)
-        else:
-            blocks = read_marked(part.path, part.pieces)
         for block in blocks:
             rows = parse_block(part.path, header, block, types, columns, reject)
-            table = self._cast(part.path, rows, reject) if self.given else rows.table
+            table = self._cast(part.path, rows, reject) if self.declared else rows.table
             yield from table.combine_chunks().to_batches(max_chunksize=BATCH_ROWS)
 
     def _cast(self, path: str, rows: Rows, reject: Reject) -> pa.Table:
-        """Bring the columns to the types that the user gives, and pass over the records with a value that has none."""
+        """Cast the columns of declared types, and reject the records with a value that does not fit."""
         table, bad = rows.table, dict[int, str]()
         for number, name in enumerate(table.column_names):
-            if name not in self.given:
+            if name not in self.declared:
                 continue
             text = table.column(number).combine_chunks()
-            values, failed = cast_text(text, self.given[name], MISSING)
-            kind = self.given[name].logical or self.given[name].dtype
+            values, failed = cast_text(text, self.declared[name], MISSING)
+            kind = self.declared[name].logical or self.declared[name].dtype
             for row in np.flatnonzero(failed).tolist():
                 bad.setdefault(row, f"column {name!r}: {text[row].as_py()[:50]!r} is no {kind}")
             table = table.set_column(number, name, values)

@@ -1,4 +1,4 @@
-"""Delimited text to Arrow tables, block by block: what is wrong with a line is told with the line's number."""
+"""Parses CSV headers, and blocks of CSV into Arrow tables; errors name the line."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .csv_records import cut_records, find_records
 
 __all__ = ["MISSING", "Header", "Rows", "delimiter_of", "parse_block", "read_header", "record_lines"]
 
-MISSING = tuple(pacsv.ConvertOptions().null_values)  # texts that stand for no value in columns that are not text
-_MOST_COLUMNS = 1 << 15  # each costs some 25 KB of memory while a block is parsed
-_THREAD_COLUMNS = 1 << 10  # above it, a column's overhead in each piece outweighs the threads
-_THREAD_BYTES = 1 << 20  # Arrow parses pieces of this size side by side
+MISSING = tuple(pacsv.ConvertOptions().null_values)  # texts that mean null in columns that are not text
+_MOST_COLUMNS = 1 << 15  # each takes about 25 KB of memory while a block is parsed
+_THREAD_COLUMNS = 1 << 10  # with more, the overhead of each column in each piece outweighs the threads
+_THREAD_BYTES = 1 << 20  # size of the pieces that Arrow parses concurrently
 _TRUE, _FALSE = ["true", "True", "TRUE"], ["false", "False", "FALSE"]  # 1 and 0 are numbers
 _NAMES = {",": "commas", "\t": "tabs"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """The names of a file's columns, what separates its fields, and the place of its first record."""
+    """A file's column names and delimiter, and where its first record begins (offset and line)."""
 
     names: tuple[str, ...]
     delimiter: str
@@ -40,12 +40,13 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """What a block holds.
+    """The parsed records of a block.
 
     Attributes:
-        table: its records, without those that were rejected.
-        block: that it is of.
-        lines: number of the line of each record, int64; None: not found out yet.
+        table: records that were not rejected.
+        block: block that they were parsed from.
+        delimiter: separator of fields.
+        lines: line number of each record, int64; None: not computed, as it is needed only for errors.
         clean: whether no record was rejected.
     """
 
@@ -56,13 +57,13 @@ class Rows:
     clean: bool
 
     def line(self, row: int) -> int:
-        """The number of the line in which a row of the table starts."""
+        """Return the number of the line in which a row of the table starts."""
         lines = record_lines(self.block, self.delimiter) if self.lines is None else self.lines
         return int(lines[row])
 
 
 def delimiter_of(path: str) -> str:
-    """What separates the fields of a file, by its name.
+    """Return the delimiter of a file, by its name.
 
     >>> delimiter_of("a.tsv.gz"), delimiter_of("a.tsv-00000-of-00002"), delimiter_of("a.csv")
     ('\\t', '\\t', ',')
@@ -72,7 +73,7 @@ def delimiter_of(path: str) -> str:
     return "\t" if stem.endswith(".tsv") else ","
 
 
-def read_header(path: str, block_bytes: int) -> Header:
+def read_header(path: str) -> Header:
     """Read the first record of a file.
 
     Raises:
@@ -80,7 +81,7 @@ def read_header(path: str, block_bytes: int) -> Header:
     """
     delimiter = delimiter_of(path)
     empty = SourceError(f"{path}: the file is empty; a CSV needs a header and at least one line")
-    block = next(read_blocks(path, Span(), partial(cut_records, delimiter=delimiter), block_bytes), None)
+    block = next(read_blocks(path, Span(), partial(cut_records, delimiter=delimiter)), None)
     if block is None:
         raise empty
     found = find_records(block.data, delimiter)
@@ -95,8 +96,8 @@ def read_header(path: str, block_bytes: int) -> Header:
     columns = data.count(delimiter.encode()) + 1
     if columns > _MOST_COLUMNS:
         raise SourceError(
-            f"{path}: the header has {columns:,} columns, the most are {_MOST_COLUMNS:,}; "
-            "put numbers that belong together into one list, for example in a Parquet file"
+            f"{path}: the header has {columns:,} columns, but the limit is {_MOST_COLUMNS:,}; "
+            "store numbers that belong together as lists, for example in a Parquet file"
         )
     parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     read = pacsv.ReadOptions(block_size=len(data) + 2)
@@ -131,18 +132,18 @@ def parse_block(
     columns: Sequence[str] | None,
     reject: Reject,
 ) -> Rows:
-    """The records of a block.
+    """Parse the records of a block.
 
     Args:
-        path: of the file.
-        header: of the file.
-        block: of the file.
-        types: of columns; the others' are inferred from this block alone.
-        columns: to convert; None: all.
-        reject: called with each line that is not UTF-8, or has too few or too many fields.
+        path: path or URL of the file.
+        header: header of the file.
+        block: block of the file.
+        types: known types of columns, by name; others are inferred from this block alone.
+        columns: names of the columns to convert; None: all.
+        reject: called with each record that is not UTF-8, or has too few or too many fields.
 
     Raises:
-        SourceError: a quoted field has no end, or a value is not of its type: the file changed.
+        SourceError: a quoted field has no end, or a value does not fit its type (the file changed).
     """
     data, lines = _utf8(path, block, header.delimiter, reject)
     if block.final and b'"' in block.data:
@@ -158,7 +159,7 @@ def parse_block(
     try:
         wide = len(header.names) > _THREAD_COLUMNS
         table = _read(data, header.names, parse, convert, threads=not wide, whole=wide)
-        if bad:  # threads do not number them
+        if bad:  # with threads, Arrow does not number the rows
             bad.clear()
             table = _read(data, header.names, parse, convert, threads=False, whole=True)
     except pa.ArrowInvalid as error:
@@ -196,7 +197,7 @@ def _read(
 
 
 def _utf8(path: str, block: Block, delimiter: str, reject: Reject) -> tuple[bytes, npt.NDArray[np.int64] | None]:
-    """The records that are UTF-8 and, if some are not, the lines of those that are."""
+    """Return the records that are UTF-8, and if some are not, the line numbers of those that are."""
     try:
         block.data.isascii() or block.data.decode()
         return block.data, None
@@ -215,7 +216,7 @@ def _utf8(path: str, block: Block, delimiter: str, reject: Reject) -> tuple[byte
 
 
 def record_lines(block: Block, delimiter: str) -> npt.NDArray[np.int64]:
-    """The number of the line in which each record of a block starts."""
+    """Return the numbers of the lines in which the records of a block start; int64 [records]."""
     letters = np.frombuffer(block.data, np.uint8)
     ends = letters == 0x0A
     if b"\r" in block.data:

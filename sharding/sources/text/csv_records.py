@@ -1,4 +1,4 @@
-"""Where the records of delimited text end, as Arrow's parser sees it: line ends within quotes do not count."""
+"""Finds the ends of CSV records as Arrow's parser does: line ends within quotes do not count."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy.typing as npt
 __all__ = ["Records", "cut_records", "find_records"]
 
 _QUOTE, _LF, _CR = 0x22, 0x0A, 0x0D
-_WITHIN = re.compile(rb'[^"]*(?:""[^"]*)*')  # a quoted field, from behind its first quote to before its last
+_WITHIN = re.compile(rb'[^"]*(?:""[^"]*)*')  # a quoted field, without its outer quotes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """The records in some bytes that start with one.
+    """The records in some bytes that start with one; empty lines do not count.
 
     Attributes:
-        starts: where each begins, int64; an empty line is none.
-        stops: where each ends, without its line end.
-        open_quote: where a quoted field begins that has no end; -1: nowhere.
+        starts: offset of each, int64.
+        stops: end of each, without its line end, int64.
+        open_quote: offset of a quoted field without an end; -1: none.
     """
 
     starts: npt.NDArray[np.int64]
@@ -30,7 +30,7 @@ class Records:
 
 
 def find_records(data: bytes, delimiter: str) -> Records:
-    r"""The records in some bytes that start with one.
+    r"""Find the records in some bytes that start with one.
 
     >>> found = find_records(b'a,"b\n"\n\nc,d\r\ne', ",")
     >>> found.starts.tolist(), found.stops.tolist()
@@ -46,7 +46,7 @@ def find_records(data: bytes, delimiter: str) -> Records:
 
 
 def cut_records(data: bytes, delimiter: str) -> tuple[int, bool]:
-    r"""Where the last whole record of some bytes ends, and whether a line end lies within a field before it.
+    r"""Return where the last whole record of some bytes ends, and whether a field contains a line end.
 
     >>> cut_records(b'a,"b\n"\nc,d', ",")
     (7, True)
@@ -60,26 +60,27 @@ def cut_records(data: bytes, delimiter: str) -> tuple[int, bool]:
 
 
 def _within(quotes: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Which places lie within quotes."""
+    """Return which places lie within quotes."""
     within: npt.NDArray[np.bool_] = np.searchsorted(quotes, places) % 2 == 1
     return within
 
 
 def _find(data: bytes, delimiter: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The bytes, where quoted fields begin and end, and all line ends, within quotes or not."""
+    """Return the bytes as an array, the places where quoted fields begin and end, and those of all line ends."""
     letters = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(letters == _LF)
     if b"\r" in data:
-        returns = np.flatnonzero(letters[:-1] == _CR)  # what follows the last one is not known
+        returns = np.flatnonzero(letters[:-1] == _CR)  # a final \r may be half of \r\n
         ends = np.sort(np.concatenate([ends, returns[letters[returns + 1] != _LF]]))
     return letters, _quotes(data, letters, delimiter), ends
 
 
 def _quotes(data: bytes, letters: npt.NDArray[np.uint8], delimiter: str) -> npt.NDArray[np.int64]:
-    """Where quoted fields begin and end, in turn; a pair of quotes within one may count as an end and a beginning.
+    """Return the places where quoted fields begin and end, in turn; an escaped quote may count as an end and a begin.
 
-    A quote opens a field only as its first character. Where each that would do so in turn is one, or follows the
-    quote that seemed to end the field, taking them in turn is right; else the fields are searched one by one.
+    A quote opens a field only as its first character. So the quotes simply alternate if every odd one is the first
+    character of a field, or directly follows the quote before it (an escaped quote); else fields are searched one by
+    one.
     """
     if b'"' not in data:
         return np.empty(0, np.int64)

@@ -1,4 +1,4 @@
-"""Text to values of a type that the user gives, each value exactly or not at all."""
+"""Declared types: whether text can have them, and casts of text to them that are exact or fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...errors import ConfigError
 from ...messages import did_you_mean, listed
 from ...schema import Feature
 
-__all__ = ["beyond_integers", "cast_text", "check_names", "declared_arrow_type", "is_farther"]
+__all__ = ["beyond_integers", "cast_text", "check_names", "declared_arrow_type", "exceeds_more"]
 
 _TRUE, _FALSE = ("true", "True", "TRUE", "1"), ("false", "False", "FALSE", "0")
 _INFINITE = ("inf", "infinity")
@@ -22,10 +22,10 @@ _TEMPORAL = ("date32[day]", "timestamp[s]", "timestamp[ms]", "timestamp[us]", "t
 
 
 def check_names(features: Mapping[str, Feature], names: Iterable[str]) -> None:
-    """Refuse types for columns that are not there.
+    """Refuse declared types of missing columns.
 
     Raises:
-        ConfigError: and what it might have been meant to be.
+        ConfigError: names the column, and those that might be meant.
     """
     known = list(names)
     for name in features:
@@ -35,35 +35,35 @@ def check_names(features: Mapping[str, Feature], names: Iterable[str]) -> None:
 
 
 def beyond_integers(path: str, line: int, name: str, value: int, low: int) -> str:
-    """What is wrong with a column of integers that no integer type holds, and what to do.
+    """Return the error of a column of integers that no integer type holds.
 
     Args:
-        path: of a file.
-        line: in it where such an integer is.
-        name: of the column.
+        path: file of such an integer.
+        line: its line.
+        name: name of the column.
         value: the integer.
-        low: the least of the column.
+        low: least integer of the column.
     """
     digits = f"{str(value)[:50]}..." if value.bit_length() > 200 else str(value)
     mixed = low < 0 and -(1 << 63) <= value < 1 << 64
     what = "is beyond 63 bits, and others are negative" if mixed else "is beyond 64 bits"
     return (
-        f"{path}: line {line}: {name!r}: the integer {digits} {what}; say by --schema what {name!r} is: string keeps "
-        "every digit, float64 rounds, int64 with --on-bad-record skip:N passes over such records; or leave it out by "
+        f"{path}: line {line}: {name!r}: the integer {digits} {what}; declare {name!r} with --schema: string keeps "
+        "every digit, float64 rounds, int64 with --on-bad-record skip:N skips such records; or leave it out by "
         "the first --drop-columns or --select"
     )
 
 
-def is_farther(value: int, other: int) -> bool:
-    """Whether one integer is beyond all of 64 bits, and another is not."""
+def exceeds_more(value: int, other: int) -> bool:
+    """Whether one integer exceeds every 64-bit type, and another does not."""
     return not -(1 << 63) <= value < 1 << 64 and -(1 << 63) <= other < 1 << 64
 
 
 def declared_arrow_type(feature: Feature) -> pa.DataType:
-    """The Arrow type that one element is read as.
+    """Return the Arrow type of one element.
 
     Raises:
-        ConfigError: text has no such values.
+        ConfigError: text cannot hold such values.
     """
     if not feature.logical:
         return feature.primitive
@@ -76,15 +76,15 @@ def declared_arrow_type(feature: Feature) -> pa.DataType:
 
 
 def cast_text(text: pa.Array, feature: Feature, missing: Sequence[str] = ()) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
-    """Elements of a feature from their text.
+    """Cast text to elements of a feature.
 
     Args:
-        text: strings; a null stays one.
-        feature: what they are to be.
-        missing: texts that stand for no value, unless they are to be strings.
+        text: strings; nulls stay null.
+        feature: feature of the elements.
+        missing: texts that mean null, unless the elements are strings.
 
     Returns:
-        The elements, and which of them the type does not hold; those are null.
+        The elements, null where the type cannot hold the text; and a mask of these, bool [elements].
     """
     kind = declared_arrow_type(feature)
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
@@ -102,7 +102,7 @@ def cast_text(text: pa.Array, feature: Feature, missing: Sequence[str] = ()) -> 
 
 
 def _cast(text: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Null where it does not fit: halves of the column are tried until such a value stands alone."""
+    """Cast, with null for a value that does not fit: bisects the column until such a value stands alone."""
     try:
         return pc.cast(text, kind)
     except pa.ArrowInvalid:
@@ -113,8 +113,8 @@ def _cast(text: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _integer(text: str, kind: pa.DataType) -> int | None:
-    """A whole number that is written as a float is, as pandas does for columns with gaps."""
-    if not pa.types.is_integer(kind) or "_" in text or not text.isascii():  # in which Python reads more than Arrow does
+    """Return a whole number written as a float, such as 3.0, which pandas writes for integer columns with nulls."""
+    if not pa.types.is_integer(kind) or "_" in text or not text.isascii():  # Python would read 1_0 and other digits
         return None
     try:
         value = Decimal(text)
@@ -127,7 +127,7 @@ def _integer(text: str, kind: pa.DataType) -> int | None:
 
 
 def _finite(text: pa.Array, values: pa.Array) -> pa.Array:
-    """Null for a number beyond the type's range, which Arrow takes for infinity."""
+    """Return null for a number beyond the type's range, which Arrow reads as infinity."""
     if not pa.types.is_floating(values.type):
         return values
     infinite = np.flatnonzero(np.isinf(values.fill_null(0).to_numpy(zero_copy_only=False)))

@@ -1,4 +1,4 @@
-"""Records of JSON lines as columns of a schema, each value exactly or its record not at all."""
+"""JSON lines to columns of known types: each value exactly, or its record is rejected."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ from ..base import BadRecord, Reject
 from .declared_types import cast_text
 from .json_parse import Lines, Number, Tree, decode_lines, make_decoder, parse_fast
 
-__all__ = ["Column", "plant", "read_columns", "rows_at_once"]
+__all__ = ["Column", "read_columns", "rows_at_once", "set_type"]
 
 _DECODER = make_decoder(Number, Number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A feature and where its value lies in an object: the keys to follow.
+    """A feature, and where its values lie in an object.
 
     Attributes:
-        given: whether the user gave its type: a value may not be of it.
+        path: keys that lead to the value.
+        feature: feature of the column.
+        declared: whether the user declared the type, so that a value may not fit it.
     """
 
     path: tuple[str, ...]
     feature: Feature
-    given: bool = False
+    declared: bool = False
 
     @property
     def parsed_type(self) -> pa.DataType | None:
-        """What Arrow's parser can read it as; None: as nothing that would be exact."""
+        """The type that Arrow's parser can read the column as; None: no type would be exact."""
         feature = self.feature
         if feature.dtype == "float16":
             return None
@@ -47,31 +49,31 @@ class Column:
         return kind
 
 
-def plant(tree: Tree, path: Sequence[str], kind: pa.DataType) -> None:
-    """Put a type into a tree of names."""
+def set_type(tree: Tree, path: Sequence[str], kind: pa.DataType) -> None:
+    """Set the type at a path of a tree."""
     for name in path[:-1]:
         tree = tree.setdefault(name, {})
     tree[path[-1]] = kind
 
 
 def rows_at_once(columns: Sequence[Column]) -> int:
-    """How many records to read at once, so that even if all values are missing a batch stays small."""
+    """Return how many records to read at once, so that a batch stays small even if all values are missing."""
     width = sum(8 * (column.feature.elements or 1) for column in columns)
     return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, width)))
 
 
 def read_columns(path: str, lines: Lines, columns: Sequence[Column], reject: Reject, *, closed: bool) -> list[pa.Array]:
-    """Columns of some lines, without the lines that are rejected.
+    """Read columns of some lines, without the rejected lines.
 
     Args:
-        path: of their file.
-        lines: to read.
-        columns: to be read.
-        reject: called with each line that is no object, or has a value that is not of the type given.
-        closed: whether any other key, too, is to be looked at: a line may be wrong there alone.
+        path: path or URL of the file.
+        lines: lines to read.
+        columns: columns to read.
+        reject: called with each line that is no object, or holds a value that does not fit its declared type.
+        closed: whether to look at other keys, too: a line may be bad only there.
 
     Raises:
-        SourceError: a value is not of the type that was inferred: the file changed.
+        SourceError: a value does not fit its inferred type: the file changed.
     """
     fast = _read_fast(lines, columns, closed=closed)
     return _read_slow(path, lines, columns, reject) if fast is None else fast
@@ -83,7 +85,7 @@ def _read_fast(lines: Lines, columns: Sequence[Column], *, closed: bool) -> list
         kind = column.parsed_type
         if kind is None:
             return None
-        plant(tree, column.path, kind)
+        set_type(tree, column.path, kind)
     table = parse_fast(lines, tree, closed=closed)
     if table is None:
         return None
@@ -101,7 +103,7 @@ def _read_fast(lines: Lines, columns: Sequence[Column], *, closed: bool) -> list
 
 
 def _fit(values: pa.Array, feature: Feature) -> pa.Array | None:
-    """What was parsed in the feature's type, or None where that needs a closer look."""
+    """Return parsed values in the feature's type, or None where they need the slow path."""
     flat, valid = values, values.is_valid()
     for size in feature.shape:
         if size is not None and not pc.all(pc.equal(pc.list_value_length(flat), size), min_count=0).as_py():
@@ -125,7 +127,7 @@ def _fit(values: pa.Array, feature: Feature) -> pa.Array | None:
 
 
 class _Unfit(Exception):
-    """A value that is not of its column's type."""
+    """A value does not fit its column's type."""
 
 
 def _read_slow(path: str, lines: Lines, columns: Sequence[Column], reject: Reject) -> list[pa.Array]:
@@ -144,7 +146,7 @@ def _read_slow(path: str, lines: Lines, columns: Sequence[Column], reject: Rejec
             kind = column.feature.logical or column.feature.dtype
             shape = f" of shape {column.feature.shape}" if column.feature.shape else ""
             reason = f"{column.feature.name!r}: {_show(found[row])} is no {kind}{shape}"
-            if not column.given:
+            if not column.declared:
                 raise SourceError(
                     f"{path}: line {numbers[row]}: {reason}; the file changed while it was read; build again"
                 )
@@ -162,7 +164,7 @@ def _show(value: Any) -> str:
 
 
 def _look_up(record: Any, path: Sequence[str]) -> Any:
-    """The value at a path; None: it is missing; an object where one is not expected stays one, and does not fit."""
+    """Return the value at a path, None if it is missing, and ``{}``, which fits no type, if a parent is no object."""
     for name in path:
         if record is None:
             return None
@@ -173,7 +175,7 @@ def _look_up(record: Any, path: Sequence[str]) -> Any:
 
 
 def _convert(values: list[Any], feature: Feature) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
-    """A column, and which of its values do not fit; those are null."""
+    """Return a column, null where a value does not fit, and a mask of these."""
     rows = len(values)
     bad, valid = np.zeros(rows, bool), np.zeros(rows, bool)
     lengths = np.zeros(rows, np.int64)
@@ -209,7 +211,7 @@ def _flatten(value: Any, shape: tuple[int | None, ...]) -> list[str | None]:
 
 
 def _text(value: Any) -> str | None:
-    """A scalar as it was written, without quotes."""
+    """Return a scalar as it was written, without quotes."""
     if isinstance(value, (dict, list)):
         raise _Unfit
     if isinstance(value, bool):

@@ -1,8 +1,8 @@
-"""Lines of JSON to Arrow columns: by Arrow's parser where it is known to be right, else by Python's, line by line.
+"""Parses lines of JSON: by Arrow's parser where it is known to be right, else by Python's, line by line.
 
-What Arrow alone would do: read two objects in a line, or one in two, as it would two lines; make times of text that
-looks so; end the process where it infers types from deeply nested lists or from a line that is ``null``; and say of a
-block that something is wrong with it, but not of which line. So it is only asked to confirm types that are known.
+Arrow alone would accept two objects in a line or one in two lines, turn text that looks like a time into one, crash
+when it infers types from deeply nested lists or a line of ``null``, and report an error without its line. So it is
+only given types that are known, and its result is used only if it confirms them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .blocks import Block, not_utf8
 
 __all__ = ["Lines", "Number", "Tree", "decode_document", "decode_lines", "make_decoder", "parse_fast", "split_lines"]
 
-_INF = re.compile(rb"[:\[,]\s*-?Inf(?!inity)")  # a number to Arrow's parser alone
+_INF = re.compile(rb"[:\[,]\s*-?Inf(?!inity)")  # only Arrow's parser takes Inf for a number
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
-Tree = dict[str, Any]  # of names to Arrow types, or to trees: objects within objects
+Tree = dict[str, Any]  # names to Arrow types, or to the trees of nested objects
 
 
 class Number(str):
@@ -36,13 +36,13 @@ class Number(str):
 
 
 class Lines:
-    """Some lines of a file.
+    """Consecutive lines of a file.
 
     Attributes:
-        data: the bytes, line ends included.
+        data: bytes with line ends.
         first: number of the first line, from 1.
-        starts: where each line begins, int64.
-        stops: where each line ends, with its line end.
+        starts: offset of each line, int64.
+        stops: end of each line, after its line end, int64.
     """
 
     __slots__ = ("data", "first", "starts", "stops")
@@ -59,12 +59,12 @@ class Lines:
         return len(self.starts)
 
     def filled(self) -> npt.NDArray[np.int64]:
-        """The numbers of those that are not empty."""
+        """Return the numbers of the lines that are not empty."""
         spans = enumerate(zip(self.starts.tolist(), self.stops.tolist(), strict=True), self.first)
         return np.array([n for n, (start, stop) in spans if self.data[start:stop].strip(b" \t\r\n")], np.int64)
 
     def part(self, start: int, stop: int) -> Lines:
-        """The lines [start, stop), counted from 0, or as many of them as there are."""
+        """Return the lines [start, stop), counted from 0, as far as there are so many."""
         stop = min(stop, len(self))
         if (start, stop) == (0, len(self)):
             return self
@@ -72,19 +72,19 @@ class Lines:
 
 
 def split_lines(block: Block, rows: int) -> Iterator[Lines]:
-    """The lines of a block, up to so many at once."""
+    """Split the lines of a block into runs of up to `rows`."""
     lines = Lines(block.data, block.line)
     for start in range(0, len(lines), rows):
         yield lines.part(start, start + rows)
 
 
 def parse_fast(lines: Lines, tree: Tree, *, closed: bool) -> pa.Table | None:
-    """Lines as Arrow's parser reads them, if it reads each line as one object and every value as of the type asked for.
+    """Parse lines with Arrow; return None unless each line is one object, and every value has the type in the tree.
 
     Args:
-        lines: to parse.
+        lines: lines to parse.
         tree: names and types of the columns.
-        closed: whether an object with another name is not to be read.
+        closed: whether to return None if there is another key.
     """
     records = _plain_objects(lines)
     if records is None:
@@ -107,10 +107,10 @@ def _fields(tree: Mapping[str, Any]) -> list[pa.Field]:
 
 
 def _plain_objects(lines: Lines) -> int | None:
-    """How many lines are not empty, if each of these starts and ends as an object does.
+    """Return the number of lines that are not empty, or None unless each of them starts with ``{`` and ends with ``}``.
 
-    Then no object goes over a line end: behind the ``}`` that ends the first line neither ``,`` nor ``}`` would come,
-    but the ``{`` of the next. So there are as many objects as lines only if each line is one.
+    Then no object spans two lines: after the ``}`` at the end of the first would follow the ``{`` of the second, where
+    JSON needs ``,`` or ``}``. So there are as many objects as lines only if each line is one.
     """
     data = lines.data
     letters = np.frombuffer(data, np.uint8)
@@ -131,11 +131,11 @@ def _plain_objects(lines: Lines) -> int | None:
 
 
 def make_decoder(number: Callable[[str], Any], integer: Callable[[str], Any]) -> json.JSONDecoder:
-    """A decoder that makes of numbers what these functions do."""
+    """Return a decoder that turns the text of numbers into values with these functions."""
 
     def finite(make: Callable[[str], Any]) -> Callable[[str], Any]:
         def convert(text: str) -> Any:
-            if isinf(float(text)):  # Arrow refuses it too, whatever column it is in
+            if isinf(float(text)):  # Arrow refuses it in any column
                 raise ValueError(f"the number {text[:20]} is beyond what a float64 holds")
             return make(text)
 
@@ -155,7 +155,7 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def decode_document(decoder: json.JSONDecoder, text: str) -> Any:
-    """The value of a text.
+    """Return the value of a JSON document.
 
     Raises:
         ValueError: it is no JSON, or holds half a surrogate pair.
@@ -173,7 +173,7 @@ def decode_document(decoder: json.JSONDecoder, text: str) -> Any:
 def decode_lines(
     path: str, lines: Lines, decoder: json.JSONDecoder, reject: Reject
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each line's number and its object; those that are none are rejected, empty lines passed over."""
+    """Yield each line's number and object; reject lines that are no object, and skip empty ones."""
     for number, (start, stop) in enumerate(zip(lines.starts.tolist(), lines.stops.tolist(), strict=True), lines.first):
         data = lines.data[start:stop]
         try:

@@ -1,7 +1,7 @@
-"""The columns of JSON lines: every key of every record, and the narrowest type that holds all of its values.
+"""Infers the columns of JSON lines: every key of every record, with the narrowest type that holds all its values.
 
-A key whose values no column holds ends it, unless the key, or an object that it lies in, is not wanted: then that is
-left out, with all that lies in it.
+A key whose values no column can hold is an error, unless the key or an object around it is unwanted: then that is
+left out as a whole.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ from ...errors import ConfigError, SourceError
 from ...schema import Feature
 from ..base import BadRecord, Reject
 from .declared_types import beyond_integers
-from .json_columns import Column, plant
+from .json_columns import Column, set_type
 from .json_parse import Lines, Tree, decode_lines, make_decoder, parse_fast
-from .json_values import FLOAT, MOST_LEVELS, Seen, UnfitError
+from .json_values import FLOAT, MOST_LEVELS, PathValues, UnfitError
 
-__all__ = ["Columns"]
+__all__ = ["InferredColumns"]
 
 _MOST_COLUMNS = 10_000
-_FIRST_LINES = 512  # to be looked at one by one, before Arrow's parser is asked whether the others are like them
+_FIRST_LINES = 512  # read one by one, before Arrow's parser is tried on the rest
 _DECODER = make_decoder(lambda _: FLOAT, int)
 
 
-class Columns:
-    """The columns of the lines seen so far.
+class InferredColumns:
+    """The columns of the lines added so far.
 
     Args:
-        given: types of columns that are not to be inferred, by name.
-        wanted: whether a column is, by its name.
+        declared: features of columns whose types are not inferred, by name.
+        wanted: whether the build needs a column of this name.
     """
 
-    def __init__(self, given: Mapping[str, Feature], wanted: Callable[[str], bool] = lambda _: True) -> None:
-        self._given = given
+    def __init__(self, declared: Mapping[str, Feature], wanted: Callable[[str], bool] = lambda _: True) -> None:
+        self._declared = declared
         self._wanted = wanted
         self._left_out: dict[tuple[str, ...], None] = {}
-        self._seen: dict[tuple[str, ...], Seen] = {}
+        self._values: dict[tuple[str, ...], PathValues] = {}
         self._objects: set[tuple[str, ...]] = set()
-        self._paths: dict[tuple[str, ...], None] = {}  # of both, in the order in which they were met
+        self._paths: dict[tuple[str, ...], None] = {}  # of values and objects, in order of their first appearance
 
     def add(self, path: str, lines: Lines, reject: Reject) -> tuple[int, bool]:
-        """Look at every value of some lines.
+        """Widen the columns by every value of some lines.
 
         Args:
-            path: of their file.
-            lines: to look at.
+            path: path or URL of their file.
+            lines: lines to read.
             reject: called with each line that is no object.
 
         Returns:
             The number of records, and whether no line was rejected.
 
         Raises:
-            SourceError: no columns hold these records.
+            SourceError: no columns can hold these records.
         """
         bad: list[BadRecord] = []
 
@@ -66,7 +66,7 @@ class Columns:
 
         start, step, records = 0, _FIRST_LINES, 0
         while start < len(lines):
-            if self._seen:
+            if self._values:
                 some = lines.part(start, start + self._rows_at_once)
                 table = parse_fast(some, self._tree(), closed=True)
                 if table is not None:
@@ -100,42 +100,42 @@ class Columns:
                 self._leave_out(keys)
 
     def _add_value(self, path: str, line: int, value: Any, keys: tuple[str, ...]) -> None:
-        if isinstance(value, dict) and ".".join(keys) not in self._given:
+        if isinstance(value, dict) and ".".join(keys) not in self._declared:
             if keys not in self._objects:
                 self._add_object(keys)
             self._add_record(path, line, value, keys)
             return
-        seen = self._seen.get(keys) or self._add_column(keys)
+        values = self._values.get(keys) or self._add_column(keys)
         if value is not None and keys in self._objects:
             raise _unfit(keys, "an object in one record, and none in another")
         try:
-            seen.add(value, path, line)
+            values.add(value, path, line)
         except UnfitError as error:
             raise _unfit(keys, str(error)) from error
 
     def _add_object(self, keys: tuple[str, ...]) -> None:
-        before = self._seen.get(keys)
+        before = self._values.get(keys)
         if before is not None and before.sizes is not None:
             raise _unfit(keys, "an object in one record, and none in another")
-        self._meet(keys)
+        self._add_path(keys)
         self._objects.add(keys)
 
-    def _add_column(self, keys: tuple[str, ...]) -> Seen:
-        self._meet(keys)
-        feature = self._given.get(".".join(keys))
+    def _add_column(self, keys: tuple[str, ...]) -> PathValues:
+        self._add_path(keys)
+        feature = self._declared.get(".".join(keys))
         fixed = None if feature is None else Column(path=keys, feature=feature).parsed_type or pa.float64()
-        return self._seen.setdefault(keys, Seen(fixed))
+        return self._values.setdefault(keys, PathValues(fixed))
 
-    def _meet(self, keys: tuple[str, ...]) -> None:
-        """A path that is new."""
+    def _add_path(self, keys: tuple[str, ...]) -> None:
+        """Add a new path; if there are too many, leave out all unwanted ones first."""
         self._paths[keys] = None
         if len(self._paths) > _MOST_COLUMNS:
             for path in {unwanted for known in self._paths if (unwanted := self._unwanted(known))}:
                 self._leave_out(path)
         if keys not in self._paths or len(self._paths) > _MOST_COLUMNS:
             raise UnfitError(
-                f"the key {keys[-1][:50]!r} is one of more than {_MOST_COLUMNS:,} different keys; put what differs "
-                f"from record to record into values{_or_leave_out(keys[:-1])}"
+                f"the key {keys[-1][:50]!r} is one of more than {_MOST_COLUMNS:,} different keys; move what differs "
+                f"from record to record from keys to values{_or_leave_out(keys[:-1])}"
             )
         if len(keys) > MOST_LEVELS:
             raise _unfit(keys[:3], f"objects within objects, more than {MOST_LEVELS}")
@@ -143,23 +143,23 @@ class Columns:
             raise UnfitError(f"the key {keys[-1]!r} holds a zero byte; rename it")
 
     def _unwanted(self, keys: tuple[str, ...]) -> tuple[str, ...]:
-        """The outermost that a key lies in, or itself, that can be left out; ``()``: there is none."""
+        """Return the outermost unwanted object around a key, or the key itself if it is unwanted, or ``()``."""
         outer = (keys[:level] for level in range(1, len(keys) + 1))
         return next((path for path in outer if not self._needs(".".join(path))), ())
 
     def _leave_out(self, keys: tuple[str, ...]) -> None:
-        """Forget a key and all that lies in it, and pass it over from now on."""
+        """Forget a key and all keys below it, and skip them from now on."""
         self._left_out[keys] = None
         for path in [path for path in self._paths if path[: len(keys)] == keys]:
             del self._paths[path]
-            self._seen.pop(path, None)
+            self._values.pop(path, None)
             self._objects.discard(path)
 
     def _tree(self) -> Tree:
         tree: Tree = {}
         for keys in self._paths:
             if keys not in self._objects:
-                plant(tree, keys, self._seen[keys].arrow_type)
+                set_type(tree, keys, self._values[keys].arrow_type)
                 continue
             inner = tree
             for key in keys:  # an object may be empty
@@ -167,32 +167,32 @@ class Columns:
         return tree
 
     def _widen(self, table: pa.Table) -> None:
-        """Look at what Arrow's parser read: the types are known to be right, sizes and bounds may be new."""
-        for keys, seen in self._seen.items():
-            if keys in self._objects or seen.fixed is not None:
+        """Widen sizes and bounds by a table that Arrow parsed; it confirmed the types."""
+        for keys, known in self._values.items():
+            if keys in self._objects or known.fixed is not None:
                 continue
             values = table.column(keys[0])
             for key in keys[1:]:
                 values = pc.struct_field(values, key)
             if values.null_count == len(values):
                 continue
-            for level in range(len(seen.sizes or ())):
+            for level in range(len(known.sizes or ())):
                 bounds = pc.min_max(pc.list_value_length(values)).as_py()
                 if bounds["max"] is not None:
-                    seen.widen(level, bounds["min"], bounds["max"])
+                    known.widen(level, bounds["min"], bounds["max"])
                 if values.null_count:
-                    seen.gaps.add(level)
+                    known.gaps.add(level)
                 values = pc.list_flatten(values)
-            if seen.kinds == {"int"}:
+            if known.kinds == {"int"}:
                 bounds = pc.min_max(values).as_py()
                 if bounds["max"] is not None:
-                    seen.low, seen.high = min(seen.low, int(bounds["min"])), max(seen.high, int(bounds["max"]))
+                    known.low, known.high = min(known.low, int(bounds["min"])), max(known.high, int(bounds["max"]))
 
     def columns(self, url: str) -> tuple[Column, ...]:
-        """All columns, those of one object side by side, in the order in which they were first met.
+        """Return all columns in order of their first appearance, with those of one object together.
 
         Raises:
-            SourceError: there is none, two have one name, or no type holds the values of one.
+            SourceError: there is no column, two have the same name, or no type holds the values of one.
         """
         for keys in [keys for keys in self._objects if not self._needs(".".join(keys))]:
             self._leave_out(keys)
@@ -216,26 +216,26 @@ class Columns:
         if not found:
             if self._left_out:
                 raise ConfigError(f"{url}: no column is left; leave fewer out")
-            raise SourceError(f"{url}: there is no key in any record; JSON Lines need one object a line")
+            raise SourceError(f"{url}: no record has a key; JSON Lines need one object a line")
         return tuple(found.values())
 
     def _needs(self, name: str) -> bool:
-        """Whether a column, or something in it, is wanted, or a type is given for it."""
-        return self._wanted(name) or any(given == name or given.startswith(f"{name}.") for given in self._given)
+        """Whether a column or an object is wanted, or a type is declared for it or for a key in it."""
+        return self._wanted(name) or any(other == name or other.startswith(f"{name}.") for other in self._declared)
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """The names of the keys that were."""
+        """The names of the keys that were left out."""
         return tuple(".".join(keys) for keys in self._left_out)
 
     def _column(self, url: str, name: str, keys: tuple[str, ...]) -> Column:
-        if name in self._given:
-            return Column(path=keys, feature=self._given[name], given=True)
-        seen = self._seen[keys]
-        if seen.too_far:
-            raise UnfitError(beyond_integers(*seen.place, name, seen.far, seen.low))
-        sizes = seen.sizes or []
-        gaps = seen.gaps - {0}
+        if name in self._declared:
+            return Column(path=keys, feature=self._declared[name], declared=True)
+        values = self._values[keys]
+        if values.overflows:
+            raise UnfitError(beyond_integers(*values.excess_place, name, values.excess, values.low))
+        sizes = values.sizes or []
+        gaps = values.gaps - {0}
         shape: tuple[int | None, ...] = tuple(
             low for level, (low, high) in enumerate(sizes) if low == high > 0 and level not in gaps
         )
@@ -246,7 +246,7 @@ class Columns:
                     f"flatten or pad them{_or_leave_out(keys)}"
                 )
             shape = (None,)
-        return Column(path=keys, feature=Feature(name=name, dtype=seen.dtype, shape=shape))
+        return Column(path=keys, feature=Feature(name=name, dtype=values.dtype, shape=shape))
 
 
 def _unfit(keys: tuple[str, ...], reason: str) -> UnfitError:

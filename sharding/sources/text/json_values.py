@@ -1,4 +1,4 @@
-"""What the values at one path of JSON records were, and the type that holds them all."""
+"""A summary of the values at one path of JSON records, and the type that holds them all."""
 
 from __future__ import annotations
 
@@ -7,48 +7,48 @@ from typing import Any
 import pyarrow as pa
 
 from ...schema import Feature
-from .declared_types import is_farther
+from .declared_types import exceeds_more
 
-__all__ = ["FLOAT", "MOST_LEVELS", "Seen", "UnfitError"]
+__all__ = ["FLOAT", "MOST_LEVELS", "PathValues", "UnfitError"]
 
-MOST_LEVELS = 32  # of objects within objects, and of lists within lists
+MOST_LEVELS = 32  # of nested objects, and of nested lists
 FLOAT = object()  # stands for any number with a fraction
 _KINDS = {str: "string", bool: "bool", int: "int", object: "float"}
 
 
 class UnfitError(ValueError):
-    """A value that no column holds besides the others; it says what it is."""
+    """No column can hold a value together with those before it; the message describes the value."""
 
 
-class Seen:
-    """What the values at one path were.
+class PathValues:
+    """A summary of the values at one path.
 
     Attributes:
-        kinds: of their elements: ``string``, ``bool``, ``int``, ``float``.
+        kinds: kinds of the elements: ``string``, ``bool``, ``int``, ``float``.
         low, high: bounds of the integers.
-        far: the first integer beyond int64; of those beyond 64 bits at all the first, if there is one. Else 0.
-        place: file and line of that.
-        sizes: least and greatest length of the lists, a pair a level; None: there was no value yet.
+        excess: first integer beyond 64 bits, or else the first beyond int64, or else 0.
+        excess_place: file and line of `excess`.
+        sizes: least and greatest length of the lists at each level; None: there was no value yet.
         gaps: levels at which a list was missing.
-        fixed: a type that the user gave: no value is looked at.
+        fixed: declared type: values are not looked at.
     """
 
-    __slots__ = ("far", "fixed", "gaps", "high", "kinds", "low", "place", "sizes")
+    __slots__ = ("excess", "excess_place", "fixed", "gaps", "high", "kinds", "low", "sizes")
 
     def __init__(self, fixed: pa.DataType | None = None) -> None:
         self.kinds: set[str] = set()
         self.low = self.high = 0
-        self.far = 0
-        self.place = ("", 0)
+        self.excess = 0
+        self.excess_place = ("", 0)
         self.sizes: list[tuple[int, int]] | None = None
         self.gaps: set[int] = set()
         self.fixed = fixed
 
     def add(self, value: Any, path: str, line: int) -> None:
-        """Look at one value.
+        """Add a value of a record.
 
         Raises:
-            UnfitError: no column holds it besides the others.
+            UnfitError: no column can hold it together with the others.
         """
         if value is None or self.fixed is not None:
             return
@@ -56,8 +56,8 @@ class Seen:
             raise UnfitError("a list in one record, and none in another")
         self.sizes = [] if self.sizes is None else self.sizes
         self._add(value, 0)
-        if self.far and not self.place[1]:
-            self.place = (path, line)
+        if self.excess and not self.excess_place[1]:
+            self.excess_place = (path, line)
 
     def _add(self, value: Any, level: int) -> None:
         if not isinstance(value, list):
@@ -80,12 +80,12 @@ class Seen:
         kind = _KINDS.get(type(value), "float")
         self.kinds.add(kind)
         if kind == "int":
-            if not -(1 << 63) <= value < 1 << 63 and (not self.far or is_farther(value, self.far)):
-                self.far, self.place = value, ("", 0)
+            if not -(1 << 63) <= value < 1 << 63 and (not self.excess or exceeds_more(value, self.excess)):
+                self.excess, self.excess_place = value, ("", 0)
             self.low, self.high = min(self.low, value), max(self.high, value)
 
     def widen(self, level: int, low: int, high: int) -> None:
-        """Lists of such lengths were seen at a level."""
+        """Add lists of lengths from `low` to `high` at a level."""
         assert self.sizes is not None
         if level == len(self.sizes):
             if level and self.kinds:
@@ -95,7 +95,7 @@ class Seen:
 
     @property
     def dtype(self) -> str:
-        """The narrowest that holds all but what is `too_far`; a mixture becomes text."""
+        """The narrowest type of the elements; a mixture becomes text. See `overflows` for its exception."""
         if self.kinds == {"int"}:
             return "uint64" if self.low >= 0 and 1 << 63 <= self.high < 1 << 64 else "int64"
         if self.kinds <= {"int", "float"} and self.kinds:
@@ -103,14 +103,14 @@ class Seen:
         return next(iter(self.kinds)) if len(self.kinds) == 1 else "string"
 
     @property
-    def too_far(self) -> bool:
-        """Whether all are integers, and no type holds each of them: what would be rounded is left to the user."""
+    def overflows(self) -> bool:
+        """Whether all elements are integers that no integer type holds: the user must choose how to round them."""
         fits = self.low >= -(1 << 63) and self.high < 1 << (63 if self.low < 0 else 64)
         return self.kinds == {"int"} and not fits
 
     @property
     def arrow_type(self) -> pa.DataType:
-        """What Arrow's parser reads it as, if it goes on like this."""
+        """The type that Arrow's parser should confirm for further values."""
         if self.fixed is not None:
             return self.fixed
         kind = Feature(name="", dtype=self.dtype).primitive if self.kinds else pa.null()

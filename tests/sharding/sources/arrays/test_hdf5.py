@@ -314,7 +314,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, store_url: str, damage: Callabl
     url = store_url.format(tmp_path)
     with fsspec.open(url, "wb") as file:
         file.write(damage((tmp_path / "whole.hdf5").read_bytes()))
-    with pytest.raises(SourceError, match=r"a\.h5: .*the file is damaged, no HDF5") as caught:
+    with pytest.raises(SourceError, match=r"a\.h5: .*the file is damaged, is no HDF5") as caught:
         table(open_source(url, None))
     assert "\n" not in str(caught.value)
 

@@ -82,7 +82,7 @@ IMAGES, LABELS = idx(np.zeros((4, 2, 2), np.uint8)), idx(np.zeros(4, np.uint8))
         (b"", LABELS, "no IDX file"),
         (IMAGES, idx(np.zeros(3, np.uint8)), r"holds 4 images, .* has shape \(3,\)"),
         (idx(np.zeros(4, np.uint8)), LABELS, "at least one dimension each"),
-        (idx(np.zeros((4, 0, 2), np.uint8)), LABELS, r"images of shape \(0, 2\) hold nothing"),
+        (idx(np.zeros((4, 0, 2), np.uint8)), LABELS, r"images of shape \(0, 2\) are empty"),
         (IMAGES[:8] + b"\xff" * 8, LABELS, r"images of shape \(4294967295, 4294967295\) hold .* more than 2\^31"),
     ],
 )
@@ -118,6 +118,6 @@ def test_a_file_beside_its_compressed_form_is_refused(tmp_path: Path) -> None:
     for path in list(tmp_path.iterdir()):
         path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
     with pytest.raises(
-        SourceError, match=r"images-idx3-ubyte\.gz lies beside what it holds, .*; remove one of the two"
+        SourceError, match=r"images-idx3-ubyte\.gz and its decompressed copy .* are both there; remove one"
     ):
         open_source(str(tmp_path), None)

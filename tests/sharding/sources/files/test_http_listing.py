@@ -34,7 +34,6 @@ from ringfeed.sharding.sources.files.find import check_unchanged, list_files
 from ringfeed.sharding.sources.files.open import stat_files
 from ringfeed.sharding.sources.files.snapshot import record_listings
 from ringfeed.sharding.sources.text import blocks as text
-from ringfeed.sharding.sources.text import csv
 from ringfeed.sharding.storage import storage
 from ringfeed.sharding.storage.retry import RetryPolicy
 from tests.servers.web import Behaviour, served
@@ -266,7 +265,7 @@ def test_a_folder_of_images_whose_sizes_a_server_does_not_tell(folder: Path, tmp
 
 
 def test_large_text_from_a_server_without_ranges_is_one_part(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv, "_BLOCK_BYTES", 1 << 20)
+    monkeypatch.setattr(text, "_BLOCK_BYTES", 1 << 20)
     monkeypatch.setattr(text, "PART_BYTES", 1 << 20)
     for ranges in (True, False):
         with misbehaving(folder, ranges=ranges) as url:

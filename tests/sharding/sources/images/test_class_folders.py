@@ -89,7 +89,7 @@ def test_a_damaged_image_is_named(tmp_path: Any, damage: Callable[[], bytes]) ->
 
 def test_an_image_outside_a_class_folder_is_refused(tmp_path: Any) -> None:
     (tmp_path / "1.png").write_bytes(image(1))
-    with pytest.raises(SourceError, match=r"1\.png lies in no class folder; expected .*/CLASS/1\.png"):
+    with pytest.raises(SourceError, match=r"1\.png lies in no class folder; move it to .*/CLASS/1\.png"):
         open_source(str(tmp_path), None)
 
 
@@ -97,7 +97,7 @@ def test_an_image_outside_a_class_folder_is_refused(tmp_path: Any) -> None:
 def test_what_is_below_the_class_folders_is_refused(tmp_path: Any, url: str) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.png").write_bytes(image(1))
-    with pytest.raises(SourceError, match=r"1\.png lies in no class folder; .* or the folder above be named"):
+    with pytest.raises(SourceError, match=r"1\.png lies in no class folder; .* or name the folder above"):
         open_source(url.format(tmp_path), None)
 
 
@@ -139,7 +139,7 @@ def test_a_label_that_is_the_name_of_another_feature_is_refused(tmp_path: Any) -
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.png").write_bytes(image(1))
     with pytest.raises(
-        SourceError, match=r"'path' is a column of the images' own here; .* gives that column any other"
+        SourceError, match=r"'path' is a column that image folders have anyway; .* give it another name"
     ):
         open_source(str(tmp_path), "path")
 

@@ -128,8 +128,8 @@ def test_a_plain_text_is_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     [
         (["a", "b"], None, "has no column of paths; name it one of image, path, file"),
         (["image", "path"], None, r"several columns of paths \(image, path\); keep one"),
-        (["path", "b"], "path", "the column 'path' names the images; the label has to be another"),
-        (["path", "height"], "height", "'height' is the images' own here; give the list's column another name"),
+        (["path", "b"], "path", "the column 'path' names the images; choose another one as the label"),
+        (["path", "height"], "height", "'height' is measured from the images; rename the list's column"),
         (["path", "b"], "c", "there is no label column 'c'"),
     ],
 )
@@ -180,7 +180,7 @@ def test_a_path_that_names_no_file_is_a_bad_record(tmp_path: Path, name: str) ->
     assert isinstance(source, CheckableSource)
     found: list[BadRecord] = []
     assert [p for batch in source.check(source.parts[0], found.append) for p in batch.to_pylist()] == [1]
-    assert "it names no file that can be read; mend its name" in str(found[0])
+    assert "it names no file that can be read; fix its name" in str(found[0])
     with pytest.raises((SourceError, StorageError)) as told:
         source.complete(next(source.drafts(source.parts[0])))
     assert "\n" not in str(told.value)

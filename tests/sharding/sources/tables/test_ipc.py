@@ -51,7 +51,7 @@ def test_a_stream_that_ends_between_two_batches_is_no_shorter_stream(tmp_path: P
     write_stream(table, tmp_path / "x.arrows")
     data = (tmp_path / "x.arrows").read_bytes()
     (tmp_path / "x.arrows").write_bytes(data[:-8])
-    with pytest.raises(SourceError, match=r"x\.arrows: an Arrow stream without its end mark"):
+    with pytest.raises(SourceError, match=r"x\.arrows: the Arrow stream has no end mark"):
         open_source(str(tmp_path), None)
 
 

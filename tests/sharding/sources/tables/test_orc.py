@@ -50,7 +50,9 @@ def test_a_time_that_nanoseconds_do_not_hold_is_no_damage(tmp_path: Path) -> Non
     orc.write_table(
         pa.table({"x": [1, 2], "near": pa.array([0, 1], pa.timestamp("ms")), "far": far}), tmp_path / "x.orc"
     )
-    with pytest.raises(SourceError, match=r"x\.orc: column 'far' holds a time beyond the years 1677 to 2262") as caught:
+    with pytest.raises(
+        SourceError, match=r"x\.orc: column 'far' holds a time outside of the years 1677 to 2262"
+    ) as caught:
         completed(open_source(str(tmp_path), None))
     assert "damaged" not in str(caught.value)
     left = open_prepared(str(tmp_path), None, "auto", PrepareOptions(steps=(Drop(("far",)),)))

@@ -127,7 +127,7 @@ def test_files_of_differing_types_are_read_as_the_type_given(name: str, tmp_path
     for number, values in enumerate([pa.array([1], pa.int8()), pa.array([1 << 53], pa.int64()), pa.array([0.5])]):
         WRITERS[name](pa.table({"x": values}), tmp_path / f"{number}{name}")
     with pytest.raises(
-        SourceError, match=r"'x' is int64 here and int8 there\); .* or say by --cast or --schema what both are"
+        SourceError, match=r"'x' is int64 here and int8 there\); .* or declare a type for both with --cast"
     ):
         open_source(str(tmp_path), None)
     source = open_source(str(tmp_path), None, features=given(x=("float64",)))
@@ -229,7 +229,7 @@ def test_files_whose_structs_differ_are_refused(name: str, tmp_path: Path) -> No
     for folder, column in (("a", pa.array([1])), ("b", pa.array([{"x": 1}]))):
         (tmp_path / folder).mkdir()
         WRITERS[name](pa.table({"s" if folder == "b" else "s.x": column}), tmp_path / folder / name)
-    with pytest.raises(SourceError, match=rf"b/{name}: its structs are other columns in .*a/{name}; write both alike"):
+    with pytest.raises(SourceError, match=rf"b/{name}: its structs differ from those of .*a/{name}; write both alike"):
         open_source(str(tmp_path), None)
 
 

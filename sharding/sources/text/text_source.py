@@ -1,0 +1,112 @@
+"""Base of CSV and JSON Lines sources: types inferred over every record, parts of many blocks, places of records."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...schema import Feature
+from ..base import NO_FEATURES, BadRecord, Part, RecordSource, Reject, fail_on_bad, ignore_bad
+from ..files.find import SourceFile, require_files
+from ..files.record_places import line_places
+from .blocks import Block, Cut, read_blocks, read_marked, span_of
+
+__all__ = ["ENDINGS", "InferenceOptions", "TextSource"]
+
+ENDINGS = ("", ".gz", ".bz2", ".xz", ".zst")  # of plain and compressed files
+_SAMPLE_BYTES = 1 << 20
+Self = TypeVar("Self", bound="TextSource")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceOptions:
+    """What the user says about columns before their types are inferred.
+
+    Attributes:
+        declared: features of columns whose types are not inferred, by name.
+        reject: called with each unreadable record.
+        wanted: whether the build needs a column of this name; others may hold values that no feature can.
+    """
+
+    declared: Mapping[str, Feature]
+    reject: Reject
+    wanted: Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextSource(RecordSource):
+    """A source of text files; a part is about 64 MiB of a file, or a compressed file, and its pieces are `Mark`s.
+
+    Attributes:
+        kind: what the files are, for error messages.
+        suffixes: endings of the files' names.
+    """
+
+    kind: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    def open(
+        cls: type[Self],
+        url: str,
+        label: str | None,
+        features: Mapping[str, Feature] = NO_FEATURES,
+        reject: Reject = fail_on_bad,
+        wanted: Callable[[str], bool] = lambda _: True,
+    ) -> Self:
+        """Read all files once to infer the types of their columns.
+
+        Args:
+            url: URL of a file or folder, or a glob.
+            label: column of the classes, or None.
+            features: declared types, by column name (``a.b`` within a JSON object).
+            reject: called with each unreadable record; `labels` and `drafts` meet these records again.
+            wanted: whether the build needs a column of this name; others may hold values that no feature can.
+
+        Raises:
+            SourceError: there is no file, a file is damaged, or no columns hold the records.
+            ConfigError: the declared type of a column does not exist in text, or the column does not exist.
+        """
+        files = require_files(url, cls.suffixes, cls.kind)
+        return cls.infer(url, label, files, InferenceOptions(declared=dict(features), reject=reject, wanted=wanted))
+
+    @classmethod
+    @abstractmethod
+    def infer(
+        cls: type[Self], url: str, label: str | None, files: Sequence[SourceFile], options: InferenceOptions
+    ) -> Self:
+        """Read all files, and return the source; see `open`."""
+
+    @abstractmethod
+    def cut(self, path: str) -> Cut:
+        """Return the function that finds where the records of a file end; see `read_blocks`."""
+
+    @abstractmethod
+    def read(self, part: Part, blocks: Iterable[Block], reject: Reject) -> Iterator[pa.RecordBatch]:
+        """Read the records of some blocks of a part."""
+
+    @abstractmethod
+    def record_lines(self, path: str, block: Block) -> npt.NDArray[np.int64]:
+        """Return the numbers of the lines in which the records of a block start; int64 [records]."""
+
+    def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
+        """Read the records of a part."""
+        return self.read(part, read_marked(part.path, part.pieces), reject)
+
+    def sample(self, part: Part, records: int) -> pa.RecordBatch:
+        """Read the head of a part."""
+        blocks = read_blocks(part.path, span_of(part), self.cut(part.path), _SAMPLE_BYTES)
+        heads = (batch for batch in self.read(part, blocks, ignore_bad) if batch.num_rows)
+        return next(heads, self.schema.empty).slice(0, records)
+
+    def places(self, part: Part, positions: npt.NDArray[np.int64], rejected: Sequence[BadRecord]) -> list[str]:
+        """Return the lines in which records start; see `record_places`."""
+        blocks = read_marked(part.path, part.pieces)
+        lines = [self.record_lines(part.path, block) for block in blocks]
+        return line_places(np.concatenate(lines), positions, rejected)
