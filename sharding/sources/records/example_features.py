@@ -1,4 +1,4 @@
-"""What the features of `tf.train.Example` records are, over all of them, and their columns in Arrow."""
+"""Infers the features of `tf.train.Example` records, and converts their values to Arrow columns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Bool = npt.NDArray[np.bool_]
 
 
 def is_image(head: bytes) -> bool:
-    """Whether a file's first 12 bytes are those of a JPEG, PNG, GIF, BMP or WebP image.
+    """Whether the first 12 bytes of a file are those of a JPEG, PNG, GIF, BMP or WebP image.
 
     >>> is_image(bytes.fromhex("ffd8ffe000104a4649460001")), is_image(b"hello, world")
     (True, False)
@@ -35,56 +35,63 @@ def is_image(head: bytes) -> bool:
 
 
 class FeatureTypes:
-    """The narrowest type of each feature that holds all its values, found block by block; not those in `given`."""
+    """The narrowest type of each feature that holds all its values, found block by block.
 
-    def __init__(self, given: Mapping[str, Feature]) -> None:
-        self._given = given
-        self._seen: dict[str, _Seen] = {}
-        self.empty = True  # no record was seen
+    Args:
+        declared: features whose types are not inferred, by name.
+
+    Attributes:
+        empty: whether no record was added yet.
+    """
+
+    def __init__(self, declared: Mapping[str, Feature]) -> None:
+        self._declared = declared
+        self._values: dict[str, _FeatureValues] = {}
+        self.empty = True
 
     def add(self, parsed: Parsed, path: str, numbers: Int64) -> None:
         """Widen the types by a block of records.
 
         Args:
-            parsed: the block.
-            path: of its file, for errors.
-            numbers: of the records that `parsed` keeps, in the file.
+            parsed: parsed records.
+            path: path of their file, for errors.
+            numbers: numbers in the file of the records that `parsed` keeps.
 
         Raises:
             SourceError: a feature's kinds differ, or there are too many features.
         """
         self.empty = self.empty and not len(parsed.kept)
         for name, columns in parsed.columns.items():
-            seen = self._seen.setdefault(name, _Seen(name))
-            if name not in self._given:
+            known = self._values.setdefault(name, _FeatureValues(name))
+            if name not in self._declared:
                 for values in columns:
                     if len(values.rows):
-                        seen.add(values, f"{path}: record {numbers[values.rows[0]]}")
-        if len(self._seen) > _MAX_FEATURES:
+                        known.add(values, f"{path}: record {numbers[values.rows[0]]}")
+        if len(self._values) > _MAX_FEATURES:
             raise SourceError(
-                f"{path}: the records have more than {_MAX_FEATURES:,} features by name; keep many values that differ "
-                "from record to record in lists"
+                f"{path}: the records have more than {_MAX_FEATURES:,} different features; store values whose names "
+                "differ from record to record as lists"
             )
 
     def features(self, path: str) -> tuple[Feature, ...]:
-        """One each, by name.
+        """Return all features, sorted by name.
 
         Raises:
-            SourceError: no record has any, or none has one that is given.
+            SourceError: no record has a feature, or none has a declared one.
         """
-        if not self._seen:
+        if not self._values:
             raise SourceError(f"{path}: the records hold no features; expected tf.train.Example messages with some")
-        for name in self._given:
-            if name not in self._seen:
+        for name in self._declared:
+            if name not in self._values:
                 raise SourceError(
                     f"{path}: no record has the feature {name!r} whose type was given; there are: "
-                    + ", ".join(sorted(self._seen)[:20])
+                    + ", ".join(sorted(self._values)[:20])
                 )
-        return tuple(self._given.get(name) or seen.feature() for name, seen in sorted(self._seen.items()))
+        return tuple(self._declared.get(name) or known.feature() for name, known in sorted(self._values.items()))
 
 
-class _Seen:
-    """What is known of one feature so far."""
+class _FeatureValues:
+    """A summary of the values of one feature."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -95,8 +102,8 @@ class _Seen:
     def add(self, values: Values, place: str) -> None:
         if self.kind not in ("", values.kind):
             raise SourceError(
-                f"{place}: the feature {self.name!r} holds {values.kind} values, and {self.kind} values in "
-                f"{self.place}; a column has one type, so write it alike in all records"
+                f"{place}: the feature {self.name!r} holds {values.kind} values, but {self.kind} values in "
+                f"{self.place}; write the same type in all records"
             )
         self.place = self.place or place
         self.kind = values.kind
@@ -114,7 +121,7 @@ class _Seen:
             shape = (self.most,)
         if self.kind in _DTYPES:
             return Feature(name=self.name, dtype=_DTYPES[self.kind], shape=shape)
-        if not self.kind:  # it is named, but never has a value
+        if not self.kind:  # named, but always empty
             return Feature(name=self.name, dtype="string")
         if self.text:
             return Feature(name=self.name, dtype="string", shape=shape)
@@ -131,15 +138,19 @@ def _are_text(values: pa.BinaryArray) -> bool:
 
 
 def column_of(feature: Feature, columns: Sequence[Values], rows: int) -> tuple[pa.Array, dict[int, str]]:
-    """The column of a feature, null where a record lacks it; and what is wrong with those that do not fit.
+    """Convert the values of a feature to a column.
 
-    Numbers may be given as another type that holds each of them exactly, and bytes as the little-endian elements of
-    a tensor. A record that does not fit has no value in the column.
+    Numbers may take another type that holds each of them exactly, and bytes that of the little-endian elements of a
+    tensor.
 
     Args:
-        feature: the type to bring the values into.
-        columns: the feature's values, one for each kind that it has.
-        rows: how many records there are.
+        feature: feature of the column.
+        columns: values of the feature, one entry for each kind of values that it has.
+        rows: number of records.
+
+    Returns:
+        The column, null where a record lacks the feature or does not fit; and what is wrong with each record that does
+        not fit, by row.
     """
     wrong: dict[int, str] = {}
     pieces: list[tuple[Int64, Int64, pa.Array]] = []
@@ -157,7 +168,7 @@ def column_of(feature: Feature, columns: Sequence[Values], rows: int) -> tuple[p
 
 
 def _convert(values: Values, feature: Feature) -> tuple[pa.Array, Int64, Bool, str]:
-    """All elements, how many each record has, which records fit, and why the others do not."""
+    """Return all elements, how many each record has, which records fit, and why the others do not."""
     if values.kind == "bytes" and feature.numeric:
         return _convert_raw(values, feature)
     if values.kind == "bytes":
@@ -182,7 +193,7 @@ def _convert(values: Values, feature: Feature) -> tuple[pa.Array, Int64, Bool, s
 
 
 def _convert_raw(values: Values, feature: Feature) -> tuple[pa.Array, Int64, Bool, str]:
-    """Elements in little-endian order, in one bytes value each record, as ringfeed itself writes some."""
+    """Convert little-endian elements, stored as one bytes value a record, as ringfeed writes some features."""
     dtype = np.dtype(feature.dtype).newbyteorder("<")
     texts, counts = values.texts()
     lengths = np.zeros(len(counts), np.int64)
@@ -196,7 +207,7 @@ def _convert_raw(values: Values, feature: Feature) -> tuple[pa.Array, Int64, Boo
 
 
 def _by_record(good: Bool, counts: Int64) -> Bool:
-    """Whether all values of each record are good."""
+    """Return for each record whether all of its values are good."""
     bad = np.zeros(len(counts), bool)
     if good.all():
         return ~bad
@@ -210,7 +221,7 @@ def _assemble(feature: Feature, pieces: Sequence[tuple[Int64, Int64, pa.Array]],
     flat = pa.concat_arrays([pa.nulls(0, feature.primitive), *(piece[2] for piece in pieces)])
     absent = np.ones(rows, bool)
     absent[present] = False
-    if (np.diff(present) < 0).any():  # of two kinds
+    if (np.diff(present) < 0).any():  # values of two kinds, whose rows interleave
         order = np.argsort(present)
         starts = (np.cumsum(counts) - counts)[order]
         counts = counts[order]

@@ -1,4 +1,4 @@
-"""Functions of the user's that give records: dicts, or Arrow's batches and tables."""
+"""Python functions that return records: dicts, or Arrow batches and tables."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ from .python_values import ColumnType, column_of_values, flatten
 
 __all__ = ["IterableSource"]
 
-_BATCH_DICTS = 4096  # as Python objects they take many times what they will in Arrow
-_SIZED = (str, bytes, bytearray, list, tuple, np.ndarray)  # what takes more than a number does
+_BATCH_DICTS = 4096  # Python objects take many times their size in Arrow
+_SIZED = (str, bytes, bytearray, list, tuple, np.ndarray)  # types that take more memory than a number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterableSource(RecordSource):
-    """A source of records that a function gives; it is one part.
+    """A source of the records that a function returns, as a single part.
 
-    The function is called with no argument, once a pass, and gives the same records each time: an iterable of dicts,
-    or of Arrow's batches or tables of one schema. Values of dicts are None, numbers, strings, bytes, dates and times,
-    NumPy's scalars and arrays, and lists; a dict within one becomes columns such as ``box.x``.
+    The function is called without arguments, once a pass, and must return the same records each time: an iterable of
+    dicts, or of Arrow batches or tables of one schema. The values of dicts are None, numbers, strings, bytes, dates,
+    times, NumPy scalars and arrays, and lists; a nested dict becomes columns such as ``box.x``.
 
     Attributes:
-        types: of all columns that the function gives.
-        left_out: columns of Arrow's that no feature can hold, and that were not wanted.
+        types: types of all columns that the function returns.
+        records: number of records.
+        left_out: unwanted Arrow columns that no feature can hold.
     """
 
     types: pa.Schema
@@ -53,13 +54,13 @@ class IterableSource(RecordSource):
         """Call the function once to find the types of all values.
 
         Args:
-            url: ``module:function``; the module is looked for in the current folder too.
-            label: the column that makes the classes.
-            wanted: whether a column is, by its name; others of Arrow's may have types that no feature can hold.
+            url: ``module:function``; the module may lie in the current folder.
+            label: column of the classes, or None.
+            wanted: whether the build needs a column of this name; other Arrow columns may have any type.
 
         Raises:
-            SourceError: there is no such function, it fails, or it gives no records that fit in columns.
-            ConfigError: none is left that is wanted.
+            SourceError: there is no such function, it fails, or it returns no records, or none that fit in columns.
+            ConfigError: no wanted column is left.
         """
         module, _ = _load(url)
         columns: dict[str, ColumnType] = {}
@@ -79,12 +80,12 @@ class IterableSource(RecordSource):
             _check_schema(url, item.schema, types, count)
             count += item.num_rows
         if not count:
-            raise SourceError(f"{url} gave no records")
+            raise SourceError(f"{url} returned no records")
         if types is None:
             found = {name: column for name, column in columns.items() if column.seen or name not in dicts}
             types = pa.schema([_field(url, name, column) for name, column in found.items()])
         elif columns:
-            raise SourceError(f"{url} gave both dicts and Arrow batches; give records of one kind")
+            raise SourceError(f"{url} returned both dicts and Arrow batches; return records of one kind")
         left_out = tuple(field.name for field in types if not (wanted(field.name) or _has_feature(field)))
         if left_out and len(left_out) == len(types):
             raise ConfigError(f"{url}: no column is left; leave fewer out")
@@ -99,18 +100,18 @@ class IterableSource(RecordSource):
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
-        """The label of each record; the function gives whole ones."""
+        """Call the function, and convert the label alone."""
         label = self.schema.label
         for batch in self._batches([] if label is None else [label]):
             yield pa.nulls(batch.num_rows) if label is None else self.schema[label].conform(batch.column(label))
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """The records; they are complete."""
+        """Call the function, and convert its records."""
         for batch in self._batches(self.schema.names):
             yield self.schema.conform(batch)
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """The first records that the function gives."""
+        """Call the function, and take its first records."""
         with closing(_items(self.url)) as items:
             for batch in _batched(self.url, islice(items, records), self.types, self.schema.names):
                 return self.schema.conform(batch.slice(0, records))
@@ -123,13 +124,13 @@ class IterableSource(RecordSource):
             yield batch
         if count != self.records:
             raise SourceError(
-                f"{self.url} gave {self.records} records when it was first called, and {count} now; it must give the "
-                "same ones each time, so let it begin anew in every call and draw nothing at random without a seed"
+                f"{self.url} returned {self.records} records in its first call, and {count} now; it must return the "
+                "same ones each time: start afresh in every call, and seed all random numbers"
             )
 
 
 def _batched(url: str, items: Iterable[Any], types: pa.Schema, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Columns of the records, in batches of bounded size."""
+    """Convert items to batches of bounded size with the named columns."""
     rows: list[dict[str, Any]] = []
     size = count = 0
     for item in items:
@@ -156,8 +157,8 @@ def _columns(
 ) -> pa.RecordBatch:
     where = f"{url}: among the records {count - len(rows)} to {count - 1}"
     known = set(types.names)
-    if strange := next((k for row in rows for k in row if k not in known and row[k] is not None), None):
-        raise SourceError(f"{where}: the column {strange!r} was not there before; give the same records in each call")
+    if unknown := next((k for row in rows for k in row if k not in known and row[k] is not None), None):
+        raise SourceError(f"{where}: the column {unknown!r} is new; return the same records in each call")
     arrays = [_column(where, [row.get(name) for row in rows], types.field(name)) for name in names]
     if not names:
         return pa.RecordBatch.from_arrays([pa.nulls(len(rows))], names=[""])
@@ -169,16 +170,16 @@ def _column(where: str, values: list[Any], field: pa.Field) -> pa.Array:
         return column_of_values(values, field)
     except UnicodeEncodeError as error:
         raise SourceError(
-            f"{where}: the column {field.name!r}: half a surrogate pair is no text: {error.object[:20]!r}; mend it"
+            f"{where}: the column {field.name!r}: half a surrogate pair is no text: {error.object[:20]!r}; fix it"
         ) from error
     except (TypeError, ValueError) as error:  # Arrow's are ValueErrors too
         raise SourceError(
-            f"{where}: the column {field.name!r}: {brief(error)}; give the same records in each call, or mend it"
+            f"{where}: the column {field.name!r}: {brief(error)}; return the same records in each call, or fix it"
         ) from error
 
 
 def _with_rows(table: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Some columns; if none, one of nulls, for a table without columns has no rows."""
+    """Select columns; if there are none, return a column of nulls, as a table without columns has no rows."""
     return table.select(list(names)) if names else pa.table({"": pa.nulls(table.num_rows)})
 
 
@@ -190,12 +191,12 @@ def _entries(
     except TypeError as error:
         raise SourceError(f"{url}: record {number}: {error}") from error
     if len({name for name, _ in entries}) < len(entries):
-        raise SourceError(f"{url}: record {number}: two of its values have one name once they are columns")
+        raise SourceError(f"{url}: record {number}: two of its values would be columns of the same name")
     return iter(entries)
 
 
 def _weigh(value: Any) -> int:
-    """About how many bytes a value takes; the elements of a list are taken to be of one kind."""
+    """Estimate the bytes of a value, assuming that the elements of a list are alike."""
     if isinstance(value, (str, bytes, bytearray)):
         return len(value)
     if isinstance(value, np.ndarray) and value.dtype != object:
@@ -223,11 +224,11 @@ def _field(url: str, name: str, column: ColumnType) -> pa.Field:
 
 
 def _check_sound(url: str, batch: pa.RecordBatch | pa.Table, count: int) -> None:
-    """Arrow takes offsets and text on trust, from whoever makes an array of buffers or casts bytes unchecked."""
+    """Check offsets and text, which Arrow trusts when an array is made of buffers or bytes are cast unchecked."""
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise SourceError(f"{url}: the batch from record {count} on is not sound: {brief(error)}; mend it") from error
+        raise SourceError(f"{url}: the batch from record {count} on is invalid: {brief(error)}; fix it") from error
 
 
 def _check_schema(url: str, schema: pa.Schema, types: pa.Schema, count: int) -> None:
@@ -255,8 +256,8 @@ def _load(url: str) -> tuple[ModuleType, Callable[[], Any]]:
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(error.name + ".")):
             raise SourceError(
-                f"there is no module {error.name!r} in {folder} or among those installed; check its name, or start "
-                "where it lies"
+                f"there is no module {error.name!r} in {folder} or among the installed ones; check its name, or run "
+                "the command in its folder"
             ) from error
         raise _failure(url, error, "") from error
     except (Exception, SystemExit) as error:
@@ -270,21 +271,21 @@ def _load(url: str) -> tuple[ModuleType, Callable[[], Any]]:
 
 
 def _items(url: str) -> Generator[Any, None, None]:
-    """The dicts, batches and tables that the function gives."""
+    """Call the function, and yield its dicts, batches and tables."""
     module, function = _load(url)
     file = getattr(module, "__file__", None) or ""
     count = 0
     try:
-        given = function()
-        if isinstance(given, (pa.Table, pa.RecordBatch)):
-            given = [given]
-        if not isinstance(given, Iterable):
-            raise SourceError(f"{url} returned a value of type {type(given).__name__}; it is to give records")
-        for item in given:
+        result = function()
+        if isinstance(result, (pa.Table, pa.RecordBatch)):
+            result = [result]
+        if not isinstance(result, Iterable):
+            raise SourceError(f"{url} returned a value of type {type(result).__name__}; it must return records")
+        for item in result:
             if not isinstance(item, (Mapping, pa.RecordBatch, pa.Table)):
                 raise SourceError(
-                    f"{url}: record {count} is of type {type(item).__name__}; records are dicts, or come in Arrow's "
-                    "RecordBatch or Table"
+                    f"{url}: record {count} is of type {type(item).__name__}; return records as dicts, or in Arrow "
+                    "batches or tables"
                 )
             count += 1
             yield item
@@ -295,4 +296,4 @@ def _items(url: str) -> Generator[Any, None, None]:
 
 
 def _failure(url: str, error: BaseException, file: str) -> SourceError:
-    return SourceError(f"{describe_error(error, url, file)}; mend it, or see all with --debug")
+    return SourceError(f"{describe_error(error, url, file)}; fix it, or see the traceback with --debug")

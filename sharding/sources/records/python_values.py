@@ -1,6 +1,6 @@
-"""Types for columns of Python values, found over all of them, and their columns in Arrow.
+"""Infers the types of columns of Python values, and converts them to Arrow columns.
 
-For sources whose records are Python objects: functions of the user's, JSON. Not here: what a record is.
+`python_function.py` and `webdataset_members.py` use it for dicts and for JSON.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ __all__ = ["ColumnType", "column_of_values", "flatten"]
 
 _PYTHON = {bool: pa.bool_(), float: pa.float64(), str: pa.string(), bytes: pa.binary(), bytearray: pa.binary()}
 _ARRAYS = (list, tuple, np.ndarray)
-_RAGGED = "has lists within lists that are not all of one length"
-_GIVE = "give numbers, strings, bytes, dates, or lists of them"
+_RAGGED = "has nested lists of different lengths"
+_SUPPORTED = "use numbers, strings, bytes, dates, or lists of them"
 
 
 def flatten(record: Mapping[str, Any], prefix: str = "", dicts: set[str] | None = None) -> Iterator[tuple[str, Any]]:
-    """The values of a record by column; a mapping within it becomes columns with a dot in their names.
+    """Yield the columns of a record with their values; a nested mapping becomes columns with a dot in their names.
 
     Args:
-        record: to be told.
-        prefix: of the names.
-        dicts: to which the names of mappings within it are added.
+        record: record to flatten.
+        prefix: prefix of the columns' names.
+        dicts: set to which the names of nested mappings are added.
 
     >>> dict(flatten({"a": 1, "b": {"c": [2, 3]}}))
     {'a': 1, 'b.c': [2, 3]}
@@ -49,15 +49,15 @@ def flatten(record: Mapping[str, Any], prefix: str = "", dicts: set[str] | None 
 class ColumnType:
     """The narrowest Arrow type that holds every value of a column.
 
-    Integers widen to floats where there are some, and to the widest of NumPy's widths where they are NumPy's. Arrays
-    and lists that are all of one shape make a tensor of it; of one dimension and several lengths, variable lists.
+    Integers widen to floats beside floats, and NumPy integers to the widest of their types. Arrays and lists of one
+    shape become tensors; one-dimensional ones of different lengths become variable-length lists.
     """
 
     def __init__(self) -> None:
         self._types: dict[pa.DataType, int] = {}  # each with the first record that has it
         self._shapes: dict[tuple[int, ...], int] = {}  # likewise, at most two of one dimension; () is a scalar
         self._low, self._high = 0, 0
-        self._settled: set[Any] = set()  # types, and shapes and dtypes of arrays, of which nothing is to be learned
+        self._settled: set[Any] = set()  # types, and shapes and dtypes of arrays, that cannot widen the column further
 
     @property
     def seen(self) -> bool:
@@ -65,7 +65,7 @@ class ColumnType:
         return bool(self._shapes)
 
     def add_one(self, value: Any, record: int) -> None:
-        """As `add`, of one record: at once where one like it was seen."""
+        """Do as `add` for one record; skip a value like one that was added before."""
         kind = type(value)
         key = (value.shape, value.dtype) if kind is np.ndarray else kind
         if key in self._settled:
@@ -75,59 +75,59 @@ class ColumnType:
             self._settled.add(key)
 
     def add(self, values: Sequence[Any], first_record: int) -> None:
-        """Widen the type by some records' values; None is none.
+        """Widen the type by the values of consecutive records; None is a null.
 
         Raises:
-            TypeError: a value is of a type that no column has; or an array is ragged.
+            TypeError: a value has a type that no column can hold, or an array is ragged.
         """
         for kind in set(map(type, values)) - {type(None)}:
             chosen = [(i, value) for i, value in enumerate(values, first_record) if type(value) is kind]
             if not issubclass(kind, _ARRAYS):
-                self._see_shape((), chosen[0][0])
-                self._see_elements([value for _, value in chosen], chosen[0][0])
+                self._add_shape((), chosen[0][0])
+                self._add_elements([value for _, value in chosen], chosen[0][0])
                 continue
             for record, value in chosen:
                 shape, flat = _flat(value)
-                self._see_shape(shape, record)
+                self._add_shape(shape, record)
                 if isinstance(flat, np.ndarray) and flat.dtype != object:
-                    self._see_type(_of_numpy(flat.dtype), record)
+                    self._add_type(_from_numpy(flat.dtype), record)
                     if flat.dtype.kind in "iu" and flat.size:
-                        self._see_range(int(flat.min()), int(flat.max()))
+                        self._add_range(int(flat.min()), int(flat.max()))
                 else:
-                    self._see_elements(flat, record)
+                    self._add_elements(flat, record)
 
-    def _see_shape(self, shape: tuple[int, ...], record: int) -> None:
-        if shape not in self._shapes and sum(len(seen) == len(shape) for seen in self._shapes) < 2:
+    def _add_shape(self, shape: tuple[int, ...], record: int) -> None:
+        if shape not in self._shapes and sum(len(known) == len(shape) for known in self._shapes) < 2:
             self._shapes[shape] = record
 
-    def _see_type(self, kind: pa.DataType, record: int) -> None:
+    def _add_type(self, kind: pa.DataType, record: int) -> None:
         self._types.setdefault(kind, record)
 
-    def _see_range(self, low: int, high: int) -> None:
+    def _add_range(self, low: int, high: int) -> None:
         self._low, self._high = min(self._low, low), max(self._high, high)
 
-    def _see_elements(self, values: Sequence[Any], record: int) -> None:
+    def _add_elements(self, values: Sequence[Any], record: int) -> None:
         for kind in set(map(type, values)):
             if kind is int:
                 integers = [value for value in values if type(value) is int]
-                self._see_range(min(integers), max(integers))
-                self._see_type(pa.int64(), record)
+                self._add_range(min(integers), max(integers))
+                self._add_type(pa.int64(), record)
             elif kind in _PYTHON:
-                self._see_type(_PYTHON[kind], record)
+                self._add_type(_PYTHON[kind], record)
             elif issubclass(kind, np.generic):
                 numbers = np.array([value for value in values if type(value) is kind])
-                self._see_type(_of_numpy(numbers.dtype), record)
+                self._add_type(_from_numpy(numbers.dtype), record)
                 if numbers.dtype.kind in "iu":
-                    self._see_range(int(numbers.min()), int(numbers.max()))
+                    self._add_range(int(numbers.min()), int(numbers.max()))
             else:
                 chosen = [value for value in values if type(value) is kind]
                 zoned = [value for value in chosen if getattr(value, "tzinfo", None) is not None]
                 for group in (zoned, [value for value in chosen if getattr(value, "tzinfo", None) is None]):
                     if group:
-                        self._see_type(_of_python(kind, group), record)
+                        self._add_type(_from_python(kind, group), record)
 
     def field(self, name: str) -> pa.Field:
-        """The column, as `Schema.from_arrow` reads it.
+        """Return the column as a field that `Schema.from_arrow` understands.
 
         Raises:
             TypeError: no type holds all of the values.
@@ -137,18 +137,18 @@ class ColumnType:
         if len({len(shape) for shape in shapes}) > 1 or (len(shapes) > 1 and len(shapes[0]) != 1):
             (a, first), (b, second) = list(self._shapes.items())[:2]
             raise TypeError(
-                f"has {_describe(a)} in record {first} and {_describe(b)} in record {second}; arrays are of one shape, "
-                "or of one dimension"
+                f"has {_describe(a)} in record {first} and {_describe(b)} in record {second}; make all arrays of one "
+                "shape, or one-dimensional"
             )
         if not shapes or shapes == [()]:
             return pa.field(name, element)
         if pa.types.is_temporal(element):
-            raise TypeError(f"has lists of {element} values, which no column has; give them as numbers")
+            raise TypeError(f"has lists of {element} values, which no column can hold; convert them to numbers")
         if len(shapes) > 1 or shapes == [(0,)]:
             return pa.field(name, pa.list_(element))
         size = int(np.prod(shapes[0]))
         if not size:
-            raise TypeError(f"has {_describe(shapes[0])}, which hold nothing")
+            raise TypeError(f"has {_describe(shapes[0])}, which are empty")
         metadata = {"shape": ",".join(map(str, shapes[0]))} if len(shapes[0]) > 1 else None
         return pa.field(name, pa.list_(element, size), metadata=metadata)
 
@@ -166,23 +166,23 @@ class ColumnType:
         if len(types) > 1:
             (a, first), (b, second) = list(self._types.items())[:2]
             raise TypeError(
-                f"has {a} values in record {first} and {b} values in record {second}; make them of one type"
+                f"has {a} values in record {first} and {b} values in record {second}; convert them to one type"
             )
         return types[0] if types else pa.string()
 
 
 def column_of_values(values: Sequence[Any], field: pa.Field) -> pa.Array:
-    """The values as the type that `ColumnType` found.
+    """Convert values to the type that `ColumnType` inferred.
 
     Raises:
-        TypeError, ValueError: one does not fit.
+        TypeError, ValueError: a value does not fit.
     """
     kind = field.type
     if not is_list(kind):
-        values = [value[()] if isinstance(value, np.ndarray) else value for value in values]  # arrays of no dimension
-        if kind == pa.float64():  # Arrow makes none of integers above 2**53
+        values = [value[()] if isinstance(value, np.ndarray) else value for value in values]  # zero-dimensional arrays
+        if kind == pa.float64():  # Arrow refuses integers above 2**53
             values = [float(value) if _is_integer(value) else value for value in values]
-        elif kind == pa.date32():  # Arrow takes no NumPy scalars of days
+        elif kind == pa.date32():  # Arrow refuses NumPy scalars of days
             values = [value.item() if isinstance(value, np.datetime64) else value for value in values]
         return pa.array(values, kind)
     absent = np.array([value is None for value in values], bool)
@@ -193,7 +193,7 @@ def column_of_values(values: Sequence[Any], field: pa.Field) -> pa.Array:
         mask = pa.array(absent) if absent.any() else None
         return in_lists(_elements(flats, kind.value_type), lengths, mask)
     if (lengths[~absent] != kind.list_size).any():
-        raise ValueError(f"an array has not the {kind.list_size} elements that all had before")
+        raise ValueError(f"an array does not have {kind.list_size} elements, as all had before")
     tensors = pa.FixedSizeListArray.from_arrays(_elements(flats, kind.value_type), kind.list_size)
     return with_missing(tensors, pa.array(~absent))
 
@@ -211,14 +211,14 @@ def _elements(flats: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _flat(value: Any) -> tuple[tuple[int, ...], Any]:
-    """The shape of an array or of nested lists, and the elements.
+    """Return the shape of an array or of nested lists, and the elements.
 
     Raises:
-        TypeError: lists within it are of several lengths.
+        TypeError: nested lists differ in length, or an array is masked.
     """
     if isinstance(value, np.ndarray):
         if np.ma.isMaskedArray(value):
-            raise TypeError("has masked arrays; fill them, or leave such elements out")
+            raise TypeError("has masked arrays; fill them, or remove the masked elements")
         flat = value.reshape(-1)
         return value.shape, flat.tolist() if flat.dtype.kind in "SUO" else flat
     shape: tuple[int, ...] = (len(value),)
@@ -234,7 +234,7 @@ def _flat(value: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def _flat_arrays(value: Sequence[Any], shape: tuple[int, ...]) -> tuple[tuple[int, ...], Any]:
-    """As `_flat`, of arrays, perhaps with lists among them: so many as `shape` says."""
+    """Do as `_flat` for arrays, perhaps with lists among them, nested in lists of shape `shape`."""
     shapes, flats = zip(*map(_flat, value), strict=True)
     if len(set(shapes)) > 1:
         raise TypeError(_RAGGED)
@@ -243,13 +243,13 @@ def _flat_arrays(value: Sequence[Any], shape: tuple[int, ...]) -> tuple[tuple[in
 
 
 def _length(element: Any) -> tuple[int, ...] | None:
-    """Of an element that is an array or a list: none if it has no dimension."""
+    """Return the first dimension of an array or list, ``()`` if it has none, and None for other elements."""
     if not isinstance(element, _ARRAYS):
         return None
     return () if isinstance(element, np.ndarray) and not element.ndim else (len(element),)
 
 
-def _of_numpy(dtype: npt.DTypeLike) -> pa.DataType:
+def _from_numpy(dtype: npt.DTypeLike) -> pa.DataType:
     dtype = np.dtype(dtype)
     if dtype.kind == "U":
         return pa.string()
@@ -258,25 +258,25 @@ def _of_numpy(dtype: npt.DTypeLike) -> pa.DataType:
     try:
         return pa.from_numpy_dtype(dtype.newbyteorder("="))
     except pa.ArrowNotImplementedError as error:
-        raise TypeError(f"has NumPy values of type {dtype}, which no column has; {_GIVE}") from error
+        raise TypeError(f"has NumPy values of type {dtype}, which no column can hold; {_SUPPORTED}") from error
 
 
-def _of_python(kind: type, values: Sequence[Any]) -> pa.DataType:
-    """Dates, times and the like, as Arrow takes them."""
+def _from_python(kind: type, values: Sequence[Any]) -> pa.DataType:
+    """Return the Arrow type of dates, times and durations."""
     if kind is type(None):
-        raise TypeError("has lists with None in them; leave such elements out, or use another value")
-    if kind.__name__ == "NaTType":  # of pandas; Arrow takes it for a timestamp, and then cannot read it
-        raise TypeError("has NaT; give None where there is no value")
+        raise TypeError("has lists with None in them; remove such elements, or use another value")
+    if kind.__name__ == "NaTType":  # of pandas; Arrow infers a timestamp, then cannot convert it
+        raise TypeError("has NaT; use None for missing values")
     try:
         found = pa.infer_type(values)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise TypeError(f"has a value of type {kind.__name__}, which no column has; {_GIVE}") from error
+        raise TypeError(f"has a value of type {kind.__name__}, which no column can hold; {_SUPPORTED}") from error
     if not pa.types.is_temporal(found):
-        raise TypeError(f"has a value of type {kind.__name__}, which no column has; {_GIVE}")
+        raise TypeError(f"has a value of type {kind.__name__}, which no column can hold; {_SUPPORTED}")
     if any(getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0) for value in values):  # of pandas
-        raise TypeError(f"has a {kind.__name__} with nanoseconds, which Arrow cuts off; give its to_numpy()")
+        raise TypeError(f"has a {kind.__name__} with nanoseconds, which Arrow truncates; use its to_numpy()")
     if pa.types.is_time(found) and any(value.tzinfo is not None for value in values):
-        raise TypeError("has a time with a zone, which Arrow leaves out; give it with its date, or without the zone")
+        raise TypeError("has a time with a zone, which Arrow drops; add its date, or remove the zone")
     return found
 
 

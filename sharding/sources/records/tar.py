@@ -1,6 +1,6 @@
-"""Tar archives as a stream of members: nothing is written to disk, nothing followed, and no end too early missed.
+"""Tar archives as streams of members: nothing is extracted, no link is followed, and truncation is always noticed.
 
-Reads ustar, GNU and PAX headers. Python's `tarfile` takes most archives that are cut short for whole ones.
+Reads ustar, GNU and PAX headers. Python's `tarfile` reads most truncated archives as complete ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COMPRESSIONS = {
 SUFFIXES = tuple(_COMPRESSIONS)
 _BLOCK = 512
 _READ_BYTES = 1 << 20
-_MAX_HEADER_BYTES = 1 << 20  # of an extended header; names are shorter
+_MAX_HEADER_BYTES = 1 << 20  # an extended header holds names and numbers
 _FILES, _LINKS = b"0\x007", b"123456"  # links, devices, folders and pipes have no content
 _ZEROS = bytes(_BLOCK)
 
@@ -34,10 +34,10 @@ class Member:
     """A file in an archive.
 
     Attributes:
-        name: as it stands there; not to be trusted as a path.
-        size: of its content in bytes.
-        offset: of its header in the (decompressed) archive.
-        sparse: its content is stored in a way that leaves out holes, and is not what would be read.
+        name: name in the archive; not safe to use as a path.
+        size: size of the content in bytes.
+        offset: offset of the header in the decompressed archive.
+        sparse: whether holes are left out of the stored content, which `TarReader.read` does not restore.
     """
 
     name: bytes
@@ -47,7 +47,7 @@ class Member:
 
 
 class TarDamage(Exception):
-    """Nothing after an offset of the archive can be read."""
+    """The archive cannot be read from an offset on."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(reason)
@@ -56,7 +56,7 @@ class TarDamage(Exception):
 
 @contextmanager
 def open_tar(path: str) -> Iterator[TarReader]:
-    """Open an archive; the name's ending says how it is compressed."""
+    """Open an archive, decompressing it by the ending of its name."""
     name = plain_name(path)
     compression = next((codec for suffix, codec in _COMPRESSIONS.items() if name.endswith(suffix)), None)
     with open_file(path, compression) as file:
@@ -64,14 +64,14 @@ def open_tar(path: str) -> Iterator[TarReader]:
 
 
 class TarReader:
-    """Reads an archive once, from its start to its end.
+    """Reads an archive once, from start to end.
 
     Args:
-        file: at its start.
-        size: of the file, if it can seek past what is not read; else None.
+        file: archive, at its start.
+        size: size of the file if it can seek past unread contents, else None.
 
     Raises:
-        TarDamage: from any method, when the archive is damaged or cut short.
+        TarDamage: the archive is damaged or cut short; any method may raise it.
     """
 
     def __init__(self, file: IO[bytes], size: int | None) -> None:
@@ -83,7 +83,7 @@ class TarReader:
     def __iter__(self) -> Iterator[Member]:
         shared: dict[bytes, bytes] = {}
         own: dict[bytes, bytes] = {}
-        begins = 0  # of the member's first header
+        begins = 0  # offset of the member's first header
         while (header := self._header()) is not None:
             offset = self._position - _BLOCK
             kind, size = header[156:157], self._number(header[124:136], offset)
@@ -100,26 +100,26 @@ class TarReader:
             facts = {**shared, **own}
             size = self._decimal(facts[b"size"], offset) if b"size" in facts else size
             if kind == b"S":
-                self._pass_sparse_map(header)
+                self._skip_sparse_map(header)
             name = facts.get(b"path", _name(header))
             self._content(0 if kind in _LINKS else size)
             if (kind in _FILES and not name.endswith(b"/")) or kind == b"S":
                 sparse = kind == b"S" or any(key.startswith(b"GNU.sparse.") for key in facts)
                 yield Member(name=name, size=size, offset=begins, sparse=sparse)
-            self._pass_over()
+            self._skip_content()
             own, begins = {}, self._position
 
     def read(self) -> bytes:
-        """The content of the member that the iteration is at, once."""
+        """Return the content of the current member; call it once a member."""
         content = self._take(self._content_end - self._position)
-        self._pass_over()
+        self._skip_content()
         return content
 
     def _content(self, size: int) -> None:
         self._content_end = self._position + size
         self._next_header = self._content_end + -size % _BLOCK
 
-    def _pass_over(self) -> None:
+    def _skip_content(self) -> None:
         """Go to the next header."""
         missing = self._next_header - self._position
         if missing > _READ_BYTES and self._size is not None:
@@ -132,7 +132,7 @@ class TarReader:
             missing -= len(self._take(min(missing, _READ_BYTES)))
 
     def _header(self) -> bytes | None:
-        """The next header, or None where the archive ends as it should."""
+        """Return the next header, or None at a proper end of the archive."""
         offset = self._position
         header = self._take(_BLOCK)
         if header != _ZEROS:
@@ -169,13 +169,13 @@ class TarReader:
         self._position += len(piece)
         return piece
 
-    def _pass_sparse_map(self, header: bytes) -> None:
+    def _skip_sparse_map(self, header: bytes) -> None:
         more = header[482]
         while more:
             more = self._take(_BLOCK)[504]
 
     def _number(self, digits: bytes, offset: int) -> int:
-        """Octal digits, or the bytes of a large number after a first byte that says so."""
+        """Parse octal digits, or a large number as big-endian bytes after 0x80."""
         if digits[0] == 0x80:
             return int.from_bytes(digits[1:], "big")
         text = digits.split(b"\0")[0].strip()
@@ -189,7 +189,7 @@ class TarReader:
         return int(digits)
 
     def _records(self, content: bytes, offset: int) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values of a PAX header: lines of ``length key=value``."""
+        """Yield the keys and values of a PAX header: lines of ``length key=value``."""
         while content.strip(b"\0"):
             digits, _, _ = content[:20].partition(b" ")
             length = int(digits) if digits.isdigit() else 0

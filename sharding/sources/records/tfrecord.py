@@ -1,4 +1,4 @@
-"""TFRecord files of `tf.train.Example`: streamed, every checksum checked, with no TensorFlow."""
+"""TFRecord files of `tf.train.Example`, streamed without TensorFlow, with every checksum checked."""
 
 from __future__ import annotations
 
@@ -25,23 +25,28 @@ from .example_features import FeatureTypes, column_of
 __all__ = ["SUFFIXES", "TFRecordSource"]
 
 SUFFIXES = tuple(f".{name}{ending}" for name in ("tfrecord", "tfrecords", "tfrec") for ending in ("", ".gz", ".zlib"))
-_NUMBERED = re.compile(r"-\d{3,}-of-\d{3,}$")  # as many writers name shards, with no ending
-_BLOCK_BYTES = 4 << 20  # numbers may take eight times the bytes once they are decoded
+_NUMBERED = re.compile(r"-\d{3,}-of-\d{3,}$")  # many writers name shards so, without an ending
+_BLOCK_BYTES = 4 << 20  # decoded numbers may take eight times as much
 _SAMPLE_BYTES = 1 << 20
 _PART_BYTES = 64 << 20
-_READ_BYTES = 16 << 20  # a length that is a lie must not make room for as much at once
+_READ_BYTES = 16 << 20  # read at most so much at a time: a damaged length must not allocate gigabytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TFRecordSource(RecordSource):
     """A source of TFRecord files; a part is a run of records of about 64 MiB, or a compressed file.
 
-    A feature is a column, null in records that lack it: int64, float32, string if all values are UTF-8, else binary,
-    and then an image if all of them start as one. Its length: a scalar if there is always one value, a fixed shape if
-    always as many, else variable.
+    Each feature is a column, null in records that lack it. Its type is int64, float32, string if all values are UTF-8,
+    or else binary, marked as images if all values start like one. It is a scalar if each record has one value, a list
+    of fixed length if each has the same number, and else a variable-length list.
+
+    The pieces of a part are the offsets of its first record and of its end; None: the end of the file.
+
+    Attributes:
+        declared: features that the user declared, by name.
     """
 
-    given: Mapping[str, Feature]
+    declared: Mapping[str, Feature]
 
     @classmethod
     def open(
@@ -51,19 +56,18 @@ class TFRecordSource(RecordSource):
         features: Mapping[str, Feature] = NO_FEATURES,
         reject: Reject = fail_on_bad,
     ) -> TFRecordSource:
-        """Read all files once: to find the features, and where the parts begin.
+        """Read all files once to infer the features, and to find where parts begin.
 
         Args:
-            url: of a file, whatever its name; a folder, of which files are taken that end in one of `SUFFIXES` or are
-                numbered such as ``train-00000-of-00010``; or a glob.
-            label: the feature that makes the classes.
-            features: the types of some features, for which they are not to be found out; a value may be of any length
-                in the records that has the elements of the type's shape.
-            reject: called with each record that cannot be read; `labels` and `drafts` meet them again, and some more
-                if features are given.
+            url: URL of a file of any name; of a folder, whose files end in one of `SUFFIXES` or are numbered like
+                ``train-00000-of-00010``; or a glob.
+            label: feature of the classes, or None.
+            features: declared features, by name, whose types are not inferred.
+            reject: called with each unreadable record; `labels` and `drafts` meet these records again, and reject
+                those whose values do not fit a declared feature.
 
         Raises:
-            SourceError: there is no file, or no record; a feature is of several kinds; or a given one is not there.
+            SourceError: there is no file or no record, a feature has several types, or a declared one is missing.
         """
         files = _find(url)
         types = FeatureTypes(features)
@@ -79,26 +83,26 @@ class TFRecordSource(RecordSource):
         return cls(
             url=url,
             schema=Schema(features=types.features(url), label=label),
-            given=dict(features),
+            declared=dict(features),
             parts=parts,
             fingerprint=fingerprint_files(files),
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
-        """The label; of the other features only those are decoded that may turn out not to fit."""
+        """Read the label, and decode no other features but the declared ones, whose values may not fit."""
         label = self.schema.label
-        wanted = {*self.given, label}
+        wanted = {*self.declared, label}
         features = tuple(feature for feature in self.schema.features if feature.name in wanted)
         for columns, rows in self._columns(part, reject, features, _BLOCK_BYTES):
             yield pa.nulls(rows) if label is None else columns[[f.name for f in features].index(label)]
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """The records; they are complete."""
+        """Read the records of a part."""
         for columns, _ in self._columns(part, reject, self.schema.features, _BLOCK_BYTES):
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow)
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """The head of the part; what is bad there is for the passes to tell."""
+        """Read the head of a part; the passes over all records report the bad ones."""
         for columns, _ in self._columns(part, ignore_bad, self.schema.features, _SAMPLE_BYTES):
             return pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow).slice(0, records)
         return self.schema.empty
@@ -106,14 +110,14 @@ class TFRecordSource(RecordSource):
     def _columns(
         self, part: Part, reject: Reject, features: tuple[Feature, ...], block_bytes: int
     ) -> Iterator[tuple[list[pa.Array], int]]:
-        """Columns of the records that fit, and how many records these are."""
+        """Yield columns of the records that fit, and their number."""
         with _open(part) as stream:
             for block, parsed in _parse(stream, part, reject, block_bytes):
                 good = np.ones(len(parsed.kept), bool)
                 columns = []
                 for feature in features:
                     column, wrong = column_of(feature, parsed.columns.get(feature.name, ()), len(good))
-                    if wrong and feature.name not in self.given:
+                    if wrong and feature.name not in self.declared:
                         raise SourceError(f"{part.path}: the file changed while it was read; build again")
                     for row in sorted(set(wrong) & set(np.flatnonzero(good).tolist())):
                         reject(_bad(part, block, int(parsed.kept[row]), wrong[row]))
@@ -127,7 +131,7 @@ class TFRecordSource(RecordSource):
 def _find(url: str) -> list[SourceFile]:
     files = list_files(url, ("",))
     named = [file for file in files if plain_name(file.url).endswith(SUFFIXES) or _NUMBERED.search(file.url)]
-    if not named and (has_pattern(url) or list_files(url, ())):  # it says itself which files
+    if not named and (has_pattern(url) or list_files(url, ())):  # the URL names the files themselves
         named = files
     if not named:
         raise SourceError(f"there is no TFRecord file ({', '.join(SUFFIXES)}, NAME-00000-of-00010) at {url}")
@@ -135,7 +139,7 @@ def _find(url: str) -> list[SourceFile]:
 
 
 def _survey(file: SourceFile, types: FeatureTypes, reject: Reject) -> Iterator[Part]:
-    """The parts of a file, all of whose records are looked at."""
+    """Read all records of a file to widen the types, and yield its parts."""
     whole = Part(path=file.url, pieces=(0, None))
     found = False
 
@@ -163,7 +167,7 @@ def _survey(file: SourceFile, types: FeatureTypes, reject: Reject) -> Iterator[P
 def _parse(
     stream: _Stream | _Inflated, part: Part, reject: Reject, block_bytes: int
 ) -> Iterator[tuple[FrameBlock, Parsed]]:
-    """Blocks of at most `BATCH_ROWS` records, and what is in those that are Examples."""
+    """Yield blocks of at most `BATCH_ROWS` records, and the contents of those that are Examples."""
 
     def damaged(damage: FrameDamage) -> None:
         place = f"record {damage.number} at offset {damage.offset}"
@@ -188,7 +192,7 @@ def _bad(part: Part, block: FrameBlock, row: int, reason: str) -> BadRecord:
 
 @contextmanager
 def _open(part: Part) -> Iterator[_Stream | _Inflated]:
-    """The bytes of a part. A file may be compressed whatever it is called, and not though its name says so."""
+    """Open a part. Whether a file is compressed shows in its first bytes; its name may mislead."""
     start, end = part.pieces
     with open_file(part.path, None) as file:
         if start:
@@ -205,7 +209,7 @@ def _open(part: Part) -> Iterator[_Stream | _Inflated]:
 
 
 class _Stream:
-    """Reads a file from where it stands, but for a head that was read before."""
+    """Reads on from the current position of a file, after a head that was read before."""
 
     def __init__(
         self, file: IO[bytes], head: bytes = b"", *, limit: int | None = None, splittable: bool = False
@@ -214,7 +218,7 @@ class _Stream:
         self.splittable = splittable
 
     def read(self, count: int) -> bytes:
-        """Some bytes; none at the end."""
+        """Return some bytes; none at the end."""
         count = min(count, _READ_BYTES if self._left is None else min(self._left, _READ_BYTES))
         pieces, self._head = [self._head[:count]], self._head[count:]
         missing = count - len(pieces[0])
@@ -227,7 +231,7 @@ class _Stream:
 
 
 class _Inflated:
-    """Reads what gzip or zlib hold, piece by piece; of gzip also several files one after the other."""
+    """Decompresses gzip or zlib data piece by piece, and several gzip members one after another."""
 
     splittable = False
 
@@ -239,10 +243,10 @@ class _Inflated:
         self._ended = False
 
     def read(self, count: int) -> bytes:
-        """Some bytes; none at the end.
+        """Return some bytes; none at the end.
 
         Raises:
-            EOFError: the compressed data is damaged or ends too early; all before that has been given.
+            EOFError: the compressed data is damaged or cut short; all bytes before that were returned.
         """
         while not self._problem:
             if not self._pending:

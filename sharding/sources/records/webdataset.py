@@ -1,4 +1,4 @@
-"""WebDataset archives: tar files in which the members that share a name, but for the extension, are a record."""
+"""WebDataset archives: tar files whose members of the same name, except for the extension, are a record."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["SUFFIXES", "WebDatasetSource", "expand_braces"]
 _KEY = "__key__"
 _BATCH_ROWS = 4096
 _MAX_RECORD_BYTES = 1 << 30
-_MAX_BAD = 100_000  # records of an archive, after which it is taken for something else
+_MAX_BAD = 100_000  # an archive with more bad records is refused
 _MAX_NAMES = 1_000_000
 
 
@@ -32,28 +32,33 @@ _MAX_NAMES = 1_000_000
 class WebDatasetSource(RecordSource):
     """A source of tar archives; a part is an archive.
 
-    The records: ``__key__``, the members' name, and a column for each extension, or for each entry of a JSON object
-    (``json.width``, ``json.box.x``). The pieces of a part are the bad records that the first pass found, by number:
-    `labels`, which passes over most bytes, could not tell all of them.
+    The columns are ``__key__``, the members' name, and one for each extension, or for each entry of a JSON object
+    (``json.width``, ``json.box.x``).
+
+    The pieces of a part are the bad records that the first pass found, by number: `labels` skips most bytes, and would
+    miss some of them.
+
+    Attributes:
+        types: types of the members that are read.
     """
 
     types: tuple[MemberType, ...]
 
     @classmethod
     def open(cls, url: str, label: str | None, wanted: Callable[[str], bool] = lambda _: True) -> WebDatasetSource:
-        """Read all archives once to find what the members hold.
+        """Read all archives once to infer the types of their members.
 
-        Images (jpg and jpeg, png, webp, gif, bmp) stay as they are; cls, id and index are integers, or text if one is
-        none; txt, text and caption are text; a JSON object's values are columns of the type of all of them, or else
-        their JSON as text; npy is a tensor if all are alike; whatever else is bytes.
+        Images (jpg and jpeg, png, webp, gif, bmp) stay as they are. cls, id and index are integers, or text if any of
+        them is no integer. txt, text and caption are text. The values of a JSON object become columns of a type that
+        holds all of them, or else of their JSON text. npy is a tensor if all arrays are alike. All others are bytes.
 
         Args:
-            url: of an archive, a folder, a glob, or several with braces, such as ``train-{000000..000099}.tar``.
-            label: the column that makes the classes, such as ``cls`` or ``json.label``.
-            wanted: whether a column, or one of an extension, is; what others hold is not looked at.
+            url: URL of an archive or folder, a glob, or names with braces, such as ``train-{000000..000099}.tar``.
+            label: column of the classes, such as ``cls`` or ``json.label``, or None.
+            wanted: whether the build needs a column or extension of this name; members of others are not decoded.
 
         Raises:
-            SourceError: there is no archive, or no record in any.
+            SourceError: there is no archive, or no archive has a record.
         """
         files = [file for name in expand_braces(url) for file in list_files(name, SUFFIXES)]
         if not files:
@@ -62,8 +67,8 @@ class WebDatasetSource(RecordSource):
         parts = tuple(_survey(file, found) for file in files)
         types = found.types()
         if not types:
-            told = next((str(bad) for part in parts for _, bad in part.pieces), "")
-            raise SourceError(told or f"{url} holds no records: no archive has a member with an extension")
+            fault = next((str(bad) for part in parts for _, bad in part.pieces), "")
+            raise SourceError(fault or f"{url} holds no records: no archive has a member with an extension")
         fields = [pa.field(_KEY, pa.string()), *(column for kind in types for column in kind.columns)]
         return cls(
             url=url,
@@ -74,7 +79,7 @@ class WebDatasetSource(RecordSource):
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
-        """The label's member alone; the others are passed over without being read where the store can."""
+        """Read the label's members alone; where the store can seek, others are skipped unread."""
         label = self.schema.label
         for records in _batched(_good(part, reject, [kind for kind in self.types if label in kind.columns.names])):
             if label is None:
@@ -83,23 +88,23 @@ class WebDatasetSource(RecordSource):
                 yield self._columns(part, records, [label])[0]
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """The records; they are complete."""
+        """Read the records of an archive."""
         for records in _batched(_good(part, reject, self.types)):
             yield self._batch(part, records)
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """The head of the archive; what is bad there is for the passes to tell."""
+        """Read the head of an archive; the passes over all records report the bad ones."""
         head = islice(_good(part, ignore_bad, self.types), records)
         return self._batch(part, next(_batched(head), []))
 
     def narrow(self, columns: Collection[str]) -> WebDatasetSource:
-        """The same records with these columns alone, or with their names; no other members are read."""
+        """Return the same records with these columns alone, or with their keys if none exists."""
         types = tuple(kind for kind in self.types if not set(columns).isdisjoint(kind.columns.names))
         names = [name for name in self.schema.names if name in columns] or [_KEY]
         return replace(self, types=types, schema=self.schema.select(names))
 
     def places(self, part: Part, positions: npt.NDArray[np.int64], rejected: Sequence[BadRecord]) -> list[str]:
-        """Numbers, keys and offsets of some records."""
+        """Return the numbers, keys and offsets of records; see `record_places`."""
         wanted = set(positions.tolist())
         return [record.place for i, record in enumerate(_good(part, ignore_bad, ())) if i in wanted]
 
@@ -121,10 +126,10 @@ class WebDatasetSource(RecordSource):
 
 
 def expand_braces(url: str) -> list[str]:
-    """The names that braces stand for, as in a shell: ranges of numbers, and alternatives.
+    """Expand ranges of numbers and alternatives in braces, as a shell does.
 
     Raises:
-        SourceError: they are more than a million.
+        SourceError: they expand to more than a million names.
 
     >>> expand_braces("s3://b/{train,test}-{08..10}.tar")[:4]
     ['s3://b/train-08.tar', 's3://b/train-09.tar', 's3://b/train-10.tar', 's3://b/test-08.tar']
@@ -134,7 +139,7 @@ def expand_braces(url: str) -> list[str]:
         first, last, words = match.groups()
         if words is None:
             if len(names) * (abs(int(last) - int(first)) + 1) > _MAX_NAMES:
-                raise SourceError(f"the braces in {url} stand for more than {_MAX_NAMES:,} names")
+                raise SourceError(f"the braces in {url} expand to more than {_MAX_NAMES:,} names")
             step = 1 if int(first) <= int(last) else -1
             width = max((len(text) for text in (first, last) if text[0] == "0"), default=0)
             choices = [f"{number:0{width}d}" for number in range(int(first), int(last) + step, step)]
@@ -150,15 +155,16 @@ def expand_braces(url: str) -> list[str]:
 
 @dataclass(slots=True, kw_only=True)
 class _Record:
-    """A run of members of one name.
+    """Consecutive members of one name.
 
     Attributes:
-        number: in the archive.
-        offset: of the first member.
-        key: the name.
-        contents: of the members that are wanted, by extension; of the others nothing.
-        bytes: of all members.
-        fault: why it cannot be read, or empty.
+        number: number of the record in the archive.
+        offset: offset of its first member.
+        key: name of its members.
+        contents: contents of the wanted members, by extension.
+        extensions: extensions of all members.
+        bytes: size of all members.
+        fault: why the record is bad; empty: it is not.
     """
 
     number: int
@@ -170,7 +176,7 @@ class _Record:
     fault: str = ""
 
     def take(self, member: Member, extension: str, archive: TarReader, wanted: Container[str] | None) -> None:
-        """Add a member; a record with a fault is not read any further."""
+        """Add a member; the members of a bad record are not read."""
         self.bytes += member.size
         if member.sparse:
             self.fault = self.fault or f"its .{extension} is stored sparse; write the archive without --sparse"
@@ -186,17 +192,17 @@ class _Record:
 
     @property
     def place(self) -> str:
-        """In the archive."""
+        """The place of the record in the archive."""
         name = self.key.decode(errors="backslashreplace")[:100]
         return f"record {self.number} ({name!r}) at offset {self.offset}"
 
     def bad(self, path: str) -> BadRecord:
-        """As it is told."""
+        """Return the record as a `BadRecord`."""
         return BadRecord(path=path, place=self.place, reason=self.fault)
 
 
 def _split(name: bytes) -> tuple[bytes, str]:
-    """Key and extension of a member; the latter is empty where it is of no record."""
+    """Return the key and the extension of a member; no extension: it belongs to no record."""
     folder, slash, base = name.rpartition(b"/")
     stem, dot, _ = base.partition(b".")
     if not stem or not dot:  # hidden, such as macOS's ._x.jpg, or with no extension
@@ -205,7 +211,7 @@ def _split(name: bytes) -> tuple[bytes, str]:
 
 
 def _records(path: str, wanted: Container[str] | None) -> Iterator[_Record]:
-    """All records, those with a fault too. After damage to the archive there is one more, which tells it."""
+    """Yield all records, bad ones too; damage of the archive ends it with a bad record that describes the damage."""
     number = 0
     record: _Record | None = None
     with open_tar(path) as archive:
@@ -239,7 +245,7 @@ def _is_text(name: bytes) -> bool:
 
 
 def _survey(file: SourceFile, types: MemberTypes) -> Part:
-    """Look at every record of an archive; the part holds the bad ones."""
+    """Read every record of an archive to widen the types; return the part with the bad records."""
     bad: list[tuple[int, BadRecord]] = []
     for record in _records(file.url, None):
         if not record.fault:
@@ -255,11 +261,11 @@ def _survey(file: SourceFile, types: MemberTypes) -> Part:
 
 
 def _good(part: Part, reject: Reject, types: Sequence[MemberType]) -> Iterator[_Record]:
-    """The records that the first pass found good, with the members of some types."""
+    """Yield the records that were good in the first pass, with the members of some types."""
     bad = dict(part.pieces)
     for record in _records(part.path, {kind.extension for kind in types}):
-        if told := bad.pop(record.number, None):
-            reject(told)
+        if rejected := bad.pop(record.number, None):
+            reject(rejected)
         elif record.fault:
             raise _changed(part)
         else:

@@ -1,4 +1,4 @@
-"""The files of a WebDataset record as columns: what each extension holds, found over all records, and decoded."""
+"""Members of WebDataset records as columns: infers what each extension holds over all records, and decodes it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PLAIN = {"image": pa.binary(), "int64": pa.int64(), "string": pa.string(), "bin
 
 
 def extension_of(name: str) -> str:
-    """The column of a member: its extensions in lower case, the two of JPEG images being one.
+    """Return the extension of a member in lower case, with everything after the first dot; jpeg becomes jpg.
 
     >>> extension_of("a/b.c.JPEG"), extension_of("x.seg.png")
     ('c.jpg', 'seg.png')
@@ -37,12 +37,12 @@ def extension_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberType:
-    """What the members of one extension hold.
+    """The type of the members of one extension.
 
     Attributes:
-        extension: of the members.
+        extension: extension of the members.
         codec: ``image``, ``int64``, ``string``, ``binary``, ``json`` or ``npy``.
-        columns: the fields they become: one, but for JSON objects, whose values have one each.
+        columns: columns that they become: one, or for JSON objects one for each value.
     """
 
     extension: str
@@ -50,7 +50,7 @@ class MemberType:
     columns: pa.Schema
 
     def decode(self, contents: Sequence[bytes | None]) -> list[pa.Array]:
-        """The columns of some records; None where a record has no such member.
+        """Decode the members of some records to columns; None: a record has no such member.
 
         Raises:
             TypeError, ValueError: a member does not fit the type.
@@ -61,8 +61,8 @@ class MemberType:
             return [column_of_values(values, field)]
         rows = [{} if value is None else dict(_entries(value, self.extension)) for value in values]
         known = set(self.columns.names)
-        if strange := {name for row in rows for name, entry in row.items() if name not in known and entry is not None}:
-            raise ValueError(f"it has the new entry {min(strange)!r}")
+        if new := {name for row in rows for name, entry in row.items() if name not in known and entry is not None}:
+            raise ValueError(f"it has the new entry {min(new)!r}")
         return [_json_column([row.get(field.name) for row in rows], field) for field in self.columns]
 
 
@@ -73,10 +73,10 @@ def _json_column(values: list[Any], field: pa.Field) -> pa.Array:
 
 
 def _decode(codec: str, content: bytes) -> Any:
-    """One member.
+    """Decode one member.
 
     Raises:
-        ValueError: it is not what its extension says.
+        ValueError: its content contradicts its extension.
     """
     if codec in ("image", "binary"):
         return content
@@ -108,7 +108,7 @@ def _integer(text: str) -> int:
 
 
 def _entries(value: Any, extension: str, objects: set[str] | None = None) -> Iterator[tuple[str, Any]]:
-    """Columns and values of a JSON document; the names of objects are added to a set."""
+    """Yield the columns and values of a JSON document; add the names of objects to a set."""
     if isinstance(value, dict):
         if objects is not None:
             objects.add(extension)
@@ -118,7 +118,7 @@ def _entries(value: Any, extension: str, objects: set[str] | None = None) -> Ite
 
 
 def _read_npy(content: bytes) -> npt.NDArray[Any]:
-    """An array; never a pickle, and never more of it than there is."""
+    """Read an array: never a pickle, and only if its size is that of its header."""
     file = BytesIO(content)
     try:
         version = np.lib.format.read_magic(file)
@@ -130,7 +130,7 @@ def _read_npy(content: bytes) -> npt.NDArray[Any]:
         raise ValueError(f"it is a NumPy array of {dtype}, not of numbers")
     count = 1
     for size in shape:
-        count *= size  # not in a fixed width, which a lie would overflow
+        count *= size  # as Python integers: damaged sizes would overflow a fixed width
     body = content[file.tell() :]
     if len(body) != count * dtype.itemsize:
         raise ValueError(
@@ -141,40 +141,40 @@ def _read_npy(content: bytes) -> npt.NDArray[Any]:
 
 
 class MemberTypes:
-    """The narrowest types that hold all members, found record by record; of extensions not wanted, bytes.
+    """The narrowest types that hold all members, found record by record; members of unwanted extensions are bytes.
 
     Args:
-        wanted: whether a column is, or one in what has the name.
+        wanted: whether the build needs a column, or the columns of an extension, of this name.
     """
 
     def __init__(self, wanted: Callable[[str], bool] = lambda _: True) -> None:
         self._wanted = wanted
-        self._seen: dict[str, _Seen] = {}
+        self._values: dict[str, _ExtensionValues] = {}
 
     def add(self, members: dict[str, bytes]) -> None:
         """Widen the types by a record's members, by extension.
 
         Raises:
-            ValueError: a member is not what its extension says; names it. The record changed nothing then.
+            ValueError: a member's content contradicts its extension, which the error names; no type was widened.
         """
-        values = {}
+        decoded = {}
         for extension, content in members.items():
-            seen = self._seen.get(extension) or _Seen(extension, self._wanted(extension))
+            values = self._values.get(extension) or _ExtensionValues(extension, self._wanted(extension))
             try:
-                values[extension] = seen, seen.decode(content)
+                decoded[extension] = values, values.decode(content)
             except (ValueError, TypeError) as error:
                 raise ValueError(f"its .{extension}: {error}") from error
-        for extension, (seen, value) in values.items():
-            self._seen[extension] = seen
-            seen.add(value)
+        for extension, (values, value) in decoded.items():
+            self._values[extension] = values
+            values.add(value)
 
     def types(self) -> tuple[MemberType, ...]:
-        """One for each extension, by name."""
-        return tuple(seen.type() for _, seen in sorted(self._seen.items()))
+        """Return the type of each extension, sorted by name."""
+        return tuple(values.type() for _, values in sorted(self._values.items()))
 
 
-class _Seen:
-    """What is known of the members of one extension so far."""
+class _ExtensionValues:
+    """A summary of the members of one extension."""
 
     def __init__(self, extension: str, wanted: bool) -> None:
         self._extension = extension
@@ -192,7 +192,7 @@ class _Seen:
         self._records = 0
 
     def decode(self, content: bytes) -> Any:
-        """The value; an integer that is none is text, and all others with it."""
+        """Decode a member; an int64 member that is no integer stays text, and makes the whole column text."""
         if self._codec == "int64":
             text = _decode("string", content)
             try:
@@ -211,7 +211,7 @@ class _Seen:
         return value
 
     def add(self, value: Any) -> None:
-        """Widen by a value that `decode` gave."""
+        """Widen the type by a value that `decode` returned."""
         if self._codec == "int64" and isinstance(value, str):
             self._codec = "string"
         entries: Sequence[tuple[str, Any]] = [("", value)] if self._codec == "npy" else ()
@@ -223,7 +223,7 @@ class _Seen:
         self._records += 1
 
     def type(self) -> MemberType:
-        """The type of all values."""
+        """Return the type of all values."""
         codec = self._codec
         if codec == "json":
             found = {n: column for n, column in self._columns.items() if column.seen or n not in self._objects}
@@ -231,14 +231,14 @@ class _Seen:
         elif codec == "npy" and self._columns[""].alike:
             fields = [self._columns[""].field(self._extension)]
         else:
-            codec = "binary" if codec == "npy" else codec  # arrays that are not alike stay the files that they are
+            codec = "binary" if codec == "npy" else codec  # arrays that differ stay files
             metadata = {"encoding": "image"} if codec == "image" else None
             fields = [pa.field(self._extension, _PLAIN[codec], metadata=metadata)]
         return MemberType(extension=self._extension, codec=codec, columns=pa.schema(fields))
 
 
 class _Column:
-    """The type of values that may turn out to have none in common."""
+    """The type of a column whose values may turn out to have none in common."""
 
     def __init__(self) -> None:
         self._type: ColumnType | None = ColumnType()
@@ -264,7 +264,7 @@ class _Column:
             return False
 
     def field(self, name: str) -> pa.Field:
-        """The column: of the values' type, or of their JSON text."""
+        """Return the column: of the values' type, or of their JSON text."""
         if self._type is not None and self.alike:
             return self._type.field(name)
         return pa.field(name, pa.string(), metadata={"text": "json"})

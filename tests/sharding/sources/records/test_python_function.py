@@ -160,9 +160,9 @@ def test_large_values_come_in_small_batches(write: Write, monkeypatch: pytest.Mo
         ("True, 2", "has bool values in record 0 and int64 values in record 1"),
         ("1, [1]", "has single values in record 0 and arrays of shape \\(1,\\) in record 1"),
         ("np.ones((2, 1)), np.ones((1, 2))", "arrays of shape \\(2, 1\\) in record 0 and arrays of shape \\(1, 2\\)"),
-        ("[[1], [1, 2]]", "record 0: the column 'x' has lists within lists that are not all of one length"),
-        ("[np.ones((2, 1)), np.ones((2, 2))]", "record 0: the column 'x' has lists within lists that are not all of"),
-        ("[np.ones((2, 2)), [1, 2]]", "record 0: the column 'x' has lists within lists that are not all of one length"),
+        ("[[1], [1, 2]]", "record 0: the column 'x' has nested lists of different lengths"),
+        ("[np.ones((2, 1)), np.ones((2, 2))]", "record 0: the column 'x' has nested lists of different lengths"),
+        ("[np.ones((2, 2)), [1, 2]]", "record 0: the column 'x' has nested lists of different lengths"),
         ("[np.ones(2), ['a', 'b']]", "has (double|string) values in record 0 and (double|string) values in record 0"),
         ("[1, None]", "record 0: the column 'x' has lists with None"),
         ("object()", "record 0: the column 'x' has a value of type object"),
@@ -172,7 +172,7 @@ def test_large_values_come_in_small_batches(write: Write, monkeypatch: pytest.Mo
         ("2**64", "has integers from 0 to 18446744073709551616, which take more than 64 bits"),
         ("-1, 2**63", "has integers from -1 to 9223372036854775808, which no integer type holds"),
         ("{2: 1}", "record 0: the name of a column must be a string, got 2"),
-        ("{'a.b': 1, 'a': {'b': 1}}", "record 0: two of its values have one name"),
+        ("{'a.b': 1, 'a': {'b': 1}}", "record 0: two of its values would be columns of the same name"),
     ],
 )
 def test_values_that_fit_no_column_are_named(write: Write, values: str, reason: str) -> None:
@@ -184,10 +184,10 @@ def test_values_that_fit_no_column_are_named(write: Write, values: str, reason: 
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("def records():\n    return []", "gave no records"),
+        ("def records():\n    return []", "returned no records"),
         ("def records():\n    return [{}, {}]", "records holds records without columns"),
-        ("def records():\n    return 3", "returned a value of type int; it is to give records"),
-        ("def records():\n    return {'x': 1}", "record 0 is of type str; records are dicts"),
+        ("def records():\n    return 3", "returned a value of type int; it must return records"),
+        ("def records():\n    return {'x': 1}", "record 0 is of type str; return records as dicts"),
         ("def records():\n    yield {'x': 1}\n    yield [1]", "record 1 is of type list"),
         (
             "import pyarrow as pa\ndef records():\n    yield pa.table({'x': [1]})\n    yield pa.table({'x': ['a']})",
@@ -195,7 +195,7 @@ def test_values_that_fit_no_column_are_named(write: Write, values: str, reason: 
         ),
         (
             "import pyarrow as pa\ndef records():\n    yield {'x': 1}\n    yield pa.table({'x': [1]})",
-            "gave both dicts and Arrow batches",
+            "returned both dicts and Arrow batches",
         ),
         ("def record():\n    pass", r"\.py has no function 'records'; did you mean record\?"),
         ("def records(x):\n    pass", "TypeError: records\\(\\) missing 1 required positional argument"),
@@ -240,37 +240,37 @@ def test_arrow_that_is_not_sound_is_told(write: Write, array: str, label: str | 
         "import pyarrow as pa\ndef records():\n    yield "
         f"pa.RecordBatch.from_arrays([{array}, pa.array([1, 2])], names=['x', 'y'])"
     )
-    with pytest.raises(SourceError, match=r":records: the batch from record 0 on is not sound: .*; mend it"):
+    with pytest.raises(SourceError, match=r":records: the batch from record 0 on is invalid: .*; fix it"):
         records(opened(name, label))
 
 
 def test_records_that_change_from_call_to_call_are_found(write: Write) -> None:
     once = "made = iter([{'x': 1}, {'x': 2}])\ndef records():\n    return made"
     source = opened(write(once), "x")
-    with pytest.raises(SourceError, match="gave 2 records when it was first called, and 0 now"):
+    with pytest.raises(SourceError, match="returned 2 records in its first call, and 0 now"):
         labels(source)
     assert source.sample(source.parts[0], 3).num_rows == 0
     calls = "calls = 0\ndef records():\n    global calls\n    calls += 1\n    return [{%s}]"
     source = opened(write(calls % "'x': 1 if calls == 1 else 'a'"))
-    with pytest.raises(SourceError, match=r"among the records 0 to 0: .*; give the same records in each call"):
+    with pytest.raises(SourceError, match=r"among the records 0 to 0: .*; return the same records in each call"):
         records(source)
     source = opened(write(calls % "'x' * calls: 1"))
-    with pytest.raises(SourceError, match="the column 'xx' was not there before"):
+    with pytest.raises(SourceError, match="the column 'xx' is new"):
         records(source)
     source = opened(write(calls % "'x': [1] * (1 + calls)"))
-    with pytest.raises(SourceError, match="an array has not the 2 elements"):
+    with pytest.raises(SourceError, match="an array does not have 2 elements"):
         records(source)
 
 
 def test_half_a_surrogate_pair_is_told(write: Write) -> None:
     source = opened(write("def records():\n    return [{'x': '\\ud800'}]"))
-    with pytest.raises(SourceError, match=r"the column 'x': half a surrogate pair is no text: '\\ud800'; mend it"):
+    with pytest.raises(SourceError, match=r"the column 'x': half a surrogate pair is no text: '\\ud800'; fix it"):
         records(source)
 
 
 def test_a_value_that_arrow_has_no_place_for_is_told_with_its_column(write: Write) -> None:
     source = opened(write("import datetime\ndef records():\n    return [{'i': 1, 'x': datetime.timedelta.max}]"))
-    with pytest.raises(SourceError, match=r"records 0 to 0: the column 'x': Timedelta too large.*, or mend it"):
+    with pytest.raises(SourceError, match=r"records 0 to 0: the column 'x': Timedelta too large.*, or fix it"):
         records(source)
 
 
@@ -371,10 +371,10 @@ def test_arrays_of_signed_and_unsigned_integers_keep_every_bit() -> None:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (pd.Timestamp("2020-01-01T00:00:00.000000001"), "has a Timestamp with nanoseconds.*; give its to_numpy()"),
+        (pd.Timestamp("2020-01-01T00:00:00.000000001"), "has a Timestamp with nanoseconds.*; use its to_numpy()"),
         (pd.Timedelta("1ns"), "has a Timedelta with nanoseconds"),
-        (pd.NaT, "has NaT; give None"),
-        (datetime.time(1, 2, tzinfo=datetime.timezone.utc), "has a time with a zone, which Arrow leaves out"),
+        (pd.NaT, "has NaT; use None"),
+        (datetime.time(1, 2, tzinfo=datetime.timezone.utc), "has a time with a zone, which Arrow drops"),
         (np.ma.array([1, 2], mask=[False, True]), "has masked arrays"),
         ([np.ma.array([1, 2], mask=[False, True]), np.ones(2)], "has masked arrays"),
     ],
@@ -389,7 +389,7 @@ def test_values_that_would_lose_something_are_refused(value: Any, reason: str) -
     [
         ([datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc), datetime.datetime(2020, 1, 1)], "in record 0"),  # noqa: DTZ001
         ([datetime.date(2020, 1, 1), datetime.datetime(2020, 1, 1)], "has date32.* values in record"),  # noqa: DTZ001
-        ([[datetime.date(2020, 1, 1)]], "has lists of date32.* values, which no column has"),
+        ([[datetime.date(2020, 1, 1)]], "has lists of date32.* values, which no column can hold"),
     ],
 )
 def test_dates_that_are_not_alike_are_refused(values: list[Any], reason: str) -> None:
