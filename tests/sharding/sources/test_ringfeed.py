@@ -101,7 +101,7 @@ def dataset(request: pytest.FixtureRequest, parquet: str, tmp_path: Path) -> Dat
     return built(parquet, tmp_path / "data", label="label", shards=3, splits=HALVES, **form)
 
 
-def test_the_records_and_labels_of_all_splits_come_shard_by_shard(dataset: Dataset) -> None:
+def test_records_and_labels_of_all_splits_are_read_shard_by_shard(dataset: Dataset) -> None:
     source = open_source(dataset.storage.url, None)
     expected = [row for split in HALVES for row in read_records(dataset, split, 10**9)]
     assert completed(pickle.loads(pickle.dumps(source))) == expected
@@ -119,7 +119,7 @@ def test_a_part_of_the_url_names_a_split(dataset: Dataset) -> None:
         open_source(f"{dataset.storage.url}#tset", None)
 
 
-def test_the_split_becomes_a_column_where_it_is_asked_for(dataset: Dataset) -> None:
+def test_the_split_becomes_a_column_on_request(dataset: Dataset) -> None:
     source = open_source(dataset.storage.url, "split")
     assert labels(source) == [row["split"] for row in completed(source)] == ["train"] * 300 + ["test"] * 300
     assert "split" not in open_source(dataset.storage.url, None).schema.names
@@ -134,7 +134,7 @@ def test_the_split_becomes_a_column_where_it_is_asked_for(dataset: Dataset) -> N
         ((), {"prepare": PrepareOptions(dedup=("id",))}),
     ],
 )
-def test_splits_are_kept_where_their_column_divides(
+def test_splits_are_kept_if_their_column_divides(
     dataset: Dataset, tmp_path: Path, steps: tuple[Any, ...], options: dict[str, Any]
 ) -> None:
     append(AppendOptions(source=write_more(tmp_path), destination=dataset.storage.url))
@@ -211,7 +211,7 @@ def test_a_damaged_shard_or_index_is_never_used(dataset: Dataset) -> None:
     assert len(completed(source)) == 600
 
 
-def test_a_label_of_none_is_the_dataset_s_own_even_if_it_has_none(parquet: str, tmp_path: Path) -> None:
+def test_without_a_label_the_dataset_keeps_its_own(parquet: str, tmp_path: Path) -> None:
     built(parquet, tmp_path / "data", shards=2)
     source = open_source(str(tmp_path / "data"), None)
     assert source.schema.label is None
@@ -246,12 +246,12 @@ def test_a_dataset_is_not_written_over_itself(dataset: Dataset) -> None:
 
 
 @pytest.mark.parametrize("split", ["", "#train"])
-def test_a_folder_without_a_dataset_is_none(tmp_path: Path, split: str) -> None:
+def test_a_folder_without_a_manifest_is_no_dataset(tmp_path: Path, split: str) -> None:
     with pytest.raises(DatasetError, match=r"no dataset at .*: it has no dataset\.json"):
         open_source(f"{tmp_path}{split}", None, "ringfeed")
 
 
-def test_a_folder_s_name_may_hold_the_mark_of_a_split(parquet: str, tmp_path: Path) -> None:
+def test_a_folder_name_may_hold_a_number_sign(parquet: str, tmp_path: Path) -> None:
     built(parquet, tmp_path / "a#b", label="label", shards=1)
     assert module.find_dataset(f"{tmp_path}/a#b") == (f"{tmp_path}/a#b", None)
     assert len(completed(open_source(f"{tmp_path}/a#b#train", None))) == 600

@@ -76,7 +76,7 @@ def test_the_packages_of_a_module_count(write: Write) -> None:
     assert len({*hashes, code_hash(f"{package}.main")}) == 5
 
 
-def test_what_is_installed_does_not_count(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_packages_do_not_count(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = write(main="import json, numpy, ringfeed.sharding, there, nowhere.near")
     installed = tmp_path / "site-packages" / "there.py"
     installed.parent.mkdir()
@@ -92,25 +92,25 @@ def test_what_is_installed_does_not_count(write: Write, tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("text", ["not Python", "x = '\0'", "\xff"])
-def test_code_that_cannot_be_parsed_counts_as_it_is(text: str, write: Write) -> None:
+def test_unparsable_code_counts_as_it_is(text: str, write: Write) -> None:
     package = write(main="def f():\n    from . import broken", broken=text)
     before = hash_of(f"{package}.main")
     write(broken=f"{text} ")
     assert code_hash(f"{package}.main") != before
 
 
-def test_it_does_not_import_what_it_finds(write: Write) -> None:
+def test_found_modules_are_not_imported(write: Write) -> None:
     package = write(main="def f():\n    import PACKAGE.deep.inner", deep="raise ValueError")
     hash_of(f"{package}.main")
     assert f"{package}.deep" not in sys.modules
 
 
-def test_modules_that_import_each_other_are_looked_at_once(write: Write) -> None:
+def test_modules_that_import_each_other_are_read_once(write: Write) -> None:
     package = write(main="def f():\n    from . import helper", helper="from . import main, helper")
     assert hash_of(f"{package}.main") == code_hash(f"{package}.main")
 
 
-def test_functions_that_give_or_prepare_records_are_known_by_what_they_import(write: Write, tmp_path: Path) -> None:
+def test_fingerprints_of_functions_depend_on_their_imports(write: Write, tmp_path: Path) -> None:
     package = write(
         main="from .helper import SHIFT\n"
         "def records():\n    return [{'x': n + SHIFT} for n in range(8)]\n"

@@ -61,7 +61,7 @@ def test_datasets_are_columns_on_every_store(store: Store, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("kind", ["i1", "i2", ">i4", "i8", "u1", ">u2", "u4", "u8", "f2", "f4", ">f8", "?"])
 @pytest.mark.parametrize("chunks", [None, (3, 2)])
-def test_every_number_comes_back(tmp_path: Path, kind: str, chunks: Any) -> None:
+def test_numbers_round_trip(tmp_path: Path, kind: str, chunks: Any) -> None:
     values = np.arange(20).reshape(10, 2).astype(kind)
     url = written(tmp_path / "a.hdf5", lambda file: file.create_dataset("x", data=values, chunks=chunks))
     source = open_source(url, None)
@@ -69,7 +69,7 @@ def test_every_number_comes_back(tmp_path: Path, kind: str, chunks: Any) -> None
     assert table(source)["x"].to_pylist() == values.tolist()
 
 
-def test_strings_bytes_lists_and_enums_come_back(tmp_path: Path) -> None:
+def test_strings_bytes_lists_and_enums_round_trip(tmp_path: Path) -> None:
     ragged = [np.arange(i % 4, dtype="<i2") for i in range(6)]
     texts = ["", "a", "é" * 500, "d", "e", "f"]
 
@@ -94,7 +94,7 @@ def test_strings_bytes_lists_and_enums_come_back(tmp_path: Path) -> None:
     assert (source.schema["lists"].shape, source.schema["lists"].dtype) == ((None,), "int16")
 
 
-def test_lists_of_texts_come_back(tmp_path: Path) -> None:
+def test_lists_of_text_round_trip(tmp_path: Path) -> None:
     tags: list[list[str]] = [[], ["a"], ["é" * 300, "", "b"], ["c"]]
 
     def write(file: h5py.File) -> None:
@@ -138,7 +138,7 @@ def test_groups_and_datasets_are_picked_by_name(tmp_path: Path) -> None:
         open_source(f"{url}::/trian", None)
 
 
-def test_files_of_one_schema_follow_one_another(tmp_path: Path) -> None:
+def test_files_of_one_schema_are_read_in_turn(tmp_path: Path) -> None:
     for i in range(3):
         written(tmp_path / f"{i}.h5", lambda file, i=i: file.create_dataset("x", data=np.arange(i, i + 2)))
     source = open_source(str(tmp_path), None)
@@ -234,7 +234,7 @@ def lists_of_bytes(file: h5py.File) -> None:
         (virtual, "the data of 'x' lie in other files"),
     ],
 )
-def test_what_cannot_be_a_column_is_said(tmp_path: Path, write: Write, message: str) -> None:
+def test_unsupported_datasets_are_named(tmp_path: Path, write: Write, message: str) -> None:
     url = written(tmp_path / "a.h5", write)
     with pytest.raises(SourceError, match=message) as caught:
         table(open_source(url, None))
@@ -258,7 +258,7 @@ def test_what_cannot_be_a_column_is_said(tmp_path: Path, write: Write, message: 
         virtual,
     ],
 )
-def test_what_cannot_be_a_column_can_be_left_out(tmp_path: Path, write: Write) -> None:
+def test_unsupported_datasets_can_be_left_out(tmp_path: Path, write: Write) -> None:
     def with_others(file: h5py.File) -> None:
         file["id"], file["y"] = range(3), [b"a", b"b", b"c"]
         write(file)
@@ -287,7 +287,7 @@ def test_fields_and_groups_can_be_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [Drop(("s",)), Select(("x",))])
-def test_text_that_is_left_out_need_not_be_utf8(tmp_path: Path, step: Step) -> None:
+def test_unwanted_text_need_not_be_utf8(tmp_path: Path, step: Step) -> None:
     def write(file: h5py.File) -> None:
         file["x"], file["s"] = range(3), np.array([b"\xff", b"b", b"c"])
 
@@ -295,7 +295,7 @@ def test_text_that_is_left_out_need_not_be_utf8(tmp_path: Path, step: Step) -> N
     assert table(source).to_pylist() == [{"x": x} for x in range(3)]
 
 
-def test_links_are_passed_over_and_loops_end(tmp_path: Path) -> None:
+def test_links_are_skipped_and_loops_end(tmp_path: Path) -> None:
     def write(file: h5py.File) -> None:
         file["x"] = np.arange(3)
         file["soft"] = h5py.SoftLink("/x")
@@ -334,7 +334,7 @@ def test_without_h5py_the_error_says_what_to_install(tmp_path: Path, monkeypatch
         open_source(url, None)
 
 
-def test_a_dataset_is_built_of_a_picked_group(tmp_path: Path) -> None:
+def test_a_dataset_is_built_from_a_picked_group(tmp_path: Path) -> None:
     url = written(tmp_path / "a.h5", two_groups)
     dataset = built(f"{url}::/train", tmp_path / "out", label="deep/y", shards=2)
     assert dataset.manifest.classes == (0, 1)

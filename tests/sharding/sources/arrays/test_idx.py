@@ -30,7 +30,7 @@ def write(folder: Path, images: bytes, labels: bytes, ending: str = "") -> str:
 
 @pytest.mark.parametrize("dtype", list(CODES))
 @pytest.mark.parametrize("ending", ["", ".gz"])
-def test_images_and_labels_come_in_step(tmp_path: Path, dtype: str, ending: str) -> None:
+def test_images_and_labels_are_read_in_step(tmp_path: Path, dtype: str, ending: str) -> None:
     images = np.arange(5000 * 6).reshape(5000, 2, 3).astype(dtype)
     labels = (np.arange(5000) % 7).astype(np.uint8)
     source = open_source(write(tmp_path, idx(images), idx(labels), ending), "digit")
@@ -43,7 +43,7 @@ def test_images_and_labels_come_in_step(tmp_path: Path, dtype: str, ending: str)
     assert open_source(str(tmp_path), None).fingerprint == source.fingerprint
 
 
-def test_names_tell_the_dimensions(tmp_path: Path) -> None:
+def test_the_names_of_pairs_may_hold_any_dimensions(tmp_path: Path) -> None:
     images = np.arange(8 * 12, dtype=np.uint8).reshape(8, 2, 2, 3)
     (tmp_path / "train-images.idx4-ubyte").write_bytes(idx(images))
     (tmp_path / "train-labels.idx1-ubyte").write_bytes(idx(np.arange(8, dtype=np.uint8)))
@@ -52,7 +52,7 @@ def test_names_tell_the_dimensions(tmp_path: Path) -> None:
     assert np.array_equal(next(source.drafts(source.parts[0])).column("image").flatten(), images.ravel())
 
 
-def test_large_images_come_few_at_a_time(tmp_path: Path) -> None:
+def test_batches_of_large_images_are_small(tmp_path: Path) -> None:
     images = np.zeros((40, 1024, 1024), np.uint8)
     source = open_source(write(tmp_path, idx(images), idx(np.arange(40, dtype=np.uint8))), None)
     batches = [batch for part in source.parts for batch in source.drafts(part)]
@@ -60,7 +60,7 @@ def test_large_images_come_few_at_a_time(tmp_path: Path) -> None:
     assert [v for batch in batches for v in batch.column("label").to_pylist()] == list(range(40))
 
 
-def test_a_pair_may_hold_no_records(tmp_path: Path) -> None:
+def test_a_pair_may_be_empty(tmp_path: Path) -> None:
     folder = tmp_path / "pairs"
     folder.mkdir()
     for name, records in (("a", 0), ("b", 2)):
@@ -86,7 +86,7 @@ IMAGES, LABELS = idx(np.zeros((4, 2, 2), np.uint8)), idx(np.zeros(4, np.uint8))
         (IMAGES[:8] + b"\xff" * 8, LABELS, r"images of shape \(4294967295, 4294967295\) hold .* more than 2\^31"),
     ],
 )
-def test_what_is_wrong_with_a_pair_is_said(tmp_path: Path, images: bytes, labels: bytes, message: str) -> None:
+def test_a_bad_pair_is_named_with_its_fault(tmp_path: Path, images: bytes, labels: bytes, message: str) -> None:
     url = write(tmp_path, images, labels)
     with pytest.raises(SourceError, match=message):
         read(url)
@@ -113,7 +113,7 @@ def test_pairs_of_different_shapes_are_refused(tmp_path: Path) -> None:
         open_source(str(tmp_path), None)
 
 
-def test_a_file_beside_its_compressed_form_is_refused(tmp_path: Path) -> None:
+def test_a_file_beside_its_compressed_copy_is_refused(tmp_path: Path) -> None:
     write(tmp_path, IMAGES, LABELS)
     for path in list(tmp_path.iterdir()):
         path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))

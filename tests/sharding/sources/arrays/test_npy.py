@@ -65,7 +65,7 @@ def test_members_of_an_archive_are_columns_on_every_store(store: Store, save: An
     assert source.sample(source.parts[0], 4).num_rows == 4
 
 
-def test_members_that_are_no_columns_can_be_left_out(tmp_path: Path) -> None:
+def test_unsupported_members_can_be_left_out(tmp_path: Path) -> None:
     members = {"x": X, "y": Y, "names": np.array([{}] * len(X), object), "z": np.zeros(len(X), complex), "few": Y[:4]}
     np.savez(tmp_path / "a.npz", **members)
     for step in (Drop(("names", "z", "few")), Select(("x", "y"))):
@@ -76,7 +76,7 @@ def test_members_that_are_no_columns_can_be_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", [[Drop(("s",))], [Rename((("s", "t"),)), Select(("x",))]])
-def test_text_that_is_left_out_need_not_be_utf8(tmp_path: Path, steps: list[Step]) -> None:
+def test_unwanted_text_need_not_be_utf8(tmp_path: Path, steps: list[Step]) -> None:
     np.savez(tmp_path / "a.npz", x=X, s=np.array([b"\xff"] * len(X)))
     source = open_prepared(str(tmp_path / "a.npz"), None, "auto", PrepareOptions(steps=tuple(steps)))
     assert list(read(source)) == ["x"]
@@ -115,7 +115,7 @@ def test_fields_of_a_structured_array_are_columns(tmp_path: Path) -> None:
     assert list(read(open_source(f"{tmp_path / 'records.npy'}::in", None))) == ["name", "flag"]
 
 
-def test_files_of_a_glob_follow_one_another(tmp_path: Path) -> None:
+def test_files_of_a_glob_are_read_in_turn(tmp_path: Path) -> None:
     for i in range(3):
         np.save(tmp_path / f"part-{i}.npy", X + 100 * i)
     source = open_source(str(tmp_path / "part-*.npy"), None)
@@ -154,7 +154,7 @@ def test_fields_of_several_files_may_be_in_any_order(tmp_path: Path) -> None:
         hnp.array_shapes(min_dims=1, max_dims=3, max_side=4),
     )
 )
-def test_every_type_and_byte_order_comes_back(tmp_path_factory: pytest.TempPathFactory, array: np.ndarray) -> None:
+def test_every_type_and_byte_order_round_trips(tmp_path_factory: pytest.TempPathFactory, array: np.ndarray) -> None:
     path = tmp_path_factory.mktemp("npy") / "x.npy"
     if array.dtype.kind in "SU":
         array = np.array([str(i) for i in range(array.size)]).reshape(array.shape).astype(array.dtype)
@@ -186,7 +186,7 @@ def test_days_beyond_32_bits_are_refused(tmp_path: Path, day: int, order: str) -
 
 
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", [("a", "<i4"), ("b", "S2")]])
-def test_fortran_s_order_is_read_in_place(tmp_path: Path, dtype: Any) -> None:
+def test_fortran_order_is_read_in_place(tmp_path: Path, dtype: Any) -> None:
     array = np.asfortranarray(np.arange(24).reshape(6, 4).astype("<i4").astype(np.dtype(dtype)))
     np.save(tmp_path / "f.npy", array)
     assert np.load(tmp_path / "f.npy").flags.f_contiguous
@@ -196,7 +196,7 @@ def test_fortran_s_order_is_read_in_place(tmp_path: Path, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["memory://fortran/f.npy", "f.npz"])
-def test_fortran_s_order_that_cannot_be_streamed_is_refused(tmp_path: Path, name: str) -> None:
+def test_fortran_order_that_cannot_be_streamed_is_refused(tmp_path: Path, name: str) -> None:
     url = name if "://" in name else str(tmp_path / name)
     with fsspec.open(url, "wb") as file:
         file.write(saved(X.T) if "://" in name else saved(None, np.savez, x=X.T))
@@ -240,7 +240,7 @@ ZIPPED = saved(None, np.savez, x=X)
         ("x.npz", b"PK", "the archive is damaged"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+def test_a_bad_file_is_named_with_its_fault(tmp_path: Path, name: str, data: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(SourceError, match=message) as caught:
         read(open_source(str(tmp_path / name), None))
@@ -248,7 +248,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, name: str, data: byte
     assert "\n" not in str(caught.value)
 
 
-def test_a_damaged_header_of_any_kind_is_one_line(tmp_path: Path) -> None:
+def test_any_damaged_header_is_an_error_of_one_line(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     errors = []
     for _ in range(200):
@@ -270,7 +270,7 @@ def test_archives_and_arrays_in_one_folder_are_refused(tmp_path: Path) -> None:
         open_source(str(tmp_path), None)
 
 
-def test_a_dataset_is_built_of_an_archive(tmp_path: Path) -> None:
+def test_a_dataset_is_built_from_an_archive(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.repeat(X, 5, axis=0), y=np.repeat(Y, 5))
     dataset = built(str(tmp_path / "a.npz"), tmp_path / "out", label="y", shards=2)
     assert dataset.manifest.classes == ("c0é", "c1é", "c2é")

@@ -151,7 +151,7 @@ def test_a_source_in_an_archive(
         ("zip://rows.csv::hdfs://host:1/all.zip", "such as HDFS, is opened by no chain; copy it to a local disk"),
     ],
 )
-def test_an_archive_that_cannot_be_read_so_is_told_with_what_to_do(tmp_path: Path, url: str, message: str) -> None:
+def test_an_unreadable_archive_is_reported_with_a_remedy(tmp_path: Path, url: str, message: str) -> None:
     (tmp_path / "plain").mkdir()
     write_text(tmp_path / "plain")
     shutil.make_archive(str(tmp_path / "all"), "zip", tmp_path / "plain")
@@ -170,7 +170,7 @@ def test_an_archive_that_cannot_be_read_so_is_told_with_what_to_do(tmp_path: Pat
     ],
 )
 @pytest.mark.parametrize("place", ["{}/{}", "zip://{1}::{0}.zip"])
-def test_a_file_is_read_as_the_ending_before_its_number_says(
+def test_the_ending_before_a_shard_number_says_the_kind(
     tmp_path: Path, write: Callable[[Path], None], name: str, into: str, label: str, place: str
 ) -> None:
     (tmp_path / "plain").mkdir()

@@ -97,7 +97,7 @@ def test_a_folder_of_images(folder: Path, serve: Serve, tmp_path: Path, ranges: 
             shutil.rmtree(tmp_path / "here")
 
 
-def test_a_file_that_is_sent_for_any_name_below_it_is_no_dataset(tmp_path: Path) -> None:
+def test_a_file_served_for_all_names_below_it_is_no_dataset(tmp_path: Path) -> None:
     content = b"x,label\n" + b"".join(b"%d,%d\n" % (number, number % 2) for number in range(20))
 
     class Handler(BaseHTTPRequestHandler):
@@ -140,7 +140,7 @@ def test_a_folder_of_files_whose_names_end_in_numbers(folder: Path, serve: Serve
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.parquet", "rows.orc"])
-def test_large_files_come_from_servers_that_send_parts(
+def test_large_files_are_read_from_servers_with_ranges(
     folder: Path, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(storage, "_READ_AHEAD_BYTES", 1 << 20)
@@ -159,7 +159,7 @@ def test_large_files_come_from_servers_that_send_parts(
     assert not (tmp_path / "other").exists()
 
 
-def test_archives_come_from_servers_that_send_parts(folder: Path, tmp_path: Path) -> None:
+def test_archives_are_read_from_servers_with_ranges(folder: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "rows.zip", "w") as archive:
         archive.writestr("a.csv", "x,label\n" + "".join(f"{number},{number % 2}\n" for number in range(9)))
     here = built(f"zip://a.csv::{tmp_path}/rows.zip", tmp_path / "here")
@@ -191,12 +191,12 @@ def test_a_scheme_in_capitals(folder: Path, serve: Serve, tmp_path: Path) -> Non
     assert open_dataset(str(tmp_path / "c")).manifest.splits["train"].records == 4
 
 
-def test_a_file_that_is_not_there(serve: Serve, tmp_path: Path) -> None:
+def test_a_missing_file(serve: Serve, tmp_path: Path) -> None:
     with serve(ranges=True) as url, pytest.raises(SourceError, match=f"there is nothing at {url}/row.csv; .*check the"):
         built(f"{url}/row.csv", tmp_path / "there")
 
 
-def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_server(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="ClientConnectorError: Cannot connect to host"):
         built("http://localhost:1/rows.csv", tmp_path / "there")
 
@@ -232,9 +232,7 @@ def test_a_server_that_sends_other_bytes(folder: Path, tmp_path: Path, name: str
 
 @pytest.mark.parametrize("name", SEEKING)
 @pytest.mark.parametrize("wrong", [{"ranges": False}, {"ranges": False, "sized": False}], ids=repr)
-def test_files_that_are_read_here_and_there_need_parts(
-    folder: Path, tmp_path: Path, name: str, wrong: dict[str, Any]
-) -> None:
+def test_random_access_needs_ranges(folder: Path, tmp_path: Path, name: str, wrong: dict[str, Any]) -> None:
     with misbehaving(folder, **wrong) as url:
         if wrong.get("sized", True):  # small enough to come at once
             assert built(f"{url}/{name}", tmp_path / "there") == built(str(folder / name), tmp_path / "here")
@@ -245,20 +243,18 @@ def test_files_that_are_read_here_and_there_need_parts(
 
 @pytest.mark.parametrize("name", FORWARD)
 @pytest.mark.parametrize("wrong", [{"ranges": False}, {"ranges": False, "sized": False}, {"sized": False}], ids=repr)
-def test_files_that_are_read_from_the_start_need_none(
-    folder: Path, tmp_path: Path, name: str, wrong: dict[str, Any]
-) -> None:
+def test_sequential_reads_need_no_ranges(folder: Path, tmp_path: Path, name: str, wrong: dict[str, Any]) -> None:
     with misbehaving(folder, **wrong) as url:
         assert built(f"{url}/{name}", tmp_path / "there") == built(str(folder / name), tmp_path / "here")
 
 
-def test_sizes_that_a_server_does_not_tell(folder: Path) -> None:
+def test_sizes_unknown_to_a_server(folder: Path) -> None:
     told = "/rows.csv: the server sends all of a file"
     with misbehaving(folder, sized=False, ranges=False) as url, pytest.raises(StorageError, match=told):
         stat_files([f"{url}/rows.csv", f"{url}/rows.npy"])
 
 
-def test_a_folder_of_images_whose_sizes_a_server_does_not_tell(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_of_images_of_sizes_unknown_to_a_server(folder: Path, tmp_path: Path) -> None:
     told = r"/0.png: the server sends all of a file .*; copy the file to"
     with misbehaving(folder, sized=False, ranges=False) as url, pytest.raises(StorageError, match=told):
         built(f"{url}/images", tmp_path / "there")
@@ -313,7 +309,7 @@ def test_a_request_that_failed_leaves_nothing_of_hdf5_to_the_garbage_collector(f
         ("images", "images/dataset.json", 503, "dataset.json: HTTPError: 503"),
     ],
 )
-def test_what_a_server_refuses_is_not_passed_over(
+def test_a_refused_file_is_not_skipped(
     folder: Path, tmp_path: Path, source: str, path: str, status: int, told: str
 ) -> None:
     behaviour = Behaviour(refusals={path: [status, None]})
@@ -340,7 +336,7 @@ def test_secrets_are_left_out_of_errors(folder: Path, tmp_path: Path) -> None:
         ("rows.csv?k=s3cret", "idx", "there is no IDX file of images .* at http://me@.*/rows.csv$"),
     ],
 )
-def test_secrets_are_left_out_of_what_is_said_of_a_source(
+def test_secrets_are_left_out_of_descriptions_of_a_source(
     serve: Serve, tmp_path: Path, path: str, kind: str, told: str
 ) -> None:
     with serve() as url:
@@ -385,7 +381,7 @@ def test_a_page_without_links(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranges", [True, False], ids=["with ranges", "without"])
 @pytest.mark.parametrize("name", SEEKING + FORWARD)
-def test_a_page_that_comes_for_a_file(folder: Path, name: str, ranges: bool) -> None:
+def test_a_page_in_place_of_a_file(folder: Path, name: str, ranges: bool) -> None:
     page = "\n<!DOCTYPE html><title>Log in</title>"
     with (
         misbehaving(folder, page=page, ranges=ranges) as url,
@@ -394,7 +390,7 @@ def test_a_page_that_comes_for_a_file(folder: Path, name: str, ranges: bool) -> 
         open_source(f"{url}/{name}", "label")
 
 
-def test_a_page_that_comes_for_a_dataset(folder: Path, tmp_path: Path) -> None:
+def test_a_page_in_place_of_a_dataset(folder: Path, tmp_path: Path) -> None:
     built(str(folder / "rows.parquet"), tmp_path / "shards")
     told = r"/dataset\.json: the server sends a page \(text/html\) instead of the file"
     with misbehaving(tmp_path, page="<html>Log in</html>") as url:
@@ -404,13 +400,13 @@ def test_a_page_that_comes_for_a_dataset(folder: Path, tmp_path: Path) -> None:
             open_source(f"{url}/shards", None)
 
 
-def test_a_file_that_is_sent_as_html_and_is_none(folder: Path, tmp_path: Path) -> None:
+def test_a_file_served_as_html(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("<p>,label\n" + "".join(f"{number},{number % 2}\n" for number in range(9)))
     with misbehaving(folder, page=(tmp_path / "rows.csv").read_text()) as url:
         assert built(f"{url}/rows.csv", tmp_path / "there") == built(str(tmp_path / "rows.csv"), tmp_path / "here")
 
 
-def test_a_file_that_changes_is_seen_by_its_time(tmp_path: Path) -> None:
+def test_a_changed_file_is_noticed_by_its_time(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     with misbehaving(tmp_path) as url, record_listings() as noted:
         file.write_text("a,label\n1,2\n")
@@ -423,7 +419,7 @@ def test_a_file_that_changes_is_seen_by_its_time(tmp_path: Path) -> None:
             check_unchanged(listings)
 
 
-def test_a_file_that_is_sent_compressed(folder: Path, tmp_path: Path) -> None:
+def test_a_file_served_compressed(folder: Path, tmp_path: Path) -> None:
     behaviour = Behaviour(encoding="gzip")
     with served(folder, behaviour=behaviour) as url:
         there = f"{url}/rows.csv.gz"  # as Apache says of such files

@@ -13,7 +13,7 @@ FILES = st.dictionaries(st.text(max_size=5), st.tuples(st.integers(0, 3), st.sam
 
 
 @given(before=FILES, now=FILES)
-def test_a_file_is_named_if_and_only_if_it_is_another(
+def test_a_file_is_named_if_and_only_if_it_changed(
     before: dict[str, tuple[int, str]], now: dict[str, tuple[int, str]]
 ) -> None:
     listed = [SourceFile(url, *about) for url, about in before.items()]
@@ -23,7 +23,7 @@ def test_a_file_is_named_if_and_only_if_it_is_another(
         assert found == (changed[0] if changed else None)
 
 
-def test_a_file_of_the_same_size_is_another_on_any_store_and_those_that_come_or_go_are_no_matter(store: Store) -> None:
+def test_any_store_shows_a_changed_file_of_the_same_size_and_ignores_new_and_removed_ones(store: Store) -> None:
     for name in "abc":
         store.write_bytes(f"{name}.csv", b"x\n1\n")
     with record_listings() as listed:

@@ -29,7 +29,7 @@ def image(seed: int, form: str = "PNG", width: int = 9) -> bytes:
     return out.getvalue()
 
 
-def test_images_come_as_they_are_with_their_folder_s_name(store: Store) -> None:
+def test_images_are_stored_as_they_are_and_labelled_by_folder(store: Store) -> None:
     files = {"cat/1.png": image(1), "cat/2.jpg": image(2, "JPEG"), "dog [x]/a*b?.png": image(3, width=5)}
     if store.name == "hdfs":
         files = {name.replace("*", "+").replace("?", "!"): data for name, data in files.items()}
@@ -48,7 +48,7 @@ def test_images_come_as_they_are_with_their_folder_s_name(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", ["1.png?w=9#2.png", "1.png;2.png", "1.png\n2.png"])
-def test_marks_of_urls_are_letters_of_a_name_on_hdfs(hdfs_server: HdfsServer, name: str) -> None:
+def test_names_on_hdfs_may_hold_url_syntax(hdfs_server: HdfsServer, name: str) -> None:
     folder, files = f"/tests/{uuid.uuid4().hex}", {"cat #1/1.png": image(1), f"cat #1/{name}": image(2)}
     client = Client(hdfs_server.url)
     client.mkdirs(f"{folder}/cat #1", 0o755, True)
@@ -94,7 +94,7 @@ def test_an_image_outside_a_class_folder_is_refused(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("url", ["{}/cat/1.png", "{}/cat/*.png", "{}/cat"])
-def test_what_is_below_the_class_folders_is_refused(tmp_path: Any, url: str) -> None:
+def test_a_url_below_the_class_folders_is_refused(tmp_path: Any, url: str) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.png").write_bytes(image(1))
     with pytest.raises(SourceError, match=r"1\.png lies in no class folder; .* or name the folder above"):
@@ -119,7 +119,7 @@ def test_a_glob_names_some_of_the_images(tmp_path: Any, pattern: str, found: lis
 
 
 @pytest.mark.parametrize("suffix", ["heic", "heif", "jxl"])
-def test_an_image_of_a_format_that_cannot_be_read_is_not_left_out(tmp_path: Any, suffix: str) -> None:
+def test_an_image_of_an_unreadable_format_is_not_left_out(tmp_path: Any, suffix: str) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / f"1.{suffix}").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0")
     with pytest.raises(SourceError, match=rf"cat/1\.{suffix}: the image is damaged .*no known image format"):
@@ -144,7 +144,7 @@ def test_a_label_that_is_the_name_of_another_feature_is_refused(tmp_path: Any) -
         open_source(str(tmp_path), "path")
 
 
-def test_files_of_several_kinds_are_not_guessed_at(tmp_path: Any) -> None:
+def test_files_of_several_kinds_are_refused(tmp_path: Any) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.png").write_bytes(image(1))
     (tmp_path / "labels.csv").write_text("a,b\n1,2\n")
@@ -184,7 +184,7 @@ def test_an_image_that_changes_while_it_is_read_is_named(store: Store) -> None:
             completed(source)
 
 
-def test_more_than_one_column_can_hold_is_refused(tmp_path: Any) -> None:
+def test_images_beyond_the_size_of_a_column_are_refused(tmp_path: Any) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.png").write_bytes(image(1))
     os.truncate(tmp_path / "cat" / "1.png", 1 << 31)  # takes no room on the disk
@@ -202,7 +202,7 @@ def test_links_to_images_are_followed(tmp_path: Any) -> None:
     assert row["image"] == image(1)
 
 
-def test_links_to_class_folders_are_followed_but_in_no_circle(tmp_path: Any) -> None:
+def test_links_to_class_folders_are_followed_without_loops(tmp_path: Any) -> None:
     (tmp_path / "store" / "n01" / "old").mkdir(parents=True)
     (tmp_path / "store" / "n01" / "1.png").write_bytes(image(1))
     (tmp_path / "store" / "n01" / "old" / "self").symlink_to(tmp_path / "store" / "n01")

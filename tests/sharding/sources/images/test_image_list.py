@@ -28,7 +28,7 @@ from tests.sharding.sources.images.test_class_folders import image
 Write = Callable[..., str]
 
 
-def test_images_come_with_the_other_columns_on_every_store(store: Store) -> None:
+def test_images_are_read_with_the_other_columns_on_every_store(store: Store) -> None:
     files = {"a/1.png": image(1), "b/2.jpg": image(2, "JPEG"), "a/3.png": image(3, width=5)}
     for name, data in files.items():
         store.write_bytes(f"data/{name}", data)
@@ -47,7 +47,7 @@ def test_images_come_with_the_other_columns_on_every_store(store: Store) -> None
     assert source.sample(source.parts[0], 2).num_rows == 2
 
 
-def test_a_task_is_sent_its_own_part_alone(tmp_path: Path) -> None:
+def test_a_task_gets_only_its_own_part(tmp_path: Path) -> None:
     for number in range(100):
         (tmp_path / f"{number}.csv").write_text("path,label\nx.png,a\n")
     source = open_source(f"{tmp_path}/*.csv", "label", "image-list")
@@ -56,7 +56,7 @@ def test_a_task_is_sent_its_own_part_alone(tmp_path: Path) -> None:
     assert select_part(source, 7).parts == source.parts[7:8]
 
 
-def test_paths_may_lead_by_way_of_dots_on_every_store(store: Store) -> None:
+def test_paths_may_hold_dots_on_every_store(store: Store) -> None:
     paths = ["./x.png", "../data/./x.png", "../x.png"]
     store.write_bytes("data/x.png", image(1))
     store.write_bytes("x.png", image(2))
@@ -91,7 +91,7 @@ def test_paths_may_lead_to_several_stores_and_archives(store: Store, tmp_path: P
 
 
 @pytest.mark.parametrize("change", [-1, 1])
-def test_an_image_that_changes_between_two_looks_is_named(
+def test_an_image_that_changes_between_two_passes_is_named(
     tmp_path: Path, write_csv: Write, monkeypatch: pytest.MonkeyPatch, change: int
 ) -> None:
     (tmp_path / "1.png").write_bytes(image(1))
@@ -108,7 +108,7 @@ def test_any_table_can_be_a_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("end", "encoding"), [("\n", "utf-8"), ("\r\n", "utf-8"), ("\r\n", "utf-8-sig")])
-def test_a_plain_text_is_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, encoding: str) -> None:
+def test_a_text_file_is_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, encoding: str) -> None:
     monkeypatch.setattr(lines, "_BLOCK_BYTES", 7)
     names = ["1.png", "zwei é.png", "3.png"]
     for i, name in enumerate(names):
@@ -186,7 +186,7 @@ def test_a_path_that_names_no_file_is_a_bad_record(tmp_path: Path, name: str) ->
     assert "\n" not in str(told.value)
 
 
-def test_a_dataset_is_built_of_a_list(tmp_path: Path, write_csv: Write) -> None:
+def test_a_dataset_is_built_from_a_list(tmp_path: Path, write_csv: Write) -> None:
     for i in range(12):
         (tmp_path / f"{i}.png").write_bytes(image(i))
     url = write_csv(["file", "label"], *[[f"{i}.png", "ab"[i % 2]] for i in range(12)])
@@ -195,7 +195,7 @@ def test_a_dataset_is_built_of_a_list(tmp_path: Path, write_csv: Write) -> None:
     assert [shard.class_counts for shard in dataset.shards] == [(3, 3), (3, 3)]
 
 
-def test_an_image_that_is_not_there_is_not_said_to_have_gone(store: Store) -> None:
+def test_a_missing_image_is_named(store: Store) -> None:
     store.write_bytes("x.png", image(1))
     store.write_bytes("list.csv", b"path,y\nx.png,1\nnope.png,1\n")
     with pytest.raises(SourceError, match=r"the file is missing, or was removed .*/nope\.png; check its name"):
@@ -204,7 +204,7 @@ def test_an_image_that_is_not_there_is_not_said_to_have_gone(store: Store) -> No
 
 @pytest.mark.parametrize("prepare", [PrepareOptions(), PrepareOptions(steps=(Filter("y != 'c'"),))])
 @pytest.mark.parametrize(("ending", "place"), [("csv", "line 4"), ("parquet", "record 2")])
-def test_a_record_without_a_path_is_named_and_passed_over(
+def test_a_record_without_a_path_is_named_or_skipped(
     tmp_path: Path, ending: str, place: str, prepare: PrepareOptions
 ) -> None:
     for i in range(4):

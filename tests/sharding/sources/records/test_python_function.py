@@ -89,7 +89,7 @@ def test_dicts_become_columns(write: Write) -> None:
 
 
 @pytest.mark.parametrize("wrap", ["{}", "{}.to_batches(max_chunksize=4)", "[{}, {}]", "{}.to_reader(3)"])
-def test_arrow_comes_as_it_is(write: Write, wrap: str) -> None:
+def test_arrow_batches_are_kept(write: Write, wrap: str) -> None:
     table = "pa.table({'x': pa.array(range(10), pa.uint8()), 'y': pa.array(list('abcdefghij')).dictionary_encode()})"
     source = opened(write(f"import pyarrow as pa\ndef records():\n    return {wrap.format(table, table)}"), "y")
     assert kinds(source) == {"x": ("uint8", (), ""), "y": ("string", (), "")}
@@ -99,7 +99,7 @@ def test_arrow_comes_as_it_is(write: Write, wrap: str) -> None:
     assert source.sample(source.parts[0], 2).num_rows == 2
 
 
-def test_arrow_s_columns_may_be_in_any_order(write: Write) -> None:
+def test_arrow_columns_may_be_in_any_order(write: Write) -> None:
     tables = "[pa.table({'x': [1, 2], 'y': ['a', 'b']}), pa.table({'y': ['c'], 'x': [3]})]"
     source = opened(write(f"import pyarrow as pa\ndef records():\n    return {tables}"), "y")
     assert [row["x"] for row in records(source)] == [1, 2, 3]
@@ -120,7 +120,7 @@ def test_none_in_place_of_a_dict_makes_no_column(write: Write) -> None:
 
 
 @pytest.mark.parametrize("step", [Drop(("odd", "s")), Select(("x",))])
-def test_arrow_that_no_feature_holds_can_be_left_out(write: Write, step: Step) -> None:
+def test_unsupported_arrow_columns_can_be_left_out(write: Write, step: Step) -> None:
     odd = "pa.array([[('a', 1)], []], pa.map_(pa.string(), pa.int8()))"
     table = f"pa.table({{'x': [1, 2], 'odd': {odd}, 's': [{{'a': 1}}, None]}})"
     name = write(f"import pyarrow as pa\ndef records():\n    return {table}")
@@ -141,7 +141,7 @@ def test_without_a_label_records_are_counted(write: Write) -> None:
     assert labels(opened(name)) == [None, None]
 
 
-def test_large_values_come_in_small_batches(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_large_values_are_small(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH_BYTES", 10_000)
     source = opened(write("import numpy as np\ndef records():\n    return ({'x': np.zeros(500)} for i in range(30))"))
     assert [batch.num_rows for batch in source.drafts(source.parts[0])] == [3] * 10
@@ -206,7 +206,7 @@ def test_values_that_fit_no_column_are_named(write: Write, values: str, reason: 
         ("import json\ndef records():\n    json.loads('{')", r"\.py:3: JSONDecodeError: Expecting"),
     ],
 )
-def test_what_is_wrong_with_the_function_is_said(write: Write, code: str, reason: str) -> None:
+def test_a_bad_function_is_named_with_its_fault(write: Write, code: str, reason: str) -> None:
     with pytest.raises(SourceError, match=reason) as caught:
         opened(write(code))
     assert "\n" not in str(caught.value)
@@ -221,7 +221,7 @@ def test_what_is_wrong_with_the_function_is_said(write: Write, code: str, reason
         ("json.nothing:records", "there is no module 'json.nothing'"),
     ],
 )
-def test_what_names_no_function_is_refused(url: str, reason: str, write: Write) -> None:
+def test_urls_without_a_function_are_refused(url: str, reason: str, write: Write) -> None:
     with pytest.raises(SourceError, match=reason):
         open_source(url, None, "python")
 
@@ -235,7 +235,7 @@ def test_what_names_no_function_is_refused(url: str, reason: str, write: Write) 
     ],
 )
 @pytest.mark.parametrize("label", [None, "y"])
-def test_arrow_that_is_not_sound_is_told(write: Write, array: str, label: str | None) -> None:
+def test_invalid_arrow_data_are_reported(write: Write, array: str, label: str | None) -> None:
     name = write(
         "import pyarrow as pa\ndef records():\n    yield "
         f"pa.RecordBatch.from_arrays([{array}, pa.array([1, 2])], names=['x', 'y'])"
@@ -262,19 +262,19 @@ def test_records_that_change_from_call_to_call_are_found(write: Write) -> None:
         records(source)
 
 
-def test_half_a_surrogate_pair_is_told(write: Write) -> None:
+def test_half_a_surrogate_pair_is_reported(write: Write) -> None:
     source = opened(write("def records():\n    return [{'x': '\\ud800'}]"))
     with pytest.raises(SourceError, match=r"the column 'x': half a surrogate pair is no text: '\\ud800'; fix it"):
         records(source)
 
 
-def test_a_value_that_arrow_has_no_place_for_is_told_with_its_column(write: Write) -> None:
+def test_a_value_beyond_arrow_is_reported_with_its_column(write: Write) -> None:
     source = opened(write("import datetime\ndef records():\n    return [{'i': 1, 'x': datetime.timedelta.max}]"))
     with pytest.raises(SourceError, match=r"records 0 to 0: the column 'x': Timedelta too large.*, or fix it"):
         records(source)
 
 
-def test_the_fingerprint_is_of_the_code(write: Write) -> None:
+def test_the_fingerprint_depends_on_the_code(write: Write) -> None:
     code = "def records():\n    return [{'x': 1}]"
     name, other = write(code), write(code + "\n")
     assert opened(name).fingerprint == opened(name).fingerprint != opened(other).fingerprint
@@ -307,7 +307,7 @@ columns = st.one_of(
 
 
 @given(columns)
-def test_the_type_that_is_found_holds_every_value(values: list[Any]) -> None:
+def test_the_inferred_type_holds_every_value(values: list[Any]) -> None:
     together, one_by_one = ColumnType(), ColumnType()
     together.add(values, 0)
     for i, value in enumerate(values):
@@ -339,21 +339,21 @@ def test_arrays_of_several_lengths_make_lists(lengths: list[int], dtype: str) ->
 @pytest.mark.parametrize(
     "value", [2.5, np.float32(2.5), np.float16(2.5), True, 3, "x", np.datetime64("2020-01-02", "s")]
 )
-def test_arrays_without_a_dimension_are_single_values(value: Any) -> None:
+def test_zero_dimensional_arrays_are_scalars(value: Any) -> None:
     column = ColumnType()
     column.add([np.array(value), None], 0)
     field = column.field("x")
     assert column_of_values([np.array(value), None], field).equals(pa.array([value, None], field.type))
 
 
-def test_lists_of_arrays_without_a_dimension_are_lists_of_values() -> None:
+def test_lists_of_zero_dimensional_arrays_are_lists_of_scalars() -> None:
     column = ColumnType()
     values = [[np.array(1.5), np.array(2)], [np.array(3), np.array(4)]]
     column.add(values, 0)
     assert column_of_values(values, column.field("x")).to_pylist() == [[1.5, 2.0], [3.0, 4.0]]
 
 
-def test_integers_of_numpy_widen_to_floats_as_python_s_do() -> None:
+def test_numpy_integers_widen_to_floats_as_python_ones_do() -> None:
     column = ColumnType()
     values = [np.int64((1 << 60) + 1), np.uint64(1 << 63), (1 << 60) + 1, np.float32(0.5)]
     column.add(values, 0)
@@ -379,7 +379,7 @@ def test_arrays_of_signed_and_unsigned_integers_keep_every_bit() -> None:
         ([np.ma.array([1, 2], mask=[False, True]), np.ones(2)], "has masked arrays"),
     ],
 )
-def test_values_that_would_lose_something_are_refused(value: Any, reason: str) -> None:
+def test_values_that_would_be_truncated_are_refused(value: Any, reason: str) -> None:
     with pytest.raises(TypeError, match=reason):
         ColumnType().add([value], 0)
 
@@ -392,7 +392,7 @@ def test_values_that_would_lose_something_are_refused(value: Any, reason: str) -
         ([[datetime.date(2020, 1, 1)]], "has lists of date32.* values, which no column can hold"),
     ],
 )
-def test_dates_that_are_not_alike_are_refused(values: list[Any], reason: str) -> None:
+def test_mixed_dates_are_refused(values: list[Any], reason: str) -> None:
     column = ColumnType()
     column.add(values, 0)
     with pytest.raises(TypeError, match=reason):

@@ -75,7 +75,7 @@ def open_lenient(url: str, label: str | None) -> Source:
 JPEG = b"\xff\xd8\xff\xe0" + bytes(20)
 
 
-def test_features_are_found_over_all_records(write: Callable[..., str]) -> None:
+def test_features_are_inferred_over_all_records(write: Callable[..., str]) -> None:
     rows: list[dict[str, Values]] = [
         {"id": [i], "x": [0.5, i + 0.25], "text": [b"gr\xc3\xbcn"], "raw": [b"\xff\xfe"], "image": [JPEG], "n": [1] * i}
         for i in range(4)
@@ -102,7 +102,7 @@ def test_features_are_found_over_all_records(write: Callable[..., str]) -> None:
     assert source.sample(source.parts[0], 2).to_pylist() == found[:2]
 
 
-def test_a_late_record_decides_too(write: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_record_widens_a_type(write: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BLOCK_BYTES", 64)
     late = example(text=[b"\xff"], image=[b"no image, but no text \xff either"], x=[1.0])
     source = open_source(write(*[example(text=[b"BM"], image=[JPEG], x=[1.0, 2.0])] * 50, late), None)
@@ -110,7 +110,7 @@ def test_a_late_record_decides_too(write: Callable[..., str], monkeypatch: pytes
     assert records(source)[-1] == {"image": b"no image, but no text \xff either", "text": b"\xff", "x": [1.0]}
 
 
-def test_types_that_are_given_are_taken(write: Callable[..., str]) -> None:
+def test_declared_types_are_used(write: Callable[..., str]) -> None:
     pixels = np.arange(6, dtype=np.uint8)
     row = {"a": [*range(6)], "b": [pixels.tobytes()], "c": [1], "d": [np.float64(0.1).tobytes()], "e": [7]}
     given = (
@@ -145,7 +145,7 @@ def test_types_that_are_given_are_taken(write: Callable[..., str]) -> None:
         (Feature(name="x", dtype="uint8", shape=(1,)), [b"1", b"1"], "is no run of uint8 elements"),
     ],
 )
-def test_a_record_that_does_not_fit_what_is_given_is_passed_over_alike(
+def test_records_that_do_not_fit_declared_types_are_skipped_alike(
     write: Callable[..., str], feature: Feature, values: Values, reason: str
 ) -> None:
     url = write(example(x=values, y=[0]), example(y=[1]), example(x=values, y=[2]), example(y=[3]))
@@ -161,7 +161,7 @@ def test_a_record_that_does_not_fit_what_is_given_is_passed_over_alike(
         labels(source)
 
 
-def test_what_is_given_and_not_there_is_refused(write: Callable[..., str]) -> None:
+def test_a_missing_declared_feature_is_refused(write: Callable[..., str]) -> None:
     with pytest.raises(SourceError, match="no record has the feature 'z'"):
         TFRecordSource.open(write(example(x=[1])), None, {"z": Feature(name="z", dtype="int64")})
 
@@ -175,7 +175,7 @@ def test_a_feature_of_two_kinds_is_refused(write: Callable[..., str]) -> None:
     "pack", [gzip.compress, zlib.compress, lambda data: gzip.compress(data[:9]) + gzip.compress(data[9:]) + bytes(7)]
 )
 @pytest.mark.parametrize("name", ["x.tfrecord.gz", "x.tfrecord", "part-0001"])
-def test_compression_is_seen_whatever_the_name(tmp_path: Path, pack: Callable[[bytes], bytes], name: str) -> None:
+def test_compression_is_detected_whatever_the_name(tmp_path: Path, pack: Callable[[bytes], bytes], name: str) -> None:
     plain = b"".join(frame(example(i=[i])) for i in range(3000))
     (tmp_path / name).write_bytes(pack(plain))
     source = open_source(str(tmp_path / name), "i", "tfrecord")
@@ -194,7 +194,7 @@ def test_a_plain_file_whose_first_length_looks_like_gzip_is_read(write: Callable
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_every_truncation_is_told(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
+def test_every_truncation_is_reported(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
     data = compress(b"".join(frame(example(i=[i], t=[b"\xff" * i])) for i in range(5)))
     whole = [0, *(len(b"".join(frame(example(i=[i], t=[b"\xff" * i])) for i in range(n))) for n in range(1, 5))]
     source = None
@@ -215,9 +215,7 @@ def test_every_truncation_is_told(tmp_path: Path, compress: Callable[[bytes], by
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
-def test_every_flipped_byte_is_told_and_the_same_records_pass_in_both_passes(
-    tmp_path: Path, data: st.DataObject
-) -> None:
+def test_every_flipped_byte_is_reported_alike_in_both_passes(tmp_path: Path, data: st.DataObject) -> None:
     messages = [example(i=[i], t=[bytes(i)]) for i in range(6)]
     content = bytearray(b"".join(map(frame, messages)))
     (tmp_path / "x.tfrecord").write_bytes(content)
@@ -239,7 +237,7 @@ def test_every_flipped_byte_is_told_and_the_same_records_pass_in_both_passes(
 
 
 @pytest.mark.parametrize("length", [2**60, 2**63 + 5, 2**64 - 1, (1 << 30) + 1, 1 << 29])
-def test_a_length_that_is_a_lie_makes_no_room(tmp_path: Path, length: int, peak: Callable[[], int]) -> None:
+def test_a_damaged_length_allocates_nothing(tmp_path: Path, length: int, peak: Callable[[], int]) -> None:
     (tmp_path / "x.tfrecord").write_bytes(frame(example(i=[1])) + frame(b"abc", length))
     source = open_lenient(str(tmp_path), "i")
     before = peak()
@@ -256,7 +254,7 @@ def peak() -> Callable[[], int]:
     return lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def test_a_record_too_large_is_passed_over_and_the_next_is_read(
+def test_a_record_too_large_is_skipped_and_the_next_is_read(
     write: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frames, "MAX_RECORD_BYTES", 1 << 10)
@@ -269,7 +267,7 @@ def test_a_record_too_large_is_passed_over_and_the_next_is_read(
     assert bad[0].place.startswith("record 1 at offset ")
 
 
-def test_what_is_no_example_is_told_and_passed_over(write: Callable[..., str]) -> None:
+def test_other_messages_than_examples_are_reported_and_skipped(write: Callable[..., str]) -> None:
     sequence = delimited(1, b"") + delimited(2, b"")
     source = open_lenient(write(example(i=[0]), b"no message", sequence, example(i=[3])), "i")
     bad: list[BadRecord] = []
@@ -291,13 +289,13 @@ def test_what_is_no_example_is_told_and_passed_over(write: Callable[..., str]) -
         (frame(b"text"), "record 0 at offset 0: it is no tf.train.Example"),
     ],
 )
-def test_what_holds_nothing_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_files_without_records_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "x.tfrecord").write_bytes(content)
     with pytest.raises(SourceError, match=message):
         open_source(str(tmp_path), None)
 
 
-def test_parts_are_runs_of_records_and_know_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_are_runs_of_numbered_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PART_BYTES", 200)
     monkeypatch.setattr(module, "_BLOCK_BYTES", 300)
     content = bytearray(b"".join(frame(example(i=[i])) for i in range(100)))
@@ -321,7 +319,7 @@ def test_the_usual_names_are_known(write: Callable[..., str], tmp_path: Path, na
     assert isinstance(open_source(str(tmp_path), "i"), TFRecordSource)
 
 
-def test_numbered_names_do_once_the_kind_is_said(write: Callable[..., str], tmp_path: Path) -> None:
+def test_numbered_names_are_read_if_the_kind_is_given(write: Callable[..., str], tmp_path: Path) -> None:
     for i in range(3):
         write(example(i=[i]), name=f"train-0000{i}-of-00003")
     (tmp_path / "notes.txt").write_text("no records")
@@ -341,7 +339,7 @@ def test_every_store_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> N
     assert labels(source) == [*range(200)]
 
 
-def test_a_dataset_of_ours_is_built_again_from_its_shards(parquet: str, tmp_path: Path) -> None:
+def test_a_ringfeed_dataset_is_rebuilt_from_its_shards(parquet: str, tmp_path: Path) -> None:
     first = built(parquet, tmp_path / "one", label="label", shards=2)
     features = {feature.name: feature for feature in first.manifest.schema.features}
     source = TFRecordSource.open(str(tmp_path / "one" / "*.tfrecord"), "label", features)

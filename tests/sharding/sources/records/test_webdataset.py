@@ -67,7 +67,7 @@ def write(tmp_path: Path) -> Callable[..., str]:
     return write_tar
 
 
-def test_each_extension_is_what_it_says(write: Callable[..., str]) -> None:
+def test_each_extension_has_its_type(write: Callable[..., str]) -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     document = {"width": 3, "box": {"x": 1.5}, "tags": ["a", "b"], "odd": [1, "a"]}
     source = open_source(
@@ -159,7 +159,7 @@ contents = {
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data(), form=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
-def test_what_tarfile_writes_comes_back(tmp_path: Path, data: st.DataObject, form: int) -> None:
+def test_archives_of_tarfile_round_trip(tmp_path: Path, data: st.DataObject, form: int) -> None:
     keys = data.draw(st.lists(stems, min_size=1, max_size=4, unique=True))
     rows = [{e: data.draw(contents[e]) for e in data.draw(st.sets(extensions, min_size=1))} for _ in keys]
     members = [(f"dir/{key}.{e}", content) for key, row in zip(keys, rows, strict=True) for e, content in row.items()]
@@ -203,7 +203,7 @@ def test_every_truncation_is_found(write: Callable[..., str], form: int) -> None
     ("ending", "pack"), [(".tar.gz", gzip.compress), (".tgz", gzip.compress), (".tar.bz2", bz2.compress),
      (".tar.xz", lzma.compress), (".tar.zst", lambda data: pa.compress(data, "zstd", asbytes=True))],
 )  # fmt: skip
-def test_compressed_archives_are_read_and_cut_ones_told(
+def test_compressed_archives_are_read_and_truncated_ones_reported(
     write: Callable[..., str], ending: str, pack: Callable[[bytes], bytes]
 ) -> None:
     rng = np.random.default_rng(0)
@@ -216,7 +216,7 @@ def test_compressed_archives_are_read_and_cut_ones_told(
         assert "cut short" in told[0] or "damaged" in told[0]
 
 
-def test_what_is_no_file_is_passed_over_and_never_followed(write: Callable[..., str], tmp_path: Path) -> None:
+def test_links_and_devices_are_skipped_and_never_followed(write: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "secret.txt").write_text("secret")
     content = b"".join(
         [
@@ -268,7 +268,7 @@ GOOD = [entry("0.cls", tarfile.REGTYPE, b"0"), entry("2.cls", tarfile.REGTYPE, b
         (entry("\udcff1.cls", b"0", b"1"), "its name is not UTF-8"),
     ],
 )
-def test_a_bad_record_is_told_and_passed_over_alike(write: Callable[..., str], middle: bytes, reason: str) -> None:
+def test_a_bad_record_is_reported_and_skipped_alike(write: Callable[..., str], middle: bytes, reason: str) -> None:
     source = open_source(write(GOOD[0] + middle + GOOD[1] + END), "cls")
     first: list[BadRecord] = []
     second: list[BadRecord] = []
@@ -302,7 +302,7 @@ def test_a_bad_record_is_told_and_passed_over_alike(write: Callable[..., str], m
         (entry("x", b"x", bytes(1 << 21)), "an extended header of 2,097,152 bytes"),
     ],
 )
-def test_damage_to_the_archive_is_told_after_the_records_before_it(
+def test_damage_of_the_archive_is_reported_after_the_records_before_it(
     write: Callable[..., str], tail: bytes, reason: str
 ) -> None:
     more = entry("5.cls", b"0", b"5") if tail.startswith(entry("x", b"x", b"")[:1]) and len(tail) < 2000 else b""
@@ -321,7 +321,7 @@ def checksummed(header: bytearray) -> bytes:
 
 
 @pytest.mark.parametrize("size", [1 << 60, (1 << 88) - 1, (1 << 30) + 1])
-def test_a_size_that_is_a_lie_makes_no_room(write: Callable[..., str], size: int) -> None:
+def test_a_damaged_size_allocates_nothing(write: Callable[..., str], size: int) -> None:
     lie = bytearray(entry("1.cls", b"0", b"1"))
     lie[124:136] = b"\x80" + size.to_bytes(11, "big")
     source = open_source(write(GOOD[0] + checksummed(lie[:512]) + bytes(512) + END), "cls")
@@ -330,7 +330,7 @@ def test_a_size_that_is_a_lie_makes_no_room(write: Callable[..., str], size: int
     assert "cut short" in bad[0].reason
 
 
-def test_a_record_too_large_is_passed_over_unread(write: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_too_large_is_skipped_unread(write: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_RECORD_BYTES", 1000)
     large = entry("1.cls", b"0", b"1") + entry("1.bin", b"0", bytes(5000))
     source = open_source(write(GOOD[0] + large + GOOD[1] + END), "cls")
@@ -358,13 +358,13 @@ def test_labels_read_headers_and_the_label_alone(write: Callable[..., str], monk
 
 
 @pytest.mark.parametrize("step", [Drop(("txt", "json", "npy")), Select(("cls",))])
-def test_members_that_are_left_out_need_not_be_sound(write: Callable[..., str], step: Step) -> None:
+def test_unwanted_members_may_be_invalid(write: Callable[..., str], step: Step) -> None:
     url = write([("a.cls", b"1"), ("a.txt", b"\xff"), ("a.json", b"{"), ("a.npy", b""), ("b.cls", b"2")])
     source = open_prepared(url, "cls", "auto", PrepareOptions(steps=(step,)))
     assert [record["cls"] for record in records(source)] == labels(source) == [1, 2]
 
 
-def test_an_archive_that_changes_is_found(write: Callable[..., str]) -> None:
+def test_a_changed_archive_is_noticed(write: Callable[..., str]) -> None:
     source = open_source(write([("a.cls", b"1"), ("b.cls", b"2")]), "cls")
     write([("a.cls", b"1"), ("b.cls", b"cat")])
     with pytest.raises(SourceError, match="the archive changed while it was read"):
@@ -374,7 +374,7 @@ def test_an_archive_that_changes_is_found(write: Callable[..., str]) -> None:
         labels(source)
 
 
-def test_members_apart_are_records_apart(write: Callable[..., str]) -> None:
+def test_members_that_are_not_adjacent_are_separate_records(write: Callable[..., str]) -> None:
     source = open_source(write([("a.cls", b"1"), ("b.cls", b"2"), ("a.txt", b"x")]), None)
     assert [(row["__key__"], row["cls"], row["txt"]) for row in records(source)] == [
         ("a", 1, None), ("b", 2, None), ("a", None, "x")
@@ -401,7 +401,7 @@ def test_several_archives_are_named_with_braces(write: Callable[..., str], tmp_p
     [(END, "holds no records"), (b"", "cut short"), (b"no tar" * 200, "no tar archive"),
      (entry("README", b"0", b"x") + END, "holds no records")],
 )  # fmt: skip
-def test_what_holds_nothing_is_refused(write: Callable[..., str], content: bytes, message: str) -> None:
+def test_files_without_records_are_refused(write: Callable[..., str], content: bytes, message: str) -> None:
     with pytest.raises(SourceError, match=message):
         open_source(write(content), None)
 

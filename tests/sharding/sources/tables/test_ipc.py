@@ -33,7 +33,7 @@ def test_a_part_is_a_run_of_record_batches(
     ]
 
 
-def test_one_name_may_mean_a_file_or_a_stream(tmp_path: Path, table: pa.Table) -> None:
+def test_files_and_streams_may_have_the_same_ending(tmp_path: Path, table: pa.Table) -> None:
     write_file(table, tmp_path / "a.arrow")
     write_stream(table, tmp_path / "b.arrow")
     assert completed(open_source(str(tmp_path), None)) == 2 * table.to_pylist()
@@ -47,7 +47,7 @@ def test_dictionaries_become_their_values(tmp_path: Path) -> None:
     assert labels(source) == ["b", "a", "a", "b"]
 
 
-def test_a_stream_that_ends_between_two_batches_is_no_shorter_stream(tmp_path: Path, table: pa.Table) -> None:
+def test_a_stream_cut_between_two_batches_is_damaged(tmp_path: Path, table: pa.Table) -> None:
     write_stream(table, tmp_path / "x.arrows")
     data = (tmp_path / "x.arrows").read_bytes()
     (tmp_path / "x.arrows").write_bytes(data[:-8])
@@ -55,7 +55,7 @@ def test_a_stream_that_ends_between_two_batches_is_no_shorter_stream(tmp_path: P
         open_source(str(tmp_path), None)
 
 
-def test_feather_of_old_is_refused(tmp_path: Path) -> None:
+def test_feather_version_1_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.feather").write_bytes(b"FEA1" + bytes(100) + b"FEA1")
     with pytest.raises(SourceError, match="Feather version 1"):
         open_source(str(tmp_path), None)
@@ -68,7 +68,7 @@ def test_records_without_columns_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["\0place", "x\0url"])
-def test_names_that_could_be_taken_for_our_own_are_refused(tmp_path: Path, name: str) -> None:
+def test_names_with_zero_bytes_are_refused(tmp_path: Path, name: str) -> None:
     write_file(pa.table({"x": [1, 2], name: ["a", None]}), tmp_path / "x.arrow")
     with pytest.raises(SourceError, match=r"x\.arrow: the column name '.*' holds a zero byte, .*; rename it"):
         open_source(str(tmp_path / "x.arrow"), None)

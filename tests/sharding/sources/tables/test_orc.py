@@ -45,7 +45,7 @@ def test_times_keep_their_values(tmp_path: Path) -> None:
     assert completed(source) == [{"when": 0, "day": 1}, {"when": None, "day": 2}, {"when": 10**18, "day": None}]
 
 
-def test_a_time_that_nanoseconds_do_not_hold_is_no_damage(tmp_path: Path) -> None:
+def test_a_time_beyond_nanoseconds_is_no_damage(tmp_path: Path) -> None:
     far = pa.array([None, 32_503_680_000_000], pa.timestamp("ms"))
     orc.write_table(
         pa.table({"x": [1, 2], "near": pa.array([0, 1], pa.timestamp("ms")), "far": far}), tmp_path / "x.orc"
@@ -68,9 +68,7 @@ def test_a_time_that_nanoseconds_do_not_hold_is_no_damage(tmp_path: Path) -> Non
         ({"prepare": PrepareOptions(steps=(Filter("fold == 'test'"),))}, {"train": 3}),
     ],
 )
-def test_of_hive_folders_the_keys_alone_may_be_needed(
-    tmp_path: Path, how: dict[str, Any], records_of: dict[str, int]
-) -> None:
+def test_partition_keys_alone_may_be_read(tmp_path: Path, how: dict[str, Any], records_of: dict[str, int]) -> None:
     for fold in ("train", "test"):
         (tmp_path / "x" / f"fold={fold}").mkdir(parents=True)
         orc.write_table(pa.table({"x": [1, 2, 3]}), tmp_path / "x" / f"fold={fold}" / "a.orc")

@@ -19,7 +19,7 @@ from ringfeed.sharding.sources.tables import parquet as module
 from tests.helpers.contents import completed
 
 
-def test_all_records_come_in_order_whatever_the_row_groups(
+def test_all_records_are_read_in_order_whatever_the_row_groups(
     parquet: str, table: pa.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_PART_ROWS", 250)
@@ -40,7 +40,7 @@ def test_a_sample_is_the_head_of_a_part(parquet: str, table: pa.Table) -> None:
     assert source.sample(source.parts[0], 7).to_pylist() == table.slice(0, 7).to_pylist()
 
 
-def test_a_folder_is_read_in_the_order_of_its_names_past_hidden_files(tmp_path: Path) -> None:
+def test_a_folder_is_read_in_order_of_names_without_hidden_files(tmp_path: Path) -> None:
     for name, value in [("b.parquet", 2), ("a.pq", 1), ("sub/c.parquet", 3), ("_tmp/x.parquet", 9), (".y.parquet", 9)]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         pq.write_table(pa.table({"x": [value]}), tmp_path / name)
@@ -57,7 +57,7 @@ def test_folders_in_an_archive_make_columns(tmp_path: Path) -> None:
     assert completed(source) == [{"x": 1, "k": 1}, {"x": 1, "k": 2}]
 
 
-def test_columns_of_nulls_are_read_as_the_type_given(tmp_path: Path) -> None:
+def test_columns_of_nulls_are_read_as_the_declared_type(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": pa.nulls(2), "z": pa.nulls(2)}), tmp_path / "1.parquet")
     pq.write_table(pa.table({"x": [3], "z": pa.nulls(1)}), tmp_path / "2.parquet")
     features = {"x": Feature(name="x", dtype="int8"), "z": Feature(name="z", dtype="string", shape=(3,))}
@@ -88,12 +88,12 @@ def test_damaged_pages_are_found_when_they_are_read(parquet: str) -> None:
         completed(open_source(parquet, "label"))
 
 
-def test_a_near_miss_of_a_path_is_pointed_out(parquet: str) -> None:
+def test_a_similar_path_is_suggested(parquet: str) -> None:
     with pytest.raises(SourceError, match=r"nothing at .*sorce\.parquet; did you mean .*source\.parquet"):
         open_source(parquet.replace("source", "sorce"), "label")
 
 
-def test_the_fingerprint_follows_the_files(parquet: str, table: pa.Table) -> None:
+def test_the_fingerprint_depends_on_the_files(parquet: str, table: pa.Table) -> None:
     before = open_source(parquet, "label").fingerprint
     assert open_source(parquet, "label").fingerprint == before
     pq.write_table(table.slice(1), parquet)
@@ -156,7 +156,7 @@ def test_a_dictionary_counts_as_the_values_it_stands_for(monkeypatch: pytest.Mon
     assert len(list(base.sliced(batch))) == 10
 
 
-def test_a_page_that_is_not_what_its_checksum_says_is_damage(tmp_path: Path) -> None:
+def test_a_page_that_fails_its_checksum_is_damage(tmp_path: Path) -> None:
     """Without compression nothing else tells."""
     path = tmp_path / "x.parquet"
     table = pa.table({"id": range(400), "x": [f"t{i * 7919}" for i in range(400)]})
@@ -189,7 +189,7 @@ def test_dictionaries_in_structs_are_read_across_row_groups(tmp_path: Path) -> N
     assert completed(open_source(str(path), None)) == [{"s.d": value, "t.e.d": value} for value in values]
 
 
-def test_images_of_hugging_face_that_lie_elsewhere_are_told(tmp_path: Path) -> None:
+def test_missing_images_of_hugging_face_are_reported(tmp_path: Path) -> None:
     features = {"info": {"features": {"img": {"_type": "Image"}}}}
     for name, first in (("none", {"bytes": None, "path": None}), ("there", {"bytes": b"x", "path": "/data/0.png"})):
         images = pa.array([first, None, {"bytes": b"y", "path": None}])
@@ -208,7 +208,7 @@ def test_images_of_hugging_face_that_lie_elsewhere_are_told(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("nest", [lambda times: times, lambda times: pa.StructArray.from_arrays([times], ["t"])])
 @pytest.mark.parametrize("day", ["0001-01-01", "1677-01-01", "2263-01-01", "9999-12-31"])
-def test_times_of_int96_that_nanoseconds_do_not_hold_are_refused(tmp_path: Path, nest: Any, day: str) -> None:
+def test_int96_times_beyond_nanoseconds_are_refused(tmp_path: Path, nest: Any, day: str) -> None:
     path = tmp_path / "x.parquet"
 
     def write(*days: str) -> Source:

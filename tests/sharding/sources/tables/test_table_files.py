@@ -52,7 +52,7 @@ def plain(table: pa.Table) -> pa.Table:
     )
 
 
-def test_all_records_come_in_order(name: str, tmp_path: Path, plain: pa.Table) -> None:
+def test_all_records_are_read_in_order(name: str, tmp_path: Path, plain: pa.Table) -> None:
     WRITERS[name](plain, tmp_path / name)
     source = open_source(str(tmp_path), "label")
     assert completed(source) == completed(pickle.loads(pickle.dumps(source))) == plain.to_pylist()
@@ -61,7 +61,7 @@ def test_all_records_come_in_order(name: str, tmp_path: Path, plain: pa.Table) -
     assert sum(len(batch) for part in source.parts for batch in open_source(str(tmp_path), None).labels(part)) == ROWS
 
 
-def test_the_same_records_come_from_any_store(name: str, store: Store, tmp_path: Path, plain: pa.Table) -> None:
+def test_any_store_gives_the_same_records(name: str, store: Store, tmp_path: Path, plain: pa.Table) -> None:
     WRITERS[name](plain, tmp_path / "local")
     store.write_bytes(f"kind=a/{name}", (tmp_path / "local").read_bytes())
     source = open_source(store.url, "label")
@@ -81,7 +81,7 @@ def test_batches_keep_within_their_bounds(
     assert completed(source) == plain.to_pylist()
 
 
-def test_the_order_of_columns_and_what_may_be_null_may_differ(name: str, tmp_path: Path) -> None:
+def test_the_order_and_nullability_of_columns_may_differ(name: str, tmp_path: Path) -> None:
     first = pa.table({"a": pa.array([1, 2]), "b": ["x", "y"]})
     second = pa.table([["z"], [3]], schema=pa.schema([pa.field("b", pa.string(), nullable=False), ("a", pa.int64())]))
     WRITERS[name](first, tmp_path / f"1{name}")
@@ -110,7 +110,7 @@ MATRICES = pa.array([[[1, 2], [3, 4]], None, [[5, 6], [7, 8]]], pa.list_(pa.list
 PRICES = pa.array([Decimal("1.25"), None, Decimal("0.10")], pa.decimal128(9, 2))
 
 
-def test_columns_that_no_feature_holds_are_read_as_the_types_given(name: str, tmp_path: Path) -> None:
+def test_unsupported_columns_are_read_as_the_declared_types(name: str, tmp_path: Path) -> None:
     WRITERS[name](pa.table({"m": MATRICES, "p": PRICES, "y": PRICES}), tmp_path / name)
     features = given(m=("int64", 2, 2), p=("float64",), y=("string",))
     source = open_source(str(tmp_path), "y", features=features)
@@ -123,7 +123,7 @@ def test_columns_that_no_feature_holds_are_read_as_the_types_given(name: str, tm
     assert labels(source) == ["1.25", None, "0.10"]
 
 
-def test_files_of_differing_types_are_read_as_the_type_given(name: str, tmp_path: Path) -> None:
+def test_files_of_different_types_are_read_as_the_declared_type(name: str, tmp_path: Path) -> None:
     for number, values in enumerate([pa.array([1], pa.int8()), pa.array([1 << 53], pa.int64()), pa.array([0.5])]):
         WRITERS[name](pa.table({"x": values}), tmp_path / f"{number}{name}")
     with pytest.raises(
@@ -145,7 +145,7 @@ def test_files_of_differing_types_are_read_as_the_type_given(name: str, tmp_path
         (pa.array([[[300]]]), ("int8", 1, 1), "not in range"),
     ],
 )
-def test_a_value_that_the_type_given_does_not_hold_is_told(
+def test_a_value_that_does_not_fit_its_declared_type_is_reported(
     name: str, tmp_path: Path, column: pa.Array, dtype: tuple[Any, ...], told: str
 ) -> None:
     WRITERS[name](pa.table({"x": column}), tmp_path / name)
@@ -163,7 +163,7 @@ def test_a_value_that_the_type_given_does_not_hold_is_told(
         (pa.array([1e300]).dictionary_encode(), ()),
     ],
 )
-def test_a_type_given_is_held_to_in_columns_of_every_layout(
+def test_a_declared_type_holds_in_columns_of_every_layout(
     name: str, tmp_path: Path, column: pa.Array, shape: tuple[None, ...]
 ) -> None:
     if name.endswith(".orc"):
@@ -195,7 +195,7 @@ def test_fields_of_structs_are_columns(name: str, tmp_path: Path) -> None:
     assert source.sample(source.parts[0], 1).to_pylist() == completed(source)[:1]
 
 
-def test_a_struct_is_left_out_by_its_name_whatever_it_holds(name: str, tmp_path: Path) -> None:
+def test_any_struct_can_be_left_out_by_name(name: str, tmp_path: Path) -> None:
     odd = pa.array([[("k", 1)]] * 4, pa.map_(pa.string(), pa.int64()))
     WRITERS[name](
         pa.table({"y": ["p", "q"] * 2, "s": NESTED, "t": pa.StructArray.from_arrays([odd], ["m"])}), tmp_path / name
@@ -233,7 +233,7 @@ def test_files_whose_structs_differ_are_refused(name: str, tmp_path: Path) -> No
         open_source(str(tmp_path), None)
 
 
-def test_all_columns_that_no_feature_holds_are_named(name: str, tmp_path: Path) -> None:
+def test_all_unsupported_columns_are_named(name: str, tmp_path: Path) -> None:
     WRITERS[name](pa.table({"p": PRICES, "m": MATRICES, "y": [1, 2, 3]}), tmp_path / name)
     with pytest.raises(SourceError, match=r"'p' has type decimal128.* \(nor those of 'm'\); .* by --cast \(decimals"):
         open_source(str(tmp_path), "y", features=given(p=("binary", 3), m=("int16", 4)))
@@ -256,7 +256,7 @@ class TestPartitions:
         assert completed(open_source(f"{url}/year=2023", None)) == [{"id": i, "city": "Köln"} for i in range(2)]
         assert completed(open_source(f"{url}/year=2023/city=K%C3%B6ln/{name}", None)) == [{"id": 0}, {"id": 1}]
 
-    def test_a_key_can_be_the_label_with_no_record_read(
+    def test_a_key_is_a_label_that_needs_no_record(
         self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         source = open_source(self.write(name, tmp_path, "month=02", "month=1"), "month")
@@ -267,13 +267,13 @@ class TestPartitions:
         source = open_source(self.write(name, tmp_path, "v=1", "v=1.5", "v=99999999999999999999"), None)
         assert [row["v"] for row in completed(source)] == ["1.5", "1.5", "1", "1", *["99999999999999999999"] * 2]
 
-    def test_two_spellings_of_a_number_and_what_is_said_to_be_text_are_text(self, name: str, tmp_path: Path) -> None:
+    def test_two_spellings_of_a_number_and_declared_text_are_text(self, name: str, tmp_path: Path) -> None:
         url = self.write(name, tmp_path, "zip=01234", "zip=1234")
         assert [row["zip"] for row in completed(open_source(url, None))] == ["01234"] * 2 + ["1234"] * 2
         features = {"zip": Feature(name="zip", dtype="string")}
         assert [row["zip"] for row in completed(open_source(f"{url}/zip=0*", None, features=features))] == ["01234"] * 2
 
-    def test_values_that_are_no_text_stay_apart(self, name: str, tmp_path: Path) -> None:
+    def test_values_that_are_not_utf8_stay_different(self, name: str, tmp_path: Path) -> None:
         source = open_source(self.write(name, tmp_path, "v=%fe", "v=%ff", "v=%zz"), None)
         assert [row["v"] for row in completed(source)] == ["%fe", "%fe", "%ff", "%ff", "%zz", "%zz"]
 
@@ -282,7 +282,7 @@ class TestPartitions:
         with pytest.raises(SourceError, match=r"partition keys \(b\), those of .*a=1.* \(a\)"):
             open_source(url, None)
 
-    def test_a_column_of_the_files_goes_before_a_key(self, name: str, tmp_path: Path) -> None:
+    def test_a_column_of_the_files_takes_precedence_over_a_key(self, name: str, tmp_path: Path) -> None:
         assert completed(open_source(self.write(name, tmp_path, "id=7"), "id")) == [{"id": 0}, {"id": 1}]
 
 
@@ -296,7 +296,7 @@ def test_a_damaged_file_is_named(name: str, tmp_path: Path, plain: pa.Table, dam
         open_source(str(tmp_path), "label")
 
 
-def test_damage_within_is_found_or_harmless(name: str, tmp_path: Path, plain: pa.Table) -> None:
+def test_inner_damage_is_found_or_harmless(name: str, tmp_path: Path, plain: pa.Table) -> None:
     WRITERS[name](plain, tmp_path / name)
     data = (tmp_path / name).read_bytes()
     rng = np.random.default_rng(0)
@@ -313,7 +313,7 @@ def test_damage_within_is_found_or_harmless(name: str, tmp_path: Path, plain: pa
     assert found > 0
 
 
-def test_text_that_is_no_utf_8_is_refused(name: str, tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_is_refused(name: str, tmp_path: Path) -> None:
     WRITERS[name](pa.table({"s": ["grün", "blau"], "label": ["a", "b"]}), tmp_path / name)
     data = (tmp_path / name).read_bytes()
     if "grün".encode() not in data:

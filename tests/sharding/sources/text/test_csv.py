@@ -37,7 +37,7 @@ def dtypes(source: Source) -> dict[str, str]:
     return {feature.name: feature.dtype for feature in source.schema.features}
 
 
-def test_values_come_as_they_were_written(write_csv: Write) -> None:
+def test_values_are_read_as_written(write_csv: Write) -> None:
     url = write_csv(
         ["i", "f", "s", "größe, m", "t"], [1, "", "a,b", "ü\n2", "2020-01-01"], [-5, 2.5, "", "", "1999-12-31"]
     )
@@ -74,9 +74,7 @@ def test_a_late_value_widens_bools_and_dates_to_text(
     assert list(records(source)[-1].values()) == [late] * 3
 
 
-def test_line_breaks_within_values_survive_the_edges_of_blocks(
-    write_csv: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_line_ends_within_values_survive_block_boundaries(write_csv: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "_BLOCK_BYTES", 64)
     rows = [[i, f"{i}\n" * (i % 9)] for i in range(200)]
     assert [list(row.values()) for row in records(open_source(write_csv(["i", "s"], *rows), None))] == rows
@@ -126,7 +124,7 @@ def test_compressed_files_are_read_and_damaged_ones_named(
         (b"a" + b",a" * 10**6 + b"\n1,2\n", "the header has 1,000,001 columns, but the limit is 32,768"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_bad_file_is_named_with_its_fault(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "x.csv").write_bytes(content)
     with pytest.raises(SourceError, match=rf"x\.csv.*{message}"):
         open_source(str(tmp_path / "x.csv"), None)
@@ -139,7 +137,7 @@ def test_files_of_different_headers_are_refused(write_csv: Write, tmp_path: Path
         open_source(str(tmp_path), None)
 
 
-def test_a_file_that_changes_after_it_was_opened_is_found(write_csv: Write) -> None:
+def test_a_file_that_changes_after_it_was_opened_is_noticed(write_csv: Write) -> None:
     url = write_csv(["x"], [1])
     source = open_source(url, None)
     write_csv(["x"], ["text"])
@@ -160,7 +158,7 @@ BAD = [
 
 @pytest.mark.parametrize("block_bytes", [1 << 23, 5])
 @pytest.mark.parametrize(("bad", "message"), BAD, ids=[case[1] for case in BAD])
-def test_a_bad_line_is_named_or_passed_over_by_labels_and_drafts_alike(
+def test_labels_and_drafts_name_or_skip_the_same_bad_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int, bad: str, message: str
 ) -> None:
     monkeypatch.setattr(text, "_BLOCK_BYTES", block_bytes)
@@ -185,7 +183,7 @@ PIECES = st.sampled_from(["a", '"', '""', "\n", "\r", "\r\n", ",", "x,y\n", '"q"
 
 
 @given(st.lists(PIECES, max_size=25).map("".join), st.integers(1, 40))
-def test_records_end_where_arrow_s_parser_ends_them(body: str, block_bytes: int) -> None:
+def test_records_end_where_arrow_ends_them(body: str, block_bytes: int) -> None:
     bad: list[str] = []
 
     def skip(row: Any) -> str:
@@ -259,14 +257,14 @@ def test_hexadecimal_is_text(write_csv: Write, monkeypatch: pytest.MonkeyPatch, 
     assert [row["x"] for row in records(source)] == ["7", late]
 
 
-def test_hexadecimal_is_a_number_where_one_is_asked_for(write_csv: Write) -> None:
+def test_hexadecimal_is_a_number_if_declared(write_csv: Write) -> None:
     url = write_csv(["x", "y"], [7, 1], ["0x10", 2], ["0Xff", 3])
     source = open_source(url, "y", features=features(x="int64"))
     assert [row["x"] for row in records(source)] == [7, 16, 255]
 
 
 @pytest.mark.parametrize("value", ["1e400", "-1e400", "9" * 5000])
-def test_a_number_beyond_a_float_is_not_read_as_infinite(write_csv: Write, value: str) -> None:
+def test_a_number_beyond_float64_is_not_read_as_infinite(write_csv: Write, value: str) -> None:
     url = write_csv(["x", "y"], ["inf", 1], ["-Infinity", 1], ["0.5", 1], [value, 1])
     with pytest.raises(SourceError, match=r"\.csv: line 5: 'x': the number \S+ is beyond what a float64 holds"):
         open_source(url, None)
@@ -285,7 +283,7 @@ def test_a_number_beyond_a_float_is_not_read_as_infinite(write_csv: Write, value
         ("x.jsonl.gz", bz2, r"is compressed twice \(bzip2\); decompress it once"),
     ],
 )
-def test_a_file_that_is_compressed_more_than_its_name_says(tmp_path: Path, name: str, codec: Any, told: str) -> None:
+def test_a_file_compressed_more_than_its_name_says(tmp_path: Path, name: str, codec: Any, told: str) -> None:
     data = codec.compress(b"a,b\n1,2\n")
     data = data.to_pybytes() if isinstance(data, pa.Buffer) else data
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
@@ -293,27 +291,27 @@ def test_a_file_that_is_compressed_more_than_its_name_says(tmp_path: Path, name:
         open_source(str(tmp_path / name), None)
 
 
-def test_the_remedy_for_utf_16_is_of_utf_16(tmp_path: Path) -> None:
+def test_the_remedy_for_utf_16_names_it(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_bytes("a,b\n1,2\n".encode("utf-16"))
     with pytest.raises(SourceError, match="iconv -f utf-16 -t utf-8"):
         open_source(str(tmp_path / "x.csv"), None)
 
 
-def test_the_remedy_for_other_bytes_knows_euro_signs(tmp_path: Path) -> None:
+def test_the_remedy_for_other_bytes_keeps_euro_signs(tmp_path: Path) -> None:
     """As Latin-1, in which the bytes from 0x80 to 0x9F are control characters, they would come out as those."""
     (tmp_path / "x.csv").write_bytes("a,b\n1,€\n".encode("windows-1252"))
     with pytest.raises(SourceError, match="iconv -f windows-1252 -t utf-8"):
         open_source(str(tmp_path / "x.csv"), None)
 
 
-def test_a_file_that_has_come_since_another_look_is_found(store: Store) -> None:
+def test_a_file_added_since_another_listing_is_found(store: Store) -> None:
     for number, name in enumerate(("a.csv", "b.csv", "c.csv"), start=1):
         store.write_bytes(f"in/{name}", b"x\n1\n")
         assert len(open_source(f"{store.url}/in/*.csv", None).parts) == number
         assert len(open_source(f"{store.url}/in", None).parts) == number
 
 
-def test_a_name_in_a_folder_may_hold_the_mark_of_chains(store: Store) -> None:
+def test_a_name_may_hold_the_separator_of_chained_urls(store: Store) -> None:
     if store.name == "hdfs":
         pytest.skip("names there have no colons")
     store.write_bytes("in/std::vector.csv", b"x\n1\n")
@@ -322,7 +320,7 @@ def test_a_name_in_a_folder_may_hold_the_mark_of_chains(store: Store) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["in", "in/*.csv", "in*", "in/**"])
-def test_a_link_that_leads_nowhere_is_told(tmp_path: Path, pattern: str) -> None:
+def test_a_broken_link_is_reported(tmp_path: Path, pattern: str) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.csv").write_text("x\n1\n")
     (tmp_path / "in" / "b.csv").symlink_to("annex/b.csv")
@@ -330,7 +328,7 @@ def test_a_link_that_leads_nowhere_is_told(tmp_path: Path, pattern: str) -> None
         open_source(f"{tmp_path}/{pattern}", None)
 
 
-def test_a_glob_passes_over_hidden_folders_that_it_does_not_name(store: Store) -> None:
+def test_a_glob_skips_hidden_folders_that_it_does_not_name(store: Store) -> None:
     for number, name in enumerate(("a/x.csv", "a/_temporary/0/x.csv", "_old/.b/x.csv")):
         store.write_bytes(f"in/{name}", b"x\n%d\n" % number)
     assert records(open_source(f"{store.url}/in/**/*.csv", None)) == [{"x": 0}]
@@ -340,12 +338,12 @@ def test_a_glob_passes_over_hidden_folders_that_it_does_not_name(store: Store) -
     assert records(open_source(f"{store.url}/in/_o*/**/*.csv", None)) == [{"x": 2}]
 
 
-def test_a_pattern_that_nothing_matches_is_told(tmp_path: Path) -> None:
+def test_a_pattern_without_a_match_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"no file matches .*/\*\.csv; check the pattern"):
         open_source(f"{tmp_path}/*.csv", None)
 
 
-def test_a_file_of_many_may_have_no_record(tmp_path: Path) -> None:
+def test_one_of_several_files_may_be_empty(tmp_path: Path) -> None:
     for name, content in {"a": "x,y\n", "b": "x,y\n1,2\n", "c": "x,y\n3\n"}.items():
         (tmp_path / f"{name}.csv").write_text(content)
     assert records(open_source(str(tmp_path), None, reject=lambda _: None), reject=lambda _: None) == [{"x": 1, "y": 2}]
@@ -355,7 +353,7 @@ def test_a_file_of_many_may_have_no_record(tmp_path: Path) -> None:
         open_source(str(tmp_path), None)
 
 
-def test_a_file_of_bad_lines_alone_is_not_called_empty(write_csv: Write) -> None:
+def test_a_file_of_only_bad_lines_is_not_called_empty(write_csv: Write) -> None:
     with pytest.raises(SourceError, match=r"line 2: Expected 2 columns, got 1; .*: there is no other record"):
         open_source(write_csv(["x", "y"], [1], [2]), None, reject=lambda _: None)
 
@@ -369,7 +367,7 @@ def test_a_file_of_bad_lines_alone_is_not_called_empty(write_csv: Write) -> None
     ],
 )
 @pytest.mark.parametrize("block_bytes", [1 << 23, 5])
-def test_integers_are_never_rounded_unless_asked(
+def test_integers_are_never_rounded_unless_declared(
     write_csv: Write, monkeypatch: pytest.MonkeyPatch, values: list[str], line: int, block_bytes: int
 ) -> None:
     monkeypatch.setattr(text, "_BLOCK_BYTES", block_bytes)
@@ -380,7 +378,7 @@ def test_integers_are_never_rounded_unless_asked(
     assert [row["x"] for row in records(open_source(url, None, features=features(x="string")))] == values
 
 
-def test_a_file_is_shared_in_parts_whose_lines_are_numbered(write_csv: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_cut_into_parts_of_numbered_lines(write_csv: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "_BLOCK_BYTES", 50)
     monkeypatch.setattr(text, "PART_BYTES", 200)
     url = write_csv(["i", "s"], *[[i, "x\n" if i % 3 == 0 else "yy"] for i in range(300)])
@@ -397,7 +395,7 @@ def test_a_file_is_shared_in_parts_whose_lines_are_numbered(write_csv: Write, mo
     assert [next(source.drafts(part)).column(0)[0].as_py() for part in early[:3]] == [p.first_record for p in early[:3]]
 
 
-def test_given_types_hold(write_csv: Write) -> None:
+def test_declared_types_hold(write_csv: Write) -> None:
     url = write_csv(["zip", "n", "f", "b"], ["00123", "1.0", "0.1", "1"], ["NA", "NA", "", ""])
     source = open_source(url, "zip", "csv", features(zip="string", n="int16", f="float32", b="bool"))
     assert dtypes(source) == {"zip": "string", "n": "int16", "f": "float32", "b": "bool"}
@@ -412,7 +410,7 @@ def test_given_types_hold(write_csv: Write) -> None:
 
 
 @pytest.mark.parametrize("text", ["1_000", "\uff11\uff12"])
-def test_what_only_python_takes_for_an_integer_is_none(write_csv: Write, text: str) -> None:
+def test_text_that_only_python_reads_as_an_integer_is_refused(write_csv: Write, text: str) -> None:
     source = open_source(write_csv(["n"], [text]), None, "csv", features(n="int16"))
     with pytest.raises(SourceError, match=f"line 2: column 'n': '{text}' is no int16"):
         list(source.drafts(source.parts[0]))
@@ -437,7 +435,7 @@ def test_members_of_archives_are_read(tmp_path: Path, name: str) -> None:
         assert records(open_source(chain, None)) == [{"x": 1, "y": "2,5"}] * (2 if name == "in" else 1)
 
 
-def test_as_many_columns_as_there_may_be_are_read(tmp_path: Path) -> None:
+def test_the_greatest_number_of_columns_is_read(tmp_path: Path) -> None:
     names = [f"c{i}" for i in range(1 << 15)]
     row = ",".join(map(str, range(1 << 15)))
     (tmp_path / "x.csv").write_text("\n".join([",".join(names), row, row, row, ""]))
@@ -446,12 +444,12 @@ def test_as_many_columns_as_there_may_be_are_read(tmp_path: Path) -> None:
     assert [column.to_pylist() for column in batch.columns] == [[i] * 3 for i in range(1 << 15)]
 
 
-def test_odd_names_and_values_are_kept(tmp_path: Path) -> None:
+def test_unusual_names_and_values_are_kept(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_bytes(b'"a\nb",c\n"x\0",1\n"",2')
     assert records(open_source(str(tmp_path / "x.csv"), None)) == [{"a\nb": "x\0", "c": 1}, {"a\nb": "", "c": 2}]
 
 
-def test_memory_stays_bounded_whatever_a_file_unpacks_to(tmp_path: Path) -> None:
+def test_memory_stays_bounded_whatever_the_decompressed_size(tmp_path: Path) -> None:
     path = tmp_path / "x.csv.gz"
     path.write_bytes(gzip.compress(b"a,b\n1,") + gzip.compress(b"a" * (1 << 20)) * 150)
     code = """if True:

@@ -55,7 +55,7 @@ def types(source: Source) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("blocks")
-def test_values_come_as_they_were_written(write: Write) -> None:
+def test_values_are_read_as_written(write: Write) -> None:
     url = write(
         {"i": 1, "f": 2.5, "s": "a\n\0ü", "b": True, "day": "2020-01-01", "o": {"x": 1, "y": {"z": "é"}}, "n": None},
         "",
@@ -151,7 +151,7 @@ FAR = [
 
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize(("values", "line", "what"), FAR)
-def test_integers_are_never_rounded_unless_asked(write: Write, values: list[Any], line: int, what: str) -> None:
+def test_integers_are_never_rounded_unless_declared(write: Write, values: list[Any], line: int, what: str) -> None:
     url = write(*[{"i": i, "x": value} for i, value in enumerate(values)])
     with pytest.raises(SourceError, match=rf"x\.jsonl: line {line}: 'x': the integer -?\d+ {what}; declare 'x'"):
         open_source(url, None)
@@ -233,7 +233,7 @@ BAD = [
 
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize(("bad", "message"), BAD, ids=[case[1] for case in BAD])
-def test_a_bad_line_is_named_or_passed_over_by_labels_and_drafts_alike(write: Write, bad: str, message: str) -> None:
+def test_labels_and_drafts_name_or_skip_the_same_bad_lines(write: Write, bad: str, message: str) -> None:
     url = write(GOOD, bad, '{"i": 3, "s": "ü"}')
     with pytest.raises(SourceError, match=r"x\.jsonl.*line 2") as caught:
         open_source(url, None)
@@ -250,7 +250,7 @@ def test_a_bad_line_is_named_or_passed_over_by_labels_and_drafts_alike(write: Wr
 
 
 @pytest.mark.usefixtures("blocks")
-def test_a_number_is_one_to_both_parsers_or_to_none(write: Write) -> None:
+def test_both_parsers_agree_on_what_is_a_number(write: Write) -> None:
     url = write('{"f": 0.5}', '{"f": -Infinity}', '{"f": -Inf}', '{"f": [-Inf]}', '{"f": 1}')
     with pytest.raises(SourceError, match="line 3: no JSON object"):
         open_source(url, None)
@@ -278,7 +278,7 @@ def test_a_number_is_one_to_both_parsers_or_to_none(write: Write) -> None:
     ],
 )
 @pytest.mark.usefixtures("blocks")
-def test_what_makes_no_columns_is_said(write: Write, lines: list[str], message: str) -> None:
+def test_objects_that_make_no_columns_are_named(write: Write, lines: list[str], message: str) -> None:
     with pytest.raises(SourceError, match=rf"x\.jsonl.*{message}"):
         open_source(write(*lines), None)
 
@@ -304,7 +304,7 @@ UNFIT = [
 
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize(("rows", "names"), UNFIT)
-def test_what_makes_no_columns_can_be_left_out(
+def test_objects_that_make_no_columns_can_be_left_out(
     write: Write, monkeypatch: pytest.MonkeyPatch, rows: list[Any], names: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(json_types, "_MOST_COLUMNS", 50)
@@ -315,7 +315,7 @@ def test_what_makes_no_columns_can_be_left_out(
         assert read == [{"i": i, "end": "e"} for i in range(len(rows))]
 
 
-def test_some_of_an_object_can_be_kept(write: Write) -> None:
+def test_keys_of_an_object_can_be_kept(write: Write) -> None:
     url = write({"x": {"y": 1, "tags": [{}]}}, {"x": {"y": 2, "z": 3}})
     for step in (Drop(("x.tags",)), Select(("x.y", "x.z"))):
         source = open_prepared(url, None, "auto", PrepareOptions(steps=(step,)))
@@ -330,12 +330,12 @@ def test_some_of_an_object_can_be_kept(write: Write) -> None:
         open_prepared(url, None, "auto", PrepareOptions(steps=(Drop(("x",)),)))
 
 
-def test_keys_that_are_data_are_no_columns(write: Write) -> None:
+def test_too_many_different_keys_are_refused(write: Write) -> None:
     with pytest.raises(SourceError, match=r"line 10001: the key '10000' is one of more than 10,000 different keys"):
         open_source(write(*[{str(i): i} for i in range(12_000)]), None)
 
 
-def test_lines_may_end_in_any_way_and_start_with_a_mark(write: Write) -> None:
+def test_any_line_ends_and_a_byte_order_mark_are_read(write: Write) -> None:
     for end in ("\n", "\r\n", "  \n", "\n\n \n"):
         url = write("\ufeff" + GOOD, GOOD, end=end)
         assert [list(row.values()) for row in records(open_source(url, None))] == [[1, "a"]] * 2
@@ -368,7 +368,7 @@ def features(**kinds: Any) -> dict[str, Feature]:
         ({"dtype": "int32", "logical": "date32[day]"}, ["1970-01-03", "x"], [2], ["x"]),
     ],
 )
-def test_given_types_hold_or_the_record_is_rejected(
+def test_declared_types_hold_or_the_record_is_rejected(
     write: Write, kind: Any, values: list[Any], read: list[Any], reasons: list[str]
 ) -> None:
     url = write(*[{"i": i, "x": value} for i, value in enumerate(values)])
@@ -388,21 +388,21 @@ def test_given_types_hold_or_the_record_is_rejected(
             labels(source)
 
 
-def test_types_of_columns_that_are_not_there_are_refused(write: Write) -> None:
+def test_declared_types_of_missing_columns_are_refused(write: Write) -> None:
     with pytest.raises(ConfigError, match="'zpi', but there is no such column; did you mean 'zip'"):
         open_source(write({"zip": 1}), None, features=features(zpi="string"))
     with pytest.raises(ConfigError, match=r"'zip' cannot be read from text as time32\[s\]"):
         open_source(write({"zip": 1}), None, features=features(zip={"dtype": "int32", "logical": "time32[s]"}))
 
 
-def test_a_file_that_changes_after_it_was_opened_is_found(write: Write) -> None:
+def test_a_file_that_changes_after_it_was_opened_is_noticed(write: Write) -> None:
     source = open_source(write({"x": 123}), None)
     write({"x": "a"})
     with pytest.raises(SourceError, match="line 1: 'x': 'a' is no int64; the file changed while it was read"):
         records(source)
 
 
-def test_batches_stay_small_where_values_are_missing(write: Write) -> None:
+def test_batches_stay_small_if_values_are_missing(write: Write) -> None:
     url = write({f"k{i}": i for i in range(2000)}, *["{}"] * 5000)
     source = open_source(url, None)
     batches = list(source.drafts(source.parts[0]))
@@ -418,7 +418,7 @@ def peak_mib(code: str, path: Path) -> int:
     return int(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout) >> 10
 
 
-def test_memory_stays_bounded_whatever_a_file_unpacks_to(tmp_path: Path) -> None:
+def test_memory_stays_bounded_whatever_the_decompressed_size(tmp_path: Path) -> None:
     member = gzip.compress((json.dumps({"x": "a" * 100_000}).encode() + b"\n") * 100)
     (tmp_path / "a.jsonl.gz").write_bytes(member * 15)  # 150 MB
     code = "source = open_source(url, None)\nassert sum(map(len, source.labels(source.parts[0]))) == 1500"
@@ -433,7 +433,7 @@ def test_memory_stays_bounded_whatever_a_file_unpacks_to(tmp_path: Path) -> None
     assert peak_mib(code, tmp_path / "b.jsonl.gz") < 400
 
 
-def test_a_build_from_json_lines_is_whole(write: Write, tmp_path: Path) -> None:
+def test_a_dataset_is_built_from_json_lines(write: Write, tmp_path: Path) -> None:
     url = write(*[{"id": i, "label": "ab"[i % 3 == 0], "v": [i / 2, 1.0]} for i in range(300)])
     source = open_source(url, "label", features=features(v={"dtype": "float32", "shape": (2,)}))
     assert pickle.loads(pickle.dumps(source)) == source
