@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -175,7 +175,10 @@ class RecordSource(ABC):
         schema: columns of the records.
         parts: parts, in order of their records.
         fingerprint: hash of whatever determines the records.
+        suffixes: endings of the files' names, for detection.
     """
+
+    suffixes: ClassVar[tuple[str, ...]] = ()
 
     url: str
     schema: Schema

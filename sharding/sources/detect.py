@@ -6,63 +6,51 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..dataset.manifest import MANIFEST_NAME
 from ..errors import SourceError
 from ..schema import Feature
 from ..storage.urls import normalize_url
-from .arrays.hdf5 import SUFFIXES as HDF5_SUFFIXES
 from .arrays.hdf5 import Hdf5Source
-from .arrays.idx import SUFFIXES as IDX_SUFFIXES
 from .arrays.idx import IdxSource
-from .arrays.npy import SUFFIXES as NPY_SUFFIXES
 from .arrays.npy import NpySource
 from .arrays.url_selection import split_selection
 from .base import NO_FEATURES, Reject, Source, fail_on_bad
 from .files.find import SourceFile, list_files, plain_name
-from .images.class_folders import SUFFIXES as IMAGE_SUFFIXES
 from .images.class_folders import ImageFolderSource
 from .images.image_list import ImageListSource
 from .records.python_function import IterableSource
-from .records.tfrecord import SUFFIXES as TFRECORD_SUFFIXES
 from .records.tfrecord import TFRecordSource
-from .records.webdataset import SUFFIXES as TAR_SUFFIXES
 from .records.webdataset import WebDatasetSource, expand_braces
 from .ringfeed import RingfeedSource, find_dataset
-from .tables.ipc import SUFFIXES as IPC_SUFFIXES
 from .tables.ipc import IpcSource
-from .tables.orc import SUFFIXES as ORC_SUFFIXES
 from .tables.orc import OrcSource
-from .tables.parquet import SUFFIXES as PARQUET_SUFFIXES
 from .tables.parquet import ParquetSource
-from .text.csv import SUFFIXES as CSV_SUFFIXES
 from .text.csv import CsvSource
-from .text.jsonl import SUFFIXES as JSONL_SUFFIXES
 from .text.jsonl import JsonlSource
 
 __all__ = ["KINDS", "open_source"]
 
-_OPENERS: dict[str, tuple[tuple[str, ...], Callable[..., Source]]] = {
-    "ringfeed": ((f"/{MANIFEST_NAME}",), RingfeedSource.open),
-    "parquet": (PARQUET_SUFFIXES, ParquetSource.open),
-    "ipc": (IPC_SUFFIXES, IpcSource.open),
-    "orc": (ORC_SUFFIXES, OrcSource.open),
-    "csv": (CSV_SUFFIXES, CsvSource.open),
-    "jsonl": (JSONL_SUFFIXES, JsonlSource.open),
-    "images": (IMAGE_SUFFIXES, ImageFolderSource.open),
-    "image-list": ((), lambda url, label: ImageListSource.open(url, label, open_source)),
-    "idx": (IDX_SUFFIXES, IdxSource.open),
-    "numpy": (NPY_SUFFIXES, NpySource.open),
-    "hdf5": (HDF5_SUFFIXES, Hdf5Source.open),
-    "tfrecord": (TFRECORD_SUFFIXES, TFRecordSource.open),
-    "webdataset": (TAR_SUFFIXES, WebDatasetSource.open),
-    "python": ((), IterableSource.open),
+_SOURCES: dict[str, Any] = {
+    "ringfeed": RingfeedSource,
+    "parquet": ParquetSource,
+    "ipc": IpcSource,
+    "orc": OrcSource,
+    "csv": CsvSource,
+    "jsonl": JsonlSource,
+    "images": ImageFolderSource,
+    "image-list": ImageListSource,
+    "idx": IdxSource,
+    "numpy": NpySource,
+    "hdf5": Hdf5Source,
+    "tfrecord": TFRecordSource,
+    "webdataset": WebDatasetSource,
+    "python": IterableSource,
 }
 _INFERRING = {"csv", "jsonl", "tfrecord"}  # files without types: they are inferred or declared
 _TABLES = {"parquet", "ipc", "orc"}  # columns of unsupported or differing types take a declared one
 _SELECTIVE = {  # columns can be omitted before their types are looked at; see `SelectiveSource`
     "parquet", "ipc", "orc", "csv", "jsonl", "hdf5", "numpy", "webdataset", "python",
 }  # fmt: skip
-KINDS = tuple(_OPENERS)
+KINDS = tuple(_SOURCES)
 
 
 def open_source(
@@ -103,7 +91,9 @@ def open_source(
         options["features"] = {**casts, **features}
     if kind in _SELECTIVE:
         options["wanted"] = wanted
-    source = _OPENERS[kind][1](url, label, **options)
+    if kind == "image-list":
+        options["open_table"] = open_source
+    source: Source = _SOURCES[kind].open(url, label, **options)
     if not source.schema.features:
         raise SourceError(f"{url} holds records without columns; give them at least one")
     if zero := next((name for name in source.schema.names if "\0" in name and wanted(name)), ""):
@@ -117,7 +107,7 @@ def _detect(url: str) -> tuple[str, Sequence[SourceFile] | None]:
     """Return the kind of a source, and its files if they were listed on the way and are all of the source's."""
     if find_dataset(url):  # its shards look like sources of other kinds
         return "ringfeed", None
-    suffixes = [suffix for known, _ in _OPENERS.values() for suffix in known]
+    suffixes = [suffix for source in _SOURCES.values() for suffix in source.suffixes]
     first = expand_braces(split_selection(url)[0])[0]
     files = list_files(first, suffixes)
     found = _kinds_of(plain_name(file.url) for file in files)
@@ -127,7 +117,7 @@ def _detect(url: str) -> tuple[str, Sequence[SourceFile] | None]:
         raise SourceError(f"{url} holds files of several kinds ({', '.join(found)}); say which with --source-kind")
     if "::" not in url and url.endswith(".zip"):
         raise SourceError(f"{url} is an archive; name the files to read in it, or read all with zip://::{url}")
-    known = ", ".join(suffixes[0] for suffixes, _ in _OPENERS.values() if suffixes)
+    known = ", ".join(source.suffixes[0] for source in _SOURCES.values() if source.suffixes)
     raise SourceError(
         f"{url} holds no records: no file has a known ending ({known}, ...); if its files are named otherwise, say "
         f"--source-kind {'|'.join(KINDS)}"
@@ -140,6 +130,6 @@ def _kinds_of(names: Iterable[str]) -> list[str]:
     suffixes: tuple[str, ...] = ()
     for name in names:
         if not name.endswith(suffixes):
-            found |= {kind for kind, (known, _) in _OPENERS.items() if name.endswith(known)}
-            suffixes = tuple(suffix for kind in found for suffix in _OPENERS[kind][0])
-    return [kind for kind in _OPENERS if kind in found]
+            found |= {kind for kind, source in _SOURCES.items() if name.endswith(source.suffixes)}
+            suffixes = tuple(suffix for kind in found for suffix in _SOURCES[kind].suffixes)
+    return [kind for kind in _SOURCES if kind in found]

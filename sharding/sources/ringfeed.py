@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -93,6 +94,8 @@ class RingfeedSource(RecordSource):
         url: URL of the dataset's folder.
         manifest: manifest of the dataset, without its splits and companion files.
     """
+
+    suffixes: ClassVar[tuple[str, ...]] = (f"/{MANIFEST_NAME}",)
 
     manifest: Manifest
 

@@ -36,3 +36,11 @@ def encode(pixels: npt.NDArray[np.uint8], suffix: str, **options: Any) -> bytes:
     out = BytesIO()
     Image.fromarray(pixels).save(out, {"jpg": "JPEG", "png": "PNG"}[suffix], **options)
     return out.getvalue()
+
+
+def noise_image(seed: int, form: str = "PNG", width: int = 9) -> bytes:
+    """An image file of random pixels, 7 high."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (7, width, 3), np.uint8)
+    out = BytesIO()
+    Image.fromarray(pixels).save(out, form)
+    return out.getvalue()

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import lcm, prod
 from types import ModuleType
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,9 +40,8 @@ from .array_columns import (
 )
 from .url_selection import split_selection
 
-__all__ = ["SUFFIXES", "Hdf5Source"]
+__all__ = ["Hdf5Source"]
 
-SUFFIXES = (".h5", ".hdf5")
 _VARIABLE_BYTES = 1 << 16  # assumed size of a variable-length value, until some were read
 _CACHE_BYTES = 64 << 20  # cache of a column's chunks, so that a chunk across two batches is decompressed once
 _BUFFER_BYTES = 1 << 20  # read-ahead of remote files: HDF5 reads metadata in small pieces
@@ -70,6 +69,8 @@ class Hdf5Source(RecordSource):
         left_out: names of unwanted datasets and groups that cannot be columns.
     """
 
+    suffixes: ClassVar[tuple[str, ...]] = (".h5", ".hdf5")
+
     columns: tuple[_Column, ...]
     checked: tuple[_Column, ...]
     left_out: tuple[str, ...] = ()
@@ -88,7 +89,7 @@ class Hdf5Source(RecordSource):
                 holds, or the files' columns differ; or h5py is not installed.
         """
         files_url, picks = split_selection(url)
-        files = require_files(files_url, SUFFIXES, "HDF5 file")
+        files = require_files(files_url, cls.suffixes, "HDF5 file")
         columns: tuple[_Column, ...] = ()
         left_out: dict[str, None] = {}
         parts: list[Part] = []

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import IO
+from typing import IO, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,15 +21,16 @@ from ..files.find import base_name, fingerprint_files, list_files, resolve_relat
 from ..files.open import MissingFileError, open_file
 from .array_columns import batch_rows
 
-__all__ = ["SUFFIXES", "IdxSource"]
+__all__ = ["IdxSource"]
 
-SUFFIXES = ("-ubyte", "-ubyte.gz", ".idx", ".idx.gz")
 _DTYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32", 0x0E: "float64"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdxSource(RecordSource):
     """A source of pairs of IDX files; a part is a pair. The records: ``image`` and the label."""
+
+    suffixes: ClassVar[tuple[str, ...]] = ("-ubyte", "-ubyte.gz", ".idx", ".idx.gz")
 
     @classmethod
     def open(cls, url: str, label: str | None) -> IdxSource:
@@ -43,7 +44,7 @@ class IdxSource(RecordSource):
         Raises:
             SourceError: a file of images has no labels, is no IDX file, or the two differ in length.
         """
-        found = [file.url for file in list_files(url, SUFFIXES)]
+        found = [file.url for file in list_files(url, cls.suffixes)]
         images = [path for path in found if "images" in base_name(path)]
         if not images:
             raise SourceError(f"there is no IDX file of images (such as train-images-idx3-ubyte.gz) at {url}")
@@ -54,7 +55,7 @@ class IdxSource(RecordSource):
             )
         parts = tuple(Part(path=path, pieces=(_labels_of(path),)) for path in images)
         kinds = {_check_pair(part) for part in parts}
-        files = [file for part in parts for path in (part.path, *part.pieces) for file in list_files(path, SUFFIXES)]
+        paths = [path for part in parts for path in (part.path, *part.pieces)]
         if len(kinds) > 1:
             raise SourceError(f"the IDX files at {url} hold images of different types or shapes: {sorted(kinds)}")
         (dtype, shape, label_dtype) = kinds.pop()
@@ -66,7 +67,7 @@ class IdxSource(RecordSource):
             url=url,
             schema=Schema(features=features, label=label or "label"),
             parts=parts,
-            fingerprint=fingerprint_files(files),
+            fingerprint=fingerprint_files([file for path in paths for file in list_files(path, cls.suffixes)]),
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from os import SEEK_END
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
@@ -33,9 +33,8 @@ from ..files.open import open_file, translate_errors
 from .array_columns import Leaf, batch_rows, fixed_feature, leaves_of, part_bounds, select_arrays, to_arrow
 from .url_selection import split_selection
 
-__all__ = ["SUFFIXES", "NpySource"]
+__all__ = ["NpySource"]
 
-SUFFIXES = (".npy", ".npz")
 _PLAIN = "data"  # the column of a file with one plain array
 _MAX_HEADER_BYTES = 1 << 20
 
@@ -76,6 +75,8 @@ class NpySource(RecordSource):
         left_out: names of unwanted arrays that cannot be columns.
     """
 
+    suffixes: ClassVar[tuple[str, ...]] = (".npy", ".npz")
+
     columns: tuple[Leaf, ...]
     left_out: tuple[str, ...] = ()
 
@@ -92,7 +93,7 @@ class NpySource(RecordSource):
             SourceError: there is no file, a file is damaged or holds Python objects, or its arrays differ in length.
         """
         files_url, picks = split_selection(url)
-        files = require_files(files_url, SUFFIXES, "NumPy file")
+        files = require_files(files_url, cls.suffixes, "NumPy file")
         columns: tuple[Leaf, ...] = ()
         left_out: dict[str, None] = {}
         schema: Schema | None = None

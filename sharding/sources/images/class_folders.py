@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +18,8 @@ from ..files.http_listing import decode_name, encode_name, is_web
 from ..files.open import stat_files
 from .image_files import IMAGE_FEATURES, ImageCheck, find_bad_files, image_fault, read_images
 
-__all__ = ["SUFFIXES", "ImageFolderSource"]
+__all__ = ["ImageFolderSource"]
 
-# Pillow reads the last three only with plugins: such files are refused, or bad records, but never left out silently.
-SUFFIXES = (
-    ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".jp2", ".j2k", ".avif",
-    ".ppm", ".pgm", ".pbm", ".pnm", ".heic", ".heif", ".jxl",
-)  # fmt: skip
 _PART_FILES = 4096
 _SAMPLE_FILES = 16
 _BYTES = "\0bytes"  # column of the drafts; the zero byte keeps its name apart from the label's
@@ -39,6 +35,12 @@ class ImageFolderSource:
     Attributes:
         root: URL of the folder that contains the class folders, with a slash at the end.
     """
+
+    # Pillow reads the last three only with plugins: such files are refused, or bad records, but not left out silently.
+    suffixes: ClassVar[tuple[str, ...]] = (
+        ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".jp2", ".j2k", ".avif",
+        ".ppm", ".pgm", ".pbm", ".pnm", ".heic", ".heif", ".jxl",
+    )  # fmt: skip
 
     url: str
     root: str
@@ -59,7 +61,7 @@ class ImageFolderSource:
             SourceError: there is no image, or an image lies outside of class folders.
             RangesError: a web server does not give the size of an image.
         """
-        files = files or require_files(url, SUFFIXES, "image")
+        files = files or require_files(url, cls.suffixes, "image")
         root = root_of(url, [file.url for file in files])
         names = tuple(decode_name(root, split_chain(file.url)[0].removeprefix(root)) for file in files)
         for name in names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from ..base import BadRecord, Part, Reject, Source, fail_on_bad
 from ..files.find import plain_name, resolve_relative
 from ..files.record_places import record_places
 from .image_files import IMAGE_FEATURES, ImageCheck, file_sizes, find_bad_files, image_fault, read_images
-from .path_list import LINE_SUFFIXES, LineSource
+from .path_list import LineSource
 
 __all__ = ["URL", "ImageListSource", "missing_path_record"]
 
@@ -38,6 +39,8 @@ class ImageListSource:
         path_column: the table's column of paths.
     """
 
+    suffixes: ClassVar[tuple[str, ...]] = ()
+
     url: str
     table: Source
     path_column: str
@@ -55,7 +58,7 @@ class ImageListSource:
         Raises:
             SourceError: the table has no column of paths, or several, or the label is that column.
         """
-        table: Source = (LineSource.open if plain_name(url).endswith(LINE_SUFFIXES) else open_table)(url, label)
+        table: Source = (LineSource.open if plain_name(url).endswith(LineSource.suffixes) else open_table)(url, label)
         path_column = _path_column(table.schema, url)
         if label == path_column:
             raise SourceError(f"{url}: the column {label!r} names the images; choose another one as the label")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -14,15 +15,16 @@ from ..base import Part, RecordSource, Reject, fail_on_bad
 from ..files.find import fingerprint_files, require_files
 from ..files.open import open_file
 
-__all__ = ["LINE_SUFFIXES", "LineSource"]
+__all__ = ["LineSource"]
 
-LINE_SUFFIXES = (".txt", ".lst")
 _BLOCK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineSource(RecordSource):
     """A source of lines: the column ``path`` holds each line that is not empty. A part is a file."""
+
+    suffixes: ClassVar[tuple[str, ...]] = (".txt", ".lst")
 
     @classmethod
     def open(cls, url: str, label: str | None) -> LineSource:
@@ -31,7 +33,7 @@ class LineSource(RecordSource):
         Raises:
             SourceError: there is no file, or a label is asked for.
         """
-        files = require_files(url, LINE_SUFFIXES, "text file")
+        files = require_files(url, cls.suffixes, "text file")
         return cls(
             url=url,
             schema=Schema(features=(Feature(name="path", dtype="string"),), label=label),

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +22,9 @@ from ..files.find import SourceFile, fingerprint_files, has_pattern, list_files,
 from ..files.open import open_file, size_if_seekable
 from .example_features import FeatureTypes, column_of
 
-__all__ = ["SUFFIXES", "TFRecordSource"]
+__all__ = ["TFRecordSource"]
 
-SUFFIXES = tuple(f".{name}{ending}" for name in ("tfrecord", "tfrecords", "tfrec") for ending in ("", ".gz", ".zlib"))
+_SUFFIXES = tuple(f".{name}{ending}" for name in ("tfrecord", "tfrecords", "tfrec") for ending in ("", ".gz", ".zlib"))
 _NUMBERED = re.compile(r"-\d{3,}-of-\d{3,}$")  # many writers name shards so, without an ending
 _BLOCK_BYTES = 4 << 20  # decoded numbers may take eight times as much
 _SAMPLE_BYTES = 1 << 20
@@ -46,6 +46,8 @@ class TFRecordSource(RecordSource):
         declared: features that the user declared, by name.
     """
 
+    suffixes: ClassVar[tuple[str, ...]] = _SUFFIXES
+
     declared: Mapping[str, Feature]
 
     @classmethod
@@ -59,7 +61,7 @@ class TFRecordSource(RecordSource):
         """Read all files once to infer the features, and to find where parts begin.
 
         Args:
-            url: URL of a file of any name; of a folder, whose files end in one of `SUFFIXES` or are numbered like
+            url: URL of a file of any name; of a folder, whose files end in one of `suffixes` or are numbered like
                 ``train-00000-of-00010``; or a glob.
             label: feature of the classes, or None.
             features: declared features, by name, whose types are not inferred.
@@ -130,11 +132,11 @@ class TFRecordSource(RecordSource):
 
 def _find(url: str) -> list[SourceFile]:
     files = list_files(url, ("",))
-    named = [file for file in files if plain_name(file.url).endswith(SUFFIXES) or _NUMBERED.search(file.url)]
+    named = [file for file in files if plain_name(file.url).endswith(_SUFFIXES) or _NUMBERED.search(file.url)]
     if not named and (has_pattern(url) or list_files(url, ())):  # the URL names the files themselves
         named = files
     if not named:
-        raise SourceError(f"there is no TFRecord file ({', '.join(SUFFIXES)}, NAME-00000-of-00010) at {url}")
+        raise SourceError(f"there is no TFRecord file ({', '.join(_SUFFIXES)}, NAME-00000-of-00010) at {url}")
     return named
 
 

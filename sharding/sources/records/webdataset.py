@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from ..files.find import SourceFile, fingerprint_files, list_files
 from .tar import SUFFIXES, Member, TarDamage, TarReader, open_tar
 from .webdataset_members import MemberType, MemberTypes, extension_of
 
-__all__ = ["SUFFIXES", "WebDatasetSource", "expand_braces"]
+__all__ = ["WebDatasetSource", "expand_braces"]
 
 _KEY = "__key__"
 _BATCH_ROWS = 4096
@@ -42,6 +43,8 @@ class WebDatasetSource(RecordSource):
         types: types of the members that are read.
     """
 
+    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+
     types: tuple[MemberType, ...]
 
     @classmethod
@@ -60,9 +63,9 @@ class WebDatasetSource(RecordSource):
         Raises:
             SourceError: there is no archive, or no archive has a record.
         """
-        files = [file for name in expand_braces(url) for file in list_files(name, SUFFIXES)]
+        files = [file for name in expand_braces(url) for file in list_files(name, cls.suffixes)]
         if not files:
-            raise SourceError(f"there is no tar archive ({', '.join(SUFFIXES)}) at {url}")
+            raise SourceError(f"there is no tar archive ({', '.join(cls.suffixes)}) at {url}")
         found = MemberTypes(wanted)
         parts = tuple(_survey(file, found) for file in files)
         types = found.types()

@@ -14,9 +14,8 @@ from ..base import Part
 from ..files.find import SourceFile
 from .table_files import PART_BYTES, TableSource, checked, open_table, plain_schema, runs
 
-__all__ = ["SUFFIXES", "IpcSource"]
+__all__ = ["IpcSource"]
 
-SUFFIXES = (".arrow", ".feather", ".ipc", ".arrows")
 _FILE_MAGIC, _FEATHER_1_MAGIC = b"ARROW1", b"FEA1"
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 _PART_ROWS = 1 << 18
@@ -31,7 +30,7 @@ class IpcSource(TableSource):
     """
 
     kind: ClassVar[str] = "Arrow IPC"
-    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+    suffixes: ClassVar[tuple[str, ...]] = (".arrow", ".feather", ".ipc", ".arrows")
 
     @classmethod
     def inspect(cls, file: SourceFile) -> tuple[pa.Schema, Sequence[Part]]:

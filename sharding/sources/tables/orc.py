@@ -17,9 +17,8 @@ from ..base import Part
 from ..files.find import SourceFile
 from .table_files import PART_BYTES, TableSource, checked, open_table, plain_schema, runs
 
-__all__ = ["SUFFIXES", "OrcSource"]
+__all__ = ["OrcSource"]
 
-SUFFIXES = (".orc",)
 _PART_ROWS = 1 << 18
 # Field numbers of orc_proto.proto: FileTail.footer, Footer.stripes, and of StripeInformation.
 _FOOTER, _STRIPES, _SIZES, _ROWS = 2, 3, (2, 3, 4), 5
@@ -30,7 +29,7 @@ class OrcSource(TableSource):
     """A source of ORC files; a part is a run of stripes, with the pieces (first, end, records)."""
 
     kind: ClassVar[str] = "ORC"
-    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+    suffixes: ClassVar[tuple[str, ...]] = (".orc",)
 
     @classmethod
     def inspect(cls, file: SourceFile) -> tuple[pa.Schema, Sequence[Part]]:

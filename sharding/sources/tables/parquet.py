@@ -20,9 +20,8 @@ from ..base import Part
 from ..files.find import SourceFile
 from .table_files import PART_BYTES, TableSource, checked, open_table, plain_schema, runs
 
-__all__ = ["SUFFIXES", "ParquetSource"]
+__all__ = ["ParquetSource"]
 
-SUFFIXES = (".parquet", ".pq")
 _PART_ROWS = 1 << 18
 _BUFFER_BYTES = 1 << 20
 
@@ -32,7 +31,7 @@ class ParquetSource(TableSource):
     """A source of Parquet files; a part is a run of row groups."""
 
     kind: ClassVar[str] = "Parquet"
-    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+    suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
     reads_fields: ClassVar[bool] = True
 
     @classmethod

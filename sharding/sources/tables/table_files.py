@@ -49,7 +49,6 @@ class TableSource(RecordSource):
 
     Attributes:
         kind: name of the format, for messages.
-        suffixes: endings of the files' names.
         reads_fields: whether `read` takes the dotted name of a struct's field.
         partitions: columns from folder names, the last of the schema.
         narrowed_from: names of all columns in the files, if the source was narrowed: a record is bad if any of its
@@ -60,7 +59,6 @@ class TableSource(RecordSource):
     """
 
     kind: ClassVar[str]
-    suffixes: ClassVar[tuple[str, ...]]
     reads_fields: ClassVar[bool] = False
 
     partitions: Partitions

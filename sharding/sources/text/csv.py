@@ -21,11 +21,9 @@ from .csv_parse import MISSING, Header, Rows, delimiter_of, parse_block, read_he
 from .csv_records import cut_records
 from .csv_types import infer_types
 from .declared_types import cast_text, check_names, declared_arrow_type
-from .text_source import ENDINGS, InferenceOptions, TextSource
+from .text_source import InferenceOptions, TextSource, with_compression
 
-__all__ = ["SUFFIXES", "CsvSource"]
-
-SUFFIXES = tuple(f"{kind}{ending}" for kind in (".csv", ".tsv") for ending in ENDINGS)
+__all__ = ["CsvSource"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +36,7 @@ class CsvSource(TextSource):
     """
 
     kind: ClassVar[str] = "CSV or TSV file"
-    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+    suffixes: ClassVar[tuple[str, ...]] = with_compression(".csv", ".tsv")
 
     types: pa.Schema
     declared: Mapping[str, Feature]

@@ -18,11 +18,9 @@ from .declared_types import check_names, declared_arrow_type
 from .json_columns import Column, read_columns, rows_at_once
 from .json_parse import Lines, split_lines
 from .json_types import InferredColumns
-from .text_source import ENDINGS, InferenceOptions, TextSource
+from .text_source import InferenceOptions, TextSource, with_compression
 
-__all__ = ["SUFFIXES", "JsonlSource"]
-
-SUFFIXES = tuple(f"{kind}{ending}" for kind in (".jsonl", ".ndjson") for ending in ENDINGS)
+__all__ = ["JsonlSource"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +36,7 @@ class JsonlSource(TextSource):
     """
 
     kind: ClassVar[str] = "file of JSON lines"
-    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+    suffixes: ClassVar[tuple[str, ...]] = with_compression(".jsonl", ".ndjson")
 
     columns: tuple[Column, ...]
     left_out: tuple[str, ...] = ()

@@ -17,11 +17,19 @@ from ..files.find import SourceFile, require_files
 from ..files.record_places import line_places
 from .blocks import Block, Cut, read_blocks, read_marked, span_of
 
-__all__ = ["ENDINGS", "InferenceOptions", "TextSource"]
+__all__ = ["InferenceOptions", "TextSource", "with_compression"]
 
-ENDINGS = ("", ".gz", ".bz2", ".xz", ".zst")  # of plain and compressed files
 _SAMPLE_BYTES = 1 << 20
 Self = TypeVar("Self", bound="TextSource")
+
+
+def with_compression(*suffixes: str) -> tuple[str, ...]:
+    """Return endings of plain and compressed files.
+
+    >>> with_compression(".csv")
+    ('.csv', '.csv.gz', '.csv.bz2', '.csv.xz', '.csv.zst')
+    """
+    return tuple(f"{suffix}{ending}" for suffix in suffixes for ending in ("", ".gz", ".bz2", ".xz", ".zst"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +53,9 @@ class TextSource(RecordSource):
 
     Attributes:
         kind: what the files are, for error messages.
-        suffixes: endings of the files' names.
     """
 
     kind: ClassVar[str]
-    suffixes: ClassVar[tuple[str, ...]]
 
     @classmethod
     def open(

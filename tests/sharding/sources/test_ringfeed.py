@@ -1,4 +1,4 @@
-"""Datasets of ringfeed as sources: what was written once is written again, exactly, from checked bytes."""
+"""Datasets of ringfeed as sources: records are rewritten exactly, from checked bytes."""
 
 import pickle
 from collections.abc import Callable

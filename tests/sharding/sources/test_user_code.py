@@ -1,4 +1,4 @@
-"""Which code a build depends on."""
+"""The hash of user code: which modules it covers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HDF5 files, as h5py and others write them."""
+"""HDF5 files; with them, `array_columns.py` and `url_selection.py`."""
 
 import pickle
 import sys

@@ -1,4 +1,4 @@
-"""IDX sources, as MNIST comes."""
+"""IDX files, the format of MNIST."""
 
 import gzip
 import struct

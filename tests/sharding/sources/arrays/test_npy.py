@@ -1,4 +1,4 @@
-"""NumPy's files: `.npy` and `.npz`."""
+"""NumPy files, `.npy` and `.npz`; with them, `array_columns.py`."""
 
 import pickle
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Sources of every kind within a zip archive: they hold what they hold in a folder."""
+"""Sources of every kind in zip archives hold the same records as in folders; tests `files/open.py` and `find.py`, too."""
 
 import gzip
 import shutil

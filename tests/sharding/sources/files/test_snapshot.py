@@ -1,4 +1,4 @@
-"""Listings: whatever is another than it was listed is named; what came, or went, is not."""
+"""Listings name changed files, and ignore new and removed ones."""
 
 import pytest
 from hypothesis import given

@@ -22,14 +22,14 @@ from ringfeed.sharding.sources.images import path_list as lines
 from ringfeed.sharding.sources.images.image_list import ImageListSource
 from tests.helpers.builds import built
 from tests.helpers.contents import completed
+from tests.helpers.pictures import noise_image
 from tests.servers.store import Store
-from tests.sharding.sources.images.test_class_folders import image
 
 Write = Callable[..., str]
 
 
 def test_images_are_read_with_the_other_columns_on_every_store(store: Store) -> None:
-    files = {"a/1.png": image(1), "b/2.jpg": image(2, "JPEG"), "a/3.png": image(3, width=5)}
+    files = {"a/1.png": noise_image(1), "b/2.jpg": noise_image(2, "JPEG"), "a/3.png": noise_image(3, width=5)}
     for name, data in files.items():
         store.write_bytes(f"data/{name}", data)
     rows = ["label,file_name,score,width", "cat,a/1.png,1.5,1", "dog,b/2.jpg,,2", "cat,a/3.png,0.5,3"]
@@ -58,33 +58,33 @@ def test_a_task_gets_only_its_own_part(tmp_path: Path) -> None:
 
 def test_paths_may_hold_dots_on_every_store(store: Store) -> None:
     paths = ["./x.png", "../data/./x.png", "../x.png"]
-    store.write_bytes("data/x.png", image(1))
-    store.write_bytes("x.png", image(2))
+    store.write_bytes("data/x.png", noise_image(1))
+    store.write_bytes("x.png", noise_image(2))
     store.write_bytes("data/list.csv", "\n".join(["path,label", *[f"{path},a" for path in paths]]).encode())
     rows = completed(open_source(f"{store.url}/data/list.csv", "label", "image-list"))
-    assert [row["image"] for row in rows] == [image(1), image(1), image(2)]
+    assert [row["image"] for row in rows] == [noise_image(1), noise_image(1), noise_image(2)]
     assert [row["path"] for row in rows] == paths
 
 
 def test_paths_may_be_absolute_or_urls(tmp_path: Path, write_csv: Write) -> None:
-    (tmp_path / "x.png").write_bytes(image(1))
+    (tmp_path / "x.png").write_bytes(noise_image(1))
     (tmp_path / "lists").mkdir()
     paths = [str(tmp_path / "x.png"), (tmp_path / "x.png").as_uri(), "../x.png"]
     url = write_csv(["path", "label"], *[[path, "a"] for path in paths], name="lists/l.csv")
     rows = completed(open_source(url, "label", "image-list"))
-    assert [row["image"] for row in rows] == [image(1)] * 3
+    assert [row["image"] for row in rows] == [noise_image(1)] * 3
     assert [row["path"] for row in rows] == paths
 
 
 def test_paths_may_lead_to_several_stores_and_archives(store: Store, tmp_path: Path, write_csv: Write) -> None:
     paths = [f"{store.url}/x.png", *(f"zip://x.png::{tmp_path / name}" for name in ("a.zip", "b.zip"))]
-    store.write_bytes("x.png", image(0, width=5))
+    store.write_bytes("x.png", noise_image(0, width=5))
     for seed, name in enumerate(("a.zip", "b.zip"), start=1):
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
-            archive.writestr("x.png", image(seed, width=5 + seed))
+            archive.writestr("x.png", noise_image(seed, width=5 + seed))
     source = open_source(write_csv(["path", "label"], *[[path, "a"] for path in paths]), "label", "image-list")
     rows = completed(source)
-    assert [row["image"] for row in rows] == [image(seed, width=5 + seed) for seed in range(3)]
+    assert [row["image"] for row in rows] == [noise_image(seed, width=5 + seed) for seed in range(3)]
     drafts = next(source.drafts(source.parts[0]))
     assert isinstance(source, ImageListSource)
     assert source.late_bytes(source.parts[0], drafts).tolist() == [len(row["image"]) for row in rows]
@@ -94,17 +94,17 @@ def test_paths_may_lead_to_several_stores_and_archives(store: Store, tmp_path: P
 def test_an_image_that_changes_between_two_passes_is_named(
     tmp_path: Path, write_csv: Write, monkeypatch: pytest.MonkeyPatch, change: int
 ) -> None:
-    (tmp_path / "1.png").write_bytes(image(1))
-    monkeypatch.setattr(image_files, "_size", lambda path: len(image(1)) + change)
+    (tmp_path / "1.png").write_bytes(noise_image(1))
+    monkeypatch.setattr(image_files, "_size", lambda path: len(noise_image(1)) + change)
     with pytest.raises(SourceError, match=r"1\.png: the file changed while the source was read"):
         completed(open_source(write_csv(["path", "label"], ["1.png", "a"]), "label", "image-list"))
 
 
 def test_any_table_can_be_a_list(tmp_path: Path) -> None:
-    (tmp_path / "1.png").write_bytes(image(1))
+    (tmp_path / "1.png").write_bytes(noise_image(1))
     pq.write_table(pa.table({"only": ["1.png"]}), tmp_path / "list.parquet")
     (row,) = completed(open_source(str(tmp_path / "list.parquet"), None, "image-list"))
-    assert (row["image"], row["path"]) == (image(1), "1.png")
+    assert (row["image"], row["path"]) == (noise_image(1), "1.png")
 
 
 @pytest.mark.parametrize(("end", "encoding"), [("\n", "utf-8"), ("\r\n", "utf-8"), ("\r\n", "utf-8-sig")])
@@ -112,10 +112,12 @@ def test_a_text_file_is_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(lines, "_BLOCK_BYTES", 7)
     names = ["1.png", "zwei é.png", "3.png"]
     for i, name in enumerate(names):
-        (tmp_path / name).write_bytes(image(i))
+        (tmp_path / name).write_bytes(noise_image(i))
     (tmp_path / "list.txt").write_bytes(end.join([names[0], "", *names[1:]]).encode(encoding))
     source = open_source(str(tmp_path / "list.txt"), None, "image-list")
-    assert [(row["path"], row["image"]) for row in completed(source)] == [(n, image(i)) for i, n in enumerate(names)]
+    assert [(row["path"], row["image"]) for row in completed(source)] == [
+        (n, noise_image(i)) for i, n in enumerate(names)
+    ]
     assert sum(len(batch) for part in source.parts for batch in source.labels(part)) == 3
     assert source.sample(source.parts[0], 5).num_rows > 0
     (tmp_path / "list.txt").write_bytes(b"1.png\n\n\xff.png\n")
@@ -152,7 +154,7 @@ def test_a_check_finds_what_complete_would_fail_on(tmp_path: Path, folder: str) 
     for i, name in enumerate(names):
         if i != 4:
             with fsspec.open(f"{folder}/{name}", "wb") as file:
-                file.write(image(i)[: -30 if i == 2 else None])
+                file.write(noise_image(i)[: -30 if i == 2 else None])
     with fsspec.open(f"{folder}/list.parquet", "wb") as file:
         pq.write_table(pa.table({"path": [*names[:5], None, names[5]], "label": ["a"] * 7}), file)
     source = open_source(f"{folder}/list.parquet", "label", "image-list")
@@ -172,7 +174,7 @@ def test_a_check_finds_what_complete_would_fail_on(tmp_path: Path, folder: str) 
 
 @pytest.mark.parametrize("name", ["folder", "0.png/x", "x" * 300, "x\0y", "http://[bad", "pipe"])
 def test_a_path_that_names_no_file_is_a_bad_record(tmp_path: Path, name: str) -> None:
-    (tmp_path / "0.png").write_bytes(image(0))
+    (tmp_path / "0.png").write_bytes(noise_image(0))
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     pq.write_table(pa.table({"path": ["0.png", name], "label": ["a", "b"]}), tmp_path / "list.parquet")
@@ -188,7 +190,7 @@ def test_a_path_that_names_no_file_is_a_bad_record(tmp_path: Path, name: str) ->
 
 def test_a_dataset_is_built_from_a_list(tmp_path: Path, write_csv: Write) -> None:
     for i in range(12):
-        (tmp_path / f"{i}.png").write_bytes(image(i))
+        (tmp_path / f"{i}.png").write_bytes(noise_image(i))
     url = write_csv(["file", "label"], *[[f"{i}.png", "ab"[i % 2]] for i in range(12)])
     dataset = built(url, tmp_path / "out", label="label", source_kind="image-list", shards=2)
     assert dataset.manifest.classes == ("a", "b")
@@ -196,7 +198,7 @@ def test_a_dataset_is_built_from_a_list(tmp_path: Path, write_csv: Write) -> Non
 
 
 def test_a_missing_image_is_named(store: Store) -> None:
-    store.write_bytes("x.png", image(1))
+    store.write_bytes("x.png", noise_image(1))
     store.write_bytes("list.csv", b"path,y\nx.png,1\nnope.png,1\n")
     with pytest.raises(SourceError, match=r"the file is missing, or was removed .*/nope\.png; check its name"):
         completed(open_source(f"{store.url}/list.csv", "y", "image-list"))
@@ -208,7 +210,7 @@ def test_a_record_without_a_path_is_named_or_skipped(
     tmp_path: Path, ending: str, place: str, prepare: PrepareOptions
 ) -> None:
     for i in range(4):
-        (tmp_path / f"{i}.png").write_bytes(image(i))
+        (tmp_path / f"{i}.png").write_bytes(noise_image(i))
     table = pa.table({"path": ["0.png", "1.png", "" if ending == "csv" else None, "3.png"], "y": ["c", "a", "a", "a"]})
     (csv.write_csv if ending == "csv" else pq.write_table)(table, tmp_path / f"list.{ending}")
     how: dict[str, Any] = {"source_kind": "image-list", "shards": 1, "prepare": prepare}

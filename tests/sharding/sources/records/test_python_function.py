@@ -1,4 +1,4 @@
-"""Records that a Python function gives."""
+"""Sources of Python functions, and the types of Python values (`python_values.py`)."""
 
 import datetime
 import itertools

@@ -1,4 +1,4 @@
-"""TFRecord sources: every feature found, every damage told, nothing read that is not there."""
+"""TFRecord sources: features are inferred (`example_features.py`), and all damage is reported."""
 
 import gzip
 import os

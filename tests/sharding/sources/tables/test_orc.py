@@ -1,4 +1,4 @@
-"""ORC files; what they share with other tables is in test_sources_tables."""
+"""ORC files; `test_table_files.py` tests what all tables share."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What all sources of table files share: Parquet, Arrow IPC (files and streams) and ORC."""
+"""What all sources of tables share: Parquet, Arrow IPC (files and streams) and ORC; structs, Hive partitions."""
 
 import pickle
 from collections.abc import Callable
@@ -19,25 +19,16 @@ from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.sources import base, open_source
 from ringfeed.sharding.sources.tables import table_files as tables
 from tests.helpers.contents import completed, labels
+from tests.helpers.ipc_files import write_ipc_file, write_ipc_stream
 from tests.servers.store import Store
 
 ROWS = 600
 
 
-def write_file(table: pa.Table, path: Any) -> None:
-    with pa.ipc.new_file(path, table.schema) as writer:
-        writer.write_table(table, max_chunksize=100)
-
-
-def write_stream(table: pa.Table, path: Any) -> None:
-    with pa.ipc.new_stream(path, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-        writer.write_table(table, max_chunksize=100)
-
-
 WRITERS: dict[str, Callable[[pa.Table, Any], None]] = {
     "x.parquet": lambda table, path: pq.write_table(table, path, row_group_size=100),
-    "x.arrow": write_file,
-    "x.arrows": write_stream,
+    "x.arrow": write_ipc_file,
+    "x.arrows": write_ipc_stream,
     "x.orc": lambda table, path: orc.write_table(table, path),
 }
 pytestmark = pytest.mark.parametrize("name", WRITERS)

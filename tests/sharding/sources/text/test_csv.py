@@ -1,4 +1,4 @@
-"""CSV sources: types hold over every line of every file."""
+"""CSV sources: parsing, inferred types, parts of files, and the listing of text files (`files/find.py`)."""
 
 import bz2
 import gzip

@@ -1,4 +1,4 @@
-"""JSON Lines: values as they are written, types over every line, and no line read as what it is not."""
+"""JSON Lines sources: values are read as written, types hold for every line, and bad lines are found."""
 
 import bz2
 import gzip
