@@ -22,27 +22,9 @@ from ..errors import SourceError
 from ..schema import Feature, Schema
 
 __all__ = [
-    "NO_FEATURES",
-    "SKIP_REMEDY",
-    "BadRecord",
-    "CheckableSource",
-    "NarrowableSource",
-    "Part",
-    "RecordSource",
-    "Reject",
-    "SelectiveSource",
-    "SizedSource",
-    "Source",
-    "WrappedSource",
-    "complete_slices",
-    "draft_columns",
-    "fail_on_bad",
-    "ignore_bad",
-    "late_bytes",
-    "narrow_source",
-    "rewrap",
-    "select_part",
-    "unwrap",
+    "NO_FEATURES", "SKIP_REMEDY", "BadRecord", "CheckableSource", "NarrowableSource", "Part", "RecordSource",
+    "Reject", "SelectiveSource", "SizedSource", "Source", "WrappedSource", "complete_slices", "draft_columns",
+    "fail_on_bad", "ignore_bad", "late_bytes", "narrow_source", "rewrap", "select_part", "unwrap",
 ]  # fmt: skip
 
 _FIRST_SLICE = 16  # records completed together before their size is known

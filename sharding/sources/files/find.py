@@ -22,19 +22,8 @@ from .http_listing import fill_sizes, is_page, is_web, lacks_ranges, plain_url, 
 from .snapshot import Listing, SourceFile, record_listing
 
 __all__ = [
-    "SourceFile",
-    "base_name",
-    "check_unchanged",
-    "compression_of",
-    "fingerprint_files",
-    "has_pattern",
-    "list_files",
-    "plain_name",
-    "require_files",
-    "resolve_relative",
-    "root_of",
-    "split_chain",
-    "storage_error",
+    "SourceFile", "base_name", "check_unchanged", "compression_of", "fingerprint_files", "has_pattern", "list_files",
+    "plain_name", "require_files", "resolve_relative", "root_of", "split_chain", "storage_error",
 ]  # fmt: skip
 
 _OWN_CLIENTS = {"hdfs", *WEB_PROTOCOLS}  # protocols with file systems of ringfeed's own, not fsspec's

@@ -14,14 +14,7 @@ from ...errors import SourceError
 from ...storage.retry import RetryPolicy, retry
 
 __all__ = [
-    "decode_name",
-    "encode_name",
-    "fill_sizes",
-    "is_page",
-    "is_served_below",
-    "is_web",
-    "lacks_ranges",
-    "plain_url",
+    "decode_name", "encode_name", "fill_sizes", "is_page", "is_served_below", "is_web", "lacks_ranges", "plain_url",
     "without_query",
 ]  # fmt: skip
 

@@ -29,14 +29,9 @@ from ..base import SKIP_REMEDY, BadRecord, Reject, fail_on_bad
 from ..files.open import MissingFileError, read_files, stat_files
 
 __all__ = [
-    "IMAGE_FEATURES",
-    "ImageCheck",
-    "file_sizes",
-    "find_bad_files",
-    "find_faulty_images",
-    "image_fault",
+    "IMAGE_FEATURES", "ImageCheck", "file_sizes", "find_bad_files", "find_faulty_images", "image_fault",
     "read_images",
-]
+]  # fmt: skip
 
 _THREADS = 4
 _RUN_FILES = 8

@@ -18,19 +18,9 @@ from ..files.find import SourceFile, compression_of
 from ..files.open import open_file, size_if_seekable
 
 __all__ = [
-    "LINE_BYTES",
-    "PART_BYTES",
-    "Block",
-    "Cut",
-    "Mark",
-    "Span",
-    "count_lines",
-    "cut_parts",
-    "not_utf8",
-    "read_blocks",
-    "read_marked",
-    "span_of",
-]
+    "LINE_BYTES", "PART_BYTES", "Block", "Cut", "Mark", "Span", "count_lines", "cut_parts", "not_utf8", "read_blocks",
+    "read_marked", "span_of",
+]  # fmt: skip
 
 LINE_BYTES = 64 << 20  # a longer record is an error: a missing quote must not fill the memory
 PART_BYTES = 64 << 20  # size of a part of an uncompressed file

@@ -1,4 +1,4 @@
-"""Sources of every kind in zip archives hold the same records as in folders; tests `files/open.py` and `find.py`, too."""
+"""Sources of every kind in zip archives hold the same records as in folders; tests `files/open.py`, too."""
 
 import gzip
 import shutil
