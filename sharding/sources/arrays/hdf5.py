@@ -188,7 +188,7 @@ def _open(path: str, remedy: str = "write it again with gzip") -> Iterator[Any]:
     """Open a file, and yield its root group.
 
     Raises:
-        SourceError: it is damaged or no HDF5 file, or uses a compression that h5py lacks.
+        SourceError: it is damaged or not an HDF5 file, or uses a compression that h5py lacks.
     """
     h5py = _library()
     with open_file(path) as file:
@@ -202,7 +202,7 @@ def _open(path: str, remedy: str = "write it again with gzip") -> Iterator[Any]:
         except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            remedy = f"the file is damaged, is no HDF5, or uses a compression that h5py lacks; {remedy}"
+            remedy = f"the file is damaged, is not HDF5, or uses a compression that h5py lacks; {remedy}"
             raise translate_errors(path, error, remedy) from error
 
 
@@ -216,7 +216,7 @@ def _leaves(root: Any, picks: Sequence[str]) -> Iterator[Leaf]:
         for key in group:
             if isinstance(key, bytes):
                 shown = prefix + key.decode(errors="backslashreplace")
-                yield _no_column(shown, f"the name {shown!r} is no UTF-8; rename it")
+                yield _no_column(shown, f"the name {shown!r} is not UTF-8; rename it")
                 continue
             name = prefix + key
             if picks and not any(_related(name, pick) for pick in picks):

@@ -42,7 +42,7 @@ class IdxSource(RecordSource):
             label: name of the label column; default: ``label``.
 
         Raises:
-            SourceError: a file of images has no labels, is no IDX file, or the two differ in length.
+            SourceError: a file of images has no labels, is not an IDX file, or the two differ in length.
         """
         found = [file.url for file in list_files(url, cls.suffixes)]
         images = [path for path in found if "images" in base_name(path)]

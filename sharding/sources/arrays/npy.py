@@ -46,7 +46,7 @@ class _Array:
     Attributes:
         name: name of its column, or prefix of the names of its fields.
         path: URL of the file.
-        member: member of the archive; empty if the file is no archive.
+        member: member of the archive; empty if the file is not an archive.
         data_bytes: whole size of the file or the member.
         dtype: type of one element.
         shape: shape of the array; the first dimension counts records.
@@ -202,7 +202,7 @@ def _members(file: SourceFile) -> list[_Array]:
                 raise SourceError(f"{file.url}: its member {info.filename!r} is encrypted; write it with numpy.savez")
             if not info.filename.endswith(".npy"):
                 raise SourceError(
-                    f"{file.url}: its member {info.filename!r} is no .npy array; write it with numpy.savez"
+                    f"{file.url}: its member {info.filename!r} is not a .npy array; write it with numpy.savez"
                 )
             with archive.open(info) as member:
                 dtype, shape, fortran, offset = _header(member, f"{file.url}: {info.filename}")

@@ -58,7 +58,7 @@ def read_images(urls: Sequence[str], sizes: npt.NDArray[np.int64] | None = None)
         sizes: expected sizes in bytes, int64 [n], if known: a file of another size has changed, and is refused.
 
     Raises:
-        SourceError: a file is missing, has changed, or is no whole image, as far as its format can show.
+        SourceError: a file is missing, has changed, or is not a whole image, as far as its format can show.
         StorageError: the store refuses.
         ConfigError: the files exceed the 2 GiB of one column.
     """

@@ -367,7 +367,7 @@ def open_table(path: str, kind: str, *, mapped: bool = False, read_ahead: bool =
                 raise
             if lacks_ranges(error):
                 raise RangesError.of(path) from error
-            remedy = f"the file is damaged or no {kind}; write it again"
+            remedy = f"the file is damaged or not {kind}; write it again"
             if "Exceeded size limit" in str(error):
                 remedy = f"{remedy}, or its footer is larger than Arrow reads: write fewer columns, or fewer row groups"
             raise _DamagedError(str(translate_errors(path, error, remedy))) from error

@@ -77,7 +77,7 @@ def read_header(path: str) -> Header:
     """Read the first record of a file.
 
     Raises:
-        SourceError: it is no header.
+        SourceError: the file is empty, or its first record is not a valid header.
     """
     delimiter = delimiter_of(path)
     empty = SourceError(f"{path}: the file is empty; a CSV needs a header and at least one line")

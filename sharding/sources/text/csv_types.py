@@ -47,7 +47,7 @@ def infer_types(
         The type of each column, string if it has no value, and the parts of all files.
 
     Raises:
-        SourceError: there is no record, a file is no CSV, or a column's numbers would be rounded or become infinite.
+        SourceError: there is no record, a file is not CSV, or a column's numbers would be rounded or become infinite.
     """
     sources = list(zip(files, headers, strict=True))
     types = _ColumnTypes(headers[0].names, options.declared)

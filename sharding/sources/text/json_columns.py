@@ -69,7 +69,7 @@ def read_columns(path: str, lines: Lines, columns: Sequence[Column], reject: Rej
         path: path or URL of the file.
         lines: lines to read.
         columns: columns to read.
-        reject: called with each line that is no object, or holds a value that does not fit its declared type.
+        reject: called with each line that is not an object, or holds a value that does not fit its declared type.
         closed: whether to look at other keys, too: a line may be bad only there.
 
     Raises:
@@ -164,7 +164,7 @@ def _show(value: Any) -> str:
 
 
 def _look_up(record: Any, path: Sequence[str]) -> Any:
-    """Return the value at a path, None if it is missing, and ``{}``, which fits no type, if a parent is no object."""
+    """Return the value at a path, None if it is missing, and ``{}``, which fits no type, if a parent is not an object."""
     for name in path:
         if record is None:
             return None

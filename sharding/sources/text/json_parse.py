@@ -158,7 +158,7 @@ def decode_document(decoder: json.JSONDecoder, text: str) -> Any:
     """Return the value of a JSON document.
 
     Raises:
-        ValueError: it is no JSON, or holds half a surrogate pair.
+        ValueError: it is not JSON, or holds half a surrogate pair.
         RecursionError: it is nested too deeply.
     """
     value = decoder.decode(text)

@@ -50,7 +50,7 @@ class InferredColumns:
         Args:
             path: path or URL of their file.
             lines: lines to read.
-            reject: called with each line that is no object.
+            reject: called with each line that is not an object.
 
         Returns:
             The number of records, and whether no line was rejected.

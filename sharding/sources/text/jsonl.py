@@ -46,7 +46,7 @@ class JsonlSource(TextSource):
         """Read all files once.
 
         Raises:
-            SourceError: a line is no JSON object, or no columns hold the objects.
+            SourceError: a line is not a JSON object, or no columns hold the objects.
             ConfigError: a declared column does not exist, or JSON has no values of its type.
         """
         for feature in options.declared.values():

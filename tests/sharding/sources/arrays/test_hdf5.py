@@ -228,7 +228,7 @@ def lists_of_bytes(file: h5py.File) -> None:
         (lambda file: file.create_dataset("x", data=[b"a", b"\xff"]), r"record 1 \(from 0\) of 'x' is not UTF-8"),
         (odd_integers, "'x' holds values of a type that NumPy lacks"),
         (old_times, "'x' holds values of a type that NumPy lacks"),
-        (lambda file: file.create_dataset(b"x\xff", (3,)), r"the name 'x\\\\xff' is no UTF-8; rename it"),
+        (lambda file: file.create_dataset(b"x\xff", (3,)), r"the name 'x\\\\xff' is not UTF-8; rename it"),
         (external_link, "'x' is a link to another file"),
         (external_storage, "the data of 'x' lie in other files"),
         (virtual, "the data of 'x' lie in other files"),
@@ -314,7 +314,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, store_url: str, damage: Callabl
     url = store_url.format(tmp_path)
     with fsspec.open(url, "wb") as file:
         file.write(damage((tmp_path / "whole.hdf5").read_bytes()))
-    with pytest.raises(SourceError, match=r"a\.h5: .*the file is damaged, is no HDF5") as caught:
+    with pytest.raises(SourceError, match=r"a\.h5: .*the file is damaged, is not HDF5") as caught:
         table(open_source(url, None))
     assert "\n" not in str(caught.value)
 

@@ -76,7 +76,7 @@ def test_files_of_different_schemas_are_refused(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named(tmp_path: Path, parquet: str, damage: str) -> None:
     data = {"empty": b"", "text": b"hello, I am no Parquet", "cut": Path(parquet).read_bytes()[:-10]}[damage]
     Path(parquet).write_bytes(data)
-    with pytest.raises(SourceError, match=r"source\.parquet: .*the file is damaged or no Parquet"):
+    with pytest.raises(SourceError, match=r"source\.parquet: .*the file is damaged or not Parquet"):
         open_source(parquet, "label")
 
 

@@ -283,7 +283,7 @@ def test_a_damaged_file_is_named(name: str, tmp_path: Path, plain: pa.Table, dam
     data = (tmp_path / name).read_bytes()
     damages = {"empty": b"", "text": b"hello, I am no table", "cut": data[:-10], "half": data[: len(data) // 2]}
     (tmp_path / name).write_bytes(damages[damage])
-    with pytest.raises(SourceError, match=rf"{name}: .*the file is damaged or no "):
+    with pytest.raises(SourceError, match=rf"{name}: .*the file is damaged or not "):
         open_source(str(tmp_path), "label")
 
 
