@@ -164,7 +164,7 @@ def _show(value: Any) -> str:
 
 
 def _look_up(record: Any, path: Sequence[str]) -> Any:
-    """Return the value at a path, None if it is missing, and ``{}``, which fits no type, if a parent is not an object."""
+    """Return the value at a path; None: it is missing; ``{}``, which fits no type: a parent is not an object."""
     for name in path:
         if record is None:
             return None

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfeed.sharding import BuildOptions, ConfigError, Feature, SourceError, build, open_dataset, plan_build
+from ringfeed.sharding.compute import batches
 from ringfeed.sharding.prepare import (
     Cast,
     Drop,
@@ -28,7 +29,7 @@ from ringfeed.sharding.prepare import (
     Step,
     open_prepared,
 )
-from ringfeed.sharding.sources import Source, base, open_source
+from ringfeed.sharding.sources import Source, open_source
 from tests.helpers.builds import built
 
 FUNCTIONS = """
@@ -112,7 +113,7 @@ def read(source: Source) -> pa.Table:
     for part in source.parts:
         labels += [value for batch in source.labels(part) for value in batch.to_pylist()]
         for draft in source.drafts(part):
-            assert 0 < draft.num_rows <= base.BATCH_ROWS
+            assert 0 < draft.num_rows <= batches.BATCH_ROWS
             batches.append(source.complete(draft))
     table = pa.Table.from_batches(batches, source.schema.arrow)
     label = source.schema.label
@@ -475,7 +476,7 @@ def test_samples_are_the_head_even_where_the_first_records_all_go(parquet: str) 
 
 
 def test_batches_that_grow_are_cut(parquet: str, functions: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "BATCH_ROWS", 64)
+    monkeypatch.setattr(batches, "BATCH_ROWS", 64)
     source = source_of(parquet, mapped(functions, "explode"), label="label")
     assert len(read(source)) > 600  # which looks at each batch's size
 

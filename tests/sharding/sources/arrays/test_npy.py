@@ -233,7 +233,7 @@ ZIPPED = saved(None, np.savez, x=X)
         ("x.npy", saved(np.array([{}], object), allow_pickle=True), r"Python objects \(pickle\), which are never"),
         ("x.npy", saved(np.zeros(3, complex)), "holds complex128 values; store it as numbers"),
         ("x.npy", saved(np.zeros((3, 0))), r"has records of shape \(0,\), which are empty"),
-        ("x.npy", saved(np.float32(3)), "holds a single value, no rows"),
+        ("x.npy", saved(np.float32(3)), "holds a single value; a source"),
         ("x.npy", saved(np.array([b"ok", b"\xff"])), r"record 1 \(from 0\) of 'data' is not UTF-8"),
         ("x.npz", ZIPPED[:-30], "the archive is damaged"),
         ("x.npz", ZIPPED.replace(X[5].tobytes(), X[6].tobytes()), "Bad CRC-32.*the archive is damaged"),

@@ -143,7 +143,7 @@ def test_a_list_without_one_column_of_paths_is_refused(
 
 
 def test_paths_are_strings(write_csv: Write) -> None:
-    with pytest.raises(SourceError, match="'path' holds int64 values, no paths"):
+    with pytest.raises(SourceError, match="'path' holds int64 values, not paths"):
         open_source(write_csv(["path", "b"], [1, 2]), None, "image-list")
 
 

@@ -14,7 +14,7 @@ from ringfeed.sharding import SourceError
 from ringfeed.sharding.compute.batches import BATCH_BYTES
 from ringfeed.sharding.formats.parquet import rows_within
 from ringfeed.sharding.schema import Feature
-from ringfeed.sharding.sources import Source, base, open_source
+from ringfeed.sharding.sources import Source, open_source
 from ringfeed.sharding.sources.tables import parquet as module
 from tests.helpers.contents import completed
 
@@ -141,19 +141,6 @@ def test_memory_does_not_grow_with_a_row_group(tmp_path: Path) -> None:
         found += batch.num_rows
     assert (len(source.parts), found) == (1, rows)
     assert most < 4 * BATCH_BYTES < values.nbytes / 2
-
-
-@pytest.mark.parametrize(("rows", "expected"), [(0, []), (5, [5]), (10, [5, 5]), (11, [4, 4, 3])])
-def test_slices_are_about_equal(rows: int, expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "BATCH_ROWS", 5)
-    batch = pa.record_batch({"x": pa.array(range(rows), pa.int8())})
-    assert [piece.num_rows for piece in base.sliced(batch)] == expected
-
-
-def test_a_dictionary_counts_as_the_values_it_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "BATCH_BYTES", 1000)
-    batch = pa.record_batch({"x": pa.array(["x" * 100, "y" * 100] * 50).dictionary_encode()})
-    assert len(list(base.sliced(batch))) == 10
 
 
 def test_a_page_that_fails_its_checksum_is_damage(tmp_path: Path) -> None:

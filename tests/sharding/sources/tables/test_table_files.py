@@ -13,10 +13,11 @@ import pytest
 from pyarrow import orc
 
 from ringfeed.sharding import SourceError
+from ringfeed.sharding.compute import batches
 from ringfeed.sharding.prepare import Drop, PrepareOptions, Rename, Select, Step
 from ringfeed.sharding.prepare.open import open_prepared
 from ringfeed.sharding.schema import Feature
-from ringfeed.sharding.sources import base, open_source
+from ringfeed.sharding.sources import open_source
 from ringfeed.sharding.sources.tables import table_files as tables
 from tests.helpers.contents import completed, labels
 from tests.helpers.ipc_files import write_ipc_file, write_ipc_stream
@@ -65,7 +66,7 @@ def test_batches_keep_within_their_bounds(
     name: str, tmp_path: Path, plain: pa.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     WRITERS[name](plain, tmp_path / name)
-    monkeypatch.setattr(base, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(batches, "BATCH_BYTES", 1000)
     source = open_source(str(tmp_path), None)
     sizes = [batch.nbytes for part in source.parts for batch in source.drafts(part)]
     assert max(sizes) < 2500
@@ -226,7 +227,7 @@ def test_files_whose_structs_differ_are_refused(name: str, tmp_path: Path) -> No
 
 def test_all_unsupported_columns_are_named(name: str, tmp_path: Path) -> None:
     WRITERS[name](pa.table({"p": PRICES, "m": MATRICES, "y": [1, 2, 3]}), tmp_path / name)
-    with pytest.raises(SourceError, match=r"'p' has type decimal128.* \(nor those of 'm'\); .* by --cast \(decimals"):
+    with pytest.raises(SourceError, match=r"'p' has type decimal128.* \(nor those of 'm'\); .* with --cast \(decimals"):
         open_source(str(tmp_path), "y", features=given(p=("binary", 3), m=("int16", 4)))
 
 
@@ -270,7 +271,7 @@ class TestPartitions:
 
     def test_different_keys_are_refused(self, name: str, tmp_path: Path) -> None:
         url = self.write(name, tmp_path, "a=1", "b=1")
-        with pytest.raises(SourceError, match=r"partition keys \(b\), those of .*a=1.* \(a\)"):
+        with pytest.raises(SourceError, match=r"partition keys \(b\), but those of .*a=1.* name \(a\)"):
             open_source(url, None)
 
     def test_a_column_of_the_files_takes_precedence_over_a_key(self, name: str, tmp_path: Path) -> None:
