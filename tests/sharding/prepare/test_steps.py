@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfeed.sharding import BuildOptions, ConfigError, Feature, SourceError, build, open_dataset, plan_build
-from ringfeed.sharding.compute import batches
+from ringfeed.sharding.compute import batches as batch_limits
 from ringfeed.sharding.prepare import (
     Cast,
     Drop,
@@ -113,7 +113,7 @@ def read(source: Source) -> pa.Table:
     for part in source.parts:
         labels += [value for batch in source.labels(part) for value in batch.to_pylist()]
         for draft in source.drafts(part):
-            assert 0 < draft.num_rows <= batches.BATCH_ROWS
+            assert 0 < draft.num_rows <= batch_limits.BATCH_ROWS
             batches.append(source.complete(draft))
     table = pa.Table.from_batches(batches, source.schema.arrow)
     label = source.schema.label
@@ -476,7 +476,7 @@ def test_samples_are_the_head_even_where_the_first_records_all_go(parquet: str) 
 
 
 def test_batches_that_grow_are_cut(parquet: str, functions: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "BATCH_ROWS", 64)
+    monkeypatch.setattr(batch_limits, "BATCH_ROWS", 64)
     source = source_of(parquet, mapped(functions, "explode"), label="label")
     assert len(read(source)) > 600  # which looks at each batch's size
 
