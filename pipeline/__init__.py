@@ -1,5 +1,6 @@
 """A manifest in, batches out: which sample goes to which rank at which step, and how its bytes get there."""
 
+from .deliver.example_parsing import parse_batch
 from .deliver.to_numpy import Ragged
 from .fetch.shard_cache import Cache, MemoryCache
 from .loader import Loader
@@ -45,6 +46,7 @@ __all__ = [
     "StageStats",
     "TabularPlan",
     "TabularTransform",
+    "parse_batch",
     "plan_columns",
     "prometheus_text",
 ]

@@ -1,3 +1,3 @@
-"""From the bytes of a shard to columns of NumPy arrays."""
+"""Decode the bytes of a shard into columns of NumPy and Arrow arrays."""
 
 __all__: list[str] = []

@@ -1,7 +1,6 @@
-"""Memory of large arrays used again: what is fresh from the system costs more to touch for the first time than to fill.
+"""Reuses the memory of large arrays: touching fresh memory for the first time costs more than filling it.
 
-Whoever holds an array holds its buffer, by references that are counted: TensorFlow's tensors too. A buffer that nobody
-but the pool refers to is free.
+Arrays, and TensorFlow's tensors, hold references to their buffer. A buffer that only the pool refers to is free.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ import numpy.typing as npt
 
 __all__ = ["BufferPool", "empty_aligned"]
 
-_POOLED = 1 << 20  # bytes, from which on the allocator asks the system for memory each time, and gives it back
+_POOLED_BYTES = 1 << 20  # from this size on, the allocator gets memory from the system each time, and returns it
 _ALIGNMENT = 64
-_KEPT = 16  # buffers: more are let go of, once they are free
+_KEPT = 16  # buffers; more are dropped once they are free
 
 
 class BufferPool:
-    """Buffers that are lent by letting them be referred to. For one thread at a time.
+    """Buffers that are free again when nothing refers to them. For one thread at a time.
 
     >>> pool = BufferPool()
     >>> first = pool.take(2 << 20)
     >>> address, view = first.ctypes.data, first[:8]
     >>> del first
-    >>> pool.take(2 << 20).ctypes.data == address  # the view still lies there
+    >>> pool.take(2 << 20).ctypes.data == address  # in use by the view
     False
     >>> del view
     >>> pool.take(2 << 20).ctypes.data == address
@@ -38,8 +37,8 @@ class BufferPool:
         self._buffers: list[npt.NDArray[np.uint8]] = []
 
     def take(self, size: int) -> npt.NDArray[np.uint8]:
-        """A buffer of so many bytes, whatever is in them."""
-        if size < _POOLED:
+        """An uninitialised buffer of this many bytes."""
+        if size < _POOLED_BYTES:
             return np.empty(size, np.uint8)
         for number in range(len(self._buffers)):
             if self._buffers[number].size == size and sys.getrefcount(self._buffers[number]) == _UNUSED:
@@ -53,7 +52,7 @@ class BufferPool:
 
 
 def empty_aligned(shape: tuple[int, ...], dtype: npt.DTypeLike, pool: BufferPool | None = None) -> npt.NDArray[Any]:
-    """An array that TensorFlow takes over without a copy: its buffers begin at multiples of 64 bytes."""
+    """An uninitialised array that TensorFlow takes over without a copy, as it starts at a multiple of 64 bytes."""
     size = prod(shape) * np.dtype(dtype).itemsize
     buffer = np.empty(size + _ALIGNMENT, np.uint8) if pool is None else pool.take(size + _ALIGNMENT)
     start = -buffer.ctypes.data % _ALIGNMENT
@@ -61,7 +60,7 @@ def empty_aligned(shape: tuple[int, ...], dtype: npt.DTypeLike, pool: BufferPool
 
 
 def _references_of_unused() -> int:
-    """What is counted of an object that is in one list, and asked for as `BufferPool.take` does."""
+    """The reference count of an object in one list, looked up as `BufferPool.take` does."""
     kept = [object()]
     return sys.getrefcount(kept[0])
 

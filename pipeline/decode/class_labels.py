@@ -1,4 +1,4 @@
-"""Labels that are not read: the index tells the class of each record, and the manifest its value."""
+"""Labels taken from the shard index and the manifest, without reading their column."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["ClassLabels"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassLabels:
-    """The labels of records, by their classes.
+    """The labels of records, looked up by class.
 
     Attributes:
-        name: of the feature.
-        values: of the classes, in the feature's dtype, [classes].
-        schema: of the features delivered, the label among them.
+        name: name of the label feature.
+        values: label of each class, in the feature's dtype, [classes].
+        schema: the features delivered, the label among them.
     """
 
     name: str
@@ -31,11 +31,11 @@ class ClassLabels:
 
     @classmethod
     def of(cls, manifest: Manifest, schema: Schema) -> ClassLabels | None:
-        """Those that need not be read: numbers in Parquet shards, where another feature is wanted.
+        """The labels, if they are numbers in Parquet shards and another feature is delivered too; else None.
 
         Args:
-            manifest: of the dataset.
-            schema: of the features delivered.
+            manifest: manifest of the dataset.
+            schema: the features delivered.
         """
         name = manifest.schema.label
         if manifest.shard_format != "parquet" or name not in schema.names or len(schema.names) == 1:
@@ -45,10 +45,10 @@ class ClassLabels:
 
     @property
     def read_schema(self) -> Schema:
-        """The features that are read."""
+        """The features to read from shards."""
         return self.schema.select([name for name in self.schema.names if name != self.name])
 
     def add_to(self, columns: Columns) -> dict[str, Column]:
-        """Columns of features, and of `CLASS_ID`, with the labels in their place among them."""
-        found = {**columns, self.name: self.values.take(columns[CLASS_ID])}
-        return {name: found.pop(name) for name in self.schema.names} | found
+        """Columns with the labels in their place among the features, by the column `CLASS_ID`."""
+        labelled = {**columns, self.name: self.values.take(columns[CLASS_ID])}
+        return {name: labelled.pop(name) for name in self.schema.names} | labelled

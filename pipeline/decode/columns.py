@@ -1,7 +1,7 @@
-"""The columns of opened shards, in memory: what samples are gathered from by number.
+"""The columns of opened shards, from which samples are gathered by row number.
 
-NumPy arrays for whatever has a fixed shape, Arrow arrays for strings and lists. Records of TFRecord shards stay as they
-are until they are gathered: see `frames.py`; so do vectors of Parquet shards: see `InPlace`.
+Values of a fixed shape are NumPy arrays, strings and lists Arrow arrays. TFRecord frames (`tfrecord_frames.py`) and
+vectors of Parquet shards (`InPlace`) are not decoded before they are gathered.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ __all__ = [
 ]
 
 _VIEW_SPAN = 1 << 30
-_ROWS = (np.ndarray, InPlace)  # with a `take` such as NumPy's
+_NUMPY_LIKE = (np.ndarray, InPlace)  # have the `take` of NumPy
 
-Column: TypeAlias = npt.NDArray[Any] | Any  # in shards also `InPlace`, from there `RowViews`; or Arrow, without types
+Column: TypeAlias = npt.NDArray[Any] | Any  # or `InPlace` in shards, `RowViews` once gathered, an untyped Arrow array
 Columns: TypeAlias = Mapping[str, Column]
 
 
 def open_parquet(
     data: pa.Buffer, schema: Schema, fill: Mapping[str, Any], groups: Sequence[int] | None = None
 ) -> Columns:
-    """Columns of a whole Parquet shard; those of other features are not read.
+    """The columns of a Parquet shard.
 
     Args:
-        data: of the file.
-        schema: of the features wanted.
-        fill: for each feature, what stands for a missing value. Floats need none: it is NaN.
-        groups: to read, by number; None for all row groups.
+        data: content of the file.
+        schema: the features to read.
+        fill: value for missing values, by feature; missing floats are NaN by default.
+        groups: numbers of the row groups to read; None for all.
     """
     lengths = {feature.name: feature.elements or 0 for feature in schema.features if feature.numeric}
     vectors = {name: (schema[name].dtype, length) for name, length in lengths.items() if length > 1}
@@ -74,11 +74,11 @@ def open_parquet(
 
 
 def filled_columns(table: pa.Table, schema: Schema, fill: Mapping[str, Any]) -> Columns:
-    """The columns of a table, with what stands for missing values.
+    """The columns of a table, with missing values filled.
 
     Args:
-        table: of the schema's Arrow types; with other columns too.
-        schema: of the features wanted.
+        table: a table of the schema's Arrow types, perhaps with more columns.
+        schema: the features to take.
         fill: as for `open_parquet`.
     """
     return {feature.name: _filled(table.column(feature.name), feature, fill) for feature in schema.features}
@@ -100,7 +100,7 @@ def _filled(column: pa.ChunkedArray, feature: Feature, fill: Mapping[str, Any]) 
 def _fill_nulls(array: pa.Array, feature: Feature, fill: Mapping[str, Any]) -> pa.Array:
     value = fill_value(feature, fill)
     if value is None and feature.elements is not None:
-        raise ValueError(f"feature {feature.name!r} has missing values, and the statistics know of none")
+        raise ValueError(f"feature {feature.name!r} has missing values, although its statistics count none")
     if feature.shape == ():
         return pc.fill_null(array, pa.scalar(value, array.type))
     values = [] if feature.elements is None else [value] * feature.elements
@@ -108,7 +108,7 @@ def _fill_nulls(array: pa.Array, feature: Feature, fill: Mapping[str, Any]) -> p
 
 
 def fill_value(feature: Feature, fill: Mapping[str, Any]) -> Any:
-    """What stands for a missing value of a feature; for floats, if nothing is given, NaN."""
+    """The value for missing values of a feature: as given, else NaN for floats and None for others."""
     return fill.get(feature.name, float("nan") if feature.dtype.startswith("float") else None)
 
 
@@ -118,27 +118,27 @@ def take_columns(columns: Columns, rows: npt.NDArray[np.int64]) -> dict[str, Col
 
 
 def _take(values: Column, rows: npt.NDArray[np.int64]) -> Column:
-    return values.take(rows, axis=0) if isinstance(values, _ROWS) else _take_arrow(values, rows)
+    return values.take(rows, axis=0) if isinstance(values, _NUMPY_LIKE) else _take_arrow(values, rows)
 
 
 def take_from_segments(
     segments: Sequence[Columns], starts: Sequence[int], rows: npt.NDArray[np.int64]
 ) -> dict[str, Column]:
-    """The given rows of segments that are numbered one after the other; the segments are not put together for it.
+    """The given rows of several segments, numbered through, without concatenating the segments.
 
-    Rows of more than one number each are not copied yet: they are `RowViews`, and keep the memory of the segments.
+    Rows of more than one number each become `RowViews`, which copy nothing and keep the memory of the segments.
 
     Args:
-        segments: one or more, of the same columns.
-        starts: number of the first row of each; from 0, ascending.
-        rows: numbers of rows, through all segments.
+        segments: one or more segments with the same columns.
+        starts: number of the first row of each segment; from 0, ascending.
+        rows: row numbers.
     """
     if len(segments) == 1:
         return {
             n: view_rows(v, rows, {}, [v]) if has_viewable_rows(v) else _take(v, rows) for n, v in segments[0].items()
         }
     which = np.searchsorted(np.asarray(starts), rows, side="right") - 1
-    # Nearly all rows come from one segment: take them all from there, then put right those of the others.
+    # Nearly all rows come from one segment: take all from it, then overwrite those of the others.
     main = int(np.bincount(which).argmax()) if len(rows) else 0
     from_main = rows - starts[main]
     places = {k: np.flatnonzero(which == k) for k in range(len(segments)) if k != main}
@@ -149,7 +149,7 @@ def take_from_segments(
         if all(map(has_viewable_rows, column)):
             result[name] = view_rows(first, from_main, others, column)
             continue
-        if not isinstance(first, _ROWS):
+        if not isinstance(first, _NUMPY_LIKE):
             parts = [_take_arrow(values, rows[which == k] - starts[k]) for k, values in enumerate(column)]
             result[name] = _take_arrow(pa.concat_arrays(parts), _inverse(stable_order(which)))
             continue
@@ -160,7 +160,7 @@ def take_from_segments(
 
 
 def _take_arrow(values: Any, rows: npt.NDArray[np.int64]) -> Any:
-    """The given rows of an Arrow array; of views (for which Arrow has no such kernel) only where the bytes lie."""
+    """The given rows of an Arrow array. Views, which Arrow cannot take, are taken without their bytes."""
     if not pa.types.is_binary_view(values.type):
         return values.take(pa.array(rows))
     views = pa.py_buffer(views_of(values).take(rows))
@@ -168,7 +168,7 @@ def _take_arrow(values: Any, rows: npt.NDArray[np.int64]) -> Any:
 
 
 def compact_columns(columns: Columns) -> Columns:
-    """Columns that were taken from shards, holding nothing else of them; of views the bytes are copied."""
+    """Columns taken from shards, with the bytes of views copied, so that they keep no shard in memory."""
     return {
         name: values.cast(pa.large_binary()).cast(pa.binary_view())
         if isinstance(values, pa.Array) and pa.types.is_binary_view(values.type)
@@ -178,33 +178,33 @@ def compact_columns(columns: Columns) -> Columns:
 
 
 def views_of(values: Any) -> npt.NDArray[Any]:
-    """Where each value of an Arrow binary view lies, `VIEW` [values]; not copied."""
+    """The views of an Arrow binary view array, not copied: `VIEW` [values]."""
     return np.frombuffer(values.buffers()[1], VIEW)[values.offset : values.offset + len(values)]
 
 
 def make_views(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """Views of pieces of data, for `view_array`: `VIEW` [pieces], with no prefixes yet."""
+    """Views of pieces of data for `view_array`, with the prefixes left empty: `VIEW` [pieces]."""
     views = np.zeros(len(starts), VIEW)
     views["length"], views["buffer"], views["offset"] = lengths, starts // _VIEW_SPAN, starts % _VIEW_SPAN
     return views
 
 
 def view_array(views: npt.NDArray[Any], data: pa.Buffer) -> pa.Array:
-    """An Arrow binary view of data: to gather and interleave its values moves 16 bytes of each, whatever its size.
+    """An Arrow binary view array: gathering and interleaving its values moves 16 bytes for each, whatever its size.
 
-    A view's offset has 31 bits, so of a larger file it is several buffers that begin further and further on.
+    A view's offset has 31 bits, so a larger file becomes several buffers that start further and further on.
     """
     buffers = [data.slice(start) for start in range(0, max(data.size, 1), _VIEW_SPAN)]
     return pa.Array.from_buffers(pa.binary_view(), len(views), [None, pa.py_buffer(views), *buffers])
 
 
 def view_bytes(data: pa.Buffer, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> pa.Array:
-    """Pieces of the data as an Arrow binary view.
+    """Pieces of data as an Arrow binary view array.
 
     Args:
-        data: of a file.
-        starts: of each piece, int64 [records].
-        ends: past the last byte of each.
+        data: content of a file.
+        starts: offset of each piece, int64 [pieces].
+        ends: offset just past each piece.
     """
     content = np.frombuffer(data, np.uint8)
     if kernels.are_compiled():
@@ -220,7 +220,7 @@ def view_bytes(data: pa.Buffer, starts: npt.NDArray[np.int64], ends: npt.NDArray
 
 
 def copy_views(values: Any, *, before: int = 0, after: int = 0) -> npt.NDArray[Any]:
-    """The viewed values as `bytes` objects [records], but for so many bytes at both ends of each."""
+    """The values as `bytes` objects [values], each without its first `before` and last `after` bytes."""
     _, views, *data = values.buffers()
     buffers, cells = [memoryview(buffer) for buffer in data], memoryview(views)
     copies = np.empty(len(values), object)
@@ -254,7 +254,7 @@ def concat_columns(parts: Sequence[Columns]) -> dict[str, Column]:
 
 
 def copy_columns(columns: Columns) -> Columns:
-    """Columns that hold the memory of no shard any more, nor of what was gathered of it, but for Arrow views."""
+    """A copy of columns that keeps neither shards nor gathered chunks in memory; Arrow arrays are not copied."""
     return {name: values if isinstance(values, pa.Array) else values.copy() for name, values in columns.items()}
 
 

@@ -1,4 +1,4 @@
-"""The samples that a rank gathered from its streams, put side by side as whole batches."""
+"""Joins the samples that a rank gathered from its streams into whole batches."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def interleave(
     pool: BufferPool | None = None,
     labels: ClassLabels | None = None,
 ) -> Columns:
-    """Join the streams' samples, and decode the features of those that share a layout.
+    """Join the streams' samples step by step, and decode TFRecord frames that share a layout.
 
     Args:
-        parts: of each stream, columns of ``steps * width`` rows, step after step.
+        parts: columns of each stream, ``steps * width`` rows, step after step.
         widths: samples of each stream in a step.
-        steps: in each part.
-        schema: of the features delivered.
-        layout: of these in the records, if all share one.
-        pool: of memory for the result, or None.
-        labels: that were not read.
+        steps: steps in each part.
+        schema: the features delivered.
+        layout: their layout in the records, if all records share one.
+        pool: memory for the result, or None.
+        labels: labels that were not read, or None.
 
     Returns:
         Columns of ``steps * sum(widths)`` rows, step after step.
     """
     result: dict[str, Any] = {}
-    ragged: list[dict[str, Any]] = [{} for _ in parts]
+    arrow: list[dict[str, Any]] = [{} for _ in parts]
     for name, first in parts[0].items():
         values = [part[name] for part in parts]
         if any(isinstance(own, RowViews) for own in values):
@@ -60,10 +60,10 @@ def interleave(
             else:
                 result[name] = _side_by_side(pieces, pool)
         else:
-            for columns, own in zip(ragged, values, strict=True):
+            for columns, own in zip(arrow, values, strict=True):
                 columns[name] = own
-    if ragged[0]:
-        result |= take_columns(concat_columns(ragged), _interleaved_rows(widths, steps))
+    if arrow[0]:
+        result |= take_columns(concat_columns(arrow), _interleaved_rows(widths, steps))
     return result if labels is None else labels.add_to(result)
 
 
@@ -74,7 +74,7 @@ def _side_by_side(pieces: Sequence[npt.NDArray[Any]], pool: BufferPool | None) -
 
 
 def _interleaved_rows(widths: Sequence[int], steps: int) -> npt.NDArray[np.int64]:
-    """Where each row of the result lies among the parts' rows end to end."""
+    """For each row of the result, its number among the parts' rows, laid end to end."""
     firsts = np.cumsum([0, *widths[:-1]]) * steps
     rows = [at + np.arange(steps * width).reshape(steps, width) for at, width in zip(firsts, widths, strict=True)]
     return np.concatenate(rows, axis=1).reshape(-1)

@@ -1,4 +1,4 @@
-"""Parquet shards that were opened before: where their vectors lie is known, and need not be found anew each epoch."""
+"""Remembers where vectors lie in Parquet shards, so that later epochs need not look for them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .columns import Columns
 
 __all__ = ["PageLocationCache"]
 
-_MOST_RUNS = 1 << 14  # some 16 MiB, where each shard has but one
+_MOST_RUNS = 1 << 14  # about 16 MiB, with one run per shard
 
 
 class PageLocationCache:
-    """Where the columns of files lie, of which nothing but vectors in place is wanted. Any thread may ask.
+    """Where columns lie in files of which only `InPlace` vectors are read. Thread-safe.
 
-    To read a file's footer and the headers of its pages takes longer than to read its index; where the content is the
-    same, so is what they say.
+    Reading a file's footer and page headers takes longer than reading its index. Files of equal content have equal
+    ones, so they are remembered by checksum.
     """
 
     def __init__(self) -> None:
@@ -32,10 +32,10 @@ class PageLocationCache:
         """The columns of a file.
 
         Args:
-            checksum: of the file, which was checked.
-            data: of the file.
-            schema: of the features wanted.
-            find: finds the columns in the data.
+            checksum: the file's verified checksum.
+            data: content of the file.
+            schema: the features to read.
+            find: reads the columns from the data where their locations are not known yet.
         """
         if (known := self._known.get((checksum, schema))) is not None:
             return {name: InPlace.of_runs(data, *place) for name, place in known.items()}

@@ -1,7 +1,7 @@
-"""Rows that were picked out of opened shards, and still lie there.
+"""Rows chosen from opened shards, not yet copied.
 
-They are copied when all of a chunk are known, each to its place in it, and once: an array of each stream between would
-take large records through memory twice more.
+They are copied once, when all rows of a chunk are known, each to its place in the chunk. An intermediate array for each
+stream would move large records through memory twice more.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from .buffer_pool import BufferPool, empty_aligned
 __all__ = ["RowViews", "has_viewable_rows", "view_rows"]
 
 Int64 = npt.NDArray[np.int64]
-Lying: TypeAlias = npt.NDArray[Any] | InPlace
+Viewable: TypeAlias = npt.NDArray[Any] | InPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowViews:
-    """Rows of one size, by where they lie in memory.
+    """Rows of equal size, by their addresses in memory.
 
     Attributes:
-        addresses: of the first byte of each, int64 [rows].
-        dtype: of their values.
-        shape: of each.
-        owners: of the memory, which is held for them.
+        addresses: address of each row's first byte, int64 [rows].
+        dtype: dtype of the values.
+        shape: shape of each row.
+        owners: owners of the memory, kept alive by the views.
     """
 
     addresses: Int64
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    owners: tuple[Lying, ...]
+    owners: tuple[Viewable, ...]
 
     def __len__(self) -> int:
         return len(self.addresses)
 
     def slice(self, start: int, length: int) -> RowViews:
-        """So many rows from one on."""
+        """Rows ``[start, start + length)``."""
         return replace(self, addresses=self.addresses[start : start + length])
 
     def copy(self, pool: BufferPool | None = None) -> npt.NDArray[Any]:
-        """The rows, [rows, *shape], in memory of a pool if there is one."""
+        """A copy of the rows, [rows, *shape], in memory of the pool if there is one."""
         (copied,) = self.fields([(0, prod(self.shape) * self.dtype.itemsize)], pool)
         return copied.reshape(-1).view(self.dtype).reshape(-1, *self.shape)
 
     def fields(self, spans: Sequence[tuple[int, int]], pool: BufferPool | None) -> list[npt.NDArray[np.uint8]]:
-        """Some bytes of each row, all rows of one span after the other: uint8 [rows, width] each.
+        """A copy of some bytes of each row: for each span, uint8 [rows, width].
 
         Args:
-            spans: which bytes, as first and width.
-            pool: of memory, or None.
+            spans: first byte and width of each span.
+            pool: memory for the copies, or None.
         """
         fields = [empty_aligned((len(self), width), np.uint8, pool) for _, width in spans]
         kernels.gather_fields(self.addresses, [first for first, _ in spans], fields)
@@ -65,7 +65,7 @@ class RowViews:
 
     @staticmethod
     def side_by_side(values: Sequence[RowViews | npt.NDArray[Any]], steps: int) -> RowViews:
-        """The rows of all, which have as many steps each: step after step, and in a step one after the other."""
+        """The rows of all values, joined step by step; all have the same number of steps."""
         parts = [own if isinstance(own, RowViews) else _all_rows(np.ascontiguousarray(own)) for own in values]
         addresses = np.concatenate([part.addresses.reshape(steps, -1) for part in parts], axis=1).reshape(-1)
         owners = tuple(owner for part in parts for owner in part.owners)
@@ -73,7 +73,7 @@ class RowViews:
 
 
 def has_viewable_rows(values: object) -> bool:
-    """Whether rows of a column can be picked: they lie together, and are more than a number each."""
+    """Whether rows of a column can be viewed: each lies contiguously in memory, and is more than one number."""
     if not kernels.are_compiled():
         return False
     return isinstance(values, InPlace) or (
@@ -82,15 +82,15 @@ def has_viewable_rows(values: object) -> bool:
 
 
 def view_rows(
-    values: Lying, rows: Int64, others: Mapping[int, tuple[Int64, Int64]], segments: Sequence[Lying]
+    values: Viewable, rows: Int64, others: Mapping[int, tuple[Int64, Int64]], segments: Sequence[Viewable]
 ) -> RowViews:
-    """Rows of several segments of a column.
+    """View rows from several segments of a column.
 
     Args:
-        values: of the segment that most rows are of.
-        rows: their numbers in it; where `others` has places, any.
-        others: of each other segment that rows are of, their places among `rows`, and their numbers in it.
-        segments: all of them.
+        values: values of the main segment, which most rows come from.
+        rows: row numbers in the main segment; anything where `others` has a place.
+        others: by number of another segment, the places among `rows` that it fills, and its row numbers.
+        segments: values of all segments.
 
     Raises:
         IndexError: there is no such row.
@@ -106,7 +106,7 @@ def _all_rows(values: npt.NDArray[Any]) -> RowViews:
     return view_rows(values, np.arange(len(values)), {}, [values])
 
 
-def _addresses(values: Lying, rows: Int64) -> Int64:
+def _addresses(values: Viewable, rows: Int64) -> Int64:
     if isinstance(values, InPlace):
         places: Int64 = values.starts.take(rows) + values.data.address
         return places

@@ -1,4 +1,4 @@
-"""The bytes of a shard, whole or in part, to columns in memory."""
+"""Opens shards, whole or in part: fetches their bytes, checks them and decodes them into columns."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .tfrecord_values import open_values
 
 __all__ = ["OpenShard", "ReadContext", "ShardOpener"]
 
-_places = PageLocationCache()  # of all loaders, which have an opener for each epoch
+_page_locations = PageLocationCache()  # shared by all loaders, which make an opener for each epoch
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class OpenShard:
     """A shard in memory, or a part of it.
 
     Attributes:
-        columns: of its records.
-        class_ids: of each record, int32 [records].
-        first: number of the first record in the shard.
-        index: is held here for others that open parts of the same shard.
-        rows: numbers of the records in the shard, if not all from `first` on.
+        columns: columns of its records.
+        class_ids: class of each record, int32 [records].
+        first: number in the shard of the first record.
+        index: the shard's index, kept alive for others that open parts of the same shard.
+        rows: numbers in the shard of the records, if these do not run from `first` on.
     """
 
     columns: Columns
@@ -84,13 +84,13 @@ class ReadContext:
 
 
 class ShardOpener:
-    """Brings in the shards of one split, and opens them. Any thread may ask.
+    """Fetches and opens the shards of one split. Thread-safe.
 
     Args:
         context: dataset, features, cache and counters.
 
     Attributes:
-        read_fraction: of the file of a whole shard that is read, 1 but where a few columns of Parquet are wanted.
+        read_fraction: fraction of a whole shard's file that is read; below 1 where only some Parquet columns are.
     """
 
     def __init__(self, context: ReadContext) -> None:
@@ -108,15 +108,15 @@ class ShardOpener:
         self._reader = SourceReader(dataset, context.counters, mapped=cache is None, hedging=context.hedging)
 
     def close(self) -> None:
-        """Wait for no store any more."""
+        """Stop waiting for the store."""
         self._reader.close()
 
     def index(self, info: ShardInfo) -> pa.RecordBatch:
         """The index of a shard.
 
         Raises:
-            CorruptionError: its bytes are not those that were written.
-            StorageError: the store refused.
+            CorruptionError: the shard is damaged.
+            StorageError: the store refuses.
         """
         read = partial(self._reader.index, info)
         data = self._read(info.index_path, info.index_bytes, info.index_checksum, read)
@@ -124,30 +124,30 @@ class ShardOpener:
         return index_rows(data, self._dataset.manifest, written, self._dataset.storage.locate(info.index_path))
 
     def part(self, info: ShardInfo, index: pa.RecordBatch, segment: Segment) -> OpenShard | None:
-        """Records of a shard, and perhaps some beside them; None if they are not to be had alone.
+        """Part of a shard: the records of a segment, perhaps with some around them; None to read the shard whole.
 
         Args:
-            info: of the shard.
-            index: of it.
-            segment: of the records.
+            info: the shard.
+            index: its index.
+            segment: the records that are needed.
         """
         read = self._open_rows if self._dataset.manifest.shard_format == "parquet" else self._open_frames
         return read(info, index, segment)
 
     def whole(self, info: ShardInfo) -> OpenShard:
-        """All records of a shard, or those that the filter lets through.
+        """A whole shard: all its records, or those that the filter lets through.
 
         Raises:
-            CorruptionError: its bytes are not those that were written.
-            StorageError: the store refused.
+            CorruptionError: the shard is damaged.
+            StorageError: the store refuses.
         """
-        few = self._columns
-        if few is None:
+        names = self._columns
+        if names is None:
             data = self._read_data(info)
             index, size = self.index(info), data.size
         else:
             index = self.index(info)
-            data, size = self._read_columns(info, index, few)
+            data, size = self._read_columns(info, index, names)
         with self._counters.busy("open", items=1, size=size), self._described(info):
             class_ids, rows = index.column("class_id").to_numpy(), None
             if self._selection is None:
@@ -166,7 +166,7 @@ class ShardOpener:
         if data is None:
             return None
         with self._counters.busy("open", items=1, size=data.size), self._described(info):
-            own = own.set_column(0, "offset", pc.subtract(own.column("offset"), start))  # as if the file had no others
+            own = own.set_column(0, "offset", pc.subtract(own.column("offset"), start))  # relative to the bytes read
             ids = own.column("class_id").to_numpy()
             return OpenShard(columns=self._decode(data, own), class_ids=ids, first=segment.start, index=index)
 
@@ -182,11 +182,11 @@ class ShardOpener:
             return None
         data, size = part
         with self._counters.busy("open", items=1, size=size), self._described(info):
-            groups, there = groups_of_rows(data, rows)
-            ids = index.column("class_id").to_numpy()[there.start : there.stop]
+            groups, covered = groups_of_rows(data, rows)
+            ids = index.column("class_id").to_numpy()[covered.start : covered.stop]
             columns = self._decode(data, index, groups)
             _check_rows(columns, len(ids))
-            return OpenShard(columns=columns, class_ids=ids, first=there.start, index=index)
+            return OpenShard(columns=columns, class_ids=ids, first=covered.start, index=index)
 
     def _described(self, info: ShardInfo) -> AbstractContextManager[None]:
         return corruption_errors(self._dataset.storage.locate(info.path))
@@ -196,7 +196,7 @@ class ShardOpener:
             return sums_in_index(index)
 
     def _few_columns(self) -> frozenset[str] | None:
-        """Names of the columns that are read of Parquet, if there are others than the label, which is small."""
+        """The columns to read from Parquet shards; None if that leaves out at most the label, which is small."""
         manifest = self._dataset.manifest
         columns = frozenset(self._schema.names) | (self._selection.columns if self._selection else frozenset())
         others = frozenset(manifest.schema.names) - columns - {manifest.schema.label}
@@ -206,7 +206,7 @@ class ShardOpener:
         return self._read(info.path, info.bytes, info.checksum, partial(self._reader.data, info))
 
     def _read_columns(self, info: ShardInfo, index: pa.RecordBatch, columns: frozenset[str]) -> tuple[pa.Buffer, int]:
-        """The file of a shard, with these columns at least, and how many bytes of it were read."""
+        """A shard's file with at least these columns, and how many bytes of it were read."""
         sums = self._sums(info, index)
         part = None
         if sums is not None:
@@ -214,7 +214,7 @@ class ShardOpener:
                 with self._described(info):
                     part = self._reader.columns(info, sums, columns, None)
             except PartTooLarge:
-                self._columns = None  # nor will it be of the next
+                self._columns = None  # nor will a part of the next shard be worth it
         if part is not None:
             self.read_fraction = part[1] / info.bytes
             return part
@@ -230,11 +230,11 @@ class ShardOpener:
     def _decode(
         self, data: pa.Buffer, index: pa.RecordBatch, groups: Sequence[int] | None = None, known_as: str = ""
     ) -> Columns:
-        """The columns of a file, or of some of its row groups; of a whole one by its checksum, if that is told."""
+        """The columns of a file, or of some of its row groups; `known_as` is the checksum of a whole file."""
         manifest = self._dataset.manifest
         if manifest.shard_format == "parquet":
             find = partial(open_parquet, data, self._schema, self._fill, groups)
-            return _places.open(known_as, data, self._schema, find) if known_as else find()
+            return _page_locations.open(known_as, data, self._schema, find) if known_as else find()
         if manifest.compression != "none":
             data = pa.py_buffer(decompress(data.to_pybytes(), manifest.compression))
         if self._locates_features:

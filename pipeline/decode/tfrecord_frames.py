@@ -1,7 +1,7 @@
-"""TFRecord shards as columns: whole frames, as they lie in the file.
+"""TFRecord shards as columns of whole frames, as they lie in the file.
 
-Where all records share a layout, frames are the rows of a byte matrix, the file itself; after rows were gathered,
-features are slices of it. Elsewhere frames are Arrow binary values, and TensorFlow parses what was gathered.
+Where all records share a layout, the file is a byte matrix with a frame in each row, and the features of gathered rows
+are slices of columns. Otherwise frames are Arrow binary values, and TensorFlow parses those that were gathered.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ Bytes3D = npt.NDArray[np.uint8]
 
 
 def open_tfrecord(data: pa.Buffer, index: pa.RecordBatch, layout: RecordLayout | None) -> Columns:
-    """The frames of a whole, decompressed TFRecord shard; no byte is copied.
+    """The frames of a whole, decompressed TFRecord shard, not copied.
 
     Args:
-        data: of the file.
+        data: content of the file.
         index: its index, with offset and length.
-        layout: of its records, if they share one.
+        layout: layout of its records, if they share one.
 
     Returns:
         The column `FRAMES`, or without a layout `EXAMPLES`.
 
     Raises:
-        ValueError: the index is of other frames.
+        ValueError: the index does not fit the data.
     """
     if layout is not None:
         return {FRAMES: np.frombuffer(data, np.uint8).reshape(-1, HEADER_BYTES + layout.example_bytes + FOOTER_BYTES)}
@@ -51,14 +51,16 @@ def open_tfrecord(data: pa.Buffer, index: pa.RecordBatch, layout: RecordLayout |
 
 
 def _view_frames(data: pa.Buffer, offsets: Int64, lengths: Int64) -> pa.Array:
-    """Where each frame lies, as views."""
+    """Views of the frames."""
     views = make_views(offsets, lengths)
-    views["prefix"] = lengths - (HEADER_BYTES + FOOTER_BYTES)  # its first four bytes: a frame begins with this number
+    views["prefix"] = lengths - (
+        HEADER_BYTES + FOOTER_BYTES
+    )  # a frame starts with its length, and a prefix is its first four bytes
     return view_array(views, data)
 
 
 def join_frames(columns: Columns) -> Columns:
-    """Columns with the frames of `EXAMPLES`, if there are any, one after the other in memory: as Arrow large binary."""
+    """Columns with the frames of `EXAMPLES`, if any, joined in memory as Arrow large binary."""
     if EXAMPLES not in columns:
         return columns
     frames: Any = columns[EXAMPLES]
@@ -66,12 +68,12 @@ def join_frames(columns: Columns) -> Columns:
 
 
 def open_features(columns: Columns, schema: Schema, layout: RecordLayout) -> Columns:
-    """Some features of all frames of a shard, decoded at once: where many are left out, gathering frames costs more.
+    """Some features of a shard, decoded at once: where most are left out, gathering whole frames would cost more.
 
     Args:
         columns: the column `FRAMES`.
-        schema: of the features wanted.
-        layout: of these.
+        schema: the features to decode.
+        layout: their layout.
     """
     return decode_frames([columns[FRAMES][None]], schema, layout)
 
@@ -79,13 +81,13 @@ def open_features(columns: Columns, schema: Schema, layout: RecordLayout) -> Col
 def decode_frames(
     pieces: Sequence[Bytes3D], schema: Schema, layout: RecordLayout, pool: BufferPool | None = None
 ) -> Columns:
-    """The features of gathered frames, the pieces side by side.
+    """The features of gathered frames, joined step by step.
 
     Args:
-        pieces: uint8 [steps, samples, frame bytes] each.
-        schema: of the features wanted.
-        layout: of these in the records.
-        pool: of memory, or None.
+        pieces: frames of each stream, uint8 [steps, samples, frame bytes].
+        schema: the features to decode.
+        layout: their layout in the records.
+        pool: memory for the result, or None.
 
     Returns:
         By feature, [steps * samples of all pieces, *shape].
@@ -97,10 +99,10 @@ def decode_frames(
 
 
 def decode_row_views(frames: RowViews, schema: Schema, layout: RecordLayout, pool: BufferPool | None) -> Columns:
-    """The features of frames that still lie in their shards.
+    """The features of frames that are still in their shards.
 
     Args:
-        frames: of which each is uint8 [frame bytes].
+        frames: views of frames, each uint8 [frame bytes].
         schema: as for `decode_frames`.
         layout: as for `decode_frames`.
         pool: as for `decode_frames`.
@@ -117,7 +119,7 @@ def decode_row_views(frames: RowViews, schema: Schema, layout: RecordLayout, poo
 
 
 def _span(feature: Feature, place: ColumnLayout) -> tuple[int, int]:
-    """The bytes of a feature in a frame: the first, and how many."""
+    """First byte and width of a feature in a frame."""
     elements = feature.elements if feature.shape else 1
     return HEADER_BYTES + place.offset, place.item_bytes * (elements or 0)
 

@@ -1,6 +1,6 @@
-"""Large TFRecord records whose features are found when their shard is opened, so that nobody parses them later.
+"""Locates the features of large TFRecord records when a shard is opened, so that TensorFlow need not parse them.
 
-Numbers become columns. Strings and bytes, such as encoded images, stay in the file: a column says where they lie.
+Numbers become columns. Strings and bytes, such as encoded images, stay in the file, and columns hold views of them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .columns import Columns, filled_columns, view_bytes
 
 __all__ = ["has_plain_values", "open_values"]
 
-_NUMBER_BYTES = 1024  # of a record
+_NUMBER_BYTES = 1024  # per record
 
 
 def has_plain_values(manifest: Manifest, split: str, schema: Schema) -> bool:
-    """Whether each record has one string of each feature, or numbers, few enough to decode those of a whole shard."""
+    """Whether each feature is one string or a few numbers, and none is missing, so that `open_values` applies."""
     statistics = manifest.split(split).statistics
-    numbers = [f for f in schema.features if not _is_found(f)]
+    numbers = [f for f in schema.features if not _is_viewed(f)]
     return (
         all(statistics[name].nulls == 0 for name in schema.names)
         and all(f.numeric and f.elements is not None for f in numbers)
@@ -37,31 +37,31 @@ def open_values(data: pa.Buffer, index: pa.RecordBatch, stored: Schema, schema: 
     """The features of a whole, decompressed TFRecord shard, for which `has_plain_values` holds.
 
     Args:
-        data: of the file.
+        data: content of the file.
         index: its index, with offset and length.
         stored: schema of the dataset.
-        schema: of the features wanted.
+        schema: the features to read.
 
     Returns:
-        Numbers as NumPy arrays [records, *shape]; strings and bytes as Arrow binary views of `data`.
+        Numbers as NumPy arrays [records, *shape], strings and bytes as Arrow binary views of `data`.
     """
     content = np.frombuffer(data, np.uint8)
     starts = index.column("offset").to_numpy() + HEADER_BYTES
     ends = starts + index.column("length").to_numpy() - (HEADER_BYTES + FOOTER_BYTES)
-    found = [feature.name for feature in schema.features if _is_found(feature)]
-    numbers = [feature.name for feature in schema.features if not _is_found(feature)]
-    located = locate_examples(content, starts, ends, stored, found, numbers)
+    viewed = [feature.name for feature in schema.features if _is_viewed(feature)]
+    numbers = [feature.name for feature in schema.features if not _is_viewed(feature)]
+    located = locate_examples(content, starts, ends, stored, viewed, numbers)
     if located is not None:
         places, batch = located
         views = {name: view_bytes(data, *place) for name, place in places.items()}
     else:
         batch = decode_examples(content, starts, ends, stored, schema.names)
-        views = {name: _view_copies(batch.column(name)) for name in found}
+        views = {name: _view_copies(batch.column(name)) for name in viewed}
     columns = views | dict(filled_columns(pa.Table.from_batches([batch]), schema.select(numbers), {}))
     return {name: columns[name] for name in schema.names}
 
 
-def _is_found(feature: Feature) -> bool:
+def _is_viewed(feature: Feature) -> bool:
     return feature.example_kind == "bytes" and feature.shape == ()
 
 

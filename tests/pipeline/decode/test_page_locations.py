@@ -21,7 +21,7 @@ ROWS = 90
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(shard_opener, "_places", placed.PageLocationCache())
+    monkeypatch.setattr(shard_opener, "_page_locations", placed.PageLocationCache())
     values = np.random.default_rng(0).random((ROWS, 4), np.float32)
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), 4)
     table = pa.table({"x": vectors, "n": range(ROWS), "label": [i % 3 for i in range(ROWS)]})

@@ -91,7 +91,7 @@ def test_an_iterator_that_is_let_go_of_leaves_no_thread(taken: int, threads: Thr
 def test_a_forked_process_lets_go_of_an_iterator_whose_thread_is_at_work_elsewhere() -> None:
     script = """if True:
         import os, threading
-        from ringfeed.pipeline.prefetch import prefetch
+        from ringfeed.pipeline.deliver.background_iterator import prefetch
 
         going_on, at_work = threading.Event(), threading.Event()
 
@@ -119,7 +119,7 @@ def test_a_forked_process_lets_go_of_an_iterator_whose_thread_is_at_work_elsewhe
 def test_no_interrupt_keeps_a_lock_from_the_thread() -> None:
     script = """if True:
         import sys, threading
-        from ringfeed.pipeline import prefetch
+        from ringfeed.pipeline.deliver import background_iterator as prefetch
 
         lock = threading.Condition.__enter__
 

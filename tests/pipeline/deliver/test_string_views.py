@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from ringfeed.pipeline import Loader
 from ringfeed.pipeline.decode import columns
 from ringfeed.pipeline.decode.columns import copy_views, view_bytes
-from ringfeed.pipeline.deliver import chunk_sizes
-from ringfeed.pipeline.deliver import to_tensorflow as delivery
+from ringfeed.pipeline.deliver import chunk_encoding, chunk_sizes
 from ringfeed.pipeline.deliver.string_views import copy_views_operation, locate_views
 from ringfeed.sharding import BuildOptions, build
 
@@ -73,7 +72,7 @@ def test_batches_are_the_same_without_the_operation(
     operation, epochs = copy_views_operation(), []
     assert operation is not None
     for chosen in (counted, None):
-        monkeypatch.setattr(delivery, "copy_views_operation", lambda chosen=chosen: chosen)
+        monkeypatch.setattr(chunk_encoding, "copy_views_operation", lambda chosen=chosen: chosen)
         epoch = Loader(str(tmp_path / "data"), batch_size=48, seed=3, fill={"text": "?"} if nulls else {}).epoch(1, 4)
         epochs.append([{name: (v.dtype, to_list(v)) for name, v in batch.items()} for batch in epoch])
         assert calls

@@ -15,8 +15,8 @@ import tensorflow as tf
 from ringfeed.pipeline import Loader
 from ringfeed.pipeline.deliver import chunk_sizes
 from ringfeed.pipeline.deliver import to_tensorflow as delivery
+from ringfeed.pipeline.deliver.example_parsing import feature_spec, parse_batch
 from ringfeed.pipeline.deliver.generator_dataset import generator_dataset_maker
-from ringfeed.pipeline.deliver.to_tensorflow import feature_spec, parse_batch
 from ringfeed.sharding import BuildOptions, ConfigError, build, open_dataset
 from tests.helpers.lean import lean_environment
 
