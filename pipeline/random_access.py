@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..sharding.common.fork_safe_locks import renew_in_forks
+from ..sharding.common.fork_safe_locks import renew_lock_in_forks
 from ..sharding.dataset.consistency import corruption_errors
 from ..sharding.dataset.manifest import ShardInfo
 from ..sharding.formats.example_decode import decode_example
@@ -58,7 +58,7 @@ class RandomAccess:
         self._labels = labels
         self._kept: OrderedDict[int, OpenShard] = OrderedDict()
         self._lock = threading.RLock()
-        renew_in_forks(self)
+        renew_lock_in_forks(self)
 
     def record(self, index: int, make_fetcher: Callable[[], ShardFetcher]) -> tuple[dict[str, Any], int]:
         """One record, and its class.

@@ -1,4 +1,4 @@
-"""Datasets in, balanced shards and a manifest out. Needs no TensorFlow."""
+"""The public API: builds, checks, repairs and exports sharded datasets, without TensorFlow."""
 
 from .building.append import AppendOptions, append, plan_append
 from .building.build import build

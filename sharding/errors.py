@@ -1,4 +1,4 @@
-"""The errors of the package. Each also subclasses the builtin that a caller would expect to catch."""
+"""The package's errors. Each also subclasses the builtin that a caller would expect to catch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = [
 
 
 class RingfeedError(Exception):
-    """Base of every error a user can cause or meet; its text is one line that says what to do next, without secrets.
+    """Base of every error that a user can meet. Its text is one line, says what to do next and holds no secrets.
 
     Attributes:
-        may_pass: whether the same command, started again, may succeed with no change to what it was given.
+        may_pass: whether the same command may succeed when it is run again unchanged.
     """
 
     may_pass = False
@@ -33,64 +33,64 @@ class RingfeedError(Exception):
 
 
 class ConfigError(RingfeedError, ValueError):
-    """An option, a flag or a configuration key has a value that its rule forbids."""
+    """An option, a flag or a configuration key has a forbidden value."""
 
 
 class SourceError(RingfeedError, ValueError):
-    """The data to be sharded cannot be read as what it claims to be."""
+    """The source data cannot be read in its declared format."""
 
 
 class DestinationError(RingfeedError, OSError):
-    """A dataset cannot be written where it was asked to go."""
+    """A dataset cannot be written to its destination."""
 
 
 class DatasetError(RingfeedError, ValueError):
-    """What was opened is no dataset, or one that this version cannot read."""
+    """A folder is no dataset, or one that this version cannot read."""
 
 
 class CorruptionError(RingfeedError, OSError):
-    """Bytes on storage are not the bytes that were written."""
+    """Stored bytes differ from those that were written."""
 
 
 class StorageError(RingfeedError, OSError):
-    """The storage refused or failed: credentials, a missing bucket, a network that is down."""
+    """The storage refused a request or failed: wrong credentials, a missing bucket, a broken network."""
 
     may_pass = True
 
 
 class RangesError(StorageError):
-    """The storage cannot read a part of a file without the rest, as some servers of HTTP cannot."""
+    """The storage cannot read a part of a file; some HTTP servers cannot."""
 
     may_pass = False
 
     @classmethod
     def of(cls, where: str) -> RangesError:
-        """The error of a file, by its URL."""
+        """The error for the file at a URL."""
         return cls(
-            f"{where}: the server sends all of a file where a part is asked for; copy the file to where parts can be "
-            "read, such as a local disk"
+            f"{where}: the server ignores range requests and sends the whole file; copy the file to storage that "
+            "supports them, such as a local disk"
         )
 
 
 class PageError(StorageError):
-    """A web server sends a page instead of a file, as some do to ask for a login."""
+    """A web server sends an HTML page, often a login form, instead of a file."""
 
     may_pass = False
 
     @classmethod
     def of(cls, where: str) -> PageError:
-        """The error of a file, by its URL."""
+        """The error for the file at a URL."""
         return cls(
-            f"{where}: the server sends a page (text/html) instead of the file, as some do to ask for a login; see in "
-            "a browser what it says, and check the URL, or copy the file to a local disk"
+            f"{where}: the server sends a page (text/html) instead of the file, perhaps a login form; open it in a "
+            "browser and check the URL, or copy the file to a local disk"
         )
 
 
 class WorkerError(RingfeedError, RuntimeError):
-    """A process that worked on a part of the job was killed."""
+    """A worker process was killed."""
 
     may_pass = True
 
 
 class TrainingError(RingfeedError, RuntimeError):
-    """Training cannot go on without breaking a promise it made."""
+    """Training cannot continue correctly."""

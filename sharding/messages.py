@@ -1,4 +1,4 @@
-"""Words for messages: numbers of things, and texts of others that are shown."""
+"""Phrases for messages: counts, lists of names, suggestions, and foreign text made fit to print."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["brief", "closest", "counted", "did_you_mean", "listed", "one_line", 
 
 
 def counted(number: int, noun: str, verb: str = "") -> str:
-    """So many of something, and what they do; singular and plural are parted by a slash.
+    """A count with its noun and verb; a slash separates singular and plural.
 
     >>> counted(1, "file"), counted(1200, "file", "is/are"), counted(1, "index/indices", "was/were")
     ('1 file', '1,200 files are', '1 index was')
@@ -22,7 +22,7 @@ def counted(number: int, noun: str, verb: str = "") -> str:
 
 
 def some_of(number: int, total: int, noun: str, verb: str) -> str:
-    """So many of all there are, and what they do.
+    """A count out of a total, with noun and verb.
 
     >>> some_of(1, 20, "shard", "is/are"), some_of(3, 20, "shard", "is/are")
     ('1 of 20 shards is', '3 of 20 shards are')
@@ -32,7 +32,7 @@ def some_of(number: int, total: int, noun: str, verb: str) -> str:
 
 
 def listed(names: Sequence[str], most: int = 20) -> str:
-    """Names between commas, the first of them.
+    """The first names of a list, separated by commas.
 
     >>> listed(["a", "b", "c"]), listed(["a", "b", "c"], 2)
     ('a, b, c', 'a, b, ...')
@@ -62,7 +62,7 @@ def did_you_mean(name: object, known: Iterable[str], otherwise: str) -> str:
 
 
 def one_line(text: object) -> str:
-    """Any text on one line, with nothing that a terminal would obey.
+    """Text on one line, without control characters that a terminal would obey.
 
     >>> one_line("a\\n  b\\x1b[31m")
     'a b?[31m'
@@ -71,7 +71,7 @@ def one_line(text: object) -> str:
 
 
 def brief(error: BaseException, limit: int = 200) -> str:
-    """What an error says on one line, as much of it as a message has room for.
+    """The text of an error on one line, cut to a length.
 
     >>> brief(ValueError("no\\n  good"), 4)
     'no g'
@@ -80,7 +80,7 @@ def brief(error: BaseException, limit: int = 200) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """A text without the passwords of the URLs in it, or the queries of web links, which may sign them.
+    """Text without the passwords in its URLs, nor the queries of its web links, which may hold signatures.
 
     >>> without_secrets("nothing at https://me:secret@example.org/x.csv?Signature=secret; check the path")
     'nothing at https://me@example.org/x.csv; check the path'

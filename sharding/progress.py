@@ -1,23 +1,23 @@
-"""How far a build, or an export, is: told after every task."""
+"""Progress of a build or an export, reported after every task."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-__all__ = ["Progress", "Report", "Teller", "ignore"]
+__all__ = ["Progress", "Report", "StageProgress", "ignore"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a build is.
+    """Progress of one stage of a build or an export.
 
     Attributes:
-        stage: ``dedup``, ``count``, ``partition`` or ``write``; of an export, ``export``.
-        done: tasks of the stage that are finished (in ``write`` and ``export``: shards).
-        total: tasks, or shards, of the stage.
-        records: records in what is finished.
-        resumed: of `done`, what an earlier build had finished.
+        stage: ``dedup``, ``count``, ``partition`` or ``write`` in a build, ``export`` in an export.
+        done: finished tasks; in ``write`` and ``export``, shards.
+        total: all tasks or shards of the stage.
+        records: records in the finished tasks.
+        resumed: how many of `done` an earlier, killed build had finished.
     """
 
     stage: str
@@ -31,10 +31,10 @@ Report = Callable[[Progress], None]
 
 
 def ignore(_: object) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
-class Teller:
+class StageProgress:
     """Reports the progress of one stage."""
 
     def __init__(self, report: Report, stage: str, total: int, resumed: int = 0, records: int = 0) -> None:

@@ -1,6 +1,6 @@
-"""The schema of a dataset: its features, and how each is laid out in Arrow and in `tf.train.Example`.
+"""The schema of a dataset: its features, and their types in Arrow and in `tf.train.Example`.
 
-Not here: reading or writing any file.
+Not here: reading or writing files.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = [
     "Feature",
     "Schema",
     "class_array",
-    "in_lists",
+    "insert_nulls",
     "label_type",
-    "with_missing",
+    "to_lists",
 ]
 
-MAX_FEATURES = 1 << 15  # of a record: each costs each batch some 0.1 ms
+MAX_FEATURES = 1 << 15  # per record: each costs about 0.1 ms per batch
 
 ExampleKind = Literal["int64", "float", "bytes", "raw"]
 
@@ -58,11 +58,11 @@ class Feature:
     """One column of a dataset.
 
     Attributes:
-        name: the column's name.
-        dtype: of one element: ``bool``, ``int8`` to ``uint64``, ``float16`` to ``float64``, ``string``, ``binary``.
-        shape: of one record's value: ``()`` a scalar, ``(28, 28)`` fixed, ``(None,)`` of variable length.
-        encoding: for ``binary`` features that hold a file of another format: ``image``. Else empty.
-        logical: the Arrow type that went in where it had to become an integer (``timestamp[us]``). Else empty.
+        name: column name.
+        dtype: element type: ``bool``, ``int8`` to ``uint64``, ``float16`` to ``float64``, ``string``, ``binary``.
+        shape: shape of one record's value: ``()`` for a scalar, ``(28, 28)`` fixed, ``(None,)`` of variable length.
+        encoding: ``image`` for ``binary`` features that hold image files, else empty.
+        logical: original Arrow type of values stored as integers, such as ``timestamp[us]``, else empty.
     """
 
     name: str
@@ -81,13 +81,13 @@ class Feature:
 
     @property
     def fixed_shape(self) -> tuple[int, ...] | None:
-        """The shape, or None where the length varies from record to record."""
+        """The shape, or None if the length varies between records."""
         sizes = tuple(size for size in self.shape if size is not None)
         return sizes if len(sizes) == len(self.shape) else None
 
     @property
     def elements(self) -> int | None:
-        """Elements per record, or None where that varies."""
+        """Elements per record, or None if that varies."""
         return None if self.fixed_shape is None else prod(self.fixed_shape)
 
     @property
@@ -107,7 +107,7 @@ class Feature:
 
     @property
     def arrow_type(self) -> pa.DataType:
-        """The column's Arrow type: tensors of fixed shape are flattened to one fixed-size list."""
+        """The column's Arrow type; tensors of fixed shape become one flat fixed-size list."""
         if self.shape == ():
             return self.primitive
         if self.elements is None:
@@ -116,10 +116,10 @@ class Feature:
 
     @property
     def example_kind(self) -> ExampleKind:
-        """Where the values lie in a `tf.train.Example`, so that no bit of them is lost.
+        """The kind of list that holds the values exactly in a `tf.train.Example`.
 
-        ``raw`` is a bytes_list with one value: the elements in little-endian order. It holds what a float_list
-        (float32) would round, and uint8 tensors, which as varints would nearly double.
+        ``raw`` is a bytes_list with one value: the elements, little-endian. It is used for float64, which a float_list
+        (float32) would round, and for uint8 tensors, whose size varints would nearly double.
         """
         if self.dtype == "float64" or (self.dtype == "uint8" and self.shape != ()):
             return "raw"
@@ -128,7 +128,7 @@ class Feature:
         return "int64" if self.dtype in _INTEGERS else "bytes"
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in `dataset.json`."""
+        """The entry in `dataset.json`."""
         value: dict[str, Any] = {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
         value["example"] = self.example_kind
         return value | {key: text for key in ("encoding", "logical") if (text := getattr(self, key))}
@@ -146,10 +146,10 @@ class Feature:
 
     @classmethod
     def from_arrow(cls, field: pa.Field) -> Feature:
-        """The feature that holds every value of an Arrow column exactly.
+        """Return the feature that holds every value of an Arrow column exactly.
 
         Raises:
-            SourceError: the column is nested in a way, or of a type, that has no such feature.
+            SourceError: no feature can hold the column's type or nesting.
         """
         kind = _stored(field.type.value_type if pa.types.is_dictionary(field.type) else field.type)
         metadata = {k.decode(): v.decode() for k, v in (field.metadata or {}).items()}
@@ -163,7 +163,7 @@ class Feature:
         kind = _stored(kind)
         declared = tuple(int(size) for size in metadata.get("shape", "").split(",") if size.isdecimal())
         if None not in shape and prod(s for s in shape if s) == prod(declared) and len(declared) > len(shape):
-            shape = declared  # ours; another program's field of that name does not fit, or is taken at its word
+            shape = declared  # written by `_field`; a foreign "shape" entry is ignored unless it fits
         logical = ""
         if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
             logical, kind = str(kind), (pa.int32() if kind.bit_width == 32 else pa.int64())
@@ -173,13 +173,13 @@ class Feature:
         if dtype is None or (None in shape and len(shape) > 1) or 0 in shape:
             raise SourceError(
                 f"column {field.name!r} has type {field.type}, which no feature can hold; "
-                "leave it out by the first --drop-columns or --select, or convert it to numbers, strings, bytes or "
-                "lists of them before"
+                "leave it out with the first --drop-columns or --select, or convert it first to numbers, strings, "
+                "bytes or lists of them"
             )
         return cls(name=field.name, dtype=dtype, shape=shape, encoding=metadata.get("encoding", ""), logical=logical)
 
     def conform(self, column: pa.Array) -> pa.Array:
-        """Bring a column that `from_arrow` accepted into `arrow_type`; no value changes.
+        """Convert a column that `from_arrow` accepted to `arrow_type` without changing a value.
 
         Raises:
             SourceError: a tensor within a tensor is missing.
@@ -192,12 +192,12 @@ class Feature:
             column = pc.cast(column, column.type.value_type)
         if pa.types.is_fixed_size_list(column.type) and pa.types.is_fixed_size_list(column.type.value_type):
             column = self._flattened(column)
-        if self.logical and not self.shape:  # of lists there is no view; the cast below is as exact
+        if self.logical and not self.shape:  # lists have no view; the cast below is just as exact
             column = column.view(self.primitive)
         return column if column.type == self.arrow_type else pc.cast(column, self.arrow_type)
 
     def _flattened(self, column: pa.Array) -> pa.Array:
-        """Lists of fixed size within such lists, as lists of all their elements."""
+        """Flatten nested lists of fixed size to one list per record."""
         present, width = column.is_valid(), 1
         values = column.filter(present)
         while pa.types.is_fixed_size_list(values.type):
@@ -205,17 +205,17 @@ class Feature:
                 raise SourceError(f"column {self.name!r} holds nested lists with nulls; fill them, or drop the records")
             width *= values.type.list_size
             values = values.flatten()
-        return with_missing(pa.FixedSizeListArray.from_arrays(values, width), present)
+        return insert_nulls(pa.FixedSizeListArray.from_arrays(values, width), present)
 
 
-def in_lists(elements: pa.Array, lengths: Sequence[int] | npt.NDArray[np.integer], mask: pa.Array | None) -> pa.Array:
-    """Elements, one after the other, as lists of these lengths; those are missing for which the mask is true."""
+def to_lists(elements: pa.Array, lengths: Sequence[int] | npt.NDArray[np.integer], mask: pa.Array | None) -> pa.Array:
+    """Cut consecutive elements into lists of the given lengths; a list is null where the mask is true."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=mask)
 
 
-def with_missing(rows: pa.Array, present: pa.BooleanArray) -> pa.Array:
-    """The rows in the places where one is present, and nulls between them."""
+def insert_nulls(rows: pa.Array, present: pa.BooleanArray) -> pa.Array:
+    """Spread rows over the places that are present; the other places are null."""
     if len(rows) == len(present):
         return rows
     places = pc.subtract(pc.cumulative_sum(present.cast(pa.int64())), 1)
@@ -223,19 +223,19 @@ def with_missing(rows: pa.Array, present: pa.BooleanArray) -> pa.Array:
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:
-    """What an extension type is stored as: a UUID as 16 bytes, JSON as text; a tensor is more than its storage."""
+    """The storage type of an extension type, such as 16 bytes of a UUID; tensors keep their type, for their shape."""
     if isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.FixedShapeTensorType):
         return kind.storage_type
     return kind
 
 
 def _order_of(kind: pa.FixedShapeTensorType) -> list[int]:
-    """Of a tensor's axes, the numbers of those in memory."""
+    """A tensor's axes in the order of memory."""
     return list(range(len(kind.shape))) if kind.permutation is None else list(kind.permutation)
 
 
 def _in_order(column: pa.FixedShapeTensorArray) -> pa.Array:
-    """Tensors as lists of their elements, in the order of their axes; in memory that may be another."""
+    """Tensors as lists of elements in the order of their axes, from whatever order they have in memory."""
     kind, lists = column.type, column.storage
     order = np.arange(prod(kind.shape)).reshape(kind.shape).transpose(_order_of(kind)).reshape(-1)
     if (np.diff(order) == 1).all():
@@ -246,7 +246,7 @@ def _in_order(column: pa.FixedShapeTensorArray) -> pa.Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
-    """The features of a dataset, in order, and which of them is the label (None: there is none)."""
+    """The features of a dataset, in order, and the name of the label, or None."""
 
     features: tuple[Feature, ...]
     label: str | None = None
@@ -268,16 +268,16 @@ class Schema:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the features, in order."""
+        """Feature names, in order."""
         return tuple(feature.name for feature in self.features)
 
     def select(self, names: Sequence[str]) -> Schema:
-        """Some of the features, in the order given; and the label, if it is among them."""
+        """The named features, in the order of `names`; the label is kept if it is among them."""
         label = self.label if self.label in names else None
         return Schema(features=tuple(self[name] for name in names), label=label)
 
     def only(self, names: Iterable[str]) -> Schema:
-        """Those of the features that have one of some names, in their order; and the label, if it is among them."""
+        """The features in `names`, in the schema's order; the label is kept if it is among them."""
         wanted = set(names)
         kept = tuple(feature for feature in self.features if feature.name in wanted)
         return Schema(features=kept, label=self.label if self.label in wanted else None)
@@ -289,33 +289,33 @@ class Schema:
 
     @property
     def empty(self) -> pa.RecordBatch:
-        """A record batch without records."""
+        """An empty record batch."""
         return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self.arrow], schema=self.arrow)
 
     @classmethod
     def from_arrow(cls, schema: pa.Schema, label: str | None) -> Schema:
-        """The schema that holds every column of an Arrow schema exactly.
+        """Return the schema that holds every column of an Arrow schema exactly.
 
         Raises:
-            SourceError: there are too many columns, or one that no feature can hold.
+            SourceError: there are too many columns, the label is no column, or no feature can hold a column.
         """
         if len(schema) > MAX_FEATURES:
             raise SourceError(
-                f"a record has {len(schema):,} columns, the most are {MAX_FEATURES:,}; put numbers that belong "
-                "together into one column of lists"
+                f"a record has {len(schema):,} columns, at most {MAX_FEATURES:,} are possible; put numbers that "
+                "belong together into one column of lists"
             )
         names = {field.name for field in schema}
-        if label is not None and label not in names:  # said before any column's type is found wanting
+        if label is not None and label not in names:  # reported before an unsuitable column type
             cls(features=tuple(Feature(name=name, dtype="binary") for name in schema.names), label=label)
         return cls(features=tuple(Feature.from_arrow(field) for field in schema), label=label)
 
     def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Bring a batch with (at least) the schema's columns into exactly the schema's Arrow types."""
+        """Convert a batch that has all the schema's columns to exactly the schema's Arrow types."""
         columns = [feature.conform(batch.column(feature.name)) for feature in self.features]
         return pa.RecordBatch.from_arrays(columns, schema=self.arrow)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """As it stands in `dataset.json`."""
+        """The list of features in `dataset.json`."""
         return [
             feature.to_json() | ({"role": "label"} if feature.name == self.label else {}) for feature in self.features
         ]
@@ -335,10 +335,10 @@ def _field(feature: Feature, *, role: str) -> pa.Field:
 
 
 def class_array(schema: Schema, classes: Sequence[object]) -> pa.Array:
-    """The values of the label, as the type of its column; without one, the value that stands for class None."""
+    """Class values as an array of the label's type; without a label, the placeholder of the one class None."""
     return pa.array([False] * len(classes) if schema.label is None else classes, label_type(schema))
 
 
 def label_type(schema: Schema) -> pa.DataType:
-    """The type of the values of the label; of the one value that stands for it where there is none."""
+    """The Arrow type of the label; without a label, the type of its placeholder."""
     return pa.bool_() if schema.label is None else schema[schema.label].primitive

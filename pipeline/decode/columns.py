@@ -1,7 +1,7 @@
 """The columns of opened shards, from which samples are gathered by row number.
 
 Values of a fixed shape are NumPy arrays, strings and lists Arrow arrays. TFRecord frames (`tfrecord_frames.py`) and
-vectors of Parquet shards (`InPlace`) are not decoded before they are gathered.
+vectors of Parquet shards (`FileVectors`) are not decoded before they are gathered.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...sharding.compute import kernels
 from ...sharding.compute.grouping import stable_order
 from ...sharding.compute.kernels import INLINE_AT, INLINE_BYTES, VIEW
 from ...sharding.formats.parquet import read_columns
-from ...sharding.formats.parquet_pages import InPlace
+from ...sharding.formats.parquet_pages import FileVectors
 from ...sharding.schema import Feature, Schema
 from .row_views import RowViews, has_viewable_rows, view_rows
 
@@ -43,9 +43,11 @@ __all__ = [
 ]
 
 _VIEW_SPAN = 1 << 30
-_NUMPY_LIKE = (np.ndarray, InPlace)  # have the `take` of NumPy
+_NUMPY_LIKE = (np.ndarray, FileVectors)  # have the `take` of NumPy
 
-Column: TypeAlias = npt.NDArray[Any] | Any  # or `InPlace` in shards, `RowViews` once gathered, an untyped Arrow array
+Column: TypeAlias = (
+    npt.NDArray[Any] | Any
+)  # or `FileVectors` in shards, `RowViews` once gathered, an untyped Arrow array
 Columns: TypeAlias = Mapping[str, Column]
 
 
@@ -68,7 +70,7 @@ def open_parquet(
     columns: dict[str, Column] = {}
     for name, values in found.items():
         shape = schema[name].fixed_shape or ()
-        columns[name] = replace(values, shape=shape) if isinstance(values, InPlace) else values.reshape(-1, *shape)
+        columns[name] = replace(values, shape=shape) if isinstance(values, FileVectors) else values.reshape(-1, *shape)
     columns |= filled_columns(table, rest, fill)
     return {name: columns[name] for name in schema.names}
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ...sharding.formats.parquet_pages import InPlace, Run
+from ...sharding.formats.parquet_pages import FileVectors, Run
 from ...sharding.schema import Schema
 from .columns import Columns
 
@@ -18,7 +18,7 @@ _MOST_RUNS = 1 << 14  # about 16 MiB, with one run per shard
 
 
 class PageLocationCache:
-    """Where columns lie in files of which only `InPlace` vectors are read. Thread-safe.
+    """Where columns lie in files of which only `FileVectors` vectors are read. Thread-safe.
 
     Reading a file's footer and page headers takes longer than reading its index. Files of equal content have equal
     ones, so they are remembered by checksum.
@@ -38,12 +38,12 @@ class PageLocationCache:
             find: reads the columns from the data where their locations are not known yet.
         """
         if (known := self._known.get((checksum, schema))) is not None:
-            return {name: InPlace.of_runs(data, *place) for name, place in known.items()}
+            return {name: FileVectors.of_runs(data, *place) for name, place in known.items()}
         columns = find()
         places = {
             name: (values.runs(), values.dtype, values.shape)
             for name, values in columns.items()
-            if isinstance(values, InPlace)
+            if isinstance(values, FileVectors)
         }
         count = sum(len(runs) for runs, _, _ in places.values())
         if len(places) == len(columns) and self._runs + count <= _MOST_RUNS:

@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ...sharding.compute import kernels
-from ...sharding.formats.parquet_pages import InPlace
+from ...sharding.formats.parquet_pages import FileVectors
 from .buffer_pool import BufferPool, empty_aligned
 
 __all__ = ["RowViews", "has_viewable_rows", "view_rows"]
 
 Int64 = npt.NDArray[np.int64]
-Viewable: TypeAlias = npt.NDArray[Any] | InPlace
+Viewable: TypeAlias = npt.NDArray[Any] | FileVectors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def has_viewable_rows(values: object) -> bool:
     """Whether rows of a column can be viewed: each lies contiguously in memory, and is more than one number."""
     if not kernels.are_compiled():
         return False
-    return isinstance(values, InPlace) or (
+    return isinstance(values, FileVectors) or (
         isinstance(values, np.ndarray) and values.ndim > 1 and values.flags.c_contiguous
     )
 
@@ -98,7 +98,7 @@ def view_rows(
     addresses = _addresses(values, rows.clip(0, len(values) - 1) if others else rows)
     for number, (places, own) in others.items():
         addresses[places] = _addresses(segments[number], own)
-    dtype, shape = values.dtype, values.shape if isinstance(values, InPlace) else values.shape[1:]
+    dtype, shape = values.dtype, values.shape if isinstance(values, FileVectors) else values.shape[1:]
     return RowViews(addresses=addresses, dtype=dtype, shape=shape, owners=tuple(segments))
 
 
@@ -107,7 +107,7 @@ def _all_rows(values: npt.NDArray[Any]) -> RowViews:
 
 
 def _addresses(values: Viewable, rows: Int64) -> Int64:
-    if isinstance(values, InPlace):
+    if isinstance(values, FileVectors):
         places: Int64 = values.starts.take(rows) + values.data.address
         return places
     return kernels.locate_rows(rows, values)

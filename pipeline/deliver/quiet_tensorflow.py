@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ...sharding.common.stderr_filter import without_lines
+from ...sharding.common.stderr_filter import drop_stderr_lines
 
 __all__ = ["quiet_tensorflow"]
 
@@ -24,5 +24,5 @@ def quiet_tensorflow() -> Iterator[None]:
     if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") == "0":
         yield
     else:
-        with without_lines(_NOISE):
+        with drop_stderr_lines(_NOISE):
             yield

@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ...sharding.common.fork_safe_locks import renew_in_forks
+from ...sharding.common.fork_safe_locks import renew_lock_in_forks
 from ...sharding.common.validation import choice
 from ...sharding.compute.class_counts import ClassCounts, count_matrix
 from ...sharding.compute.keyed_random import shuffled
@@ -75,7 +75,7 @@ class Quarantine:
         )
         self._counters = counters
         self._lock = threading.RLock()  # a handler of a signal may ask for the state at any moment
-        renew_in_forks(self)
+        renew_lock_in_forks(self)
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from ...sharding.common.checksums import Checksum, checksum
-from ...sharding.common.fork_safe_locks import renew_in_forks
+from ...sharding.common.fork_safe_locks import renew_lock_in_forks
 from ...sharding.common.validation import integer
 from ...sharding.errors import ConfigError, StorageError
 from ...sharding.storage.atomic_files import write_pieces
@@ -263,7 +263,7 @@ class MemoryCache:
         self._held: OrderedDict[CacheKey, pa.Buffer] = OrderedDict()
         self._held_bytes = 0
         self._lock = threading.RLock()
-        renew_in_forks(self)
+        renew_lock_in_forks(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._limit_bytes,)

@@ -22,8 +22,8 @@ from ...sharding.dataset.dataset import Dataset, open_dataset, repair_hint
 from ...sharding.dataset.manifest import ShardInfo
 from ...sharding.dataset.shard_index import Index, read_index
 from ...sharding.errors import CorruptionError, DatasetError, RangesError, RingfeedError, StorageError
-from ...sharding.formats.block_checksums import BLOCK_BYTES, are_whole
-from ...sharding.formats.tfrecord import frames_are_whole
+from ...sharding.formats.block_checksums import BLOCK_BYTES, blocks_match
+from ...sharding.formats.tfrecord import frames_are_intact
 from ...sharding.storage.file_contents import FileInfo, iterate_blocks
 from ...sharding.storage.retry import is_transient
 from ...sharding.storage.storage import Storage
@@ -106,7 +106,7 @@ class SourceReader:
                 self._refuse_part(error)
                 return None
             with self._counters.busy("verify", items=1, size=stop - start):
-                if frames_are_whole(data, lengths):
+                if frames_are_intact(data, lengths):
                     return data
         return None
 
@@ -145,7 +145,7 @@ class SourceReader:
                             memory[start:stop] = self._fetch_part(shard.path, start, stop)
                         part = data.slice(start, stop - start)
                     with self._counters.busy("verify", size=stop - start):
-                        if are_whole(part, start // BLOCK_BYTES, sums):
+                        if blocks_match(part, start // BLOCK_BYTES, sums):
                             return part
                 return None
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ...sharding.common.fork_safe_locks import renew_in_forks
+from ...sharding.common.fork_safe_locks import renew_lock_in_forks
 from .profiler_trace import annotate
 
 __all__ = ["CACHE_STAGES", "FAULT_STAGES", "STAGES", "Counters", "StageStats"]
@@ -50,7 +50,7 @@ class Counters:
     _lock: threading.RLock = field(default_factory=threading.RLock)  # a handler of a signal may ask amid an `add`
 
     def __post_init__(self) -> None:
-        renew_in_forks(self)
+        renew_lock_in_forks(self)
 
     def add(
         self, stage: str, *, items: int = 0, size: int = 0, busy: float = 0.0, wait: float = 0.0, queue: int = 0

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...sharding.compute.kernels import VIEW
-from ...sharding.formats.parquet_pages import InPlace
+from ...sharding.formats.parquet_pages import FileVectors
 from ..decode.columns import Columns, compact_columns, concat_columns, take_columns, views_of
 from ..select.sample_columns import CLASS_ID
 
@@ -188,8 +188,8 @@ def _bytes_of_rows(columns: Columns, rows: Int64) -> Int64:
     """Return the memory that each of the rows takes, in all columns."""
     sizes = np.zeros(len(rows), np.int64)
     for values in columns.values():
-        if isinstance(values, np.ndarray | InPlace):
-            shape = values.shape if isinstance(values, InPlace) else values.shape[1:]
+        if isinstance(values, np.ndarray | FileVectors):
+            shape = values.shape if isinstance(values, FileVectors) else values.shape[1:]
             sizes += prod(shape) * values.dtype.itemsize
         else:
             sizes += _bytes_of_values(values)[rows]

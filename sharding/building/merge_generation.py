@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..compute.class_counts import padded_counts
+from ..compute.class_counts import pad_counts
 from ..dataset.dataset import Dataset
 from ..dataset.file_names import table_name
 from ..dataset.manifest import Manifest, ShardInfo, SplitInfo
@@ -37,18 +37,16 @@ def merge_generation(base: Dataset, added: Manifest, shards: Sequence[ShardInfo]
         shards_path=table_name(len(generations) - 1),
         files={path: info for path, info in manifest.files.items() if not is_tfds_file(path)} | dict(added.files),
         lost=tuple(
-            replace(entry, class_counts=tuple(padded_counts(entry.class_counts, classes))) for entry in manifest.lost
+            replace(entry, class_counts=tuple(pad_counts(entry.class_counts, classes))) for entry in manifest.lost
         ),
         generations=generations,
     )
-    old = [replace(shard, class_counts=padded_counts(shard.class_counts, classes)) for shard in base.shards]
+    old = [replace(shard, class_counts=pad_counts(shard.class_counts, classes)) for shard in base.shards]
     return merged, [*old, *shards]
 
 
 def _merge_splits(old: Mapping[str, SplitInfo], new: Mapping[str, SplitInfo], classes: int) -> dict[str, SplitInfo]:
-    result = {
-        name: replace(split, class_counts=padded_counts(split.class_counts, classes)) for name, split in old.items()
-    }
+    result = {name: replace(split, class_counts=pad_counts(split.class_counts, classes)) for name, split in old.items()}
     for name, more in new.items():
         before = result.get(name)
         result[name] = more if before is None else _sum(before, more)

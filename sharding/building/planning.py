@@ -28,7 +28,7 @@ from ..prepare import open_with_carried_column
 from ..prepare.screening.bad_records import open_policy, without_bad_records
 from ..prepare.screening.duplicates import drop_duplicates, existing_records
 from ..prepare.screening.image_checks import check_images
-from ..progress import Report, Teller, ignore
+from ..progress import Report, StageProgress, ignore
 from ..schema import Feature, class_array
 from ..sources import Source, select_part
 from ..sources.base import NO_FEATURES, BadRecord
@@ -183,7 +183,7 @@ def _open_census(source: Source, options: BuildOptions, folder: Storage) -> Cens
 
 def _count_parts(source: Source, census: Census | None, context: BuildContext) -> LabelCounts:
     """Count the records of each class in each part; takes the census, if there is one."""
-    tell = Teller(context.report, "count", len(source.parts))
+    tell = StageProgress(context.report, "count", len(source.parts))
     counted = LabelCounts(source.schema, len(source.parts))
     jobs: Iterator[Job[ValueCounts]] = (
         (count_classes, (select_part(source, n), part))

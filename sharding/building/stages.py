@@ -12,7 +12,7 @@ from ..destination.journal import ShardResult
 from ..destination.spill import PartSpill, Spill
 from ..engines.executors import Job, stream_tasks
 from ..formats import RecordLayout, plan_layout
-from ..progress import Teller
+from ..progress import StageProgress
 from ..sources import select_part
 from .assembling import BucketInput, assemble_bucket
 from .bucketing import Bucketing
@@ -69,7 +69,7 @@ class WriteStages:
         buckets, parts = range(self.bucketing.buckets), self.plan.source.parts
         wanted = np.array([any(s not in self.finished for s in self.bucketing.shards(b)) for b in buckets])
         done = self.spill.finished(wanted)
-        tell = Teller(
+        tell = StageProgress(
             self.context.report, "partition", len(parts), len(done), sum(part.records for part in done.values())
         )
         todo = [number for number in range(len(parts)) if number not in done]
@@ -100,7 +100,7 @@ class WriteStages:
             (assemble_bucket, (source, target, self.bucketing, self.spill, bucket)) for bucket in inputs
         )
         records = sum(assignment.shard_records(number) for number in self.finished)
-        tell = Teller(self.context.report, "write", assignment.shards, len(self.finished), records)
+        tell = StageProgress(self.context.report, "write", assignment.shards, len(self.finished), records)
         limit = _assemble_limit(self.plan, self.context, self.bucketing.shards_per_bucket)
         with stream_tasks(self.context.pool, jobs, limit) as ended:
             for _, results in ended:

@@ -1,3 +1,3 @@
-"""Small helpers that belong to no subject: checksums, option checks, YAML, streamed JSON."""
+"""Small helpers for all packages: validation, checksums, YAML, streamed JSON, locks."""
 
 __all__: list[str] = []

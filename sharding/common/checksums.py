@@ -1,4 +1,4 @@
-"""The checksum of a file's bytes, as text with its algorithm: XXH3, 128 bits."""
+"""Checksums of files: XXH3 of 128 bits, as text that names the algorithm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PREFIX = "xxh3-128:"  # 32 hexadecimal digits follow
 
 
 def checksum(data: bytes | memoryview | pa.Buffer) -> str:
-    """The checksum of a file's bytes, with its algorithm.
+    """The checksum of a file's bytes.
 
     >>> checksum(b"ringfeed")
     'xxh3-128:c64e23e74848e399a33c022f96d90d93'
@@ -20,7 +20,7 @@ def checksum(data: bytes | memoryview | pa.Buffer) -> str:
 
 
 class Checksum:
-    """The checksum of bytes that come piece by piece, each to `update`.
+    """The checksum of a file that arrives in pieces, each passed to `update`.
 
     >>> digest = Checksum()
     >>> digest.update(b"ring"), digest.update(b"feed")
@@ -31,9 +31,9 @@ class Checksum:
 
     def __init__(self) -> None:
         self._digest = xxhash.xxh3_128()
-        self.update = self._digest.update  # itself: a record may come in several pieces
+        self.update = self._digest.update  # the method itself: a call for every piece of every record adds up
 
     @property
     def text(self) -> str:
-        """As `checksum` gives it."""
+        """The checksum of all pieces, in the form of `checksum`."""
         return PREFIX + self._digest.hexdigest()

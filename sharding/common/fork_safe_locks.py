@@ -1,4 +1,4 @@
-"""Locks in a forked process, where a thread that is not there may hold them, for ever."""
+"""Fresh locks in forked processes, where a lock may be held forever by a thread that was not forked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import weakref
 from typing import Protocol
 
-__all__ = ["renew_in_forks"]
+__all__ = ["renew_lock_in_forks"]
 
 
 class _Locked(Protocol):
@@ -17,8 +17,8 @@ class _Locked(Protocol):
 _all: weakref.WeakSet[_Locked] = weakref.WeakSet()
 
 
-def renew_in_forks(owner: _Locked) -> None:
-    """Make the `_lock` of an object anew in any process that is forked from this one while the object is there."""
+def renew_lock_in_forks(owner: _Locked) -> None:
+    """Replace the `_lock` of an object in every process forked from this one during the object's life."""
     _all.add(owner)
 
 

@@ -1,7 +1,7 @@
-"""JSON text piece by piece: the text that `json.dumps` with an indent returns, which is never held as a whole.
+"""Indented JSON in pieces, never held as a whole.
 
-`json.dumps` with an indent is written in Python, and joins a string for each number and comma: a million counts take
-300 MB and seconds. Here lists of plain values go through the encoder written in C, some thousand at a time.
+`json.dumps` with an indent runs in Python and joins a string for each number and comma: a million counts take 300 MB
+and seconds. Here lists of plain values go through the C encoder, some thousand elements at a time.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ __all__ = ["json_pieces"]
 
 _RUN = 1 << 12  # elements at a time
 _LISTS = (list, tuple, Iterator)
-_Encode = Callable[[Any, str, str | None], str]  # a value, what stands between two elements of a list, and the indent
+_Encode = Callable[[Any, str, str | None], str]  # a value, the separator of list elements, and the indent
 
 
 def json_pieces(value: Any, indent: int, *, ensure_ascii: bool = True, allow_nan: bool = True) -> Iterator[str]:
-    """Pieces of what ``json.dumps(value, indent=indent)`` returns.
+    """Yield the text of ``json.dumps(value, indent=indent)`` in pieces.
 
     Args:
-        value: of mappings with strings as keys, lists, tuples, strings, numbers, bools and None. An iterator in a
-            mapping counts as a list, and is gone through as its elements are asked for.
-        indent: spaces.
+        value: mappings with strings as keys, lists, tuples, strings, numbers, bools and None. An iterator in a mapping
+            counts as a list and is consumed lazily.
+        indent: spaces per level.
         ensure_ascii: see `json.dumps`.
         allow_nan: see `json.dumps`.
 
@@ -59,8 +59,8 @@ def _pieces(value: Any, newline: str, step: str, encode: _Encode) -> Iterator[st
 
 
 def _run_text(run: list[Any], newline: str, step: str, encode: _Encode) -> str:
-    """The text of elements, without what stands before the first and after the last."""
+    """The text of some list elements, without the list's brackets."""
     if not any(isinstance(element, (Mapping, *_LISTS)) for element in run):
         return encode(run, "," + newline, None)[1:-1]
-    text = encode(run, ",", step)  # each line begins with a step, for no string in it holds a line's end
+    text = encode(run, ",", step)  # every line begins with a step, as JSON strings hold no newlines
     return text[2 + len(step) : -2].replace("\n" + step, newline)

@@ -1,4 +1,4 @@
-"""Take the next of an iterator while the one before is worked on."""
+"""Reads the next item of an iterator in a thread while the current one is processed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def read_ahead(items: Iterator[T]) -> Generator[T]:
-    """The items, each taken by a thread while the one before is worked on; errors come where they would have come."""
+    """Yield the items of an iterator, each fetched one ahead by a thread; its errors keep their place."""
     with ThreadPoolExecutor(1, thread_name_prefix="ringfeed-read-ahead") as thread:
         ahead = thread.submit(next, items, None)
         while (item := ahead.result()) is not None:

@@ -1,4 +1,4 @@
-"""Standard error without what other libraries say there that tells a user nothing."""
+"""Keeps noise of other libraries off standard error."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["quiet_pillow", "without_lines"]
+__all__ = ["drop_stderr_lines", "silence_pillow"]
 
 
 @contextmanager
-def without_lines(noise: re.Pattern[bytes]) -> Iterator[None]:
-    """Hold back what this process writes to standard error, and write it after the body, but for lines that match."""
-    if sys.stderr is None:  # closed when the program began
+def drop_stderr_lines(noise: re.Pattern[bytes]) -> Iterator[None]:
+    """Hold back standard error of this process during the body, then write it without the lines that match."""
+    if sys.stderr is None:  # the program was started without it
         yield
         return
     sys.stderr.flush()
@@ -34,9 +34,9 @@ def without_lines(noise: re.Pattern[bytes]) -> Iterator[None]:
                 stderr.writelines(line for line in held if not noise.match(line))
 
 
-def quiet_pillow() -> None:
-    """Let Pillow warn of nothing for the rest of this process, which is a program's of ours.
+def silence_pillow() -> None:
+    """Silence Pillow's warnings for the rest of this process, for ringfeed's own programs only.
 
-    Its warnings name no file: of odd EXIF, or that an image is large. What an image cannot be is told as an error.
+    They name no file, and concern odd EXIF data or large images; ringfeed reports unreadable images as errors.
     """
     warnings.filterwarnings("ignore", module=r"PIL\.")

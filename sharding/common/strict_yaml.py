@@ -64,7 +64,7 @@ class _StrictLoader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key.value!r} is there twice", key.start_mark
+                        None, None, f"the key {key.value!r} appears twice", key.start_mark
                     )
                 seen.add(key.value)
         return super().construct_mapping(node, deep)

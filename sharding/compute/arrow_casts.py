@@ -1,4 +1,4 @@
-"""Columns of one Arrow type brought into another; a value that has no place there is an error, never changed."""
+"""Exact casts between Arrow types: a value that the new type cannot hold is an error, never changed."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import pyarrow.compute as pc
 
 from ..errors import SourceError
 from ..messages import brief
-from ..schema import Feature, with_missing
+from ..schema import Feature, insert_nulls
 
-__all__ = ["can_become", "cast_column", "declared_column", "is_list", "is_number"]
+__all__ = ["can_cast", "cast_column", "cast_to_feature", "is_list", "is_number"]
 
 _TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 _INFINITE = ("inf", "infinity")  # as Arrow reads them, without a sign and in lower case
 
 
-def can_become(kind: pa.DataType, feature: Feature) -> bool:
-    """Whether `declared_column` makes a feature of columns of a type, if their values have a place in it.
+def can_cast(kind: pa.DataType, feature: Feature) -> bool:
+    """Whether `cast_to_feature` can cast columns of a type to a feature, if the feature can hold their values.
 
-    >>> can_become(pa.decimal128(3, 2), Feature(name="x", dtype="float64"))
+    >>> can_cast(pa.decimal128(3, 2), Feature(name="x", dtype="float64"))
     True
-    >>> can_become(pa.list_(pa.list_(pa.int8())), Feature(name="x", dtype="int8", shape=(2, 2)))
+    >>> can_cast(pa.list_(pa.list_(pa.int8())), Feature(name="x", dtype="int8", shape=(2, 2)))
     True
     """
     if pa.types.is_null(kind):
@@ -29,7 +29,7 @@ def can_become(kind: pa.DataType, feature: Feature) -> bool:
         if not is_list(kind):
             return False
         kind = kind.value_type
-    if is_list(kind) or pa.types.is_temporal(kind):  # a unit of time would be lost
+    if is_list(kind) or pa.types.is_temporal(kind):  # the unit of time would be lost
         return False
     try:
         pc.cast(pa.array([], kind), feature.primitive)
@@ -38,16 +38,16 @@ def can_become(kind: pa.DataType, feature: Feature) -> bool:
     return True
 
 
-def declared_column(column: pa.Array, feature: Feature, what: str) -> pa.Array:
-    """A column as a feature that its type `can_become`.
+def cast_to_feature(column: pa.Array, feature: Feature, what: str) -> pa.Array:
+    """Cast a column to the type of a feature that it `can_cast`.
 
     Args:
-        column: nulls alone, scalars or lists of lists as deep as the feature's shape.
-        feature: with the type wanted.
-        what: it is, for errors.
+        column: only nulls, or scalars, or lists nested as deep as the feature's shape.
+        feature: the feature.
+        what: name of the column, for errors.
 
     Raises:
-        SourceError: a value has no place in it.
+        SourceError: the feature cannot hold a value.
     """
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), feature.arrow_type)
@@ -57,33 +57,33 @@ def declared_column(column: pa.Array, feature: Feature, what: str) -> pa.Array:
 
 
 def _flattened(column: pa.Array, feature: Feature, what: str) -> pa.Array:
-    """Tensors as lists of all their elements; those that are missing stay so."""
+    """Flatten nested lists of the feature's shape to one list per row; nulls stay."""
     present = column.is_valid()
     values = column.filter(present)
     for size in feature.shape:
         if pc.any(pc.fill_null(pc.not_equal(pc.list_value_length(values), size), True)).as_py():
             raise SourceError(
-                f"{what}: a value is not of shape {list(feature.shape)}; give the one that all have, or drop the column"
+                f"{what}: a value is not of shape {list(feature.shape)}; declare their common shape, or drop the column"
             )
         values = values.flatten()
-    return with_missing(pa.FixedSizeListArray.from_arrays(values, feature.elements), present)
+    return insert_nulls(pa.FixedSizeListArray.from_arrays(values, feature.elements), present)
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Whether a type is of integers or floats; decimals are no numbers here."""
+    """Whether a type holds integers or floats; decimals do not count."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether a type is of lists, of one length or of several."""
+    """Whether a type holds lists, of fixed or variable length."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def cast_column(column: pa.Array, kind: pa.DataType, what: str) -> pa.Array:
-    """A column in another type.
+    """Cast a column to another type.
 
     Raises:
-        SourceError: a value has no place in it.
+        SourceError: the type cannot hold a value.
     """
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -94,13 +94,13 @@ def cast_column(column: pa.Array, kind: pa.DataType, what: str) -> pa.Array:
         _check_held(column, result)
     except pa.ArrowInvalid as error:
         raise SourceError(
-            f"{what}: {brief(error)}; choose a type that holds every value, or drop those records with --filter first"
+            f"{what}: {brief(error)}; choose a type that holds every value, or drop such records with --filter first"
         ) from error
     return result
 
 
 def _check_held(column: pa.Array, result: pa.Array) -> None:
-    """Refuse what Arrow lets pass: infinity for a large number, true for any, an integer that float16 rounds.
+    """Refuse what Arrow lets pass: infinity for large numbers, true for any number, integers rounded by float16.
 
     Raises:
         pa.ArrowInvalid: names the first such value.
@@ -114,8 +114,8 @@ def _check_held(column: pa.Array, result: pa.Array) -> None:
         elif pa.types.is_floating(before):
             changed = pc.and_(_infinite(result), pc.invert(_infinite(column)))
         elif before in _TEXTS:
-            told = pc.is_in(pc.utf8_lower(pc.utf8_ltrim(column.cast(pa.string()), "+-")), pa.array(_INFINITE))
-            changed = pc.and_(_infinite(result), pc.invert(told))
+            infinite = pc.is_in(pc.utf8_lower(pc.utf8_ltrim(column.cast(pa.string()), "+-")), pa.array(_INFINITE))
+            changed = pc.and_(_infinite(result), pc.invert(infinite))
         elif pa.types.is_decimal(before):
             changed = pc.not_equal(result.cast(before), column)
         else:
@@ -126,7 +126,7 @@ def _check_held(column: pa.Array, result: pa.Array) -> None:
         return
     lost = column.filter(changed)
     if len(lost):
-        raise pa.ArrowInvalid(f"value {lost[0].as_py()!r} has no place in it")
+        raise pa.ArrowInvalid(f"value {lost[0].as_py()!r} does not fit")
 
 
 def _infinite(column: pa.Array) -> pa.Array:

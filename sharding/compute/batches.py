@@ -1,4 +1,4 @@
-"""Cut record batches to a number of rows and bytes."""
+"""Cuts record batches to the sizes that the package works on."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-__all__ = ["BATCH_BYTES", "BATCH_ROWS", "sliced"]
+__all__ = ["BATCH_BYTES", "BATCH_ROWS", "slice_batch"]
 
-BATCH_ROWS = 1 << 16  # a source's batches hold at most so many records,
-
-
-BATCH_BYTES = 16 << 20  # and about so many bytes at most: what a build holds in memory is counted in them
+BATCH_ROWS = 1 << 16  # at most, in a source's batches
+BATCH_BYTES = 16 << 20  # at most, about; the memory of a build is planned in this unit
 
 
-def sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Slices of at most `BATCH_ROWS` records and about `BATCH_BYTES` bytes; no byte is copied."""
+def slice_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield slices of at most `BATCH_ROWS` records and about `BATCH_BYTES` bytes, without copying."""
     if not batch.num_rows:
         return
     pieces = max(-(-batch.num_rows // BATCH_ROWS), sum(map(_column_bytes, batch.columns)) // BATCH_BYTES)
@@ -25,7 +23,7 @@ def sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _column_bytes(column: pa.Array) -> int:
-    """Bytes of a column; of a dictionary's, about what it will have when each index is replaced by its value."""
+    """Size of a column in bytes; for a dictionary-encoded one, about its size after decoding."""
     if isinstance(column, pa.DictionaryArray) and len(column.dictionary):
         return len(column) * int(column.dictionary.nbytes) // len(column.dictionary)
     size: int = column.nbytes

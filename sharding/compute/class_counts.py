@@ -1,4 +1,4 @@
-"""Records by class, as narrow integers: 100,000 shards of 1,000 classes are 100 million counts."""
+"""Record counts by class, stored as narrow integers: 100,000 shards of 1,000 classes have 100 million counts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from ..common.fork_safe_locks import renew_in_forks
+from ..common.fork_safe_locks import renew_lock_in_forks
 
-__all__ = ["ClassCounts", "count_matrix", "count_rows", "narrow_counts", "padded_counts"]
+__all__ = ["ClassCounts", "count_matrix", "deferred_counts", "narrow_counts", "pad_counts"]
 
 Rows = tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]
 
 
 class ClassCounts(Sequence[int]):
-    """A tuple of counts to look at, equal to one that holds the same; below, an array of the narrowest type.
+    """A sequence that reads, compares and hashes like a tuple of counts, stored as an array of the narrowest type.
 
     >>> counts = ClassCounts([3, 0, 250])
     >>> counts == (3, 0, 250), counts[-1], sum(counts), counts
@@ -53,7 +53,7 @@ class ClassCounts(Sequence[int]):
         return made
 
     def __getattr__(self, name: str) -> Any:
-        """The counts of a deferred row, when they are first looked at; then they are an attribute like any."""
+        """Read the counts of a deferred row at first use; they are an ordinary attribute from then on."""
         if name != "_counts" or self._deferred is None:
             raise AttributeError(name)
         rows, number = self._deferred
@@ -92,17 +92,17 @@ class ClassCounts(Sequence[int]):
         return repr(tuple(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ClassCounts, (self._counts.copy(),)  # of a row of a large array, the row alone
+        return ClassCounts, (self._counts.copy(),)  # the row alone, not the large array that it is a view of
 
 
 class _DeferredRows:
-    """Rows that are read together when one of them is first looked at."""
+    """Rows of counts that are all read when one of them is first used."""
 
     def __init__(self, read: Callable[[], Iterable[Rows]]) -> None:
         self._read = read
         self._rows: list[npt.NDArray[np.unsignedinteger]] | None = None
         self._lock = threading.RLock()
-        renew_in_forks(self)
+        renew_lock_in_forks(self)
 
     def row(self, number: int) -> npt.NDArray[np.unsignedinteger]:
         with self._lock:
@@ -111,7 +111,7 @@ class _DeferredRows:
         return self._rows[number]
 
     def rows(self) -> list[npt.NDArray[np.unsignedinteger]]:
-        """All rows, read anew unless they were kept."""
+        """All rows, read anew unless `row` has kept them."""
         if self._rows is not None:
             return self._rows
         found = []
@@ -121,15 +121,15 @@ class _DeferredRows:
         return found
 
 
-def count_rows(read: Callable[[], Iterable[Rows]], rows: int) -> list[ClassCounts]:
-    """So many rows, which are read together when the counts of one of them are first looked at.
+def deferred_counts(read: Callable[[], Iterable[Rows]], rows: int) -> list[ClassCounts]:
+    """Rows of counts that are all read when one of them is first used.
 
     Args:
-        read: gives them, some at a time: their values end to end, and offsets, so that row i is
+        read: yields some rows at a time: their values end to end, and offsets such that row i is
             ``values[offsets[i]:offsets[i + 1]]``.
-        rows: how many.
+        rows: number of rows.
 
-    >>> count_rows(lambda: [(np.array([1, 2, 3]), np.array([0, 2, 3])), (np.array([4]), np.array([0, 1]))], 3)
+    >>> deferred_counts(lambda: [(np.array([1, 2, 3]), np.array([0, 2, 3])), (np.array([4]), np.array([0, 1]))], 3)
     [(1, 2), (3,), (4,)]
     """
     deferred = _DeferredRows(read)
@@ -137,7 +137,7 @@ def count_rows(read: Callable[[], Iterable[Rows]], rows: int) -> list[ClassCount
 
 
 def count_matrix(rows: Sequence[Sequence[int]]) -> npt.NDArray[np.unsignedinteger]:
-    """Rows of one length as a matrix, of the narrowest type that any of them needs.
+    """Stack rows of one length to a matrix of the narrowest type that holds them all.
 
     >>> count_matrix([(1, 2), ClassCounts([3, 300])])
     array([[  1,   2],
@@ -154,7 +154,7 @@ def count_matrix(rows: Sequence[Sequence[int]]) -> npt.NDArray[np.unsignedintege
 
 
 def _arrays(rows: Sequence[Sequence[int]]) -> Iterator[npt.NDArray[np.unsignedinteger]]:
-    """The narrow array of each row. Deferred ones are read for this alone: to keep them would take twice the memory."""
+    """The narrow array of each row. Deferred rows are read but not kept, which would double the memory."""
     source: _DeferredRows | None = None
     read: list[npt.NDArray[np.unsignedinteger]] = []
     for row in rows:
@@ -162,30 +162,30 @@ def _arrays(rows: Sequence[Sequence[int]]) -> Iterator[npt.NDArray[np.unsignedin
         if counts._deferred is None:
             yield counts._counts
             continue
-        rows_there, number = counts._deferred
-        if rows_there is not source:
-            source, read = rows_there, rows_there.rows()
+        deferred, number = counts._deferred
+        if deferred is not source:
+            source, read = deferred, deferred.rows()
         yield read[number]
 
 
-def padded_counts(counts: Sequence[int], classes: int) -> Sequence[int]:
-    """Counts with zeros for classes that came later.
+def pad_counts(counts: Sequence[int], classes: int) -> Sequence[int]:
+    """Append zeros for classes that were added later.
 
     Args:
-        counts: of the first classes.
-        classes: how many there are.
+        counts: counts of the first classes.
+        classes: number of all classes.
 
-    >>> padded_counts(ClassCounts([3, 1]), 3)
+    >>> pad_counts(ClassCounts([3, 1]), 3)
     (3, 1, 0)
     """
     return counts if len(counts) == classes else ClassCounts(np.pad(np.asarray(counts), (0, classes - len(counts))))
 
 
 def narrow_counts(counts: npt.NDArray[np.integer]) -> npt.NDArray[np.unsignedinteger]:
-    """Counts as the narrowest type that holds them.
+    """Convert counts to the narrowest unsigned type that holds them.
 
     Raises:
-        ValueError: one is negative.
+        ValueError: a count is negative.
     """
     if counts.min(initial=0) < 0:
         raise ValueError(f"counts must be at least 0, got {counts.min()}")

@@ -1,4 +1,4 @@
-"""Equal numbers put together: one stable sort that everything which deals records to classes or shards shares."""
+"""Groups equal numbers by one stable sort; used wherever records are assigned to classes or shards."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SIXTEEN_BITS = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Places of an array, by the number that stands there.
+    """The positions of an array, grouped by value.
 
     Attributes:
-        values: the distinct numbers, ascending, [groups].
-        order: the places, group after group, ascending in each; int64 [n].
-        bounds: group i is ``order[bounds[i]:bounds[i + 1]]``; int64 [groups + 1].
+        values: distinct numbers, ascending, [groups].
+        order: positions, group after group, ascending within each; int64 [n].
+        bounds: boundaries of the groups in `order`: group i is ``order[bounds[i]:bounds[i + 1]]``; int64 [groups + 1].
     """
 
     values: npt.NDArray[np.integer]
@@ -30,20 +30,20 @@ class Groups:
     bounds: Int64
 
     def __iter__(self) -> Iterator[tuple[int, Int64]]:
-        """Each distinct number, and its places."""
+        """Yield each distinct number and its positions."""
         for value, (start, stop) in zip(self.values.tolist(), pairwise(self.bounds.tolist()), strict=True):
             yield value, self.order[start:stop]
 
 
 def stable_order(numbers: npt.NDArray[np.integer]) -> Int64:
-    """A stable argsort of numbers from 0: for 16 bits NumPy has a radix sort, several times as fast as its others."""
+    """A stable argsort of non-negative numbers, by NumPy's radix sort for 16 bits, its fastest, where they fit."""
     if numbers.itemsize > 2 and numbers.max(initial=0) < _SIXTEEN_BITS:
         numbers = numbers.astype(np.int16)
     return np.argsort(numbers, kind="stable")
 
 
 def group(numbers: npt.NDArray[np.integer]) -> Groups:
-    """Group the places of an array of numbers from 0.
+    """Group the positions of an array of non-negative numbers.
 
     >>> [(value, places.tolist()) for value, places in group(np.array([3, 0, 3]))]
     [(0, [1]), (3, [0, 2])]

@@ -1,7 +1,7 @@
-"""Randomness as pure functions of a key: permutations that need no state and no table.
+"""Randomness as pure functions of a key: hashes and permutations without state.
 
-Everything that ringfeed shuffles, it shuffles through here, so an order depends on its key alone and on no
-library's random stream (NumPy promises no stable `Generator` streams between versions).
+All shuffling in ringfeed goes through this module, so that an order depends on its key alone and on no library's
+random stream (NumPy's `Generator` streams may change between versions).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from . import kernels
 __all__ = ["derive_key", "mix64", "permute", "permute_each", "shuffled", "shuffled_by_group"]
 
 _ROUNDS = 4
-_TABLE_SIZE = 4096  # below it a Feistel network has too few states to mix well, and a table costs nothing
-_TABLES_SIZE = 1 << 20  # entries of tables that are made at a time
+_TABLE_SIZE = 4096  # up to this size a table is cheap, and a Feistel network has too few states to mix well
+_TABLES_SIZE = 1 << 20  # entries of the tables made at a time
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -39,9 +39,9 @@ def derive_key(*parts: int | np.integer | str) -> int:
 
 
 def mix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Scramble uint64 values one-to-one: the finaliser of SplitMix64 (Steele et al., OOPSLA 2014)."""
+    """Mix uint64 values one-to-one with the finaliser of SplitMix64 (Steele et al., OOPSLA 2014)."""
     z = values * _GOLDEN
-    shifted = np.empty_like(z)  # one array for all steps: to map fresh pages costs more than the arithmetic
+    shifted = np.empty_like(z)  # one array for all steps: mapping fresh pages costs more than the arithmetic
     z ^= np.right_shift(z, np.uint64(30), out=shifted)
     z *= np.uint64(0xBF58476D1CE4E5B9)
     z ^= np.right_shift(z, np.uint64(27), out=shifted)
@@ -51,10 +51,10 @@ def mix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def permute(key: int, size: int, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Where a keyed pseudo-random permutation of ``[0, size)`` sends each of `indices`.
+    """Map each of `indices` by a keyed pseudo-random permutation of ``[0, size)``.
 
     A generalised Feistel network over Z_a x Z_b with a*b >= size, with cycle walking (Black and Rogaway,
-    "Ciphers with arbitrary finite domains", CT-RSA 2002). O(len(indices)) in time and memory, whatever `size` is.
+    "Ciphers with arbitrary finite domains", CT-RSA 2002). Time and memory are O(len(indices)), whatever `size` is.
 
     Raises:
         ValueError: an index is outside ``[0, size)``.
@@ -73,12 +73,13 @@ def permute(key: int, size: int, indices: npt.NDArray[np.integer]) -> npt.NDArra
 def permute_each(
     keys: Sequence[int], sizes: npt.NDArray[np.int64], groups: npt.NDArray[np.integer], indices: npt.NDArray[np.integer]
 ) -> npt.NDArray[np.int64]:
-    """`permute` with many keys: index i by the permutation of ``[0, sizes[g])`` under ``keys[g]``, g = ``groups[i]``.
+    """`permute` with many keys: index i of group g is mapped by the permutation of ``[0, sizes[g])`` under ``keys[g]``.
 
-    The same numbers; where the groups have some hundred indices each or less, it is faster: of 65, five times.
+    It gives the numbers that `permute` gives for each group, and is faster for groups of up to some hundred indices:
+    five times for 65.
 
     Raises:
-        ValueError: an index is outside ``[0, size)`` of its group.
+        ValueError: an index is outside the range of its group.
 
     >>> permute_each([1, 2], np.array([9, 9]), np.array([0, 0, 1]), np.array([4, 5, 4])).tolist() == [
     ...     *permute(1, 9, np.array([4, 5])), *permute(2, 9, np.array([4]))]
@@ -101,10 +102,10 @@ def permute_each(
 def _look_up(
     keys: Sequence[int], sizes: npt.NDArray[np.int64], groups: npt.NDArray[np.integer], indices: npt.NDArray[np.integer]
 ) -> npt.NDArray[np.int64]:
-    """`permute_each` of groups so small that each has a table, as `shuffled` makes it; some tables at a time."""
+    """`permute_each` for groups small enough for a table as `shuffled` makes it, some tables at a time."""
     used, position = np.unique(groups, return_inverse=True)
-    bits = np.maximum(np.frexp((sizes[used] - 1).astype(np.float64))[1], 1)  # of the largest number in each table
-    order = np.argsort(bits, kind="stable")  # tables of about one size lie side by side
+    bits = np.maximum(np.frexp((sizes[used] - 1).astype(np.float64))[1], 1)  # bits of the numbers in each table
+    order = np.argsort(bits, kind="stable")  # tables of similar size side by side
     rank = np.empty(len(used), np.int64)
     rank[order] = np.arange(len(used))
     by_table = np.argsort(rank[position], kind="stable")
@@ -125,7 +126,7 @@ def _look_up(
 
 
 def _tables(keys: Sequence[int], sizes: npt.NDArray[np.int64], bits: int) -> npt.NDArray[np.int64]:
-    """``shuffled(key, size)`` of each as a row of a matrix; what stands behind its end means nothing."""
+    """``shuffled(key, size)`` of each key as a row of a matrix; cells beyond `size` are meaningless."""
     low = np.uint64(bits)
     numbers = np.arange(1 << bits, dtype=np.uint64)
     salts = np.array([derive_key(key) for key in keys], np.uint64)
@@ -137,7 +138,7 @@ def _tables(keys: Sequence[int], sizes: npt.NDArray[np.int64], bits: int) -> npt
 
 @dataclass(frozen=True, slots=True)
 class _Feistel:
-    """A network over Z_a x Z_b for each value, or the same for all: then its numbers have no dimension."""
+    """A Feistel network over Z_a x Z_b for each value, or one for all values: then a and b are scalars."""
 
     a: npt.NDArray[np.uint64]
     b: npt.NDArray[np.uint64]
@@ -161,7 +162,7 @@ class _Feistel:
         yield np.array([[derive_key(key, round_) for key in keys] for round_ in range(_ROUNDS)], np.uint64)
 
     def __getitem__(self, places: npt.NDArray[np.int64]) -> _Feistel:
-        """Those of some values."""
+        """The networks of some values."""
         return _Feistel(self.a[places], self.b[places], self.salts[:, places]) if self.a.ndim else self
 
     def __call__(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -178,7 +179,7 @@ class _Feistel:
 def _walk(
     permutation: _Feistel, sizes: npt.NDArray[np.uint64], values: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.int64]:
-    """Permute until each value is below its size again."""
+    """Apply the permutation until each value is below its size again (cycle walking)."""
     result = permutation(values)
     outside = np.flatnonzero(result >= sizes)
     while outside.size:
@@ -198,9 +199,9 @@ def _add(
 
 
 def shuffled(key: int, size: int) -> npt.NDArray[np.int64]:
-    """A keyed pseudo-random permutation of ``arange(size)``, as a table of int64 [size].
+    """A keyed pseudo-random permutation of ``arange(size)``, int64 [size].
 
-    Sorts noise with the number in the lowest bits: no two values tie, so any sorting algorithm gives the same order.
+    Sorts noise with the number in the lowest bits: no two values tie, so that any sorting algorithm gives one order.
     """
     noise, mask = _sorted_noise(key, size)
     noise &= mask
@@ -210,17 +211,17 @@ def shuffled(key: int, size: int) -> npt.NDArray[np.int64]:
 def shuffled_by_group(
     key: int, groups: npt.NDArray[np.int32], count: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The places of an array of numbers from 0, group after group, each in keyed random order.
+    """The positions of an array, group after group, each group in keyed random order.
 
-    As `shuffled`, with the group in the highest bits: one sort does both.
+    Like `shuffled`, with the group in the highest bits, so that one sort does both.
 
     Args:
-        key: of the order.
-        groups: in ``[0, count)``, [n].
-        count: of groups.
+        key: key of the order.
+        groups: group of each position, in ``[0, count)``, [n].
+        count: number of groups.
 
     Returns:
-        The places, int64 [n]; and where each group begins among them, and the last ends, int64 [count + 1].
+        The positions, int64 [n], and the boundaries of the groups among them, int64 [count + 1].
 
     >>> groups = np.array([1, 0, 1, 0, 1], np.int32)
     >>> places, bounds = shuffled_by_group(7, groups, 3)
@@ -237,7 +238,7 @@ def shuffled_by_group(
 def _sorted_noise(
     key: int, size: int, free: int = 0, groups: npt.NDArray[np.int32] | None = None
 ) -> tuple[npt.NDArray[np.uint64], np.uint64]:
-    """Noise, uint64 [size], ascending: the highest `free` bits hold the group, the lowest the place; and their mask."""
+    """Sorted noise, uint64 [size]: the group in the `free` highest bits, the position in the lowest; and their mask."""
     low = max(size - 1, 1).bit_length()
     salt, mask = derive_key(key), np.uint64((1 << low) - 1)
     if kernels.are_compiled():

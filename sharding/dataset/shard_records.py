@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from ..compute.batches import BATCH_BYTES, BATCH_ROWS, sliced
+from ..compute.batches import BATCH_BYTES, BATCH_ROWS, slice_batch
 from ..formats.example_decode import decode_examples
 from ..formats.example_matrix import decode_matrix
 from ..formats.parquet import check_columns, iterate_parquet
@@ -49,7 +49,7 @@ def read_shard(
         for batch in batches:
             check_columns(batch.schema, expected)
             records += batch.num_rows
-            yield from sliced(batch)
+            yield from slice_batch(batch)
         if records != shard.records:
             raise ValueError(f"it has {records} records, not {shard.records}")
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..common.checksums import PREFIX, Checksum, checksum
-from ..compute.class_counts import count_rows
+from ..compute.class_counts import deferred_counts
 from ..formats.parquet import read_parquet, read_row_group, row_group_sizes
 from ..messages import brief
 from .consistency import check_table, contradiction_error
@@ -182,7 +182,7 @@ def decode_shards(
     del table
     starts = [0, *itertools.accumulate(sizes)]
     counts = itertools.chain.from_iterable(
-        count_rows(partial(_read_counts, data, group, rows["records"][first:], manifest, where), size)
+        deferred_counts(partial(_read_counts, data, group, rows["records"][first:], manifest, where), size)
         for group, (first, size) in enumerate(zip(starts, sizes, strict=False))
     )
     shards = tuple(

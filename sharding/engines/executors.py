@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from ..common.stderr_filter import quiet_pillow
+from ..common.stderr_filter import silence_pillow
 from ..errors import WorkerError
 from ..storage.error_messages import PROCESS_LIMIT_REACHED
 
@@ -137,7 +137,7 @@ def _begin_worker(environment: Mapping[str, str], parents_folder: str) -> None:
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
-    quiet_pillow()
+    silence_pillow()
     atexit.register(os._exit, 0)
     try:
         threading.Thread(target=_end_with_parent, args=(parents_folder,), daemon=True).start()

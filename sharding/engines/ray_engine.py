@@ -13,7 +13,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError  # no builtin 
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from ..common.stderr_filter import without_lines
+from ..common.stderr_filter import drop_stderr_lines
 from ..errors import ConfigError, StorageError, WorkerError
 from .cluster import RemoteExecutor, TaskOutcome, WorkerRequirements, missing_package_error, probe_task, run_remotely
 from .executors import ClusterExecutor
@@ -83,7 +83,7 @@ def _connect(ray: Any, address: str) -> None:
 
 
 def _disconnect(ray: Any) -> None:
-    with without_lines(_NOISE):
+    with drop_stderr_lines(_NOISE):
         ray.shutdown()
 
 

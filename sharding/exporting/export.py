@@ -14,7 +14,7 @@ from ..destination.atomic_folder import open_atomic_folder
 from ..destination.dataset_draft import check_disjoint
 from ..engines.executors import local_executor, run_tasks
 from ..errors import ConfigError
-from ..progress import Report, Teller, ignore
+from ..progress import Report, StageProgress, ignore
 from ..storage.storage import Storage
 from ..storage.urls import normalize_url_fields
 from .dataset_card import CARD_NAME, dataset_card
@@ -90,7 +90,7 @@ def export(options: ExportOptions, *, report: Report = ignore) -> Export:
             (_export_shard, (dataset.storage, dataset.manifest, shard, options.to, key, storage, path))
             for (shard, key), path in zip(shards, paths, strict=True)
         ]
-        tell = Teller(report, "export", len(jobs))
+        tell = StageProgress(report, "export", len(jobs))
         written = run_tasks(pool, jobs, lambda _, done: None if done is None else tell(1, done.records))
         storage.write(CARD_NAME, dataset_card(dataset.manifest, splits, suffix))
     return Export(

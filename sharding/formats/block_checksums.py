@@ -6,7 +6,7 @@ from typing import Any
 
 import xxhash
 
-__all__ = ["BLOCK_BYTES", "BlockSums", "are_whole", "block_sums"]
+__all__ = ["BLOCK_BYTES", "BlockSums", "block_sums", "blocks_match"]
 
 BLOCK_BYTES = 64 << 10
 _SUM_BYTES = 8
@@ -53,7 +53,7 @@ def block_sums(data: Any) -> bytes:
     return sums.finish()
 
 
-def are_whole(data: Any, first: int, sums: bytes) -> bool:
+def blocks_match(data: Any, first: int, sums: bytes) -> bool:
     """Whether the blocks from a number on are as they were written.
 
     Args:
@@ -63,7 +63,7 @@ def are_whole(data: Any, first: int, sums: bytes) -> bool:
 
     >>> file = bytes(range(256)) * 512
     >>> sums = block_sums(file)
-    >>> are_whole(file[BLOCK_BYTES:], 1, sums), are_whole(file[BLOCK_BYTES:-1], 1, sums)
+    >>> blocks_match(file[BLOCK_BYTES:], 1, sums), blocks_match(file[BLOCK_BYTES:-1], 1, sums)
     (True, False)
     """
     found = block_sums(data)

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from .protobuf_wire import canonical_example, iterate_fields
 
-__all__ = ["MARGIN_BYTES", "Parsed", "Values", "parse_examples", "unpack_varints"]
+__all__ = ["MARGIN_BYTES", "ParsedExamples", "Values", "parse_examples", "unpack_varints"]
 
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
@@ -75,7 +75,7 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parsed:
+class ParsedExamples:
     """The features of a block of messages.
 
     Attributes:
@@ -89,7 +89,7 @@ class Parsed:
     columns: Mapping[str, tuple[Values, ...]]
 
 
-def parse_examples(data: bytes, starts: Int64, lengths: Int64) -> Parsed:
+def parse_examples(data: bytes, starts: Int64, lengths: Int64) -> ParsedExamples:
     """Find the values of every feature of many messages.
 
     Args:
@@ -115,7 +115,7 @@ def parse_examples(data: bytes, starts: Int64, lengths: Int64) -> Parsed:
         good[list(bad)] = False
         columns, odd = _locate(b"".join(pieces), starts[good], lengths[good])
         assert not odd.any()
-    return Parsed(kept=np.flatnonzero(good), bad=bad, columns=columns)
+    return ParsedExamples(kept=np.flatnonzero(good), bad=bad, columns=columns)
 
 
 def _locate(data: bytes, starts: Int64, lengths: Int64) -> tuple[dict[str, tuple[Values, ...]], Bool]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..compute import kernels
-from ..schema import Feature, Schema, in_lists, with_missing
+from ..schema import Feature, Schema, insert_nulls, to_lists
 from .arrow_binary import binary_array, data_of, offsets_of
 from .example_columns import unpack_varints
 from .example_encode import DELIMITED_1, LIST_TAGS, delimited
@@ -301,10 +301,10 @@ def _gather(data: Bytes, starts: Int64, ends: Int64) -> pa.LargeBinaryArray:
 def _column(values: pa.Array, counts: Int64, rows: Int64, records: int, feature: Feature) -> pa.Array:
     """The elements of those records that have a value, put together to a column of all."""
     if feature.elements is None:
-        column = in_lists(values, counts, None)
+        column = to_lists(values, counts, None)
     else:
         _require(counts == feature.elements)
         column = pa.FixedSizeListArray.from_arrays(values, feature.elements) if feature.shape else values
     present = np.zeros(records, bool)
     present[rows] = True
-    return with_missing(column, pa.array(present))
+    return insert_nulls(column, pa.array(present))

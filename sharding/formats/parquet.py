@@ -16,12 +16,26 @@ import pyarrow.parquet as pq
 from pyarrow.types import is_binary, is_fixed_size_list, is_large_list, is_list, is_string
 
 from ..messages import brief
-from .parquet_pages import InPlace, read_vectors
+from .parquet_pages import FileVectors, read_vectors
 
 __all__ = [
-    "LENGTH_BYTES", "RowGroup", "check_columns", "column_spans", "footer_bytes", "groups_of_rows", "iterate_parquet",
-    "open_writer", "read_columns", "read_parquet", "read_row_group", "read_row_groups", "row_group_rows",
-    "row_group_sizes", "rows_within", "scan_row_groups", "write_parquet",
+    "LENGTH_BYTES",
+    "RowGroup",
+    "batch_rows_within",
+    "check_columns",
+    "column_spans",
+    "footer_bytes",
+    "groups_of_rows",
+    "iterate_parquet",
+    "open_writer",
+    "read_columns",
+    "read_parquet",
+    "read_row_group",
+    "read_row_groups",
+    "row_group_rows",
+    "row_group_sizes",
+    "scan_row_groups",
+    "write_parquet",
 ]  # fmt: skip
 
 LENGTH_BYTES = 8  # at the end of a file: the length of its footer, and PAR1
@@ -127,7 +141,7 @@ def read_columns(
     others: Sequence[str],
     groups: Sequence[int] | None,
     expected: pa.Schema | None = None,
-) -> tuple[dict[str, InPlace | npt.NDArray[Any]], pa.Table]:
+) -> tuple[dict[str, FileVectors | npt.NDArray[Any]], pa.Table]:
     """Columns of a whole file that is known to be as it was written, the vectors past Arrow where that is quicker.
 
     Args:
@@ -148,7 +162,7 @@ def read_columns(
     if expected is not None:
         check_columns(schema, expected)
     chosen = range(metadata.num_row_groups) if groups is None else groups
-    found: dict[str, InPlace | npt.NDArray[Any]] = {}
+    found: dict[str, FileVectors | npt.NDArray[Any]] = {}
     for leaf, name in enumerate(schema.names):  # one leaf a feature: none is nested deeper
         dtype, elements = vectors.get(name, ("V1", 0))
         if elements and _list_size(schema.field(leaf).type) == elements:
@@ -221,7 +235,7 @@ def iterate_parquet(
     file = _open(data)
     names = file.schema_arrow.names if columns is None else list(columns)
     if batch_bytes is not None:
-        batch_rows = rows_within(file, range(file.metadata.num_row_groups), names, batch_rows, batch_bytes)
+        batch_rows = batch_rows_within(file, range(file.metadata.num_row_groups), names, batch_rows, batch_bytes)
     yield from file.iter_batches(batch_rows, columns=names, use_threads=False)
 
 
@@ -238,7 +252,7 @@ def read_row_group(
     yield from _open(data).iter_batches(batch_rows, row_groups=[group], columns=list(columns), use_threads=False)
 
 
-def rows_within(
+def batch_rows_within(
     file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str], batch_rows: int, batch_bytes: int
 ) -> int:
     """How many rows of some row groups make a batch of at most `batch_rows` rows and about `batch_bytes` bytes.

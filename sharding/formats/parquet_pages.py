@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from ..compute import kernels
 from .protobuf_wire import read_varint
 
-__all__ = ["InPlace", "Run", "read_vectors"]
+__all__ = ["FileVectors", "Run", "read_vectors"]
 
 _PHYSICAL = {"INT32": "<i4", "INT64": "<i8", "FLOAT": "<f4", "DOUBLE": "<f8"}
 _DATA_PAGE, _PLAIN, _RLE = 0, 0, 3
@@ -37,7 +37,7 @@ class _Otherwise(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InPlace:
+class FileVectors:
     """Vectors where they lie in a file, gathered as rows of an array are.
 
     Attributes:
@@ -53,7 +53,7 @@ class InPlace:
     shape: tuple[int, ...]
 
     @classmethod
-    def of_runs(cls, data: pa.Buffer, runs: Iterable[Run], dtype: np.dtype[Any], shape: tuple[int, ...]) -> InPlace:
+    def of_runs(cls, data: pa.Buffer, runs: Iterable[Run], dtype: np.dtype[Any], shape: tuple[int, ...]) -> FileVectors:
         """The vectors of some runs, one after the other."""
         width = prod(shape) * dtype.itemsize
         starts = [np.arange(start, start + count * width, width) for start, count in runs]
@@ -80,14 +80,14 @@ class InPlace:
             pieces = np.lib.stride_tricks.sliding_window_view(content, width)[starts]
         return pieces.reshape(-1).view(self.dtype).reshape(-1, *self.shape)
 
-    def slice(self, start: int, length: int) -> InPlace:
+    def slice(self, start: int, length: int) -> FileVectors:
         """So many rows from one on; nothing is copied."""
         return replace(self, starts=self.starts[start : start + length])
 
 
 def read_vectors(
     data: pa.Buffer, metadata: pq.FileMetaData, groups: Sequence[int], leaf: int, dtype: npt.DTypeLike, elements: int
-) -> InPlace | npt.NDArray[Any] | None:
+) -> FileVectors | npt.NDArray[Any] | None:
     """The lists of one column, if none is missing, nor any value, and the values are numbers as they lie in memory.
 
     Args:
@@ -115,8 +115,10 @@ def read_vectors(
         return None
 
 
-def _in_place(data: pa.Buffer, pages: Iterable[Page], rows: int, dtype: np.dtype[Any], elements: int) -> InPlace | None:
-    found = InPlace.of_runs(data, ((start, count // elements) for _, start, count in pages), dtype, (elements,))
+def _in_place(
+    data: pa.Buffer, pages: Iterable[Page], rows: int, dtype: np.dtype[Any], elements: int
+) -> FileVectors | None:
+    found = FileVectors.of_runs(data, ((start, count // elements) for _, start, count in pages), dtype, (elements,))
     return found if len(found) == rows else None
 
 

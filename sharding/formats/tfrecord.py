@@ -23,9 +23,24 @@ from ..errors import CorruptionError
 from .arrow_binary import binary_rows, data_of, join_binary, offsets_of
 
 __all__ = [
-    "FOOTER_BYTES", "HEADER_BYTES", "FrameBlock", "FrameDamage", "compress", "compressor",
-    "decompress", "frame_matrix", "frame_records", "frames_are_whole", "has_header", "iterate_frames",
-    "iterate_records", "mask_crcs", "masked", "masked_crc", "record_headers", "unmasked",
+    "FOOTER_BYTES",
+    "HEADER_BYTES",
+    "FrameBlock",
+    "FrameDamage",
+    "compress",
+    "compressor",
+    "decompress",
+    "frame_matrix",
+    "frame_records",
+    "frames_are_intact",
+    "iterate_frames",
+    "iterate_records",
+    "mask_crcs",
+    "masked",
+    "masked_crc",
+    "record_headers",
+    "starts_with_header",
+    "unmasked",
 ]  # fmt: skip
 
 HEADER_BYTES = 12
@@ -73,7 +88,7 @@ def frame_matrix(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
     return binary_rows(matrix)
 
 
-def frames_are_whole(data: pa.Buffer, lengths: npt.NDArray[np.integer]) -> bool:
+def frames_are_intact(data: pa.Buffer, lengths: npt.NDArray[np.integer]) -> bool:
     """Whether bytes are frames of these lengths, each with the checksums of its length and of its payload.
 
     Args:
@@ -150,7 +165,7 @@ def iterate_records(data: bytes, path: str) -> Iterator[tuple[int, bytes]]:
     while position < len(data):
         where = f"{path}: record {record} at offset {position}"
         header = data[position : position + HEADER_BYTES]
-        if not has_header(header):
+        if not starts_with_header(header):
             raise CorruptionError(f"{where}: the length is damaged")
         length = int.from_bytes(header[:8], "little")
         start = position + HEADER_BYTES
@@ -276,7 +291,7 @@ def _walk(data: bytes, frames: dict[bytes, int]) -> tuple[npt.NDArray[np.int64],
             if len(header) < HEADER_BYTES:
                 missing = HEADER_BYTES - len(header)
                 break
-            if not has_header(header):
+            if not starts_with_header(header):
                 missing = -1
                 break
             frame = HEADER_BYTES + int.from_bytes(header[:8], "little") + FOOTER_BYTES
@@ -311,7 +326,7 @@ def _skip(read: Callable[[int], bytes], count: int, block_bytes: int) -> bool:
     return not count
 
 
-def has_header(head: bytes) -> bool:
+def starts_with_header(head: bytes) -> bool:
     """Whether a file's first bytes are a length and its checksum, as no other kind of file has them but by chance."""
     return len(head) >= HEADER_BYTES and masked_crc(head[:8]) == head[8:HEADER_BYTES]
 

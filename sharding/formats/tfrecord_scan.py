@@ -16,7 +16,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from .tfrecord import FOOTER_BYTES, HEADER_BYTES, has_header, masked, masked_crc, unmasked
+from .tfrecord import FOOTER_BYTES, HEADER_BYTES, masked, masked_crc, starts_with_header, unmasked
 
 __all__ = ["Frame", "repair_frames", "scan_frames"]
 
@@ -99,7 +99,7 @@ def _follow(data: memoryview) -> Iterator[Frame]:
 def _stop_of(data: memoryview, offset: int) -> int | None:
     """Where the frame at `offset` ends by its own length; None if that is damaged, or the file ends before."""
     header = bytes(data[offset : offset + HEADER_BYTES])
-    if not has_header(header):
+    if not starts_with_header(header):
         return None
     stop = offset + HEADER_BYTES + int.from_bytes(header[:8], "little") + FOOTER_BYTES
     return stop if stop <= len(data) else None

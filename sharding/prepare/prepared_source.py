@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..compute.batches import sliced
+from ..compute.batches import slice_batch
 from ..compute.keyed_random import derive_key
 from ..errors import SourceError
 from ..schema import Schema
@@ -119,7 +119,7 @@ class PreparedSource:
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """The prepared records; without the late columns, but with what it takes to read these."""
         for batch in self._prepared(self._taken(self.inner.drafts(part, reject)), part):
-            yield from sliced(select_present(batch, self.schema.names))
+            yield from slice_batch(select_present(batch, self.schema.names))
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """Prepared records of the inner source's sample; of the first batch that has any, if they all go."""

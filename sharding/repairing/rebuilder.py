@@ -17,7 +17,7 @@ from ..building.build_plan import BuildPlan
 from ..building.planning import open_plan
 from ..building.shard_writer import ShardTarget
 from ..building.stages import WriteStages
-from ..compute.class_counts import padded_counts
+from ..compute.class_counts import pad_counts
 from ..dataset.earlier_shards import EarlierShards
 from ..dataset.file_names import generation_of
 from ..dataset.manifest import ShardInfo
@@ -223,6 +223,6 @@ def open_rebuilder(
 def _with_generation(rows: Sequence[ShardInfo], rebuild: Rebuild, made: Sequence[ShardInfo]) -> tuple[ShardInfo, ...]:
     """The rows of a table, those of one generation as they were made again."""
     classes = len(rebuild.manifest.classes)
-    own = [replace(shard, class_counts=padded_counts(shard.class_counts, classes)) for shard in made]
+    own = [replace(shard, class_counts=pad_counts(shard.class_counts, classes)) for shard in made]
     others = [shard for shard in rows if generation_of(shard.path) != rebuild.generation]
     return tuple(sorted((*others, *own), key=lambda shard: generation_of(shard.path)))  # stable: in the table's order

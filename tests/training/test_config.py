@@ -163,7 +163,7 @@ def test_says_what_is_wrong_in_one_line(tree: dict[str, Any], message: str) -> N
     [
         ("data: {url: x", "is not valid YAML: expected ',' or '}', but got '<stream end>' in line 1, column 14$"),
         ("- 1\n- 2\n", "must hold keys and values, got a list"),
-        ("data: {url: x}\ndata: {url: y}", "is not valid YAML: the key 'data' is there twice in line 2, column 1$"),
+        ("data: {url: x}\ndata: {url: y}", "is not valid YAML: the key 'data' appears twice in line 2, column 1$"),
         ("data: {url: 2026-13-01}", "is not valid YAML: month must be in 1..12"),
     ],
 )

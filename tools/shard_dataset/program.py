@@ -21,10 +21,10 @@ __all__ = ["main", "run"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `shard-dataset` and return its exit status; an expected error is one line on standard error."""
     with exit_on_interrupt("shard-dataset"):
-        from ...sharding.common.stderr_filter import quiet_pillow
+        from ...sharding.common.stderr_filter import silence_pillow
         from .commands import execute, parse
 
-        quiet_pillow()
+        silence_pillow()
         args = parse(sys.argv[1:] if argv is None else argv)
     return execute(args)
 

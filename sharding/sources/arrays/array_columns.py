@@ -14,7 +14,7 @@ import pyarrow as pa
 from ...compute.batches import BATCH_BYTES, BATCH_ROWS
 from ...errors import ConfigError, SourceError
 from ...messages import did_you_mean, listed
-from ...schema import Feature, in_lists
+from ...schema import Feature, to_lists
 
 __all__ = [
     "ArraySelection", "Leaf", "batch_rows", "fixed_feature", "leaves_of", "part_bounds", "select_arrays", "to_arrow",
@@ -255,7 +255,7 @@ def to_arrow(
         column = pa.array(flat)
         column = column.view(feature.primitive) if feature.logical else column.cast(feature.primitive)
     if lengths is not None:
-        return in_lists(column, lengths, None)
+        return to_lists(column, lengths, None)
     return column if feature.shape == () else pa.FixedSizeListArray.from_arrays(column, type=feature.arrow_type)
 
 

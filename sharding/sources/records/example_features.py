@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import SourceError
-from ...formats.example_columns import Parsed, Values
-from ...schema import Feature, in_lists, with_missing
+from ...formats.example_columns import ParsedExamples, Values
+from ...schema import Feature, insert_nulls, to_lists
 
 __all__ = ["FeatureTypes", "column_of", "is_image"]
 
@@ -49,7 +49,7 @@ class FeatureTypes:
         self._values: dict[str, _FeatureValues] = {}
         self.empty = True
 
-    def add(self, parsed: Parsed, path: str, numbers: Int64) -> None:
+    def add(self, parsed: ParsedExamples, path: str, numbers: Int64) -> None:
         """Widen the types by a block of records.
 
         Args:
@@ -230,6 +230,6 @@ def _assemble(feature: Feature, pieces: Sequence[tuple[Int64, Int64, pa.Array]],
     if feature.elements is None:
         lengths = np.zeros(rows, np.int64)
         lengths[present] = counts
-        return in_lists(flat, lengths, pa.array(absent) if absent.any() else None)
+        return to_lists(flat, lengths, pa.array(absent) if absent.any() else None)
     values = flat if feature.shape == () else pa.FixedSizeListArray.from_arrays(flat, feature.elements)
-    return with_missing(values, pa.array(~absent))
+    return insert_nulls(values, pa.array(~absent))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...compute.arrow_casts import is_list, is_number
-from ...schema import in_lists, with_missing
+from ...schema import insert_nulls, to_lists
 
 __all__ = ["ColumnType", "column_of_values", "flatten"]
 
@@ -191,11 +191,11 @@ def column_of_values(values: Sequence[Any], field: pa.Field) -> pa.Array:
     lengths[~absent] = [len(flat) for flat in flats]
     if pa.types.is_list(kind):
         mask = pa.array(absent) if absent.any() else None
-        return in_lists(_elements(flats, kind.value_type), lengths, mask)
+        return to_lists(_elements(flats, kind.value_type), lengths, mask)
     if (lengths[~absent] != kind.list_size).any():
         raise ValueError(f"an array does not have {kind.list_size} elements, as all had before")
     tensors = pa.FixedSizeListArray.from_arrays(_elements(flats, kind.value_type), kind.list_size)
-    return with_missing(tensors, pa.array(~absent))
+    return insert_nulls(tensors, pa.array(~absent))
 
 
 def _is_integer(value: Any) -> bool:

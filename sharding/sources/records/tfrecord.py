@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from ...compute.batches import BATCH_ROWS
 from ...errors import SourceError
-from ...formats.example_columns import Parsed, parse_examples
-from ...formats.tfrecord import HEADER_BYTES, FrameBlock, FrameDamage, has_header, iterate_frames
+from ...formats.example_columns import ParsedExamples, parse_examples
+from ...formats.tfrecord import HEADER_BYTES, FrameBlock, FrameDamage, iterate_frames, starts_with_header
 from ...schema import Feature, Schema
 from ..base import NO_FEATURES, BadRecord, Part, RecordSource, Reject, fail_on_bad, ignore_bad
 from ..files.find import SourceFile, fingerprint_files, has_pattern, list_files, plain_name
@@ -168,7 +168,7 @@ def _survey(file: SourceFile, types: FeatureTypes, reject: Reject) -> Iterator[P
 
 def _parse(
     stream: _Stream | _Inflated, part: Part, reject: Reject, block_bytes: int
-) -> Iterator[tuple[FrameBlock, Parsed]]:
+) -> Iterator[tuple[FrameBlock, ParsedExamples]]:
     """Yield blocks of at most `BATCH_ROWS` records, and the contents of those that are Examples."""
 
     def damaged(damage: FrameDamage) -> None:
@@ -204,7 +204,7 @@ def _open(part: Part) -> Iterator[_Stream | _Inflated]:
         splittable = size_if_seekable(file) is not None
         head = file.read(HEADER_BYTES)
         gzipped, zipped = head[:2] == b"\x1f\x8b", head[:1] == b"\x78" and int.from_bytes(head[:2], "big") % 31 == 0
-        if (gzipped or zipped) and not has_header(head):
+        if (gzipped or zipped) and not starts_with_header(head):
             yield _Inflated(_Stream(file, head))
         else:
             yield _Stream(file, head, limit=end, splittable=splittable)

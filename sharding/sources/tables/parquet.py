@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from ...compute.batches import BATCH_BYTES, BATCH_ROWS
 from ...errors import SourceError
-from ...formats.parquet import rows_within
+from ...formats.parquet import batch_rows_within
 from ...messages import brief
 from ...storage.storage import Storage
 from ..base import Part
@@ -63,7 +63,7 @@ class ParquetSource(TableSource):
     def read(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Read batches of about `BATCH_BYTES`."""
         with _open(part.path) as parquet:
-            rows = rows_within(parquet, part.pieces, columns, BATCH_ROWS, BATCH_BYTES)
+            rows = batch_rows_within(parquet, part.pieces, columns, BATCH_ROWS, BATCH_BYTES)
             groups, int96 = list(part.pieces), _int96_paths(parquet.schema, columns)
             for some in [[group] for group in groups] if _has_inner_dictionary(parquet.schema_arrow) else [groups]:
                 if int96:

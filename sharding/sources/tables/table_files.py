@@ -11,8 +11,8 @@ from typing import ClassVar, TypeVar
 
 import pyarrow as pa
 
-from ...compute.arrow_casts import can_become, declared_column
-from ...compute.batches import BATCH_ROWS, sliced
+from ...compute.arrow_casts import can_cast, cast_to_feature
+from ...compute.batches import BATCH_ROWS, slice_batch
 from ...errors import ConfigError, RangesError, RingfeedError, SourceError
 from ...messages import brief
 from ...schema import Feature, Schema
@@ -212,13 +212,13 @@ class TableSource(RecordSource):
         for i, name in enumerate(batch.schema.names):
             if name in self.declared:
                 what = f"{part.path}: column {name!r} as {self.declared[name].dtype}"
-                batch = batch.set_column(i, name, declared_column(batch.column(i), self.declared[name], what))
+                batch = batch.set_column(i, name, cast_to_feature(batch.column(i), self.declared[name], what))
         return batch
 
     def _bounded(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         with _suggest_skipping():
             for batch in self._read(part, columns):
-                yield from sliced(batch)
+                yield from slice_batch(batch)
 
     def _read(self, part: Part, columns: Sequence[str], head: int | None = None) -> Iterator[pa.RecordBatch]:
         """Read columns, or their first `head` records, including columns that are fields of structs."""
@@ -253,7 +253,7 @@ def _declared(schema: pa.Schema, first: pa.Schema, features: Mapping[str, Featur
             continue
         ours, theirs = schema.field(name), first.field(name)
         needed = _feature(ours) is None or _feature(ours) != _feature(theirs)
-        if needed and can_become(ours.type, feature) and can_become(theirs.type, feature):
+        if needed and can_cast(ours.type, feature) and can_cast(theirs.type, feature):
             found[name] = feature
     return found
 

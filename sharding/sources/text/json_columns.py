@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from ...compute.batches import BATCH_BYTES, BATCH_ROWS
 from ...errors import SourceError
-from ...schema import Feature, in_lists, with_missing
+from ...schema import Feature, insert_nulls, to_lists
 from ..base import BadRecord, Reject
 from .declared_types import cast_text
 from .json_parse import Lines, Number, Tree, decode_lines, make_decoder, parse_fast
@@ -122,8 +122,8 @@ def _fit(values: pa.Array, feature: Feature) -> pa.Array | None:
     if feature.elements is None:
         mask = None if not values.null_count else pc.invert(valid)
         lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
-        return in_lists(flat, lengths, mask)
-    return with_missing(pa.FixedSizeListArray.from_arrays(flat, feature.elements), valid)
+        return to_lists(flat, lengths, mask)
+    return insert_nulls(pa.FixedSizeListArray.from_arrays(flat, feature.elements), valid)
 
 
 class _Unfit(Exception):
@@ -198,8 +198,8 @@ def _convert(values: list[Any], feature: Feature) -> tuple[pa.Array, npt.NDArray
     if not feature.shape:
         return flat, bad
     if feature.elements is None:
-        return in_lists(flat, lengths, pa.array(~valid)), bad
-    return with_missing(pa.FixedSizeListArray.from_arrays(flat, feature.elements), pa.array(valid)), bad
+        return to_lists(flat, lengths, pa.array(~valid)), bad
+    return insert_nulls(pa.FixedSizeListArray.from_arrays(flat, feature.elements), pa.array(valid)), bad
 
 
 def _flatten(value: Any, shape: tuple[int | None, ...]) -> list[str | None]:

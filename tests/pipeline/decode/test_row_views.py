@@ -13,7 +13,7 @@ from ringfeed.pipeline.decode.columns import concat_columns, copy_columns, slice
 from ringfeed.pipeline.decode.interleave import interleave
 from ringfeed.pipeline.decode.row_views import RowViews
 from ringfeed.sharding.compute import kernels
-from ringfeed.sharding.formats.parquet_pages import InPlace
+from ringfeed.sharding.formats.parquet_pages import FileVectors
 from ringfeed.sharding.schema import Feature, Schema
 
 SCHEMA = Schema(features=(Feature(name="x", dtype="int16", shape=(2, 3)), Feature(name="y", dtype="int64", shape=())))
@@ -26,7 +26,7 @@ def lying(values: np.ndarray[Any, Any], *, in_place: bool) -> Any:
         return values
     head = b"head "
     starts = len(head) + np.arange(len(values), dtype=np.int64) * 12
-    return InPlace(data=pa.py_buffer(head + values.tobytes()), starts=starts, dtype=values.dtype, shape=(2, 3))
+    return FileVectors(data=pa.py_buffer(head + values.tobytes()), starts=starts, dtype=values.dtype, shape=(2, 3))
 
 
 @given(

@@ -21,7 +21,7 @@ from ringfeed.sharding.building import build_plan
 from ringfeed.sharding.compute import kernels
 from ringfeed.sharding.formats.block_checksums import BLOCK_BYTES
 from ringfeed.sharding.formats.parquet import groups_of_rows
-from ringfeed.sharding.formats.tfrecord import frame_records, frames_are_whole
+from ringfeed.sharding.formats.tfrecord import frame_records, frames_are_intact
 from ringfeed.sharding.storage.storage import Storage
 from tests.helpers.numbered_records import rewrite
 from tests.servers.proxy import Fault, proxied
@@ -290,14 +290,14 @@ def test_a_flipped_bit_or_another_length_shows_in_frames(payloads: list[bytes], 
     frames = frame_records(pa.array(payloads, pa.large_binary()))
     offsets = np.frombuffer(frames.buffers()[1], np.int64)
     lengths, data = np.diff(offsets), frames.buffers()[2][: offsets[-1]]
-    assert frames_are_whole(data, lengths)
+    assert frames_are_intact(data, lengths)
     damaged = bytearray(data)
     damaged[flip // 8 % len(damaged)] ^= 1 << flip % 8
-    assert not frames_are_whole(pa.py_buffer(damaged), lengths)
-    assert not frames_are_whole(data[:-1], lengths)
+    assert not frames_are_intact(pa.py_buffer(damaged), lengths)
+    assert not frames_are_intact(data[:-1], lengths)
     other = lengths.copy()
     other[pick % len(other)] += 1
-    assert not frames_are_whole(data, other)
+    assert not frames_are_intact(data, other)
 
 
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=8), data=st.data())

@@ -222,7 +222,7 @@ def test_a_forked_process_reads_whatever_threads_of_the_other_had_locked(make_da
 
         held, going_on, cache = threading.Semaphore(0), threading.Event(), MemoryCache()
         loader = Loader(sys.argv[1], batch_size=60, balance="uniform", cache=cache, on_bad_shard="quarantine")
-        [counts] = count_rows(lambda: [(np.array([3, 5]), np.array([0, 2]))], 1)
+        [counts] = deferred_counts(lambda: [(np.array([3, 5]), np.array([0, 2]))], 1)
         for owner in (cache, counts._deferred[0], loader._counters, loader._quarantine, loader._access):
             threading.Thread(target=hold, args=(owner._lock,)).start()
             held.acquire()

@@ -5,9 +5,9 @@ import sys
 
 PROGRAM = r"""
 import os, re, sys
-from ringfeed.sharding.quiet import without_lines
+from ringfeed.sharding.common.stderr_filter import drop_stderr_lines
 
-with without_lines(re.compile(rb"\[.*\] noise")):
+with drop_stderr_lines(re.compile(rb"\[.*\] noise")):
     print("went on", flush=True)
     os.write(2, b"[10:12] noise from C++\n\xc3\xa9 from C++\n")
     print("about [10:12] noise", file=sys.stderr)

@@ -10,10 +10,10 @@ from ringfeed.sharding.compute import batches
 def test_slices_are_about_equal(rows: int, expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "BATCH_ROWS", 5)
     batch = pa.record_batch({"x": pa.array(range(rows), pa.int8())})
-    assert [piece.num_rows for piece in batches.sliced(batch)] == expected
+    assert [piece.num_rows for piece in batches.slice_batch(batch)] == expected
 
 
 def test_a_dictionary_counts_as_the_values_it_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "BATCH_BYTES", 1000)
     batch = pa.record_batch({"x": pa.array(["x" * 100, "y" * 100] * 50).dictionary_encode()})
-    assert len(list(batches.sliced(batch))) == 10
+    assert len(list(batches.slice_batch(batch))) == 10

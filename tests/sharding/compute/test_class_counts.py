@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.sharding.compute.class_counts import ClassCounts, count_matrix, count_rows
+from ringfeed.sharding.compute.class_counts import ClassCounts, count_matrix, deferred_counts
 
 COUNTS = st.lists(st.integers(0, 2**62), max_size=8)
 
@@ -36,7 +36,7 @@ def test_they_are_equal_to_the_tuple_that_they_hold(values: list[int]) -> None:
 def test_rows_of_one_array_are_what_went_in(rows: list[list[int]]) -> None:
     offsets = np.cumsum([0, *map(len, rows)])
     values = np.array([value for row in rows for value in row], np.int64)
-    assert count_rows(lambda: [(values, offsets)], len(rows)) == [tuple(row) for row in rows]
+    assert deferred_counts(lambda: [(values, offsets)], len(rows)) == [tuple(row) for row in rows]
 
 
 def test_rows_are_read_when_one_of_them_is_looked_at_and_only_once() -> None:
@@ -46,7 +46,7 @@ def test_rows_are_read_when_one_of_them_is_looked_at_and_only_once() -> None:
         reads.append(1)
         return [(np.array([1, 2, 300, 4]), np.array([0, 2, 4]))]
 
-    first, second = count_rows(read, 2)
+    first, second = deferred_counts(read, 2)
     assert reads == []
     assert count_matrix([ClassCounts([7, 8]), second]).tolist() == [[7, 8], [300, 4]]
     assert second == (300, 4)
@@ -57,14 +57,14 @@ def test_rows_are_read_when_one_of_them_is_looked_at_and_only_once() -> None:
 def test_a_matrix_of_deferred_rows_is_that_of_the_rows() -> None:
     values = np.arange(250, 262)
     parts = [(values[:6], np.array([0, 3, 6])), (values[6:], np.array([0, 3, 6]))]
-    rows = [*count_rows(lambda: parts, 4), *count_rows(lambda: parts[:1], 2)]
+    rows = [*deferred_counts(lambda: parts, 4), *deferred_counts(lambda: parts[:1], 2)]
     matrix = count_matrix([rows[5], *rows])
     assert matrix.dtype == np.uint16
     assert matrix.tolist() == [[253, 254, 255], *values.reshape(4, 3).tolist(), [250, 251, 252], [253, 254, 255]]
 
 
 def test_a_row_of_a_large_array_is_sent_alone() -> None:
-    row, *_ = count_rows(lambda: [(np.zeros(1_000_000, np.int64), np.arange(0, 1_000_001, 1000))], 1000)
+    row, *_ = deferred_counts(lambda: [(np.zeros(1_000_000, np.int64), np.arange(0, 1_000_001, 1000))], 1000)
     assert len(pickle.dumps(row)) < 2000
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ringfeed.sharding.compute import kernels
 from ringfeed.sharding.formats.example_decode import decode_examples
-from ringfeed.sharding.formats.tfrecord import frames_are_whole
+from ringfeed.sharding.formats.tfrecord import frames_are_intact
 from tests.helpers.commands import Cli
 from tests.sharding.formats.test_example_encode import GOLDEN, golden_case
 
@@ -71,10 +71,10 @@ def test_frames_are_whole_as_without_them(payloads: list[bytes], at: int, flip: 
     frames = np.concatenate([run.copy() for run in runs])
     frames[at % len(frames)] ^= flip
     data = pa.py_buffer(frames.tobytes())
-    assert frames_are_whole(data, lengths) == (flip == 0)
+    assert frames_are_intact(data, lengths) == (flip == 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "_library", None)
-        assert frames_are_whole(data, lengths) == (flip == 0)
+        assert frames_are_intact(data, lengths) == (flip == 0)
 
 
 def test_arguments_that_would_write_beyond_memory_are_refused() -> None:

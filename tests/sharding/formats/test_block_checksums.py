@@ -14,7 +14,7 @@ from ringfeed.sharding import BuildOptions, build, open_dataset, repair, verify
 from ringfeed.sharding.building import build_plan
 from ringfeed.sharding.formats import block_checksums as blocks
 from ringfeed.sharding.formats import shard_encode as encode
-from ringfeed.sharding.formats.block_checksums import BlockSums, are_whole, block_sums
+from ringfeed.sharding.formats.block_checksums import BlockSums, block_sums, blocks_match
 from ringfeed.sharding.formats.shard_encode import encode_index, sums_in_index
 
 SIZES = st.integers(0, 3 * blocks.BLOCK_BYTES)
@@ -38,9 +38,9 @@ def test_a_flipped_bit_is_seen_in_its_block_alone(size: int, place: float, bit: 
     data[at] ^= 1 << bit
     for number, start in enumerate(range(0, size, blocks.BLOCK_BYTES)):
         block = data[start : start + blocks.BLOCK_BYTES]
-        assert are_whole(block, number, sums) == (number != at // blocks.BLOCK_BYTES)
-        assert not are_whole(block[:-1], number, sums) or len(block) == 1
-    assert not are_whole(data, 0, sums)
+        assert blocks_match(block, number, sums) == (number != at // blocks.BLOCK_BYTES)
+        assert not blocks_match(block[:-1], number, sums) or len(block) == 1
+    assert not blocks_match(data, 0, sums)
 
 
 @pytest.fixture

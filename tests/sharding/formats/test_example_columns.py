@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ringfeed.sharding.formats.example_columns import MARGIN_BYTES, Parsed, parse_examples
+from ringfeed.sharding.formats.example_columns import MARGIN_BYTES, ParsedExamples, parse_examples
 from ringfeed.sharding.formats.protobuf_wire import canonical_example, iterate_fields, write_varint
 
 KINDS = {1: "bytes", 2: "float", 3: "int64"}
@@ -19,7 +19,7 @@ def delimited(number: int, content: bytes) -> bytes:
     return write_varint(number << 3 | 2) + write_varint(len(content)) + content
 
 
-def parsed(messages: Iterable[bytes]) -> Parsed:
+def parsed(messages: Iterable[bytes]) -> ParsedExamples:
     messages = list(messages)
     lengths = np.array([len(message) for message in messages], np.int64)
     starts = np.cumsum(lengths + MARGIN_BYTES) - lengths - MARGIN_BYTES
@@ -31,7 +31,7 @@ def bits(values: Any) -> Any:
     return np.where(np.isnan(values), np.float32(np.nan), values).view(np.uint32)
 
 
-def rows_of(result: Parsed) -> dict[int, dict[str, tuple[str, list[Any]]]]:
+def rows_of(result: ParsedExamples) -> dict[int, dict[str, tuple[str, list[Any]]]]:
     """By message: by name: kind and values, floats as their bits."""
     rows: dict[int, dict[str, tuple[str, list[Any]]]] = {int(row): {} for row in result.kept}
     for name, columns in result.columns.items():

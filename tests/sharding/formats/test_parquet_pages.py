@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfeed.sharding.formats.parquet import read_columns
-from ringfeed.sharding.formats.parquet_pages import InPlace, read_vectors
+from ringfeed.sharding.formats.parquet_pages import FileVectors, read_vectors
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -45,8 +45,8 @@ def read(data: pa.Buffer, leaf: int, dtype: str, elements: int, groups: list[int
 @given(starts=st.lists(st.integers(0, 6), max_size=12), elements=st.integers(2, 3))
 def test_runs_make_the_same_vectors_again(starts: list[int], elements: int) -> None:
     data = pa.py_buffer(vectors("int16", 20, 9).tobytes())
-    lying = InPlace(data=data, starts=4 * np.array(starts, np.int64), dtype=np.dtype("int16"), shape=(elements,))
-    again = InPlace.of_runs(data, lying.runs(), lying.dtype, lying.shape)
+    lying = FileVectors(data=data, starts=4 * np.array(starts, np.int64), dtype=np.dtype("int16"), shape=(elements,))
+    again = FileVectors.of_runs(data, lying.runs(), lying.dtype, lying.shape)
     np.testing.assert_array_equal(again.starts, lying.starts)
     assert [count for _, count in lying.runs()] == [1] * len(starts) or len(lying.runs()) < len(starts)
 
@@ -80,8 +80,8 @@ def test_what_is_not_compressed_is_gathered_from_where_it_lies(page: int, compre
     values = vectors("float32", 300, 6)
     data = file(pa.table({"vector": column(values)}), row_group_size=200, data_page_size=page, compression=compression)
     found = read(data, 0, "float32", 6)
-    assert isinstance(found, InPlace) == (compression == "none")
-    if isinstance(found, InPlace):
+    assert isinstance(found, FileVectors) == (compression == "none")
+    if isinstance(found, FileVectors):
         matrices = replace(found, shape=(2, 3)).slice(100, 150)
         rows = np.array([149, 0, 77, 0])
         assert matrices.take(rows).tobytes() == values[100 + rows].tobytes()

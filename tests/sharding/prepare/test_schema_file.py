@@ -50,7 +50,7 @@ features:
         ("features: {a: 3}", r"features.a must be text or a group of keys \(dtype, shape, encoding\), got 3"),
         ("features: {yes: string}", "has the key True, .* quotes"),
         ("features: {1: string}", "has the key 1, .* quotes: '1'"),
-        ("features: {a: string, a: int8}", "the key 'a' is there twice"),
+        ("features: {a: string, a: int8}", "the key 'a' appears twice"),
         ("features: {a: !!python/name:os.system x}", "this is not YAML"),
         ("features: {a", "this is not YAML"),
         ("a: \x00", "this is not YAML"),

@@ -247,7 +247,7 @@ def test_labels_read_no_column_that_they_do_not_need(parquet: str, monkeypatch: 
 def test_a_value_that_a_type_cannot_hold_is_refused(values: pa.Array, dtype: str, lost: str) -> None:
     batch, step = pa.record_batch({"x": values}), Cast((("x", dtype),))
     assert step.apply(batch[:-1])["x"].null_count == values.null_count
-    with pytest.raises(SourceError, match=f"--cast x={dtype}: value {lost} has no place in it; choose a type"):
+    with pytest.raises(SourceError, match=f"--cast x={dtype}: value {lost} does not fit; choose a type"):
         step.apply(batch)
 
 
@@ -564,7 +564,7 @@ def test_columns_of_any_type_can_be_left_out_first(odd: str, tmp_path: Path, ste
 
 @pytest.mark.parametrize("steps", [(), (Drop(("tags",)),), (Filter("id >= 0"), Drop(("price", "tags")))])
 def test_columns_of_any_type_cannot_go_into_a_step(odd: str, tmp_path: Path, steps: tuple[Step, ...]) -> None:
-    with pytest.raises(SourceError, match=r"'price' has type decimal128.*leave it out by the first --drop-columns"):
+    with pytest.raises(SourceError, match=r"'price' has type decimal128.*leave it out with the first --drop-columns"):
         built(odd, tmp_path / "out", label="label", shards=2, prepare=PrepareOptions(steps=steps))
 
 

@@ -153,7 +153,7 @@ def test_large_files_are_read_from_servers_with_ranges(
         return
     with (
         serve(ranges=False) as url,
-        pytest.raises(OSError, match=rf"^{url}/{name}: the server sends all of a file .*; copy the file to"),
+        pytest.raises(OSError, match=rf"^{url}/{name}: the server ignores range requests .*; copy the file to"),
     ):
         built(f"{url}/{name}", tmp_path / "other")
     assert not (tmp_path / "other").exists()
@@ -167,7 +167,7 @@ def test_archives_are_read_from_servers_with_ranges(folder: Path, tmp_path: Path
         assert built(f"zip://a.csv::{url}/rows.zip", tmp_path / "there") == here
     with (
         served(tmp_path, ranges=False) as url,
-        pytest.raises(OSError, match=rf"^zip://a.csv::{url}/rows.zip: the server sends all of a file"),
+        pytest.raises(OSError, match=rf"^zip://a.csv::{url}/rows.zip: the server ignores range requests"),
     ):
         built(f"zip://a.csv::{url}/rows.zip", tmp_path / "other")
 
@@ -237,7 +237,7 @@ def test_random_access_needs_ranges(folder: Path, tmp_path: Path, name: str, wro
         if wrong.get("sized", True):  # small enough to come at once
             assert built(f"{url}/{name}", tmp_path / "there") == built(str(folder / name), tmp_path / "here")
             return
-        with pytest.raises(OSError, match=rf"^{url}/{name}: the server sends all of a file .*; copy the file to"):
+        with pytest.raises(OSError, match=rf"^{url}/{name}: the server ignores range requests .*; copy the file to"):
             built(f"{url}/{name}", tmp_path / "there")
 
 
@@ -249,13 +249,13 @@ def test_sequential_reads_need_no_ranges(folder: Path, tmp_path: Path, name: str
 
 
 def test_sizes_unknown_to_a_server(folder: Path) -> None:
-    told = "/rows.csv: the server sends all of a file"
+    told = "/rows.csv: the server ignores range requests"
     with misbehaving(folder, sized=False, ranges=False) as url, pytest.raises(StorageError, match=told):
         stat_files([f"{url}/rows.csv", f"{url}/rows.npy"])
 
 
 def test_a_folder_of_images_of_sizes_unknown_to_a_server(folder: Path, tmp_path: Path) -> None:
-    told = r"/0.png: the server sends all of a file .*; copy the file to"
+    told = r"/0.png: the server ignores range requests .*; copy the file to"
     with misbehaving(folder, sized=False, ranges=False) as url, pytest.raises(StorageError, match=told):
         built(f"{url}/images", tmp_path / "there")
 

@@ -12,7 +12,7 @@ import pytest
 
 from ringfeed.sharding import SourceError
 from ringfeed.sharding.compute.batches import BATCH_BYTES
-from ringfeed.sharding.formats.parquet import rows_within
+from ringfeed.sharding.formats.parquet import batch_rows_within
 from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.sources import Source, open_source
 from ringfeed.sharding.sources.tables import parquet as module
@@ -123,9 +123,9 @@ def test_parts_end_at_row_groups_by_rows_or_bytes(
 def test_rows_of_a_batch_follow_from_the_metadata(tmp_path: Path, column: pa.Array, row_bytes: int) -> None:
     pq.write_table(pa.table({"a.b": column}), tmp_path / "x.parquet", use_dictionary=row_bytes == 8)
     file = pq.ParquetFile(tmp_path / "x.parquet")
-    assert rows_within(file, [0], ["a.b"], 1 << 16, row_bytes * 100) == pytest.approx(100, rel=0.1)
-    assert rows_within(file, [0], ["a.b"], 7, row_bytes * 100) == 7
-    assert rows_within(file, [0], ["a.b"], 7, 1) == 1
+    assert batch_rows_within(file, [0], ["a.b"], 1 << 16, row_bytes * 100) == pytest.approx(100, rel=0.1)
+    assert batch_rows_within(file, [0], ["a.b"], 7, row_bytes * 100) == 7
+    assert batch_rows_within(file, [0], ["a.b"], 7, 1) == 1
 
 
 def test_memory_does_not_grow_with_a_row_group(tmp_path: Path) -> None:
