@@ -148,10 +148,11 @@ class TestLoading:
         script = """
             import sys
             from ringfeed.pipeline import Loader
-            from ringfeed.sharding import Storage, fast
+            from ringfeed.sharding import Storage
+            from ringfeed.sharding.storage.s3 import fast_reads
             url, key, secret, endpoint, folder = sys.argv[1:]
             storage = Storage(url, {"key": key, "secret": secret, "endpoint_url": endpoint})
-            fast._TIMEOUTS["read_timeout"] = "600s"  # else what a busy machine is late with is asked for again
+            fast_reads._TIMEOUTS["read_timeout"] = "600s"  # else what a busy machine is late with is asked for again
             loader = Loader(storage, batch_size=60, cache=folder, hedging=False)
             print(sum(columns["id"].sum() for _, columns in loader.chunks(0)), loader.stats()["fetch"].items)
         """
@@ -408,10 +409,10 @@ class TestFolder:
         script = """
             import os, signal, sys, time
             import pyarrow as pa
-            from ringfeed.pipeline import cache
-            from ringfeed.pipeline.cache_folder import CacheKey
-            from ringfeed.pipeline.counters import Counters
-            from ringfeed.sharding.checksums import checksum
+            from ringfeed.pipeline.fetch import shard_cache as cache
+            from ringfeed.pipeline.fetch.disk_cache import CacheKey
+            from ringfeed.pipeline.metrics.stage_counters import Counters
+            from ringfeed.sharding.common.checksums import checksum
             data = bytes([1]) * (40 * 1024)
             def write_pieces(descriptor, pieces):
                 os.write(descriptor, memoryview(pieces[0])[:1000])
@@ -447,9 +448,9 @@ class TestFolder:
             from pathlib import Path
             import pyarrow as pa
             from ringfeed.pipeline import Cache
-            from ringfeed.pipeline.cache_folder import CacheKey, CacheFolder
-            from ringfeed.pipeline.counters import Counters
-            from ringfeed.sharding.checksums import checksum
+            from ringfeed.pipeline.fetch.disk_cache import CacheKey, CacheFolder
+            from ringfeed.pipeline.metrics.stage_counters import Counters
+            from ringfeed.sharding.common.checksums import checksum
             LIMIT = 4 * 40 * 1024
             root = Path(sys.argv[1])
             def get(cache, number):
