@@ -45,9 +45,7 @@ __all__ = [
 _VIEW_SPAN = 1 << 30
 _NUMPY_LIKE = (np.ndarray, FileVectors)  # have the `take` of NumPy
 
-Column: TypeAlias = (
-    npt.NDArray[Any] | Any
-)  # or `FileVectors` in shards, `RowViews` once gathered, an untyped Arrow array
+Column: TypeAlias = npt.NDArray[Any] | Any  # or `FileVectors` in shards, `RowViews` once gathered, Arrow arrays
 Columns: TypeAlias = Mapping[str, Column]
 
 

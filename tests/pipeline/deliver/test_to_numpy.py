@@ -213,7 +213,7 @@ def test_a_forked_process_reads_whatever_threads_of_the_other_had_locked(make_da
         import os, sys, threading
         import numpy as np
         from ringfeed.pipeline import Loader, MemoryCache
-        from ringfeed.sharding.compute.class_counts import count_rows
+        from ringfeed.sharding.compute.class_counts import deferred_counts
 
         def hold(lock):
             with lock:

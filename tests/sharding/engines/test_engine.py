@@ -297,7 +297,7 @@ def script(text: str, *arguments: object) -> subprocess.Popen[str]:
     imports = f"""
 import os, signal, subprocess, sys
 from ringfeed.sharding import BuildOptions, build
-from ringfeed.sharding.engine import open_engine
+from ringfeed.sharding.engines.engine import open_engine
 from ringfeed.sharding.engines.executors import stream_tasks
 {text}"""
     command = [sys.executable, "-c", imports, *map(str, arguments)]
