@@ -167,7 +167,7 @@ def test_a_missing_declared_feature_is_refused(write: Callable[..., str]) -> Non
 
 
 def test_a_feature_of_two_kinds_is_refused(write: Callable[..., str]) -> None:
-    with pytest.raises(SourceError, match=r"record 0: .* int64 values, but float values in .*record 1; a column has"):
+    with pytest.raises(SourceError, match=r"record 0: .* int64 values, but float values in .*record 1; write the same"):
         open_source(write(example(x=[1]), example(x=[1.5])), None)
 
 
