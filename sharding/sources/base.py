@@ -1,8 +1,9 @@
 """The `Source` protocol: how a build reads a dataset to be sharded, with the optional protocols that refine it.
 
-To add a source, write a frozen dataclass with the members of `Source` (`text/jsonl.py` is a short example), and list
-its `open` in `detect.py`. The optional protocols below are found by `isinstance`; a source has the ones that it can
-serve better than by the default.
+To add a source, write a frozen dataclass with the members of `Source` (`images/path_list.py` is the shortest), and add
+it to `detect.py`. Its class method `open(url, label)` opens it, and may take more parameters of `open_source`; its
+`suffixes` are the endings of its files' names. The optional protocols below are found by `isinstance`; a source has
+those that it can serve better than the default.
 """
 
 from __future__ import annotations

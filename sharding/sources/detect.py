@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from .ringfeed import RingfeedSource, find_dataset
 from .tables.ipc import IpcSource
 from .tables.orc import OrcSource
 from .tables.parquet import ParquetSource
+from .tables.table_files import TableSource
 from .text.csv import CsvSource
 from .text.jsonl import JsonlSource
 
@@ -45,11 +47,7 @@ _SOURCES: dict[str, Any] = {
     "webdataset": WebDatasetSource,
     "python": IterableSource,
 }
-_INFERRING = {"csv", "jsonl", "tfrecord"}  # files without types: they are inferred or declared
-_TABLES = {"parquet", "ipc", "orc"}  # columns of unsupported or differing types take a declared one
-_SELECTIVE = {  # columns can be omitted before their types are looked at; see `SelectiveSource`
-    "parquet", "ipc", "orc", "csv", "jsonl", "hdf5", "numpy", "webdataset", "python",
-}  # fmt: skip
+
 KINDS = tuple(_SOURCES)
 
 
@@ -63,6 +61,8 @@ def open_source(
     casts: Mapping[str, Feature] = NO_FEATURES,
 ) -> Source:
     """Open a dataset to be sharded.
+
+    The `open` of a kind takes `url`, `label`, and those of `features`, `reject` and `wanted` that it supports.
 
     Args:
         url: URL or path of a file, a folder or a glob, on any file system of fsspec; ``module:function`` for kind
@@ -84,16 +84,12 @@ def open_source(
     url, files = normalize_url(url, "source"), None
     if kind == "auto":
         kind, files = _detect(url)
-    if kind == "images":
-        return ImageFolderSource.open(url, label, files)
-    options: dict[str, Any] = {"features": features, "reject": reject} if kind in _INFERRING else {}
-    if kind in _TABLES:
-        options["features"] = {**casts, **features}
-    if kind in _SELECTIVE:
-        options["wanted"] = wanted
-    if kind == "image-list":
-        options["open_table"] = open_source
-    source: Source = _SOURCES[kind].open(url, label, **options)
+    kind_of_source = _SOURCES[kind]
+    if issubclass(kind_of_source, TableSource):
+        features = {**casts, **features}
+    options = {"features": features, "reject": reject, "wanted": wanted, "files": files, "open_table": open_source}
+    supported = inspect.signature(kind_of_source.open).parameters
+    source: Source = kind_of_source.open(url, label, **{name: options[name] for name in supported if name in options})
     if not source.schema.features:
         raise SourceError(f"{url} holds records without columns; give them at least one")
     if zero := next((name for name in source.schema.names if "\0" in name and wanted(name)), ""):

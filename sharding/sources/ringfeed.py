@@ -101,11 +101,10 @@ class RingfeedSource(RecordSource):
 
     @classmethod
     def open(cls, url: str, label: str | None) -> RingfeedSource:
-        """Read `dataset.json` and `shards.parquet`.
+        """Read `dataset.json` and `shards.parquet`; see `open_source`.
 
-        Args:
-            url: URL of the dataset's folder, for all splits in turn; or ``FOLDER#SPLIT``.
-            label: label column; None: the dataset's own. `SPLIT` adds a column of split names, unless there is one.
+        The URL names the dataset's folder, for all splits in turn, or ``FOLDER#SPLIT``. The default label is the
+        dataset's own; `SPLIT` adds a column of split names, unless there is one.
 
         Raises:
             DatasetError: there is no dataset, or no such split.

@@ -129,7 +129,7 @@ def select_arrays(
             continue
         try:
             if leaf.problem:
-                raise SourceError(f"{path}: {leaf.problem}{_or_leave_out(leaf.name)}")
+                raise SourceError(f"{path}: {leaf.problem}{_leave_out_hint(leaf.name)}")
             found.append((leaf, feature_of(leaf, path)))
         except SourceError:
             if not outer:
@@ -148,7 +148,7 @@ def _unwanted(name: str, wanted: Callable[[str], bool]) -> str:
     return next((name[:end] for end in (*ends, len(name)) if not wanted(name[:end])), "")
 
 
-def _or_leave_out(*names: str) -> str:
+def _leave_out_hint(*names: str) -> str:
     return f", or leave {listed([repr(name) for name in names], 3)} out by the first --drop-columns or --select"
 
 
@@ -175,7 +175,7 @@ def _check_rows(leaves: Sequence[Leaf], path: str) -> None:
         raise SourceError(
             f"{path}: the arrays differ in their first dimension, the number of records: {sizes}; "
             f"choose some of the same length, such as {path}::{','.join(leaf.name for leaf in common[:3])}"
-            f"{_or_leave_out(*others)}"
+            f"{_leave_out_hint(*others)}"
         )
 
 
@@ -211,7 +211,7 @@ def fixed_feature(leaf: Leaf, path: str) -> Feature:
     if 0 in leaf.shape:
         raise SourceError(
             f"{path}: the array {leaf.name!r} has records of shape {leaf.shape}, which are empty; choose others "
-            f"with ::NAME,...{_or_leave_out(leaf.name)}"
+            f"with ::NAME,...{_leave_out_hint(leaf.name)}"
         )
     return Feature(name=leaf.name, dtype=name, shape=leaf.shape, logical=logical)
 
@@ -220,7 +220,7 @@ def unsupported_array(leaf: Leaf, path: str, what: str) -> SourceError:
     """Return the error of an array that cannot be a column because of what it holds."""
     return SourceError(
         f"{path}: {f'the array {leaf.name!r}' if leaf.name else 'the array'} holds {what}; "
-        f"store it as numbers, strings or bytes, choose others with ::NAME,...{_or_leave_out(leaf.name)}"
+        f"store it as numbers, strings or bytes, choose others with ::NAME,...{_leave_out_hint(leaf.name)}"
     )
 
 

@@ -27,7 +27,7 @@ from ...schema import Feature, Schema
 from ...storage.storage import Storage
 from ..base import SKIP_REMEDY, BadRecord, Part, RecordSource, Reject, fail_on_bad
 from ..files.find import fingerprint_files, require_files
-from ..files.open import open_file, translate_errors
+from ..files.open import open_file, source_error
 from .array_columns import (
     Leaf,
     batch_rows,
@@ -77,12 +77,9 @@ class Hdf5Source(RecordSource):
 
     @classmethod
     def open(cls, url: str, label: str | None, wanted: Callable[[str], bool] = lambda _: True) -> Hdf5Source:
-        """Read the files' descriptions of their datasets.
+        """Read the files' descriptions of their datasets; see `open_source`.
 
-        Args:
-            url: URL of a file or folder, or a glob; ``::/group`` or ``::/a,/b`` after it selects datasets.
-            label: column of the classes, or None.
-            wanted: whether the build needs a column of this name; others may have any type and length.
+        ``::/group`` or ``::/a,/b`` after the URL selects datasets. Unwanted ones may have any type and length.
 
         Raises:
             SourceError: there is no file, a file is damaged, datasets differ in length or have types that no feature
@@ -203,7 +200,7 @@ def _open(path: str, remedy: str = "write it again with gzip") -> Iterator[Any]:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             remedy = f"the file is damaged, is not HDF5, or uses a compression that h5py lacks; {remedy}"
-            raise translate_errors(path, error, remedy) from error
+            raise source_error(path, error, remedy) from error
 
 
 def _leaves(root: Any, picks: Sequence[str]) -> Iterator[Leaf]:

@@ -34,12 +34,10 @@ class IdxSource(RecordSource):
 
     @classmethod
     def open(cls, url: str, label: str | None) -> IdxSource:
-        """Read the headers.
+        """Read the headers; see `open_source`.
 
-        Args:
-            url: URL of a file of images, or a folder or glob of several. Each one's labels lie in the same folder,
-                in a file named alike (``images`` -> ``labels``, ``idx3`` or other dimensions -> ``idx1``).
-            label: name of the label column; default: ``label``.
+        The URL names one file of images or several. Each one's labels lie in the same folder, in a file named alike:
+        ``images`` becomes ``labels``, and ``idx3`` or other dimensions ``idx1``.
 
         Raises:
             SourceError: a file of images has no labels, is not an IDX file, or the two differ in length.

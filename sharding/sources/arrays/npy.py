@@ -29,7 +29,7 @@ from ...storage.storage import Storage
 from ..base import Part, RecordSource, Reject, fail_on_bad
 from ..files.find import SourceFile, fingerprint_files, plain_name, require_files, root_of, split_chain
 from ..files.http_listing import decode_name
-from ..files.open import open_file, translate_errors
+from ..files.open import open_file, source_error
 from .array_columns import Leaf, batch_rows, fixed_feature, leaves_of, part_bounds, select_arrays, to_arrow
 from .url_selection import split_selection
 
@@ -82,12 +82,9 @@ class NpySource(RecordSource):
 
     @classmethod
     def open(cls, url: str, label: str | None, wanted: Callable[[str], bool] = lambda _: True) -> NpySource:
-        """Read the headers.
+        """Read the headers; see `open_source`.
 
-        Args:
-            url: URL of a file or folder, or a glob; ``::a,b`` after it selects columns.
-            label: column of the classes, or None.
-            wanted: whether the build needs a column of this name; others may have any type and length.
+        ``::a,b`` after the URL selects columns. Unwanted ones may have any type and length.
 
         Raises:
             SourceError: there is no file, a file is damaged or holds Python objects, or its arrays differ in length.
@@ -236,7 +233,7 @@ def _header(file: IO[bytes], path: str) -> tuple[np.dtype[Any], tuple[int, ...],
         if min(shape, default=0) < 0 or not isinstance(header["fortran_order"], bool):
             raise ValueError("its shape or order is invalid")
     except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
-        raise translate_errors(path, error, "the header is damaged; write the file again") from error
+        raise source_error(path, error, "the header is damaged; write the file again") from error
     dtype = np.dtype(object) if dtype.hasobject else dtype  # one object field makes the whole array a pickle
     fortran = header["fortran_order"] and len(shape) > 1 and prod(shape) > 0
     return dtype, shape, fortran, 8 + length_bytes + length
@@ -318,8 +315,8 @@ def _zip_errors(path: str) -> Iterator[None]:
         yield
     # `zipfile` raises NotImplementedError if damage makes a member claim an unknown compression.
     except (BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError) as error:
-        raise translate_errors(path, error, "the archive is damaged; write it again with numpy.savez") from error
+        raise source_error(path, error, "the archive is damaged; write it again with numpy.savez") from error
     except OSError as error:
         if type(error) is not OSError or error.errno is not None:
             raise  # a store's error; bzip2's errors have no errno
-        raise translate_errors(path, error, "the archive is damaged; write it again with numpy.savez") from error
+        raise source_error(path, error, "the archive is damaged; write it again with numpy.savez") from error

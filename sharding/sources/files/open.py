@@ -23,7 +23,7 @@ from ...storage.urls import OBJECT_STORE_PROTOCOLS, WEB_PROTOCOLS
 from .find import compression_of, split_chain, storage_error
 from .http_listing import lacks_ranges
 
-__all__ = ["MissingFileError", "open_file", "read_files", "size_if_seekable", "stat_files", "translate_errors"]
+__all__ = ["MissingFileError", "open_file", "read_files", "size_if_seekable", "source_error", "stat_files"]
 
 _RANGED = {*OBJECT_STORE_PROTOCOLS, *WEB_PROTOCOLS, "hdfs"} - {"memory"}  # protocols that can send a byte range
 _HOST = re.compile(r".*?://[^/]*", re.DOTALL)
@@ -65,10 +65,10 @@ def open_file(path: str, compression: str | None = "infer", *, read_ahead: bool 
     except FileNotFoundError as error:
         raise MissingFileError.of(path) from error
     except (EOFError, zlib.error, lzma.LZMAError, BadGzipFile) as error:
-        raise translate_errors(path, error, "the compressed file is damaged or cut short") from error
+        raise source_error(path, error, "the compressed file is damaged or cut short") from error
     except Exception as error:
         if codec in ("zstd", "bz2") and type(error) is OSError and error.errno is None:
-            raise translate_errors(path, error, "the compressed file is damaged or cut short") from error
+            raise source_error(path, error, "the compressed file is damaged or cut short") from error
         if lacks_ranges(error):
             raise RangesError.of(path) from error
         if not _of_the_store(error):
@@ -211,7 +211,7 @@ def _first_missing(paths: Sequence[str]) -> str:
     return next((path for path, name in zip(paths, names, strict=True) if not fs.exists(name)), paths[0])
 
 
-def translate_errors(path: str, error: Exception, remedy: str) -> SourceError | RangesError:
+def source_error(path: str, error: Exception, remedy: str) -> SourceError | RangesError:
     """Return a one-line error for what a format's reader raised."""
     if lacks_ranges(error):
         return RangesError.of(path)

@@ -50,12 +50,9 @@ class ImageFolderSource:
 
     @classmethod
     def open(cls, url: str, label: str | None, files: Sequence[SourceFile] | None = None) -> ImageFolderSource:
-        """List the folder.
+        """List the folder; see `open_source`.
 
-        Args:
-            url: URL of the folder; or a glob, whose last folder before the first pattern is the root.
-            label: name of the label column; default: ``label``.
-            files: files of the folder, if they are listed already.
+        The root of a glob is its last folder before the first pattern. `files` are the files, if listed already.
 
         Raises:
             SourceError: there is no image, or an image lies outside of class folders.

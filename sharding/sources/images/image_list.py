@@ -48,12 +48,7 @@ class ImageListSource:
 
     @classmethod
     def open(cls, url: str, label: str | None, open_table: Callable[[str, str | None], Source]) -> ImageListSource:
-        """Open the table.
-
-        Args:
-            url: URL of the table.
-            label: column of the classes in the table, or None.
-            open_table: opens a source of another kind by its URL and label.
+        """Open the table with `open_table`, a function of URL and label; see `open_source`.
 
         Raises:
             SourceError: the table has no column of paths, or several, or the label is that column.

@@ -51,12 +51,9 @@ class IterableSource(RecordSource):
 
     @classmethod
     def open(cls, url: str, label: str | None, wanted: Callable[[str], bool] = lambda _: True) -> IterableSource:
-        """Call the function once to find the types of all values.
+        """Call the function ``module:function`` once to infer the types of all values; see `open_source`.
 
-        Args:
-            url: ``module:function``; the module may lie in the current folder.
-            label: column of the classes, or None.
-            wanted: whether the build needs a column of this name; other Arrow columns may have any type.
+        The module may lie in the current folder. Unwanted Arrow columns may have any type.
 
         Raises:
             SourceError: there is no such function, it fails, or it returns no records, or none that fit in columns.

@@ -58,15 +58,10 @@ class TFRecordSource(RecordSource):
         features: Mapping[str, Feature] = NO_FEATURES,
         reject: Reject = fail_on_bad,
     ) -> TFRecordSource:
-        """Read all files once to infer the features, and to find where parts begin.
+        """Read all files once to infer the features, and to find where parts begin; see `open_source`.
 
-        Args:
-            url: URL of a file of any name; of a folder, whose files end in one of `suffixes` or are numbered like
-                ``train-00000-of-00010``; or a glob.
-            label: feature of the classes, or None.
-            features: declared features, by name, whose types are not inferred.
-            reject: called with each unreadable record; `labels` and `drafts` meet these records again, and reject
-                those whose values do not fit a declared feature.
+        The files of a folder end in one of `suffixes`, or are numbered like ``train-00000-of-00010``. `labels` and
+        `drafts` also reject records whose values do not fit a declared feature.
 
         Raises:
             SourceError: there is no file or no record, a feature has several types, or a declared one is missing.

@@ -49,16 +49,13 @@ class WebDatasetSource(RecordSource):
 
     @classmethod
     def open(cls, url: str, label: str | None, wanted: Callable[[str], bool] = lambda _: True) -> WebDatasetSource:
-        """Read all archives once to infer the types of their members.
+        """Read all archives once to infer the types of their members; see `open_source`.
 
         Images (jpg and jpeg, png, webp, gif, bmp) stay as they are. cls, id and index are integers, or text if any of
         them is no integer. txt, text and caption are text. The values of a JSON object become columns of a type that
         holds all of them, or else of their JSON text. npy is a tensor if all arrays are alike. All others are bytes.
 
-        Args:
-            url: URL of an archive or folder, a glob, or names with braces, such as ``train-{000000..000099}.tar``.
-            label: column of the classes, such as ``cls`` or ``json.label``, or None.
-            wanted: whether the build needs a column or extension of this name; members of others are not decoded.
+        The URL may have braces, such as ``train-{000000..000099}.tar``. Members of unwanted extensions are bytes.
 
         Raises:
             SourceError: there is no archive, or no archive has a record.

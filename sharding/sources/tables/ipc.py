@@ -12,7 +12,7 @@ import pyarrow as pa
 from ...errors import SourceError
 from ..base import Part
 from ..files.find import SourceFile
-from .table_files import PART_BYTES, TableSource, checked, open_table, plain_schema, runs
+from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table, plain_schema
 
 __all__ = ["IpcSource"]
 
@@ -47,7 +47,7 @@ class IpcSource(TableSource):
         sizes = [file.bytes // batches] * batches
         return schema, [
             Part(path=file.url, pieces=(start, stop, sum(rows[start:stop])), first_record=first)
-            for start, stop, first in runs(rows, sizes, _PART_ROWS, PART_BYTES)
+            for start, stop, first in group_blocks(rows, sizes, _PART_ROWS, PART_BYTES)
         ]
 
     def count(self, part: Part) -> int:
@@ -63,10 +63,10 @@ class IpcSource(TableSource):
         """Read the record batches as they were written."""
         if part.pieces:
             with _open_file(part.path, columns) as reader:
-                yield from (checked(reader.get_batch(i)) for i in range(*part.pieces[:2]))
+                yield from (check_batch(reader.get_batch(i)) for i in range(*part.pieces[:2]))
         else:
             with _open_stream(part.path, columns) as stream:
-                yield from map(checked, stream)
+                yield from map(check_batch, stream)
 
 
 def _is_file(path: str) -> bool:

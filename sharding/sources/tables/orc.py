@@ -15,7 +15,7 @@ from ...formats.protobuf_wire import read_fields
 from ...messages import brief
 from ..base import Part
 from ..files.find import SourceFile
-from .table_files import PART_BYTES, TableSource, checked, open_table, plain_schema, runs
+from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table, plain_schema
 
 __all__ = ["OrcSource"]
 
@@ -43,7 +43,7 @@ class OrcSource(TableSource):
                 )
             return plain_schema(reader.schema), [
                 Part(path=file.url, pieces=(start, stop, sum(rows[start:stop])), first_record=first)
-                for start, stop, first in runs(rows, sizes, _PART_ROWS, PART_BYTES)
+                for start, stop, first in group_blocks(rows, sizes, _PART_ROWS, PART_BYTES)
             ]
 
     def count(self, part: Part) -> int:
@@ -65,7 +65,7 @@ class OrcSource(TableSource):
         with _open(part.path) as reader:
             names = list(columns) or reader.schema.names[:1]  # without columns, Arrow reads no rows
             for stripe in range(first, end):
-                yield checked(_read_stripe(reader, stripe, names, part.path))
+                yield check_batch(_read_stripe(reader, stripe, names, part.path))
 
 
 @contextmanager

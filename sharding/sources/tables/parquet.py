@@ -18,7 +18,7 @@ from ...messages import brief
 from ...storage.storage import Storage
 from ..base import Part
 from ..files.find import SourceFile
-from .table_files import PART_BYTES, TableSource, checked, open_table, plain_schema, runs
+from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table, plain_schema
 
 __all__ = ["ParquetSource"]
 
@@ -42,7 +42,7 @@ class ParquetSource(TableSource):
             rows, sizes = [group.num_rows for group in groups], [group.total_byte_size for group in groups]
             parts = [
                 Part(path=file.url, pieces=tuple(range(start, stop)), first_record=first)
-                for start, stop, first in runs(rows, sizes, _PART_ROWS, PART_BYTES)
+                for start, stop, first in group_blocks(rows, sizes, _PART_ROWS, PART_BYTES)
             ]
             return plain_schema(parquet.schema_arrow), parts
 
@@ -68,12 +68,14 @@ class ParquetSource(TableSource):
             for some in [[group] for group in groups] if _has_inner_dictionary(parquet.schema_arrow) else [groups]:
                 if int96:
                     _check_int96(part.path, rows, some, int96)
-                yield from map(checked, parquet.iter_batches(rows, row_groups=some, columns=list(columns)))
+                yield from map(check_batch, parquet.iter_batches(rows, row_groups=some, columns=list(columns)))
 
     def head(self, part: Part, columns: Sequence[str], records: int) -> Iterator[pa.RecordBatch]:
         """Read the first pages of the first row group."""
         with _open(part.path, ahead=False) as parquet:
-            yield from map(checked, parquet.iter_batches(records, row_groups=[part.pieces[0]], columns=list(columns)))
+            yield from map(
+                check_batch, parquet.iter_batches(records, row_groups=[part.pieces[0]], columns=list(columns))
+            )
 
 
 def _has_inner_dictionary(kind: pa.Schema | pa.DataType) -> bool:

@@ -21,10 +21,10 @@ from ..base import NO_FEATURES, SKIP_REMEDY, BadRecord, Part, RecordSource, Reje
 from ..files.find import SourceFile, fingerprint_files, require_files
 from ..files.hive_partitions import Partitions, find_partitions
 from ..files.http_listing import lacks_ranges
-from ..files.open import open_file, translate_errors
+from ..files.open import open_file, source_error
 from .structs import MissingImageError, Path, fields_of, flatten_structs, mark_images, path_to_read
 
-__all__ = ["PART_BYTES", "TableSource", "checked", "open_table", "plain_schema", "runs"]
+__all__ = ["PART_BYTES", "TableSource", "check_batch", "group_blocks", "open_table", "plain_schema"]
 
 _NAMES_SHOWN = 8
 PART_BYTES = 64 << 20  # a part ends with the block that reaches this size, or the rows of a part
@@ -96,14 +96,9 @@ class TableSource(RecordSource):
         features: Mapping[str, Feature] = NO_FEATURES,
         wanted: Callable[[str], bool] = lambda _: True,
     ) -> Self:
-        """Read the heads or footers of all files.
+        """Read the heads or footers of all files; see `open_source`.
 
-        Args:
-            url: URL of a file or folder, or a glob.
-            label: column of the classes, or None.
-            features: declared features, by column name, for columns that have none of their own, or not the same in
-                all files.
-            wanted: whether the build needs a column of this name; others may have any type.
+        Declared features apply to columns that have none of their own, or not the same in all files.
 
         Raises:
             SourceError: there is no file, a file is damaged, the schemas or partition keys differ, or no feature can
@@ -116,10 +111,10 @@ class TableSource(RecordSource):
         first: pa.Schema | None = None
         for file in files:
             whole, found = cls.inspect(file)
-            schema, dropped, paths = _flat(whole, wanted)
+            schema, dropped, paths = _flatten_schema(whole, wanted)
             if first is None:
                 first, left_out, paths_in_first = schema, dropped, paths
-            applied = _declared(schema, first, features)
+            applied = _applicable(schema, first, features)
             _check_alike(schema, first, applied, file.url, files[0].url)
             if paths != paths_in_first:
                 raise SourceError(f"{file.url}: its structs differ from those of {files[0].url}; write both alike")
@@ -237,7 +232,9 @@ class TableSource(RecordSource):
                 raise SourceError(f"{part.path}: {error}") from error
 
 
-def _flat(schema: pa.Schema, wanted: Callable[[str], bool]) -> tuple[pa.Schema, tuple[str, ...], dict[str, Path]]:
+def _flatten_schema(
+    schema: pa.Schema, wanted: Callable[[str], bool]
+) -> tuple[pa.Schema, tuple[str, ...], dict[str, Path]]:
     """Return a file's schema without structs, the unwanted structs, and the paths of the others' fields."""
     found = [entry for field in schema for entry in fields_of(field, wanted)]
     left_out = tuple(field.name for field, path in found if path is None)
@@ -245,7 +242,7 @@ def _flat(schema: pa.Schema, wanted: Callable[[str], bool]) -> tuple[pa.Schema, 
     return pa.schema([field for field, path in found if path]), left_out, paths
 
 
-def _declared(schema: pa.Schema, first: pa.Schema, features: Mapping[str, Feature]) -> dict[str, Feature]:
+def _applicable(schema: pa.Schema, first: pa.Schema, features: Mapping[str, Feature]) -> dict[str, Feature]:
     """Return the declared features of columns that have none of their own, or another one than in the first file."""
     found = {}
     for name, feature in features.items():
@@ -312,7 +309,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     return mark_images(schema)
 
 
-def checked(batch: pa.RecordBatch) -> pa.RecordBatch:
+def check_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Check the offsets and text of a batch, which Arrow's readers trust, and return the batch.
 
     Raises:
@@ -322,12 +319,14 @@ def checked(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def runs(rows: Sequence[int], sizes: Sequence[int], part_rows: int, part_bytes: int) -> Iterator[tuple[int, int, int]]:
+def group_blocks(
+    rows: Sequence[int], sizes: Sequence[int], part_rows: int, part_bytes: int
+) -> Iterator[tuple[int, int, int]]:
     """Group blocks of a file into parts; yield the first block, the end, and the first record's number of each part.
 
     A part ends with the block that brings it to `part_rows` or `part_bytes`.
 
-    >>> list(runs([5, 5, 5, 5, 5], [1, 1, 9, 1, 1], part_rows=10, part_bytes=8))
+    >>> list(group_blocks([5, 5, 5, 5, 5], [1, 1, 9, 1, 1], part_rows=10, part_bytes=8))
     [(0, 2, 0), (2, 3, 10), (3, 5, 15)]
     """
     starts = [0]
@@ -370,4 +369,4 @@ def open_table(path: str, kind: str, *, mapped: bool = False, read_ahead: bool =
             remedy = f"the file is damaged or not {kind}; write it again"
             if "Exceeded size limit" in str(error):
                 remedy = f"{remedy}, or its footer is larger than Arrow reads: write fewer columns, or fewer row groups"
-            raise _DamagedError(str(translate_errors(path, error, remedy))) from error
+            raise _DamagedError(str(source_error(path, error, remedy))) from error

@@ -18,8 +18,8 @@ from ..files.find import SourceFile, compression_of
 from ..files.open import open_file, size_if_seekable
 
 __all__ = [
-    "LINE_BYTES", "PART_BYTES", "Block", "Cut", "Mark", "Span", "count_lines", "cut_parts", "not_utf8", "read_blocks",
-    "read_marked", "span_of",
+    "LINE_BYTES", "PART_BYTES", "Block", "Cut", "Mark", "Span", "count_lines", "cut_parts", "not_utf8_record",
+    "read_blocks", "read_marked", "span_of",
 ]  # fmt: skip
 
 LINE_BYTES = 64 << 20  # a longer record is an error: a missing quote must not fill the memory
@@ -209,7 +209,7 @@ def cut_parts(file: SourceFile, marks: Sequence[Mark]) -> list[Part]:
     return parts
 
 
-def not_utf8(path: str, line: int, error: UnicodeDecodeError) -> BadRecord:
+def not_utf8_record(path: str, line: int, error: UnicodeDecodeError) -> BadRecord:
     """Return the bad record that starts in a line and is not UTF-8."""
     before = error.object[: error.start]
     line += count_lines(before)

@@ -14,8 +14,8 @@ import pyarrow.csv as pacsv
 from ...errors import SourceError
 from ..base import BadRecord, Reject
 from ..files.find import compression_of, plain_name
-from ..files.open import translate_errors
-from .blocks import Block, Span, count_lines, not_utf8, read_blocks
+from ..files.open import source_error
+from .blocks import Block, Span, count_lines, not_utf8_record, read_blocks
 from .csv_records import cut_records, find_records
 
 __all__ = ["MISSING", "Header", "Rows", "delimiter_of", "parse_block", "read_header", "record_lines"]
@@ -92,7 +92,7 @@ def read_header(path: str) -> Header:
     try:
         data.decode()
     except UnicodeDecodeError as error:
-        raise SourceError(str(not_utf8(path, block.line, error))) from error
+        raise SourceError(str(not_utf8_record(path, block.line, error))) from error
     columns = data.count(delimiter.encode()) + 1
     if columns > _MOST_COLUMNS:
         raise SourceError(
@@ -163,7 +163,7 @@ def parse_block(
             bad.clear()
             table = _read(data, header.names, parse, convert, threads=False, whole=True)
     except pa.ArrowInvalid as error:
-        raise translate_errors(path, error, "the file changed while it was read; build again") from error
+        raise source_error(path, error, "the file changed while it was read; build again") from error
     clean = lines is None and not bad
     if bad:
         lines = record_lines(block, header.delimiter) if lines is None else lines
@@ -211,7 +211,7 @@ def _utf8(path: str, block: Block, delimiter: str, reject: Reject) -> tuple[byte
             block.data[start:stop].decode()
             kept.append(number)
         except UnicodeDecodeError as error:
-            reject(not_utf8(path, int(lines[number]), error))
+            reject(not_utf8_record(path, int(lines[number]), error))
     return b"".join(block.data[found.starts[k] : found.stops[k]] + b"\n" for k in kept), lines[kept]
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.json as pajson
 
 from ..base import BadRecord, Reject
-from .blocks import Block, not_utf8
+from .blocks import Block, not_utf8_record
 
 __all__ = ["Lines", "Number", "Tree", "decode_document", "decode_lines", "make_decoder", "parse_fast", "split_lines"]
 
@@ -188,7 +188,7 @@ def decode_lines(
             if not isinstance(value, dict):
                 raise ValueError("it is no object in braces")
         except UnicodeDecodeError as error:
-            reject(not_utf8(path, number, error))
+            reject(not_utf8_record(path, number, error))
         except RecursionError:
             reject(_bad(path, number, "it is nested too deeply"))
         except json.JSONDecodeError as error:

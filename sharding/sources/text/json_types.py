@@ -135,7 +135,7 @@ class InferredColumns:
         if keys not in self._paths or len(self._paths) > _MOST_COLUMNS:
             raise UnfitError(
                 f"the key {keys[-1][:50]!r} is one of more than {_MOST_COLUMNS:,} different keys; move what differs "
-                f"from record to record from keys to values{_or_leave_out(keys[:-1])}"
+                f"from record to record from keys to values{_leave_out_hint(keys[:-1])}"
             )
         if len(keys) > MOST_LEVELS:
             raise _unfit(keys[:3], f"objects within objects, more than {MOST_LEVELS}")
@@ -204,7 +204,7 @@ class InferredColumns:
                 if name in order:
                     raise UnfitError(
                         f"{url}: the keys {list(order[name])} and {list(keys)} both make column {name!r}; "
-                        f"rename one{_or_leave_out(keys)}"
+                        f"rename one{_leave_out_hint(keys)}"
                     )
                 order[name] = keys
                 found[name] = self._column(url, name, keys)
@@ -243,7 +243,7 @@ class InferredColumns:
             if len(sizes) > 1:
                 raise UnfitError(
                     f"{url}: column {name!r} holds lists of lists that differ in length, which no feature can hold; "
-                    f"flatten or pad them{_or_leave_out(keys)}"
+                    f"flatten or pad them{_leave_out_hint(keys)}"
                 )
             shape = (None,)
         return Column(path=keys, feature=Feature(name=name, dtype=values.dtype, shape=shape))
@@ -251,11 +251,11 @@ class InferredColumns:
 
 def _unfit(keys: tuple[str, ...], reason: str) -> UnfitError:
     return UnfitError(
-        f"{'.'.join(keys)!r} is {reason}, which no column can hold; make the records alike{_or_leave_out(keys)}"
+        f"{'.'.join(keys)!r} is {reason}, which no column can hold; make the records alike{_leave_out_hint(keys)}"
     )
 
 
-def _or_leave_out(keys: tuple[str, ...]) -> str:
+def _leave_out_hint(keys: tuple[str, ...]) -> str:
     return f", or leave {'.'.join(keys)!r} out by the first --drop-columns or --select" if keys else ""
 
 

@@ -66,14 +66,7 @@ class TextSource(RecordSource):
         reject: Reject = fail_on_bad,
         wanted: Callable[[str], bool] = lambda _: True,
     ) -> Self:
-        """Read all files once to infer the types of their columns.
-
-        Args:
-            url: URL of a file or folder, or a glob.
-            label: column of the classes, or None.
-            features: declared types, by column name (``a.b`` within a JSON object).
-            reject: called with each unreadable record; `labels` and `drafts` meet these records again.
-            wanted: whether the build needs a column of this name; others may hold values that no feature can.
+        """Read all files once to infer the types of their columns; see `open_source`.
 
         Raises:
             SourceError: there is no file, a file is damaged, or no columns hold the records.
