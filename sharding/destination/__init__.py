@@ -1,3 +1,3 @@
-"""What a build leaves at its destination on the way: draft, journal, spill, leftovers."""
+"""What a build writes at its destination besides the dataset: draft, journal, spill files, leftovers."""
 
 __all__: list[str] = []

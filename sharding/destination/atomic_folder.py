@@ -1,6 +1,6 @@
-"""A folder of files that appears at once: written elsewhere and renamed, where the store can rename a folder.
+"""A folder of files that appears as a whole: written elsewhere, then renamed where the store can rename folders.
 
-One process at a time writes it, by a lease (`lease.py`). What one that was killed leaves is removed by the next, or by
+A lease (`storage/lease.py`) admits one writer at a time. What a killed process leaves is removed by the next one, or by
 `clean`.
 """
 
@@ -29,20 +29,20 @@ from .leftovers import abort_uploads, remove_empty_folders, remove_files
 __all__ = ["open_atomic_folder", "remove_killed_export"]
 
 _ABOUT = {"task": "export"}
-_FILES = "files"  # in the folder beside the target: what is renamed
+_FILES = "files"  # the folder that is renamed, in the one beside the target
 _WRITTEN = re.compile(r"[^/]+-\d{5,}-of-\d{5,}\.(tar|parquet)|README\.md")  # see `export`
 
 
 @contextmanager
 def open_atomic_folder(target: Storage) -> Iterator[Storage]:
-    """A place to write the files of a folder in. If the body fails, nothing of it is left.
+    """Yield a place to write a folder's files in; if the body fails, nothing of them remains.
 
-    On local disks and HDFS the folder is renamed when the body has ended. An object store has no folders to rename:
-    there the files are written in place, beside the lease, which is removed last. A process that is killed leaves a
-    hidden folder beside the target, or the lease and what lies beside it.
+    On local disks and HDFS the folder is renamed after the body. Object stores cannot rename folders: there the files
+    are written in place, beside the lease file, which is removed last. A killed process leaves a hidden folder beside
+    the target, or the lease file and what lies beside it.
 
     Args:
-        target: the folder; there is none yet, or it is empty.
+        target: folder that is missing or empty.
 
     Raises:
         DestinationError: something is in the way, or another process writes there.
@@ -56,7 +56,7 @@ def open_atomic_folder(target: Storage) -> Iterator[Storage]:
     absent = room.absent_folders() or (() if room == target else (room.filesystem()[1],))
     with hold_lease(room, _ABOUT) as lease:
         try:
-            _check_empty(target, lease.previous)  # anew: it may have been filled before it was held
+            _check_empty(target, lease.previous)  # again: it may have been filled before the lease was taken
             remove_files(room, _left_in(room))
             abort_uploads(room, _is_written)
             storage = room if room == target else room.folder(_FILES)
@@ -66,7 +66,7 @@ def open_atomic_folder(target: Storage) -> Iterator[Storage]:
                 if storage != room:
                     _rename(storage, target)
             except BaseException:
-                with suppress(RingfeedError):  # the store is gone; the error that brought us here says so
+                with suppress(RingfeedError):  # the store is gone, as the original error says
                     lease.check()
                     remove_files(room, _left_in(room))
                 raise
@@ -78,14 +78,14 @@ def open_atomic_folder(target: Storage) -> Iterator[Storage]:
 
 
 def remove_killed_export(target: Storage, *, dry_run: bool = False) -> list[str]:
-    """Remove what those left who were killed while they wrote a folder.
+    """Remove what killed exports to a folder left.
 
     Args:
         target: the folder.
-        dry_run: only say what would be removed.
+        dry_run: remove nothing.
 
     Returns:
-        The URLs.
+        The URLs of the removed files and uploads.
 
     Raises:
         DestinationError: another process writes there.
@@ -102,7 +102,7 @@ def remove_killed_export(target: Storage, *, dry_run: bool = False) -> list[str]
     uploads = abort_uploads(room, _is_written, dry_run=True) if left else []
     if left and not dry_run:
         with hold_lease(room, _ABOUT) as lease:
-            if room != target or _is_export(lease.previous):  # else it was finished meanwhile
+            if room != target or _is_export(lease.previous):  # else the export has finished meanwhile
                 remove_files(room, [name for name in left if name != LEASE_NAME])
                 abort_uploads(room, _is_written)
             if refused := lease.release(keep=False):
@@ -113,7 +113,7 @@ def remove_killed_export(target: Storage, *, dry_run: bool = False) -> list[str]
 
 
 def _resolved(target: Storage) -> Storage:
-    """The folder that a link leads to: a rename takes the place of an empty folder, but not of a link to one."""
+    """Resolve a link: a rename can replace an empty folder, but not a link to one."""
     path = target.local_path
     return target if path is None or not path.is_dir() else replace(target, url=os.path.realpath(path))
 
@@ -121,13 +121,12 @@ def _resolved(target: Storage) -> Storage:
 def _check_no_mount(target: Storage) -> None:
     if target.local_path is not None and os.path.ismount(target.local_path):
         raise DestinationError(
-            f"a disk is mounted at {target.locate()}, and a folder that appears at once cannot take its place; "
-            "choose a folder within it"
+            f"a disk is mounted at {target.locate()}, which a rename cannot replace; choose a folder within it"
         )
 
 
 def _room(target: Storage) -> Storage:
-    """The folder of the lease, and of the files until they appear: beside the target, or itself in an object store."""
+    """The folder of the lease and the unfinished files: beside the target, or the target itself in an object store."""
     if target.is_object_store:
         return target
     parent, _, name = target.locate().rpartition("/")
@@ -144,7 +143,7 @@ def _is_written(name: str) -> bool:
 
 
 def _check_empty(target: Storage, holder: Holder | None) -> None:
-    """Refuse a folder that holds anything but what a killed one, the holder, left in it."""
+    """Refuse a folder that holds anything but the files of a killed export, the former holder of the lease."""
     killed = _is_export(holder)
     others = [name for name in target.list() if not (killed and _is_written(name))]
     if foreign := next((name for name in others if not (target.is_object_store and is_lease_file(name))), None):
@@ -158,10 +157,10 @@ def _is_export(holder: Holder | None) -> bool:
 def _rename(draft: Storage, target: Storage) -> None:
     draft.sync()
     if target.list():
-        raise DestinationError(f"{target.locate()} was filled by another in the meantime")
+        raise DestinationError(f"{target.locate()} was filled by another process in the meantime")
     with target.errors("write", ""):
         if target.local_path is not None and draft.local_path is not None:
-            os.rename(draft.local_path, target.local_path)  # takes the place of an empty folder, of no other
+            os.rename(draft.local_path, target.local_path)  # replaces an empty folder only
         else:
             fs, path = target.filesystem()
             if fs.exists(path):

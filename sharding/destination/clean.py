@@ -1,4 +1,4 @@
-"""Remove what killed builds, appends, repairs and exports left; whatever a dataset is made of stays."""
+"""Removes what killed builds, appends, repairs and exports left, and nothing that belongs to a dataset."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ __all__ = ["clean"]
 
 
 def clean(destination: StorageLike, *, spill: str | os.PathLike[str] | None = None, dry_run: bool = False) -> list[str]:
-    """Remove what killed builds and exports left at a destination, or spilled for it; no part of a dataset.
+    """Remove what killed builds and exports left at a destination, and their spill files; datasets stay whole.
 
     Args:
-        destination: with a dataset, or without.
-        spill: where they were told to spill to; None: where the mark that the last one left says.
-        dry_run: only say what would be removed.
+        destination: folder with or without a dataset.
+        spill: their spill folder; None for the one that the last lease file names.
+        dry_run: remove nothing.
 
     Returns:
-        The URLs.
+        The URLs of the removed files and uploads.
 
     Raises:
-        DestinationError: another writes there, or the dataset there has lost its `dataset.json`.
-        CorruptionError: the dataset there is damaged; what belongs to it is not known.
+        DestinationError: another process writes there, or the dataset there has lost its `dataset.json`.
+        CorruptionError: the dataset there is damaged, so that its files cannot be told from leftovers.
     """
     destination, spill = as_storage(destination), None if spill is None else validate_url(spill, "spill")
     exported = remove_killed_export(destination, dry_run=dry_run)
@@ -70,11 +70,11 @@ def clean(destination: StorageLike, *, spill: str | os.PathLike[str] | None = No
         uploads = abort_uploads(destination, dry_run=True) if _was_built_in(files) else []
         return _named(exported, destination, debris, uploads + spilled)
     with _held(destination, {**spill_lease_entry(spill), **_after(holder)}) as (marked, own):
-        files = destination.list()  # anew: what was debris may be part of a dataset by now
+        files = destination.list()  # again: leftovers may have become part of a dataset
         names = [name for name in files if marked or name != LEASE_NAME]
         debris, begun = _debris(destination, names)
         uploads = abort_uploads(own) if _was_built_in(names) else []
-        spilled = _spilled(roots, dry_run=False)  # before the mark, which leads to it
+        spilled = _spilled(roots, dry_run=False)  # before the lease file, which names the spill folder
         remove_files(own, [name for name in debris if name != LEASE_NAME])
     folders = [JOURNAL_FOLDER, STAGING, *parent_folders(debris), *begun]
     remove_empty_folders(destination, [*folders, *([] if set(files) - {*debris, LEASE_NAME} else [""])])
@@ -82,11 +82,11 @@ def clean(destination: StorageLike, *, spill: str | os.PathLike[str] | None = No
 
 
 def _named(exported: Iterable[str], destination: Storage, debris: Iterable[str], others: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys([*exported, *map(destination.locate, debris), *others]))  # each once
+    return list(dict.fromkeys([*exported, *map(destination.locate, debris), *others]))  # without duplicates
 
 
 def _spilled(roots: Iterable[Storage], *, dry_run: bool) -> list[str]:
-    """The URLs of what was spilled; removes it."""
+    """Remove spill files and uploads, and return their URLs."""
     spilled = []
     for root in roots:
         spilled += [root.locate(name) for name in spilled_files(root)] + spilled_uploads(root)
@@ -96,21 +96,19 @@ def _spilled(roots: Iterable[Storage], *, dry_run: bool) -> list[str]:
 
 
 def _after(holder: Holder | None) -> dict[str, str]:
-    """For the mark of a clean: whose work it removes, for what is left of a build is no damaged dataset."""
+    """The task that a clean removes the leftovers of, for its lease file: those of a build are no damaged dataset."""
     return {} if holder is None else {"after": holder.unfinished_task}
 
 
 @contextmanager
 def _held(destination: Storage, about: Mapping[str, str]) -> Iterator[tuple[bool, Storage]]:
-    """Keep others from writing there until the body ends; tells whether one before had left its mark.
+    """Hold the lease for the body; yield whether an earlier process left a lease file, and a storage fenced by the lease.
 
-    And gives the storage to remove by, which does so no longer than that is so.
-
-    Where there is no room for a mark, no other can begin to write either.
+    On a full disk the lease file cannot be written, but then nobody else can start to write either.
 
     Raises:
-        DestinationError: another writes there.
-        StorageError: the store does not let the mark be removed.
+        DestinationError: another process writes there.
+        StorageError: the lease file cannot be removed.
     """
     with ExitStack() as stack:
         try:
@@ -136,10 +134,7 @@ def _check_nobody_writes(destination: Storage) -> None:
 
 
 def _debris(destination: Storage, files: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The files there that builds and the like left, and that no dataset is made of; and the folder of an append.
-
-    That may be there although no file is in it yet.
-    """
+    """The files that builds left and no dataset uses, and the folder of the next append, which may be empty."""
     check_undamaged(destination, files)
     known: set[str] = set()
     manifest = None
@@ -152,7 +147,7 @@ def _debris(destination: Storage, files: Sequence[str]) -> tuple[list[str], list
 
 
 def _of_other_generations(manifest: Manifest | None, files: Iterable[str]) -> Iterator[str]:
-    """What an append that did not end has written, and tables that only those need who opened them before an append."""
+    """Files of an unfinished append, and old tables, which only readers that opened them before an append need."""
     last = len(manifest.all_generations) - 1 if manifest is not None else 0
     for name in files:
         if manifest is None or not GENERATION_FILES.fullmatch(name) or not is_build_file(name):
@@ -164,6 +159,6 @@ def _of_other_generations(manifest: Manifest | None, files: Iterable[str]) -> It
 
 
 def _was_built_in(files: Iterable[str]) -> bool:
-    """Whether a build or an append left its mark: else files with names like ours are another program's."""
+    """Whether a build or an append worked here; otherwise files with such names are another program's."""
     marks = (LEASE_NAME, f"{JOURNAL_FOLDER}/", f"{STAGING}/", TAKEOVER_PREFIX)
     return any(name.startswith(marks) or is_lease_draft(name) for name in files)

@@ -1,4 +1,4 @@
-"""The folder a dataset is built in: held by one builder, gone on with or cleared, committed last and at once."""
+"""The folder that a dataset is built in: one writer at a time, resumed or cleared, and committed by its last write."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ Purpose = Literal["new", "replace", "append"]
 
 
 class DatasetDraft:
-    """A dataset, or a generation of one, that is being built.
+    """A dataset, or a generation of one, under construction.
 
     Attributes:
-        destination: where it will be.
-        storage: where its shards are written: the same, or a folder within if another dataset is to be replaced.
-        lease: held on the destination.
+        destination: folder of the dataset.
+        storage: folder of its shards until the commit: the destination, or one within if a dataset is replaced.
+        lease: lease on the destination.
         base: the dataset that is appended to, as it was when the lease was taken; None in a build.
-        finished: shards that an earlier build or this one has written.
-        total: shards in all; 0 until that is known.
+        finished: number of shards that this build or an earlier one has written.
+        total: number of shards; 0 until it is known.
     """
 
     def __init__(self, destination: Storage, storage: Storage, lease: Lease) -> None:
@@ -58,12 +58,12 @@ class DatasetDraft:
         self.total = 0
         self._begun = False
         self._committing = False
-        self._own = fence_storage(storage, lease)  # both, for what changes them
+        self._own = fence_storage(storage, lease)
         self._there = fence_storage(destination, lease)
 
     @property
     def resume_hint(self) -> str:
-        """What to tell who is left with unfinished work."""
+        """How to resume or remove the unfinished work, for error messages."""
         done = ("shard", "is/are")
         finished = some_of(self.finished, self.total, *done) if self.total else counted(self.finished, *done)
         return (
@@ -73,19 +73,19 @@ class DatasetDraft:
 
     @staticmethod
     def may_resume(error: BaseException) -> bool:
-        """Whether the same build, started again, may succeed with no change to its source or options."""
+        """Whether the same build may succeed when it is started again with the same source and options."""
         if isinstance(error, RingfeedError):
             return error.may_pass
         return isinstance(error, (KeyboardInterrupt, SystemExit, OSError))
 
     def keeps_work(self, error: BaseException) -> bool:
-        """Whether there is finished work, of this build or of one before it, to be gone on with after an error."""
+        """Whether this build or an earlier one leaves finished work to resume after an error."""
         if self._begun:
             return self.finished > 0 and self.may_resume(error)
         return self.lease.previous is not None and (self.base is not None or self._holds_work())
 
     def _holds_work(self) -> bool:
-        """Whether builds before this one left finished shards, and no dataset; so too if the store does not tell."""
+        """Whether earlier builds left finished shards and no dataset; assumed where the store cannot be listed."""
         try:
             names = self.storage.list()
         except RingfeedError:
@@ -93,10 +93,10 @@ class DatasetDraft:
         return MANIFEST_NAME not in names and any(name.startswith(f"{JOURNAL_FOLDER}/") for name in names)
 
     def find_committed(self, fingerprint: str) -> Manifest | None:
-        """The dataset, if a build of the same plan was killed between its commit and its end.
+        """Return the manifest if a build of the same plan was killed after its commit.
 
         Raises:
-            DestinationError: another dataset is there, and is not to be replaced.
+            DestinationError: another dataset is there and must not be replaced.
         """
         replacing, previous = self.storage != self.destination, self.lease.previous
         if (replacing and previous is None) or not self.destination.exists(MANIFEST_NAME):
@@ -104,18 +104,18 @@ class DatasetDraft:
         manifest = open_dataset(self.destination).manifest
         if previous is not None and previous.task == "build" and manifest.plan == fingerprint:
             return manifest
-        if not replacing:  # it may have come after the folder was looked at, and before it was held
+        if not replacing:  # it was committed between the check of the folder and the lease
             raise DestinationError(_taken(self.destination))
         return None
 
     def resume(self, fingerprint: str) -> dict[int, ShardResult]:
-        """What an earlier build of the same plan finished.
+        """Find the shards that an earlier build of the same plan finished.
 
         Args:
-            fingerprint: of the plan.
+            fingerprint: fingerprint of the plan.
 
         Returns:
-            Results by the number of the shard.
+            Results by shard number.
         """
         self._fingerprint = fingerprint
         finished = read_journal(self.storage, fingerprint, self.storage.sizes())
@@ -123,7 +123,7 @@ class DatasetDraft:
         return finished
 
     def begin(self, finished: Mapping[int, ShardResult]) -> None:
-        """Remove all that earlier builds left, but for what `resume` has found; now nothing but writing can fail."""
+        """Record the plan and remove what earlier builds left, except for the shards that `resume` found."""
         self.lease.record_plan(self._fingerprint)
         self._begun = True
         names = self.storage.list()
@@ -134,52 +134,52 @@ class DatasetDraft:
 
     @contextmanager
     def checking_lease(self) -> Iterator[None]:
-        """Of what fails for the destination is gone, or another has it and has removed what was spilled, say so.
+        """Blame the lost lease, where the body fails because another process took over and removed the spill files.
 
         Raises:
-            DestinationError: it is, or it was taken over.
+            DestinationError: the destination was removed or taken over.
         """
         try:
             yield
         except StorageError:
-            with suppress(StorageError):  # the store is away, as the error says
+            with suppress(StorageError):  # the store is away, as the original error says
                 self.lease.check_once()
             raise
 
     def recount(self) -> None:
-        """Count the shards again that are finished: tasks may have noted some while an error was on its way.
+        """Count the finished shards again: tasks may have recorded some after the error occurred.
 
-        Of a build that has not begun to write, those of the one before it, unless that is known to be another.
+        A build that has not begun to write counts those of the build before it, unless that had another plan.
         """
         plan = self._fingerprint
         if not self._begun:
             before = "" if self.lease.previous is None else self.lease.previous.plan
             plan = before if plan in ("", before) and self._holds_work() else ""
         if plan:
-            with suppress(RingfeedError):  # the store is gone, and what was reported must do
+            with suppress(RingfeedError):  # the store is gone: keep the last count
                 self.finished = max(self.finished, count_recorded(self.storage, plan))
 
     def write_all(self, files: Mapping[str, bytes]) -> None:
-        """Write files that lie beside the shards."""
+        """Write files beside the shards."""
         self._own.write_all(files)
 
     def commit(self, manifest: Manifest, shards: bytes) -> None:
-        """Make a dataset of it, at once: nothing before the last write opens as one.
+        """Commit the dataset: it can be opened once the last write, of the manifest, is done.
 
-        A dataset that is replaced is removed first; between that and the last write none is there. One that is
-        appended to is there all the time: a reader sees it as it was, or as it is to be.
+        A replaced dataset is removed first, so that for a moment there is none. An appended dataset is always there:
+        readers see it before or after the append.
 
         Raises:
             DestinationError: another build was faster.
         """
-        self.lease.check()  # before the table, too: that of who took over may be there
+        self.lease.check()  # before the table, too: a process that took over may have written its own
         self._own.write(manifest.shards_path, shards)
         self.lease.check()
         if self.base is not None:
-            self._take_in(self.base, manifest)
+            self._replace_manifest(self.base, manifest)
             return
         if self.storage != self.destination:
-            self._replace()
+            self._replace_dataset()
         self.destination.sync()
         try:
             self._committing = True
@@ -190,16 +190,15 @@ class DatasetDraft:
             raise DestinationError(f"{where} was filled by another build in the meantime") from error
         self.destination.sync()
 
-    def _take_in(self, base: Dataset, manifest: Manifest) -> None:
-        """Put a manifest in the place of that of the dataset which is appended to."""
+    def _replace_manifest(self, base: Dataset, manifest: Manifest) -> None:
+        """Replace the manifest of the dataset that is appended to."""
         self.destination.folder(folder_of(self._generation)).sync()
         self.destination.sync()
         once = replace(self.destination, retries=RetryPolicy(attempts=1))
 
         def attempt() -> None:
             self.lease.check()
-            there = self._manifest_there()
-            if there not in (base.manifest, manifest):  # the new one, where a reply was lost
+            if self._current_manifest() not in (base.manifest, manifest):  # it is the new one after a lost reply
                 where = self.destination.locate()
                 raise DestinationError(f"{where} was changed by another program in the meantime; append again")
             self._committing = True
@@ -208,7 +207,7 @@ class DatasetDraft:
         self.destination.run("write", MANIFEST_NAME, attempt)
         self.destination.sync()
 
-    def _manifest_there(self) -> Manifest:
+    def _current_manifest(self) -> Manifest:
         return Manifest.decode(self.destination.read(MANIFEST_NAME), self.destination.locate(MANIFEST_NAME))
 
     @property
@@ -216,21 +215,21 @@ class DatasetDraft:
         return 0 if self.base is None else len(self.base.manifest.all_generations)
 
     def _remove_own(self, names: Iterable[str]) -> None:
-        """Remove those of the files that this build may have written, or one before it that did not end."""
+        """Remove those of the files that this build, or an unfinished one before it, may have written."""
         own = list(names)
         if self.base is not None:
             table = table_name(self._generation)
             begins = (folder_of(self._generation), f"{JOURNAL_FOLDER}/", ".")
             own = [name for name in own if is_build_file(name) and (name == table or name.startswith(begins))]
-            remove_files(self._own, [name for name in own if name == table])  # before the shards that it tells of
+            remove_files(self._own, [name for name in own if name == table])  # before the shards that it lists
         remove_files(self._own, own)
 
-    def _replace(self) -> None:
+    def _replace_dataset(self) -> None:
         self.lease.check()
         names = self.destination.list()
         old = [n for n in names if GENERATION_FILES.fullmatch(n) and is_build_file(n)]
-        old += [name for name in names if name.startswith(f"{JOURNAL_FOLDER}/")]  # of an append that did not end
-        with suppress(RingfeedError):  # it was damaged: that may be why it is being replaced
+        old += [name for name in names if name.startswith(f"{JOURNAL_FOLDER}/")]  # of an unfinished append
+        with suppress(RingfeedError):  # it may be damaged, and replaced for that reason
             old = [*{*old, *dataset_files(open_dataset(self.destination))}]
         self._there.remove(MANIFEST_NAME)
         remove_files(self._there, old)
@@ -240,37 +239,37 @@ class DatasetDraft:
                 self._there.move(f"{STAGING}/{name}", name)
 
     def tidy(self) -> None:
-        """Remove what only the build needed, and what an append has made untrue."""
+        """Remove what only the build needed, and files that an append has made obsolete."""
         debris: tuple[str, ...] = (f"{JOURNAL_FOLDER}/",)
         if self.base is not None:
-            remove_files(self._there, self._untrue(self.base.manifest))
-        else:  # it may have gone on with one that was killed over its renames or later, and that replaced or did not
+            remove_files(self._there, self._obsolete(self.base.manifest))
+        else:  # the resumed build may have been killed while it moved files out of there
             debris += (f"{STAGING}/",)
         names = self.destination.list()
         remove_files(self._there, [name for name in names if name.startswith(debris) or is_build_draft(name)])
         remove_empty_folders(self._there, [JOURNAL_FOLDER, STAGING])
         abort_uploads(self._there)
 
-    def _untrue(self, base: Manifest) -> Iterator[str]:
-        """The files that told other programs of the dataset as it was before the append."""
-        now = self._manifest_there()
-        old = tfds_paths(now) if now == base else base.files  # the same: one that was killed had committed it
+    def _obsolete(self, base: Manifest) -> Iterator[str]:
+        """Files that describe the dataset before the append to other programs."""
+        now = self._current_manifest()
+        old = tfds_paths(now) if now == base else base.files  # equal after a kill that followed the commit
         yield from (name for name in old if name not in now.files)
 
     def discard(self) -> None:
-        """Remove what was written; a dataset that was to be replaced stays, if it is still whole."""
+        """Remove what was written; a dataset that was to be replaced stays if it is still whole."""
         self.lease.check()
         abort_uploads(self._there)
         names = self.destination.list()
         if self.base is not None:
-            if self._committing and self._manifest_there() != self.base.manifest:
-                return  # its write failed, but was done all the same
-            if self._begun:  # else what lies there is of another append, which may be gone on with
+            if self._committing and self._current_manifest() != self.base.manifest:
+                return  # its write succeeded, although it reported a failure
+            if self._begun:  # else what lies there is of another append, which may be resumed
                 self._remove_own(names)
             remove_empty_folders(self._there, [JOURNAL_FOLDER, folder_of(self._generation)])
             return
         if self._committing:
-            self._there.remove(MANIFEST_NAME)  # its write failed, but it may have been done all the same
+            self._there.remove(MANIFEST_NAME)  # its write may have succeeded, although it reported a failure
             names = [name for name in names if name != MANIFEST_NAME]
         if MANIFEST_NAME in names:
             names = [name for name in names if name.startswith(f"{STAGING}/")]
@@ -280,16 +279,16 @@ class DatasetDraft:
 
 @contextmanager
 def draft_dataset(destination: Storage, purpose: Purpose, about: Mapping[str, str]) -> Iterator[DatasetDraft]:
-    """A place to build a dataset in, or a generation of one.
+    """Hold a folder to build a dataset in, or a generation of one.
 
-    If the body fails for a reason that may pass (an interrupt, a store that refuses), finished shards are kept, for
-    the same build to go on with; if it fails for another, or none is finished, nothing of it is left.
+    If the body fails for a transient reason (an interrupt, a store that refuses), finished shards are kept, and the
+    same build resumes with them. If it fails for another reason, or no shard is finished, nothing remains.
 
     Args:
-        destination: where the dataset is to be.
-        purpose: ``replace`` one that is there, or ``append`` to it. It stays as it was if the body fails before
-            `DatasetDraft.commit`.
-        about: kept in the folder while it is being built, for whoever finds it.
+        destination: folder of the dataset.
+        purpose: ``new``, ``replace`` the dataset that is there, or ``append`` to it. That dataset stays unchanged if
+            the body fails before `DatasetDraft.commit`.
+        about: description of the build, for the lease file.
 
     Raises:
         DestinationError: something is in the way, or another build is at work there.
@@ -305,11 +304,11 @@ def draft_dataset(destination: Storage, purpose: Purpose, about: Mapping[str, st
             if purpose == "append":
                 draft.base = open_dataset(destination)
             yield draft
-            with suppress(RingfeedError):  # it is committed: what is left behind does no harm, an error would mislead
+            with suppress(RingfeedError):  # it is committed: leftovers do no harm, and an error would mislead
                 draft.tidy()
         except BaseException as error:
             keep = draft.keeps_work(error)
-            with suppress(RingfeedError):  # the store is gone; the error that brought us here says so
+            with suppress(RingfeedError):  # the store is gone, as the original error says
                 if not keep:
                     draft.discard()
                 lease.release(keep=keep)
@@ -319,10 +318,10 @@ def draft_dataset(destination: Storage, purpose: Purpose, about: Mapping[str, st
 
 
 def _check(destination: Storage, purpose: Purpose) -> bool:
-    """Whether there is a dataset to replace.
+    """Check the destination, and return whether there is a dataset to replace.
 
     Raises:
-        DestinationError: says what is in the way.
+        DestinationError: something is in the way.
         DatasetError: there is no dataset to append to.
     """
     if purpose == "append":
@@ -346,7 +345,7 @@ def _check(destination: Storage, purpose: Purpose) -> bool:
 
 
 def check_undamaged(destination: Storage, files: Sequence[str]) -> None:
-    """Refuse a folder without `dataset.json` that holds a dataset all the same: it can be made again from the table.
+    """Refuse a folder that holds a dataset without its `dataset.json`, which can be rebuilt from the shard table.
 
     Raises:
         DestinationError: it does.
@@ -369,13 +368,13 @@ def _taken(destination: Storage) -> str:
 
 
 def check_disjoint(source: str, destination: str) -> None:
-    """Refuse a destination that is its own source, lies in it, or holds it.
+    """Refuse a destination that is its own source, lies in it, or contains it.
 
     Raises:
-        DestinationError: says which.
+        DestinationError: it is one of these.
     """
     folder = source
-    while any(letter in folder for letter in "*?["):  # of a glob, the part that is no pattern
+    while any(letter in folder for letter in "*?["):  # the fixed part of a glob
         folder = folder.rpartition("/")[0]
     a, b = (normpath(Storage(url).locate()) for url in (folder, destination))
     if a == b and folder == source:
@@ -387,10 +386,10 @@ def check_disjoint(source: str, destination: str) -> None:
 
 
 def check_spill_outside(spill: str | None, destination: str) -> None:
-    """Refuse to spill into the destination: a build removes all that is no shard of its own before it writes there.
+    """Refuse a spill folder inside the destination, where a build first removes all files that are not its own shards.
 
     Raises:
-        DestinationError: it would.
+        DestinationError: it lies there.
     """
     if spill is None:
         return

@@ -1,7 +1,7 @@
-"""What a build has finished, beside what it writes: so that one that was killed goes on where it stopped.
+"""The journal of a build: which shards are finished, so that a killed build can resume.
 
-An entry tells of a run of shards that lie complete at the destination. Entries are keyed by the plan's fingerprint:
-those of another plan count for nothing. They are no part of the dataset, and go when it is committed.
+An entry lists consecutive shards that are complete at the destination. Entries are keyed by the plan's fingerprint;
+those of other plans are ignored. The journal is removed when the dataset is committed.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class ShardResult:
     """A shard that was written.
 
     Attributes:
-        number: through all splits.
-        info: as in the manifest.
-        statistics: of its features, by name.
-        dali: its index for DALI, if there is one.
+        number: position among the shards of all splits.
+        info: entry of the shard table.
+        statistics: by feature name.
+        dali: index file for DALI, if any.
     """
 
     number: int
@@ -45,33 +45,36 @@ class ShardResult:
 
     @property
     def files(self) -> dict[str, FileInfo]:
-        """Those for other programs, by path."""
+        """Files for other programs, by path."""
         return {} if self.dali is None else {dali.index_name(self.info.path): self.dali}
 
     @property
     def all_files(self) -> dict[str, FileInfo]:
-        """All that were written, by path."""
+        """All files written for the shard, by path."""
         return self.info.files | self.files
 
 
 def record_shards(storage: Storage, fingerprint: str, results: Iterable[ShardResult]) -> None:
-    """Note that shards are finished; call it when their files are durable."""
+    """Write an entry for finished shards; call it once their files are durable."""
     entries = [_entry(result) for result in results]
     body = json.dumps(entries).encode()
     name = f"{JOURNAL_FOLDER}/{fingerprint}/{entries[0]['number']:06d}-{entries[-1]['number']:06d}.json"
     entry = json.dumps({"checksum": checksum(body), "shards": entries})
-    storage.write(name, entry.encode(), durable=False)  # one that is lost, or damaged, only costs time
+    storage.write(name, entry.encode(), durable=False)  # a lost or damaged entry only costs time
 
 
 def read_journal(storage: Storage, fingerprint: str, sizes: Mapping[str, int]) -> dict[int, ShardResult]:
-    """The shards of a plan that an earlier build finished, and whose files are there with the sizes noted.
+    """Return the shards of a plan that an earlier build finished and whose files have the recorded sizes.
 
-    On local disk their bytes are held against their checksums too: reading them costs little beside writing them anew.
+    On local disk checksums are compared, too: reading the files costs little compared with writing them again.
 
     Args:
-        storage: of the destination.
-        fingerprint: of the plan.
-        sizes: of all files at the destination.
+        storage: folder that holds the journal.
+        fingerprint: fingerprint of the plan.
+        sizes: bytes of all files in the folder, by path.
+
+    Returns:
+        Results by shard number.
     """
     names = [name for name in sizes if name.startswith(f"{JOURNAL_FOLDER}/{fingerprint}/")]
     with ThreadPoolExecutor(_READERS) as pool:
@@ -81,10 +84,10 @@ def read_journal(storage: Storage, fingerprint: str, sizes: Mapping[str, int]) -
 
 
 def count_recorded(storage: Storage, fingerprint: str) -> int:
-    """How many shards of a plan are noted, by the names of the entries alone."""
+    """Count the recorded shards of a plan, by the names of the entries alone."""
     entry = re.compile(rf"{JOURNAL_FOLDER}/{fingerprint}/(\d+)-(\d+)\.json")
     runs = [map(int, found.groups()) for name in storage.list() if (found := entry.fullmatch(name))]
-    return len({number for first, last in runs for number in range(first, last + 1)})  # an entry may pass over old ones
+    return len({number for first, last in runs for number in range(first, last + 1)})  # entries may overlap
 
 
 def _read(storage: Storage, name: str) -> list[ShardResult]:
@@ -94,7 +97,7 @@ def _read(storage: Storage, name: str) -> list[ShardResult]:
             return []
         return [_result(entry) for entry in value["shards"]]
     except (ValueError, KeyError, TypeError, FileNotFoundError):
-        return []  # of no use: its shards are written again
+        return []  # useless: its shards are written again
 
 
 def _entry(result: ShardResult) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The files that builds, appends and repairs may leave in a folder: which are theirs, and how they are removed."""
+"""Recognizes and removes the files that builds, appends and repairs may leave in a folder."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ _REMOVERS = 16
 
 
 def is_build_file(name: str) -> bool:
-    """Whether a path is one of those that builds and their like write, but `dataset.json`."""
+    """Whether builds, appends or repairs write files of this name, `dataset.json` excepted."""
     return is_build_draft(name) or _OURS.fullmatch(name) is not None
 
 
 def is_build_draft(name: str) -> bool:
-    """Whether a path is that of an unfinished file, in a folder of a build's here: below others may be at work."""
+    """Whether a path names an unfinished file in a folder that builds write to; other subfolders belong to others."""
     return bool(draft_target(name)) and _FOLDERS.fullmatch(name.rpartition("/")[0]) is not None
 
 
 def dataset_files(dataset: Dataset) -> list[str]:
-    """All of a dataset but `dataset.json`."""
+    """The files of a dataset, without `dataset.json`."""
     shards = (path for shard in dataset.shards for path in shard.files)
     return [dataset.manifest.shards_path, *shards, *dataset.manifest.files]
 
 
 def parent_folders(names: Iterable[str]) -> set[str]:
-    """The folders that files lie in, but the root."""
+    """The folders that files lie in, without the root."""
     return {name.rpartition("/")[0] for name in names} - {""}
 
 
 def remove_files(storage: Storage, names: Iterable[str]) -> None:
-    """Remove files, side by side where each has to be waited for."""
-    if storage.local_path is not None:  # nothing to wait for, side by side
+    """Remove files, in parallel where each removal is a request."""
+    if storage.local_path is not None:
         for name in names:
             storage.remove(name)
         return
@@ -69,22 +69,22 @@ def remove_files(storage: Storage, names: Iterable[str]) -> None:
 
 
 def remove_empty_folders(storage: Storage, folders: Iterable[str]) -> None:
-    """Remove folders that hold no file, as far as the store has folders."""
+    """Remove folders that hold no files, where the store has folders."""
     with suppress(RingfeedError):
         for folder in folders:
             storage.prune(folder)
 
 
 def abort_uploads(storage: Storage, mine: Callable[[str], bool] = is_build_file, *, dry_run: bool = False) -> list[str]:
-    """Abort what processes that were killed had begun to upload to S3, for a folder that nobody else writes to.
+    """Abort the S3 uploads of killed processes, in a folder that nobody else writes to.
 
     Args:
         storage: the folder.
-        mine: whether a path is that of a file of theirs.
-        dry_run: only say what would be removed.
+        mine: whether a path is one of their files.
+        dry_run: abort nothing.
 
     Returns:
-        The URLs of the uploads: the files themselves may be there, by others.
+        The URLs of the uploads; files of these names may exist, written by others.
     """
     found = [(path, upload) for path, upload in storage.uploads() if mine(path)]
     for path, upload in () if dry_run else found:

@@ -1,8 +1,8 @@
-"""Where the partition tasks of a build leave records for the tasks that assemble shards: one Arrow IPC file a part.
+"""Spill files: one Arrow IPC file per partition task, whose records the assembling tasks turn into shards.
 
-A folder of this machine, or of any store that all workers reach. A file appears under its name when it is whole, so a
-task may run twice, at the same time too; a note beside it says what is in it. A build that was killed and is started
-again uses what is there, if the machine has not gone down in between: local files are not synced.
+The spill folder is on this machine, or on any store that all workers reach. A file gets its name once it is whole, so
+tasks may run twice, even at the same time; a note beside it describes its contents. A resumed build uses the files of
+the killed one unless the machine has restarted since: local files are not synced.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ __all__ = [
     "spilled_uploads",
 ]  # fmt: skip
 
-_SCRATCH = "_repair"  # no folder is there of this name: it makes another key of the destination's URL
-_SIDE = re.compile(r"side-([0-9a-f]{16})-(\d+)-(\d+)-[0-9a-f]+")  # a folder of a process, of a machine since its boot
-_REMOVERS = 16  # requests side by side, where a store removes one file at a time
+_SCRATCH = "_repair"  # appended to the destination's URL for another key; there is no such folder
+_SIDE = re.compile(r"side-([0-9a-f]{16})-(\d+)-(\d+)-[0-9a-f]+")  # groups: machine since its boot, process, its start
+_REMOVERS = 16  # parallel requests, where a store removes one file at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSpill:
-    """What a partition task left behind.
+    """The result of a partition task.
 
     Attributes:
-        buckets: the bucket that each record batch of the part's file goes to, int64 [batches].
-        records: in the part.
-        int_ranges: least and greatest value, as int64, of each integer feature of fixed shape.
-        has_nulls: whether any value is missing, or may be, for it is read only when a record is completed.
-        left_out: buckets whose records are not in the file, for their shards were finished, int64 [left out].
+        buckets: bucket of each record batch in the part's file, int64 [batches].
+        records: number of records in the part.
+        int_ranges: least and greatest value, int64, of each integer feature of fixed shape.
+        has_nulls: whether a value is missing, or may be among those that are read later.
+        left_out: buckets that the file omits because their shards are finished, int64 [left out].
     """
 
     buckets: npt.NDArray[np.int64]
@@ -100,7 +100,7 @@ class Spill:
 
     @contextmanager
     def create(self, part: int) -> Iterator[IO[bytes]]:
-        """The file of a part, to be written from its start."""
+        """Open the file of a part for writing."""
         if self.storage.local_path is None:
             with self.storage.open_output(_file(part)) as sink:
                 yield sink
@@ -116,7 +116,7 @@ class Spill:
             with self._errors_of_removal(part):
                 os.replace(draft, target)
         except BaseException:
-            with suppress(OSError):  # what made the write fail is what to tell
+            with suppress(OSError):  # the original error matters
                 draft.unlink()
             raise
 
@@ -131,14 +131,14 @@ class Spill:
                 raise
 
     def finish(self, part: int, result: PartSpill) -> None:
-        """Note that the file of a part is whole."""
+        """Write the note that the file of a part is whole."""
         self.storage.write(f"{part:06d}.json", result.encode(), durable=False)
 
     def finished(self, wanted: npt.NDArray[np.bool_]) -> dict[int, PartSpill]:
-        """The parts whose files are there and hold all that is wanted of them. The notes of others are removed.
+        """Return the parts whose files hold all wanted records, and remove the notes of the others.
 
         Args:
-            wanted: whether the records of each bucket are, bool [buckets].
+            wanted: whether the records of each bucket are wanted, bool [buckets].
         """
         names = set(self.storage.list())
         parts = {}
@@ -147,15 +147,15 @@ class Spill:
             if _file(number) in names and not wanted[part.left_out].any():
                 parts[number] = part
             else:
-                self.storage.remove(note)  # of a file that is gone, or is to be written anew
+                self.storage.remove(note)  # its file is gone or incomplete, and is written again
         return parts
 
     @contextmanager
     def open(self, part: int) -> Iterator[pa.RecordBatchFileReader]:
-        """The record batches of a part; mapped where they are local.
+        """Open the record batches of a part, memory-mapped where they are local.
 
         Raises:
-            StorageError: it is gone, among others.
+            StorageError: the file was removed, or cannot be read.
         """
         with ExitStack() as stack:
             with self._errors_of_removal(part):
@@ -180,49 +180,49 @@ def _file(part: int) -> str:
 
 
 def spill_lease_entry(url: str | None) -> dict[str, str]:
-    """What a mark at the destination says of the folder to spill to, for whoever cleans up; no password is told."""
+    """The entry of a lease file that leads `clean` to the spill folder; none if its URL holds secrets."""
     return {} if url is None or public_url(url) != url else {"spill": Storage(url).locate()}
 
 
 def spill_root(url: str | None, destination: str) -> Storage:
-    """The folder that holds the spill of all plans for a destination.
+    """Return the folder of all spill files for a destination.
 
     Args:
-        url: of the folder to spill to; None is this machine's folder for temporary files.
-        destination: of the dataset.
+        url: spill folder chosen by the user; None for this machine's folder for temporary files.
+        destination: URL of the dataset.
 
     Raises:
-        DestinationError: another user has a folder of this name there.
+        DestinationError: the folder belongs to another user.
     """
     key = f"{derive_key(Storage(destination).locate()):016x}"
     if url is not None:
         return Storage(url).folder(f"ringfeed-spill-{key}")
     folder = Path(tempfile.gettempdir()) / f"ringfeed-spill-{os.getuid()}-{key}"
     if folder.exists() and folder.stat().st_uid != os.getuid():
-        raise DestinationError(f"{folder} is another user's; choose a folder to spill to with --spill")
+        raise DestinationError(f"{folder} belongs to another user; choose a spill folder with --spill")
     return Storage(str(folder))
 
 
 def scratch_root(url: str | None, destination: Storage) -> Storage:
-    """The folder that holds what a repair of a dataset makes from its source; no build spills there.
+    """Return the folder for the shards that a repair rebuilds from the source; no build spills there.
 
-    It is for the one that holds the lease of the dataset; see `planning_folder` for the others.
+    It is for the holder of the dataset's lease; `planning_folder` is for other processes.
     """
     return spill_root(url, destination.locate(_SCRATCH))
 
 
 def planning_folder(url: str | None, destination: Storage) -> AbstractContextManager[Storage]:
-    """A folder until the body ends, for what a repair makes to plan with: of its own, for it holds no lease yet."""
+    """A temporary folder of its own for a repair that is planned, and holds no lease yet."""
     return side_folder(spill_root(url, destination.locate()))
 
 
 def open_spill(root: Storage, plan: str, scratch: Storage | None = None) -> Spill:
-    """The spill folder of one plan, made anew unless a build of the same plan left it since this machine started.
+    """Open the spill folder of a plan; files of the same plan stay if this machine has not restarted since.
 
     Args:
-        root: of all plans for a destination.
-        plan: what tells it from others.
-        scratch: a folder of `open_scratch` that stays.
+        root: folder of all plans for a destination.
+        plan: key of the plan.
+        scratch: folder from `open_scratch` to keep.
     """
     name = f"{plan}-{derive_key(boot_id() if root.local_path else ''):016x}"
     _make(root)
@@ -234,16 +234,16 @@ def open_spill(root: Storage, plan: str, scratch: Storage | None = None) -> Spil
 
 
 def open_scratch(root: Storage) -> Storage:
-    """A new folder beside the spill, for what a plan is made of."""
+    """Open a new folder beside the spill files, for planning."""
     _make(root)
     return root.folder(f"scratch-{secrets.token_hex(8)}")
 
 
 @contextmanager
 def side_folder(root: Storage) -> Iterator[Storage]:
-    """A folder beside the spill for a process that holds no lease; others on its machine let it be while it lives.
+    """Yield a folder for a process without a lease, which others on its machine leave alone while it lives.
 
-    It is gone when the body ends, and the root too if it was made for it.
+    It is removed after the body, and so is the root if it was created for it.
     """
     absent = root.absent_folders()
     _make(root)
@@ -254,17 +254,17 @@ def side_folder(root: Storage) -> Iterator[Storage]:
     except BaseException as error:
         remove_spill_on_error(error, folder, absent)
         raise
-    with suppress(RingfeedError):  # what is next to be written there says that the store is gone
+    with suppress(RingfeedError):  # if the store is gone, the next write says so
         remove_spill(folder, absent)
 
 
 def spilled_files(root: Storage) -> list[str]:
-    """What lies in a folder of `spill_root`, but for side folders in use."""
+    """The files below a folder of `spill_root`, without side folders in use."""
     return [path for path in root.list() if _is_removable(path)]
 
 
 def spilled_uploads(root: Storage) -> list[str]:
-    """The URLs of what was begun to be uploaded there."""
+    """The URLs of unfinished uploads there."""
     return abort_uploads(root, _is_removable, dry_run=True)
 
 
@@ -295,11 +295,11 @@ def _make(root: Storage) -> None:
 
 
 def remove_spill(root: Storage, absent: Sequence[str] = ()) -> None:
-    """Remove all that builds spilled for a destination; side folders in use stay.
+    """Remove the spill files of all builds for a destination; side folders in use stay.
 
     Args:
-        root: of the spill.
-        absent: folders that were not there before, see `Storage.absent_folders`; they go, too, where they are empty.
+        root: folder from `spill_root`.
+        absent: folders that did not exist before the build (`Storage.absent_folders`); removed if they are empty.
     """
     if root.local_path is not None:
         folders = {folder: _is_in_use(folder.name) for folder in _listed(root.local_path)}
@@ -315,9 +315,9 @@ def remove_spill(root: Storage, absent: Sequence[str] = ()) -> None:
 
 
 def remove_spill_on_error(error: BaseException, root: Storage, absent: Sequence[str] = ()) -> None:
-    """`remove_spill` as far as it can be done where an error has ended the work, for that is what to tell.
+    """`remove_spill` after an error, whose report matters more than a failure to remove.
 
-    A store may be away, which was waited for already, and an interrupted program is to end: it gets one attempt.
+    After an error of the store or an interrupt each removal is tried once, so that the program ends soon.
     """
     if isinstance(error, StorageError) or not isinstance(error, Exception):
         root = replace(root, retries=RetryPolicy(attempts=1))
@@ -326,18 +326,18 @@ def remove_spill_on_error(error: BaseException, root: Storage, absent: Sequence[
 
 
 def remove_abandoned_spill(holder: Holder | None, destination: str, root: Storage) -> None:
-    """Remove what a build or an append spilled that ended early, if it is gone on with elsewhere.
+    """Remove the spill files of an unfinished build or append that is resumed with another spill folder.
 
     Args:
-        holder: of the destination, at that time; None if there was none.
-        destination: of the dataset.
-        root: where it is gone on with.
+        holder: former holder of the lease, or None.
+        destination: URL of the dataset.
+        root: the spill folder of the resumed build.
     """
     if holder is None or holder.task not in ("build", "append"):
         return
     url = holder.about.get("spill")
     if url is not None or holder.is_local:  # else it lies in another machine's folder for temporary files
-        with suppress(RingfeedError):  # of a store that is away: it is in nobody's way
+        with suppress(RingfeedError):  # the store is away, and the files are in nobody's way
             other = spill_root(url, destination)
             if other.locate() != root.locate():
                 remove_spill(other)
