@@ -102,7 +102,7 @@ def _after(holder: Holder | None) -> dict[str, str]:
 
 @contextmanager
 def _held(destination: Storage, about: Mapping[str, str]) -> Iterator[tuple[bool, Storage]]:
-    """Hold the lease for the body; yield whether an earlier process left a lease file, and a storage fenced by the lease.
+    """Hold the lease for the body; yield whether there was a lease file before, and a storage fenced by the lease.
 
     On a full disk the lease file cannot be written, but then nobody else can start to write either.
 

@@ -1,7 +1,6 @@
-"""Tasks on a cluster: what they have around them there, which checks that workers fit, and brings errors back whole;
-and what is alike in all executors that start them.
+"""Tasks on a cluster, whichever it is: what runs on the workers, and the base of the executors that start them.
 
-Nothing here knows Dask or Ray.
+On a worker, `run_remotely` checks that it meets the requirements of the build, and returns errors with their traceback.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ __all__ = [
     "version_mismatch_error",
 ]  # fmt: skip
 
-_COUNT_SECONDS = 2.0  # for which the number of workers is taken for known
-_SHAPES_BYTES = ("ringfeed", "pyarrow", "numpy")  # packages whose versions may show in what is written
+_COUNT_SECONDS = 2.0  # between queries of the number of workers
+_SHAPES_BYTES = ("ringfeed", "pyarrow", "numpy")  # packages whose versions may change the bytes that are written
 
 _stopped: set[str] = set()
 _running: dict[str, int] = {}
@@ -48,18 +47,18 @@ _lock = threading.Lock()
 
 
 class WorkerTraceback(Exception):
-    """Where in a task, on a worker, an error arose: as text, for `--debug`."""
+    """The traceback of an error on a worker, as text, for `--debug`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRequirements:
-    """What a worker must agree with to take part in a build.
+    """What a worker has to meet to take part in a build.
 
     Attributes:
-        build: its name, see `_name_build`.
-        versions: of the packages that shape the bytes.
-        boot: of the machine that it has to be on, see `lease.boot_id`; empty: any.
-        lease: a file that it has to see, of a destination in a folder of this machine; empty: none.
+        build: name of the build, from `_name_build`.
+        versions: required versions of the packages that shape the bytes, by name.
+        boot: `boot_id` of the machine that workers have to be on; empty for any.
+        lease: lease file that workers have to see if the destination is a local folder; empty for none.
     """
 
     build: str
@@ -69,7 +68,7 @@ class WorkerRequirements:
 
     @classmethod
     def of_this_process(cls, *, local_spill: bool, leased_destination: str | None) -> WorkerRequirements:
-        """What this process would agree with; see `engine.open_engine`."""
+        """The requirements that this process meets; see `engine.open_engine`."""
         folder = None if leased_destination is None else Storage(leased_destination).local_path
         return cls(
             build=_name_build(leased_destination),
@@ -79,10 +78,10 @@ class WorkerRequirements:
         )
 
     def check(self) -> None:
-        """Refuse a worker that would write other bytes, or where others do not find them.
+        """Check this process, which might write other bytes, or write them where no other process sees them.
 
         Raises:
-            ConfigError: this process is one.
+            ConfigError: it does not meet the requirements.
         """
         here = dict(_versions())
         for name, expected in self.versions:
@@ -102,14 +101,14 @@ class WorkerRequirements:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOutcome:
-    """What came of a task: its result, or its error and where that arose."""
+    """The result of a task, or its error and traceback."""
 
     result: Any = None
     error: Exception | None = None
     place: str = ""
 
     def settle(self, future: Future[Any]) -> None:
-        """Hand it on."""
+        """Set it on a future."""
         if self.error is None:
             future.set_result(self.result)
             return
@@ -126,41 +125,43 @@ def _host() -> str:
     return os.uname().nodename
 
 
-def run_remotely(terms: WorkerRequirements, function: Callable[..., Any], arguments: tuple[Any, ...]) -> TaskOutcome:
-    """Run a task in this process, unless its build was stopped here."""
+def run_remotely(
+    requirements: WorkerRequirements, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> TaskOutcome:
+    """Run a task in this process unless its build was stopped here."""
     with _lock:
-        if terms.build in _stopped:
+        if requirements.build in _stopped:
             return TaskOutcome(error=WorkerError("the build was stopped before this task began"))
-        _running[terms.build] = _running.get(terms.build, 0) + 1
+        _running[requirements.build] = _running.get(requirements.build, 0) + 1
     try:
-        terms.check()
+        requirements.check()
         return TaskOutcome(result=function(*arguments))
     except Exception as error:
         return TaskOutcome(error=portable_error(_placed(error)), place=f"on {_host()}:\n{traceback.format_exc()}")
     finally:
         with _lock:
-            _running[terms.build] -= 1
+            _running[requirements.build] -= 1
 
 
 def _placed(error: Exception) -> Exception:
-    """The error; if something is not installed, it says that it is this worker which lacks it."""
+    """The error; it names this worker if a package is missing here."""
     if isinstance(error, RingfeedError) and any(isinstance(link, ImportError) for link in cause_chain(error)):
         return type(error)(f"on a worker ({_host()}): {error}")
     return error
 
 
 def _name_build(destination: str | None) -> str:
-    """A name that no other build has.
+    """Return a unique name for a build, which begins alike for all builds of one destination.
 
     Args:
-        destination: that the build holds the lease of, if it does.
+        destination: destination whose lease the build holds, if any.
     """
     place = "" if destination is None else f"{derive_key(Storage(destination).locate()):016x}"
     return f"{place}-{secrets.token_hex(8)}"
 
 
 def stop_earlier_builds(build: str) -> int:
-    """As `stop_build`, for all builds of the same destination but this one: their own processes were killed."""
+    """Stop all other builds of the same destination, which were killed; return how many of their tasks still run."""
     place = build.partition("-")[0]
     with _lock:
         others = [name for name in _running if place and name != build and name.partition("-")[0] == place]
@@ -169,67 +170,64 @@ def stop_earlier_builds(build: str) -> int:
 
 
 def stop_build(build: str) -> int:
-    """Let no task of a build begin in this process any more; returns how many run."""
+    """Keep further tasks of a build from starting in this process; return how many still run."""
     with _lock:
         _stopped.add(build)
         return _running.get(build, 0)
 
 
 def probe_task() -> None:
-    """A task that tells whether there are workers, and whether they fit."""
+    """Do nothing, as a task that shows whether there are workers that meet the requirements."""
 
 
 def missing_package_error(worker: str) -> ConfigError:
-    """What to say if a worker cannot even load the task."""
+    """The error for a worker that cannot even load the task."""
     return ConfigError(f"{worker} cannot load the tasks; install there what is installed here: pip install ringfeed")
 
 
 def version_mismatch_error(worker: str, package: str, there: str, here: str) -> ConfigError:
-    """What to say of a worker that has another version of a package."""
+    """The error for a worker that has another version of a package."""
     return ConfigError(
         f"{worker} has {package} {there}, this machine {here}: they would not write the same bytes; install the same "
         "version on both"
     )
 
 
-# --- in the process that starts them -----------------------------------------------------------------------------
-
-
 class RemoteExecutor(ClusterExecutor):
-    """Tasks on a cluster, whose results become those of futures of this process.
+    """Base of executors on a cluster: their results arrive in futures of this process.
 
     Args:
-        terms: that workers must agree with.
+        requirements: what workers have to meet.
     """
 
-    def __init__(self, terms: WorkerRequirements) -> None:
-        self._terms = terms
-        self._tasks: dict[Future[Any], Any] = {}  # held until their results are here
+    def __init__(self, requirements: WorkerRequirements) -> None:
+        self._requirements = requirements
+        self._tasks: dict[Future[Any], Any] = {}  # kept alive until their results arrive
         self._counted = (0, -_COUNT_SECONDS)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run a function on the cluster."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
-        self._tasks[future], ended = self._start((self._terms, partial(fn, **kwargs), args))
+        self._tasks[future], ended = self._start((self._requirements, partial(fn, **kwargs), args))
         ended.add_done_callback(lambda done: self._settle(done, future))
         return future
 
     @abstractmethod
     def _start(self, call: tuple[Any, ...]) -> tuple[Any, Any]:
-        """Have `run_remotely` called: the task, and a future of any kind that ends with it."""
+        """Start `run_remotely` on the cluster; return the task, and a future of any kind that ends with it."""
 
     @abstractmethod
     def _outcome(self, ended: Any) -> TaskOutcome:
-        """The result of such a future; raises what its library does."""
+        """The result of such a future; raises the errors of its library."""
 
     @abstractmethod
     def _explained(self, error: Exception) -> Exception:
-        """What to say of that: errors of our own tasks are outcomes, so it was the cluster's."""
+        """The error to report for one of the cluster's; errors of tasks arrive as outcomes."""
 
     @abstractmethod
     def _count(self) -> int | None:
-        """How many tasks the cluster runs side by side; None if it cannot be asked: the tasks will say why."""
+        """How many tasks the cluster runs in parallel; None if it does not answer, which its tasks will report."""
 
     def _settle(self, ended: Any, future: Future[Any]) -> None:
         try:
@@ -243,7 +241,7 @@ class RemoteExecutor(ClusterExecutor):
             self._tasks.pop(future, None)
 
     def _processors(self) -> int:
-        """The last that `_count` told; it is asked now and then, for clusters grow."""
+        """The last result of `_count`, refreshed now and then because clusters grow."""
         count, when = self._counted
         if time.monotonic() - when >= _COUNT_SECONDS:
             asked = self._count()

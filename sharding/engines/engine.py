@@ -1,4 +1,4 @@
-"""Where the tasks of a build run: processes of this machine, or a Dask or Ray cluster that is there already."""
+"""Chooses where the tasks of a build run: processes of this machine, or an existing Dask or Ray cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENGINES = ("local", "dask", "ray")
 
 
 def check_engine(url: str) -> None:
-    """Refuse what is no engine.
+    """Check the name of an engine.
 
     Raises:
         ConfigError: it is neither ``local`` nor the address of a cluster.
@@ -28,7 +28,7 @@ def check_engine(url: str) -> None:
         return
     try:
         known = parts.scheme in ENGINES[1:] and bool(parts.hostname) and parts.port is not None and not parts.path
-    except ValueError:  # a port that is none
+    except ValueError:  # of an invalid port
         known = False
     if not known:
         raise ConfigError(f"the engine must be local, dask://HOST:PORT, ray://HOST:PORT or ray://auto, got {url!r}")
@@ -38,21 +38,20 @@ def check_engine(url: str) -> None:
 def open_engine(
     url: str, workers: int, *, local_spill: bool = False, leased_destination: str | None = None
 ) -> Iterator[Executor]:
-    """An executor of tasks, until the body ends.
+    """Open an executor of tasks for the body.
 
     Args:
         url: ``local``; ``dask://HOST:PORT`` of a scheduler; ``ray://HOST:PORT`` of a Ray client server, or ``ray://auto``
-            for the cluster that this machine is part of. The workers of a cluster need ringfeed, and what their tasks
-            read and write: source, destination and spill folder by the same URLs, and the credentials for them in
-            their own environment.
-        workers: processes of the local engine.
+            for the cluster that this machine is part of. The workers of a cluster need ringfeed, access to source,
+            destination and spill folder by the same URLs, and the credentials for them in their own environment.
+        workers: number of processes of the local engine.
         local_spill: whether tasks leave files in this machine's folder for temporary files; then workers on other
             machines are refused.
         leased_destination: the destination whose lease the caller holds, if any. Workers that do not see it are
             refused, and tasks of an earlier build of it are waited for.
 
     Raises:
-        ConfigError: its client is not installed, or its workers cannot do the work.
+        ConfigError: the cluster's client is not installed, or its workers cannot run the tasks.
         StorageError: it cannot be reached, or has no workers.
     """
     check_engine(url)

@@ -1,4 +1,4 @@
-"""Run the pure tasks of a build, on any executor."""
+"""Runs the tasks of a build on any executor, and starts the processes of this machine for them."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ from ..storage.error_messages import PROCESS_LIMIT_REACHED
 
 __all__ = ["ClusterExecutor", "Job", "local_executor", "portable_error", "preload_workers", "run_tasks", "stream_tasks"]
 
-_SOCKET_PATH = 107  # bytes of one, at most, on Linux
-_HELD_SECONDS = 0.1  # that an interrupt waits at most, and after which a pool that has finished nothing is looked at
+_SOCKET_PATH_BYTES = 107  # the longest path of a socket on Linux
+_HELD_SECONDS = 0.1  # for which interrupts are held back at most, and between checks of a pool that finishes nothing
 
 T = TypeVar("T")
 Job = tuple[Callable[..., T], tuple[Any, ...]]
 
 
 class ClusterExecutor(Executor, ABC):
-    """`concurrent.futures` over a cluster. Its futures count as running from the start: see `cancel`."""
+    """`concurrent.futures` on a cluster. Its futures count as running from the start; `cancel` ends them."""
 
     @abstractmethod
     def max_pending(self) -> int:
-        """How many tasks to have submitted and not ended, to keep the cluster busy as it is known now."""
+        """How many tasks to submit ahead of their results, to keep the cluster busy at its current size."""
 
     @abstractmethod
     def cancel(self, futures: Collection[Future[Any]]) -> None:
-        """Give up tasks, and return when none of them runs any more, on whichever machine."""
+        """Cancel tasks, and return once none of them runs on any machine."""
 
 
 class _Processes(ProcessPoolExecutor):
-    """Processes of this machine, so many as there are `workers`."""
+    """A pool of `workers` processes of this machine."""
 
     def __init__(self, workers: int) -> None:
         context = multiprocessing.get_context(_start_method())
@@ -68,14 +68,14 @@ class _Processes(ProcessPoolExecutor):
 
     @property
     def died(self) -> bool:
-        """Whether the thread that serves the processes has ended before its time, as where it could begin no other."""
+        """Whether the thread that serves the processes has died, as it does when it cannot start another thread."""
         thread = getattr(self, "_executor_manager_thread", None)
         return isinstance(thread, threading.Thread) and not thread.is_alive()
 
 
 @contextmanager
 def local_executor(workers: int) -> Iterator[Executor]:
-    """Processes of this machine; where one is enough, two threads of this one: one encodes, the other's disk writes."""
+    """Processes of this machine; for one worker, two threads of this process: one encodes while the other writes."""
     if workers == 1:
         with ThreadPoolExecutor(2) as threads:
             yield threads
@@ -88,28 +88,28 @@ def local_executor(workers: int) -> Iterator[Executor]:
             try:
                 with _interrupts_held():
                     for _ in range(workers):
-                        pool.submit(int)  # all begin now, side by side, and not when the first tasks wait for them
-            except (EOFError, BrokenProcessPool) as error:  # of the process that they are forked from, or of the first
+                        pool.submit(int)  # start all now, in parallel, and not when the first tasks wait for them
+            except (EOFError, BrokenProcessPool) as error:  # from the fork server, or from the first worker
                 raise WorkerError(PROCESS_LIMIT_REACHED) from error
             yield pool
     finally:
-        for process in [*begun.values()]:  # of a pool that died: they would wait for tasks, and this one for them
+        for process in [*begun.values()]:  # if the pool died: they would wait for tasks, and this process for them
             process.terminate()
 
 
 def preload_workers(*places: str) -> None:
-    """Have imports begin that the first processes of `local_executor` would have to wait for.
+    """Start the imports that the first processes of `local_executor` would have to wait for.
 
     Args:
-        places: what they will read and write, by URLs.
+        places: URLs that they will read and write.
     """
-    with _interrupts_held():  # by itself, for the tracker lets interrupts through when it begins, held back or not
+    with _interrupts_held():  # separately, because starting the tracker unblocks interrupts
         resource_tracker.ensure_running()
     if _start_method() != "forkserver":
         return
-    from multiprocessing import forkserver  # which not every system has
+    from multiprocessing import forkserver  # not on every system
 
-    modules = ["ringfeed.sharding", "pandas"]  # which Arrow imports with the first array that it makes of a list
+    modules = ["ringfeed.sharding", "pandas"]  # Arrow imports pandas with the first array that it makes of a list
     if any(place.startswith("s3") for place in places):
         modules.append("s3fs")
     multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
@@ -118,21 +118,20 @@ def preload_workers(*places: str) -> None:
 
 
 def _start_method() -> str:
-    """How processes are started.
+    """How to start processes.
 
-    A fork of this process would have copies of its threads' locks, held as they may be. On Linux processes are forked
-    from one that does nothing but import what they need, once for all of them; it listens at a socket in the folder
-    for temporary files, whose path may be too long for one.
+    A fork of this process would copy the locks that its threads hold. On Linux a fork server imports what the workers
+    need once for all of them. It listens at a socket in the folder for temporary files, whose path may be too long.
     """
     socket = f"{tempfile.gettempdir()}/pymp-01234567/listener-01234567"
-    return "forkserver" if sys.platform == "linux" and len(os.fsencode(socket)) <= _SOCKET_PATH else "spawn"
+    return "forkserver" if sys.platform == "linux" and len(os.fsencode(socket)) <= _SOCKET_PATH_BYTES else "spawn"
 
 
 def _begin_worker(environment: Mapping[str, str], parents_folder: str) -> None:
-    """Give this process its parent's environment, and let it end as soon as it may.
+    """Give this process its parent's environment, and let it end fast.
 
-    That is without Python's own end, which takes long, and when its parent is gone: whoever takes over from a parent
-    that was killed must have no worker of it beside itself that goes on writing.
+    It skips Python's slow finalization, and ends when its parent dies: a process that takes over from a killed parent
+    must not find its workers still writing.
     """
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
@@ -141,7 +140,7 @@ def _begin_worker(environment: Mapping[str, str], parents_folder: str) -> None:
     atexit.register(os._exit, 0)
     try:
         threading.Thread(target=_end_with_parent, args=(parents_folder,), daemon=True).start()
-    except RuntimeError:  # no thread can be started; the parent says so
+    except RuntimeError:  # no thread can be started; the parent reports it
         os._exit(1)
 
 
@@ -149,22 +148,22 @@ def _end_with_parent(folder: str) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     multiprocessing.connection.wait([parent.sentinel])
-    shutil.rmtree(folder, ignore_errors=True)  # of its sockets, which it would have removed
+    shutil.rmtree(folder, ignore_errors=True)  # the parent's sockets
     os._exit(1)
 
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C and SIGHUP back for the body, and for ever from the processes that it starts, which inherit the mask.
+    """Defer Ctrl-C and SIGHUP until the body ends; processes that it starts inherit the mask and never get them.
 
-    They reach every process of a terminal's job; the parent alone is to answer, by cancelling the tasks. They may
-    reach any thread of the parent, too, as does SIGTERM: their handlers wait, or a process that is just being started
-    would miss what it begins with.
+    These signals reach every process of a terminal's job, but only the parent may answer, by cancelling the tasks. In
+    the parent they, and SIGTERM, may reach any thread. Their handlers have to wait, because an exception while a
+    process is started would leave it without its start-up data.
     """
     came: list[int] = []
     handlers: dict[signal.Signals, Any] = {}
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    if threading.current_thread() is threading.main_thread():  # no other may set them
+    if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
         known = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)}
         handlers = {number: handler for number, handler in known.items() if callable(handler)}
 
@@ -182,21 +181,21 @@ def _interrupts_held() -> Iterator[None]:
         try:
             restore()
         finally:
-            restore()  # all of it: the first handler that was back may have raised before the rest was
+            restore()  # again: a handler may have raised before all were restored
         if came:
             signal.raise_signal(came[0])
 
 
 def portable_error(error: Exception) -> Exception:
-    """The error if it can be sent to another process and arrives as it was; else a RuntimeError that says the same.
+    """Return the error if it survives pickling unchanged, else a RuntimeError with the same text.
 
-    One that cannot would end the pool itself: many libraries' errors are made of more than they tell `pickle`.
+    An error that cannot be unpickled would break the pool; many libraries' errors need more arguments than they pickle.
     """
     try:
         copy = pickle.loads(pickle.dumps(error))
         if type(copy) is type(error) and str(copy) == str(error):
             return error
-    except Exception:  # whatever a class makes of it
+    except Exception:  # a class may do anything here
         pass
     return RuntimeError(f"{type(error).__name__}: {error}")
 
@@ -212,7 +211,7 @@ def _run(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def _run_and_give_back(function: Callable[..., T], *arguments: Any) -> T:
-    """With the memory that Arrow keeps for a next task, which another process may get."""
+    """`_run`, and release the memory that Arrow keeps for the next task, so that other processes can use it."""
     try:
         return _run(function, *arguments)
     finally:
@@ -223,16 +222,16 @@ def _run_and_give_back(function: Callable[..., T], *arguments: Any) -> T:
 def stream_tasks(
     pool: Executor, jobs: Iterable[Job[T]], max_pending: int | Callable[[], int]
 ) -> Iterator[Iterator[tuple[int, T]]]:
-    """Run tasks, some at a time: an iterator of the number and the result of each as it ends.
+    """Run tasks, some at a time; yield an iterator of the number and result of each as it ends.
 
-    The first error, be it in the body, or an interrupt, cancels what has not begun and is raised when nothing runs any
-    more: whoever cleans up after it has no task beside them that goes on writing.
+    The first error of a task or of the body, or an interrupt, cancels the tasks that have not started. It is raised
+    once none runs, so that no task writes during the clean-up.
 
     Args:
-        pool: where to run them.
-        jobs: functions and their arguments; taken as they are needed.
-        max_pending: how many to have submitted and not ended; a function where that changes, as clusters grow. If fewer
-            than there are processes on this machine, each gives back its memory after a task.
+        pool: executor of the tasks.
+        jobs: functions and their arguments; consumed as needed.
+        max_pending: how many tasks to submit ahead of their results; a function if that changes, as clusters grow. If
+            it is below the number of local processes, each releases its memory after a task.
     """
     with closing(_stream(pool, jobs, max_pending)) as ended:
         yield ended
@@ -244,7 +243,7 @@ def _stream(
     submit: Callable[..., Future[T]] = pool.submit
     if isinstance(pool, ProcessPoolExecutor):
         scarce = isinstance(pool, _Processes) and isinstance(max_pending, int) and max_pending < pool.workers
-        submit = partial(pool.submit, _run_and_give_back if scarce else _run)  # type: ignore[arg-type]  # mypy solves no function of a function
+        submit = partial(pool.submit, _run_and_give_back if scarce else _run)  # type: ignore[arg-type]  # mypy cannot solve partial of a generic function
     numbered = enumerate(jobs)
     running: dict[Future[T], int] = {}
     try:
@@ -262,7 +261,7 @@ def _stream(
     except BaseException as error:
         if isinstance(pool, ClusterExecutor):
             pool.cancel(running)
-        elif not (isinstance(pool, _Processes) and pool.died):  # else none of them ever ends
+        elif not (isinstance(pool, _Processes) and pool.died):  # in a dead pool they would never end
             with _interrupts_held():
                 for future in running:
                     future.cancel()
@@ -270,16 +269,16 @@ def _stream(
                 pass
         if isinstance(error, BrokenProcessPool):
             raise WorkerError(
-                "a worker process was killed, most likely for want of memory, or could not begin, for want of "
+                "a worker process was killed, most likely for want of memory, or could not start, for want of "
                 "processes and threads (ulimit -u); use fewer --workers, or smaller shards"
             ) from error
         raise
 
 
 def _wait(futures: Iterable[Future[T]], until: str) -> tuple[set[Future[T]], set[Future[T]]]:
-    """Wait for a moment; those that have ended, and the others.
+    """Wait for a moment; return the futures that have ended, and the others.
 
-    `wait` takes the locks of futures. An interrupt there would leave them taken, and the pool would wait for ever.
+    `wait` takes the locks of futures. An interrupt inside would leave them locked, and the pool would wait forever.
     """
     with _interrupts_held():
         ended, others = wait(futures, _HELD_SECONDS, until)
@@ -292,9 +291,9 @@ def run_tasks(
     """Run a few tasks and return their results in the order of the jobs; errors as in `stream_tasks`.
 
     Args:
-        pool: where to run them; None is this thread.
+        pool: executor of the tasks; None for this thread.
         jobs: functions and their arguments.
-        report: called before the first and after each task with the tasks done and the result.
+        report: called before the first task and after each, with the number of finished tasks and the last result.
     """
     report(0, None)
     results: dict[int, T] = {}

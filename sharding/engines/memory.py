@@ -1,7 +1,7 @@
-"""How the memory that a build may take is shared out: how many tasks run side by side, and how much each may hold.
+"""Divides the memory of a build among its tasks: how many run in parallel, and how much each may hold.
 
-Pure arithmetic on estimates. What a task holds does not depend on how much data there is: blocks, batches of the
-source, and the records of one bucket, which is one shard at least.
+Pure arithmetic on estimates. The memory of a task does not depend on the size of the dataset: it holds blocks, batches
+of the source, and the records of one bucket, which has at least one shard.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from ..errors import ConfigError
 __all__ = ["BLOCK_BYTES", "NO_CLASSES", "TASKS_PER_WORKER", "ClassBytes", "MemoryShare", "RecordBytes"]
 
 BLOCK_BYTES = 32 << 20  # read, encoded and written at a time
-_BLOCK_COPIES = 6  # of a block, at the worst: drafts, records, messages, frames, what is compressed, what is sent
-_PROCESS_BYTES = 110 << 20  # of one that has loaded Arrow, with what its allocator keeps; 75 to 95 MiB before any data
-_BATCH_COPIES = 8  # of a batch of a source: as it is decoded, conformed, tagged and put in order; and the next, read
-_RUN_COPIES = 3  # of what a partition task gathers before it writes: batches, joined, in order
-_RUN_BYTES = 128 << 20  # more in a run makes no write larger than it need be
+_BLOCK_COPIES = 6  # of a block, at worst: drafts, records, messages, frames, compressed and sent data
+_PROCESS_BYTES = 110 << 20  # of a process with Arrow and its allocator's reserve; 75 to 95 MiB before any data
+_BATCH_COPIES = 8  # of a source's batch: decoded, conformed, tagged, sorted, and the next one
+_RUN_COPIES = 3  # of the records that a partition task collects before it writes: batches, joined, sorted
+_RUN_BYTES = 128 << 20  # larger runs do not make writes faster
 _LEAST_RUN_BYTES = 4 << 20
-_BUCKET_BYTES = 128 << 20  # of shards assembled together, if they are small
-# For each class: its value and counts as Python's numbers, in arrays, and in the text of `dataset.json`. Of a million
-# classes the command held 225 to 325 MB beside its counts, and a worker some 60 (int64 and 12 letters, 2026-11-21).
+_BUCKET_BYTES = 128 << 20  # of small shards that are assembled together
+# For each class: its value and counts as Python objects, in arrays, and in the text of `dataset.json`. For a million
+# classes the command held 225 to 325 MB besides its counts, and a worker about 60 (int64 and 12 letters, 2026-11-21).
 _CLASS_BYTES = 260
-_LABEL_COPIES = 5  # of the bytes of a class' value
-_ENTRY_BYTES = 17  # of a class in a part: its number and how many records it has; the number twice as they are sorted
-_CLASS_TASK_BYTES = 32  # of each class, as a shard's records are counted
-_CLASS_SPLIT_BYTES = 20  # of each class and split: how many records it has, and where they begin
-_CLASS_PART_BYTES = 60  # of each class in the part that a task reads; they are looked up by hash
-TASKS_PER_WORKER = 4  # tasks submitted and not ended, per worker: enough to keep each busy
+_LABEL_COPIES = 5  # of the bytes of a class's value
+_ENTRY_BYTES = 17  # per class of a part: its number, twice while sorting, and its number of records
+_CLASS_TASK_BYTES = 32  # per class, for the counts of a shard
+_CLASS_SPLIT_BYTES = 20  # per class and split: its number of records, and their start
+_CLASS_PART_BYTES = 60  # per class of the part that a task reads, for a hash table
+TASKS_PER_WORKER = 4  # pending per worker: enough to keep each busy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +37,9 @@ class RecordBytes:
     """Estimated mean size of a record.
 
     Attributes:
-        stored: on storage, as it will be written.
-        draft: in memory, as it is spilled and gathered: without what is read only when it is completed.
-        whole: in memory, complete.
+        stored: bytes on storage.
+        draft: bytes in memory while it is spilled and assembled, without the columns that are read last.
+        whole: bytes in memory when it is complete.
     """
 
     stored: float
@@ -47,18 +47,18 @@ class RecordBytes:
     whole: float
 
     @property
-    def gathered(self) -> float:
-        """In memory, in a bucket: mapped from the spill, copied, and its place, row and entry in the index."""
+    def in_bucket(self) -> float:
+        """Bytes in memory in a bucket: mapped from the spill file, copied, and its place, row and index entry."""
         return 2 * (self.draft + 12) + 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassBytes:
-    """What is held of the classes, which is little unless there are very many.
+    """Estimated memory for the classes of the label, which is small unless there are very many.
 
     Attributes:
-        command: by the command, as long as it runs.
-        task: by each task.
+        command: bytes that the command holds as long as it runs.
+        task: bytes that each task holds.
     """
 
     command: int
@@ -66,14 +66,14 @@ class ClassBytes:
 
     @classmethod
     def of(cls, *, classes: int, label_bytes: float, splits: int, entries: int, in_part: int) -> ClassBytes:
-        """Reckoned from how many there are.
+        """Estimate the bytes from the number of classes.
 
         Args:
-            classes: of the dataset.
-            label_bytes: of the value of one, on average.
-            splits: of the dataset.
-            entries: classes of a part, over all parts.
-            in_part: the most classes that a part has.
+            classes: classes of the dataset.
+            label_bytes: mean bytes of a class's value.
+            splits: splits of the dataset.
+            entries: sum of the classes of each part.
+            in_part: most classes in any part.
         """
         return cls(
             command=int(classes * (_CLASS_BYTES + _LABEL_COPIES * label_bytes) + entries * _ENTRY_BYTES),
@@ -86,13 +86,13 @@ NO_CLASSES = ClassBytes(command=0, task=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryShare:
-    """What the processes of a build may hold together.
+    """The memory budget of a build's processes.
 
     Attributes:
-        budget: in bytes.
-        workers: processes; one works in the command's own, on two tasks at a time.
-        per_task: it is meant for each task of a cluster.
-        classes: what is held of them.
+        budget: bytes for all processes together.
+        workers: number of processes; a single one is the command itself, with two tasks at a time.
+        per_task: whether the budget is for each task of a cluster.
+        classes: memory for the classes of the label.
     """
 
     budget: int
@@ -102,7 +102,7 @@ class MemoryShare:
 
     @property
     def max_pending(self) -> int:
-        """Tasks to have submitted and not ended, where memory sets no limit."""
+        """How many tasks to submit ahead of their results, where memory sets no limit."""
         return TASKS_PER_WORKER * self.workers
 
     @property
@@ -111,44 +111,44 @@ class MemoryShare:
         return command + _PROCESS_BYTES * (1 if self.workers == 1 else self.workers + 1)
 
     @property
-    def _each(self) -> float:
-        """For the data of one task, if as many run as can."""
+    def _task_bytes(self) -> float:
+        """Bytes for the data of one task, with as many as can running."""
         tasks = 1 if self.per_task else max(self.workers, 2)
         return max(0, (self.budget - self._processes_bytes) / tasks - self.classes.task)
 
     @property
     def run_bytes(self) -> int:
-        """What a partition task may gather before it writes."""
-        fitting = int((self._each - _BATCH_COPIES * BATCH_BYTES) / _RUN_COPIES)
+        """Bytes that a partition task may collect before it writes."""
+        fitting = int((self._task_bytes - _BATCH_COPIES * BATCH_BYTES) / _RUN_COPIES)
         return max(_LEAST_RUN_BYTES, min(_RUN_BYTES, fitting))
 
     def bucket_records(self, record: RecordBytes, block_rows: int) -> int:
-        """How many records the shards that are assembled together should have, if one shard does not have more."""
+        """Target number of records in the shards that are assembled together; a single shard may exceed it."""
         most = _BUCKET_BYTES / max(record.draft, record.stored, 1)
-        return int(max(1, min(most, (self._each - _block_need(record, block_rows)) / record.gathered)))
+        return int(max(1, min(most, (self._task_bytes - _block_need(record, block_rows)) / record.in_bucket)))
 
     def partition_tasks(self) -> int:
-        """How many tasks that partition to have submitted at a time.
+        """How many partition tasks to submit ahead of their results.
 
         Raises:
-            ConfigError: not even one fits.
+            ConfigError: not even one fits into the budget.
         """
         need = _BATCH_COPIES * BATCH_BYTES + _RUN_COPIES * self.run_bytes
         return self._tasks(need, "reading the source")
 
     def assemble_tasks(self, record: RecordBytes, bucket_records: int, block_rows: int) -> int:
-        """How many tasks that assemble to have submitted at a time.
+        """How many assembling tasks to submit ahead of their results.
 
         Args:
-            record: its size.
-            bucket_records: the most that are assembled together.
-            block_rows: of which so many are completed, encoded and written at a time.
+            record: mean size of a record.
+            bucket_records: most records that are assembled together.
+            block_rows: records that are completed, encoded and written at a time.
 
         Raises:
-            ConfigError: not even one fits.
+            ConfigError: not even one fits into the budget.
         """
         block = _block_need(record, min(block_rows, bucket_records))
-        need = bucket_records * record.gathered + block
+        need = bucket_records * record.in_bucket + block
         return self._tasks(need, "assembling a shard", "smaller shards")
 
     def _tasks(self, data: float, what: str, *remedies: str) -> int:

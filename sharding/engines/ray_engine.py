@@ -1,4 +1,4 @@
-"""Tasks on a Ray cluster."""
+"""The executor on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -20,35 +20,36 @@ from .executors import ClusterExecutor
 
 __all__ = ["ray_executor"]
 
-_RETRIES = 3  # of a task whose worker was lost: tasks may run twice, and write the same bytes
+_RETRIES = 3  # of a task whose worker was lost; tasks may run twice, and write the same bytes
 _CONNECT_SECONDS = 5
 _ATTEMPTS = 3  # to connect
-_WORKERS_SECONDS = 60.0  # until a cluster that has no room for a task is given up: one that grows needs some
-_END_SECONDS = 60.0  # for tasks that run to end
-_NOISE = re.compile(rb".* task_manager\.cc:\d+: Failed to push error to driver ")  # as a closed connection ends tasks
+_WORKERS_SECONDS = 60.0  # for a processor to become free: a cluster that grows needs some time
+_END_SECONDS = 60.0  # for running tasks to end
+_NOISE = re.compile(
+    rb".* task_manager\.cc:\d+: Failed to push error to driver "
+)  # logged when a closed connection ends tasks
 
 
 @contextmanager
 def ray_executor(address: str, *, local_spill: bool, leased_destination: str | None) -> Iterator[ClusterExecutor]:
     """An executor on the cluster whose client server is at ``HOST:PORT``, or on ``auto``; see `engine.open_engine`.
 
-    A program that is connected to a cluster already builds on that by ``auto``, and stays connected.
+    A program that is already connected to a cluster uses it with ``auto``, and stays connected.
     """
     try:
         import ray
     except ImportError as error:
         raise ConfigError("--engine ray:// needs Ray; install it with: pip install 'ringfeed[ray]'") from error
-    terms = WorkerRequirements.of_this_process(local_spill=local_spill, leased_destination=leased_destination)
+    requirements = WorkerRequirements.of_this_process(local_spill=local_spill, leased_destination=leased_destination)
     connected = ray.is_initialized()
     if connected and address != "auto":
         raise ConfigError(
-            "this program is connected to a Ray cluster already; build on that with ray://auto, or call ray.shutdown() "
-            "first"
+            "this program is connected to a Ray cluster already; use it with ray://auto, or call ray.shutdown() first"
         )
     try:
         if not connected:
             _connect(ray, address)
-        executor = _RayExecutor(ray, address, terms, end_seconds=None if connected else _END_SECONDS)
+        executor = _RayExecutor(ray, address, requirements, end_seconds=None if connected else _END_SECONDS)
         executor.check_workers()
         yield executor
     finally:
@@ -58,7 +59,7 @@ def ray_executor(address: str, *, local_spill: bool, leased_destination: str | N
 
 def _connect(ray: Any, address: str) -> None:
     try:
-        if address != "auto":  # Ray's client tries for 30 s
+        if address != "auto":  # Ray's client would try for 30 s
             host, _, port = address.rpartition(":")
             socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
         for attempt in range(1, _ATTEMPTS + 1):
@@ -69,9 +70,9 @@ def _connect(ray: Any, address: str) -> None:
                         log_to_driver=False,
                         logging_level=logging.ERROR,
                     )
-                logging.getLogger("ray.util.client.logsclient").setLevel(logging.ERROR)  # which heeds no other level
+                logging.getLogger("ray.util.client.logsclient").setLevel(logging.ERROR)  # ignores `logging_level`
                 return
-            except ConnectionAbortedError:  # its server for this client did not start in time, as on busy machines
+            except ConnectionAbortedError:  # its server for this client started too late, as on busy machines
                 _disconnect(ray)
                 if attempt == _ATTEMPTS:
                     raise
@@ -89,19 +90,19 @@ def _disconnect(ray: Any) -> None:
 
 @contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Keep the process's own answer to SIGTERM, in place of which Ray puts one: a build then has to tidy up."""
+    """Keep the process's own SIGTERM handler, which cleans up after a build and which Ray replaces."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        # Only the main thread may set handlers; one that is no Python function is None.
+        # Only the main thread may set handlers; a handler that is no Python function reads as None.
         if handler is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
 
 
 class _RayExecutor(RemoteExecutor):
-    def __init__(self, ray: Any, address: str, terms: WorkerRequirements, *, end_seconds: float | None) -> None:
-        super().__init__(terms)
+    def __init__(self, ray: Any, address: str, requirements: WorkerRequirements, *, end_seconds: float | None) -> None:
+        super().__init__(requirements)
         self._ray = ray
         self._end_seconds = end_seconds
         self._run = ray.remote(max_retries=_RETRIES, num_cpus=1)(run_remotely)
@@ -119,7 +120,7 @@ class _RayExecutor(RemoteExecutor):
         return outcome
 
     def _explained(self, error: Exception) -> Exception:
-        if isinstance(error, self._ray.exceptions.RayTaskError):  # the task could not even begin
+        if isinstance(error, self._ray.exceptions.RayTaskError):  # the task could not even start
             return missing_package_error("a Ray worker")
         if isinstance(error, self._ray.exceptions.RayError | ConnectionError):
             return WorkerError(
@@ -129,20 +130,20 @@ class _RayExecutor(RemoteExecutor):
         return error
 
     def _count(self) -> int | None:
-        with suppress(Exception):  # of a lost connection Ray's client makes errors of many types, ValueErrors too
+        with suppress(Exception):  # Ray's client turns a lost connection into errors of many types, even ValueError
             return int(self._ray.cluster_resources().get("CPU", 0))
         return None
 
     def max_pending(self) -> int:
-        """One for each processor of the whole cluster, and a few that let it grow: see `cancel`."""
+        """One task for each processor, and a quarter more to let the cluster grow: few, because `cancel` waits."""
         count = self._processors()
         return count + count // 4 + 1
 
     def check_workers(self) -> None:
-        """Refuse a cluster that has no room for a task, or workers that cannot do the work.
+        """Refuse a cluster without a free processor, or with workers that cannot run the tasks.
 
         Raises:
-            StorageError: it has none, and none came.
+            StorageError: it has no processor, and none appeared.
             ConfigError: a worker lacks something.
         """
         probe = self.submit(probe_task)
@@ -150,15 +151,15 @@ class _RayExecutor(RemoteExecutor):
             try:
                 probe.result(_WORKERS_SECONDS)
                 return
-            except FutureTimeoutError as error:  # busy with the work of others, perhaps
+            except FutureTimeoutError as error:  # the workers may be busy with other work
                 if self._count() == 0:
                     raise StorageError(f"the Ray cluster at {self._address} has no processor for a task") from error
 
     def cancel(self, futures: Collection[Future[Any]]) -> None:
-        """Return when none of the tasks runs any more; after a minute an own connection is closed, and Ray ends them.
+        """Return once none of the tasks runs; after a minute, close the connection if it is our own, which ends them.
 
-        It cannot cancel them: at the moment when a task begins or ends, `ray.cancel` loses it, or aborts this process
-        (Ray 2.60: "Tried to complete task that was not pending").
+        `ray.cancel` is no option: if a task is just starting or ending, it loses the task or aborts this process (Ray
+        2.60: "Tried to complete task that was not pending").
         """
         if wait(futures, self._end_seconds).not_done:
             _disconnect(self._ray)

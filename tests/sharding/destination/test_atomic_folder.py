@@ -93,7 +93,7 @@ def test_of_two_at_once_the_second_is_refused(store: Store) -> None:
 
 def test_what_came_meanwhile_stays(tmp_path: Path) -> None:
     target = Storage(str(tmp_path / "out"))
-    with pytest.raises(DestinationError, match="was filled by another in the meantime"):
+    with pytest.raises(DestinationError, match="was filled by another process in the meantime"):
         fill(target, b"second", then=lambda: target.write(TAR, b"first"))
     assert target.read(TAR) == b"first"
     assert [path.name for path in tmp_path.rglob("*")] == ["out", TAR]

@@ -204,7 +204,7 @@ def test_a_program_s_own_connection_to_ray_is_used_and_kept(
     try:
         own = client.put([1, 2, 3])
         build(dataclasses.replace(options, engine="ray://auto"))
-        with pytest.raises(ConfigError, match="connected to a Ray cluster already; build on that with ray://auto"):
+        with pytest.raises(ConfigError, match="connected to a Ray cluster already; use it with ray://auto"):
             build(dataclasses.replace(options, overwrite=True, engine=near_ray.engine))
         assert client.get(own) == [1, 2, 3]
     finally:
@@ -615,7 +615,7 @@ def test_a_cluster_whose_workers_all_end_is_given_up(tmp_path: Path, monkeypatch
 def test_a_result_that_does_not_come_is_given_up(dask: DaskCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_engine(dask.engine, 1) as executor:
         monkeypatch.setattr(dask_module, "_RESULT_SECONDS", 1e-9)
-        with pytest.raises(WorkerError, match="went away, or gave the task up, or its result"):
+        with pytest.raises(WorkerError, match="went away, or gave up the task or its result"):
             executor.submit(bytes, 8 << 20).result(280)
 
 
