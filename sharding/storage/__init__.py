@@ -1,3 +1,3 @@
-"""Read and write files on local disk, S3, HDFS and HTTP: whole, checked, retried."""
+"""Reads and writes whole files on local disk, S3, HDFS and HTTP, with checks and retries."""
 
 __all__: list[str] = []

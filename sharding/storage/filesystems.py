@@ -1,4 +1,4 @@
-"""The fsspec file system of a URL: one for all threads of a process, and without retries of its own."""
+"""The fsspec file system of a URL: shared by the threads of a process, and without retries of its own."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .urls import S3_PROTOCOLS, WEB_PROTOCOLS
 __all__ = ["filesystem"]
 
 
-_RPC_TIMEOUT = "ipc.client.rpc-timeout.ms"  # Hadoop's own name for how long a NameNode may take to answer
-_ENVIRONMENT = ("AWS_", "HADOOP_", "HDFS_")  # what the clients below read besides their options
-# The clients' own retries would multiply ours: s3fs makes 5 of botocore's 5 each, and HDFS waits for three minutes.
+_RPC_TIMEOUT = "ipc.client.rpc-timeout.ms"  # Hadoop's setting for the time a NameNode may take to answer
+_ENVIRONMENT = ("AWS_", "HADOOP_", "HDFS_")  # variables that the clients below read
+# The clients' own retries would multiply ours: s3fs makes 5 attempts of botocore's 5, and HDFS waits for 3 minutes.
 _OPTIONS: dict[str, dict[str, Any]] = {
     "s3": {
         "use_listings_cache": False,
-        "max_concurrency": 1,  # else each read asks for the size first
+        "max_concurrency": 1,  # otherwise each read first asks for the size
         "config_kwargs": {
             "retries": {"total_max_attempts": 1},
             "max_pool_connections": 32,
@@ -37,20 +37,20 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "hdfs": {
         "dfs.client.failover.max.attempts": "3",
         "dfs.client.failover.sleep.max.millis": "500",
-        "dfs.client.socket-timeout": "15000",  # a minute by default; s3fs waits as long for a reply
-        _RPC_TIMEOUT: "30000",  # the client itself knows none: see `hdfs.py`
+        "dfs.client.socket-timeout": "15000",  # as in s3fs; a minute by default
+        _RPC_TIMEOUT: "30000",  # the client ignores it: `hdfs.py` applies it
     },
 }
 
 
-_hdfs_pids: set[int] = set()  # the process that began to use HDFS: in one that was forked from it all calls hang
+_hdfs_pids: set[int] = set()  # processes that used HDFS: calls hang in a fork of one
 _hdfs_clients: WeakSet[fsspec.AbstractFileSystem] = WeakSet()
 
 
 def filesystem(url: str, protocol: str, options: Mapping[str, Any]) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system and the path of the URL in it.
+    """Return the file system of a URL and the path in it.
 
-    fsspec's own cache keeps a client a thread, which takes 0.1 s to make for S3, and does not look at the environment.
+    fsspec's own cache keeps one client per thread, which takes 0.1 s to create for S3, and ignores the environment.
 
     Raises:
         StorageError: on HDFS, if this process was forked from one that has used it.
@@ -69,8 +69,8 @@ def filesystem(url: str, protocol: str, options: Mapping[str, Any]) -> tuple[fss
         _hdfs_pids.add(os.getpid())
         if len(_hdfs_pids) > 1:
             raise StorageError(
-                f"cannot open {url}: this process was forked from one that has used HDFS, and the client's threads are "
-                "not there in it: start such processes anew, as by multiprocessing.get_context('spawn')"
+                f"cannot open {url}: this process was forked from one that has used HDFS, and the client's threads do "
+                "not exist in it; start such processes afresh, as with multiprocessing.get_context('spawn')"
             )
     environment = tuple(item for item in sorted(os.environ.items()) if item[0].startswith(_ENVIRONMENT))
     fs = _connect(kind, place, _Options(options), environment, os.getpid())
@@ -78,7 +78,7 @@ def filesystem(url: str, protocol: str, options: Mapping[str, Any]) -> tuple[fss
 
 
 class _Options:
-    """Options as a key: they need not hash themselves."""
+    """Options as a hashable key."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options = options
@@ -95,7 +95,7 @@ class _Options:
 def _connect(
     kind: str, place: str, options: _Options, environment: tuple[tuple[str, str], ...], pid: int
 ) -> fsspec.AbstractFileSystem:
-    """A client; the environment and the process are part of the key alone."""
+    """Create a client; the environment and the process are only part of the cache key."""
     merged = {**_OPTIONS[kind], **options.options}
     if kind == "s3":
         config = options.options.get("config_kwargs", {})
@@ -115,7 +115,7 @@ def _connect(
 
 
 def _hdfs_path(path: str) -> str:
-    """The path of a URL of HDFS, or of a path: the client's own ends at the first ``#``, ``?`` or ``;`` of a name.
+    """The path of an HDFS URL; the client's own parser would cut it at ``#``, ``?`` or ``;``.
 
     >>> _hdfs_path("hdfs://namenode:8020/photos/a.jpg?w=200#2"), _hdfs_path("hdfs://namenode"), _hdfs_path("/a;b")
     ('/photos/a.jpg?w=200#2', '/', '/a;b')
@@ -129,7 +129,7 @@ def _register_at_fork() -> None:
 
 
 def _leave_clients_to_the_parent() -> None:
-    """Never free a client of HDFS here, neither let go of nor as garbage: that waits for threads of the parent's."""
+    """Never free an HDFS client in a fork: that would wait for threads of the parent."""
     for fs in _hdfs_clients:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(fs))
     gc.freeze()

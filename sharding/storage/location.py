@@ -1,4 +1,4 @@
-"""A folder by its URL: how it is reached, and what its errors mean. What is done in it is in `storage.py`."""
+"""A folder by its URL: its file system, retries and translated errors. `storage.py` adds reading and writing."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Location:
     """A folder, by its URL.
 
     Attributes:
-        url: of the folder; a path is taken, too.
-        options: of the fsspec file system.
-        retries: how often and how long each operation is tried where its error may pass.
+        url: URL or path of the folder.
+        options: options of the fsspec file system.
+        retries: how transient errors are retried.
     """
 
     url: str
@@ -56,7 +56,7 @@ class Location:
 
     @property
     def local_path(self) -> Path | None:
-        """The folder as a path of this machine, or None if it is elsewhere."""
+        """The path of the folder if it is on this machine, else None."""
         if self.protocol != "file":
             return None
         path = re.sub(r"^file:(//)?", "", self.url, flags=re.IGNORECASE)
@@ -64,27 +64,25 @@ class Location:
 
     @property
     def is_object_store(self) -> bool:
-        """Whether it has keys and no folders: one write is atomic there, and nothing can be renamed."""
+        """Whether the store has keys and no folders: a write is atomic there, and nothing can be renamed."""
         return self.protocol in OBJECT_STORE_PROTOCOLS
 
     def locate(self, path: str = "") -> str:
-        """The URL of a file of the folder, for messages and other programs."""
+        """The URL of a file in the folder, for messages and other programs."""
         base = str(self.local_path or self.url.rstrip("/"))
         return f"{base}/{path}" if path else base
 
     def check_reachable(self) -> None:
-        """Fail early where a first request would hang: an HDFS client waits for minutes for a NameNode that is down."""
+        """Fail early where a first request would hang: an HDFS client waits minutes for a NameNode that is down."""
         with self.errors("reach", ""):
             if self.protocol == "hdfs" and (address := urlsplit(self.url)).port:
                 socket.create_connection((address.hostname or "", address.port), _CONNECT_SECONDS).close()
 
     def check_writable(self) -> None:
-        """`check_reachable`, and that nothing else has the folder's name.
-
-        And that the bucket is there: some S3 servers make one of a mistyped name.
+        """`check_reachable`, and check that the bucket exists, which some S3 servers would create from a mistyped name.
 
         Raises:
-            DestinationError: a file has its name, or a link that leads nowhere.
+            DestinationError: the path is that of a file, or of a link that leads nowhere.
         """
         self.check_reachable()
         path = self.local_path
@@ -99,12 +97,12 @@ class Location:
             def look() -> None:
                 reply = fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=1)
                 if not reply.keys() & {"Name", "IsTruncated", "KeyCount"}:
-                    raise NotS3Error("nothing that is a listing")
+                    raise NotS3Error("no listing of the bucket")
 
             self.run("reach", "", look)
 
     def filesystem(self) -> tuple[fsspec.AbstractFileSystem, str]:
-        """The fsspec file system, the same for all threads, and the folder's path in it; use it in `run`."""
+        """The fsspec file system, shared by all threads, and the folder's path in it; use it within `run`."""
         if self.protocol in S3_PROTOCOLS and not self.url.partition("://")[2].partition("/")[0]:
             raise ConfigError(f"{self.url} names no bucket; name one, as in {self.protocol}://bucket/path")
         with self.errors("open", ""):
@@ -112,10 +110,10 @@ class Location:
 
     @contextmanager
     def errors(self, verb: str, path: str) -> Iterator[None]:
-        """Turn what the many clients raise into one error with one line."""
+        """Translate the errors of the stores' clients into package errors with one line."""
         try:
             yield
-        except RingfeedError:  # it says it all already
+        except RingfeedError:  # translated already
             raise
         except Exception as error:
             cause = (error.__cause__ or error) if isinstance(error, RetriesExhaustedError) else error
@@ -131,9 +129,9 @@ class Location:
         if isinstance(error, FileNotFoundError) and verb not in ("write", "create") and path:
             return FileNotFoundError(f"there is no file {where}")
         if isinstance(error, RetriesExhaustedError):
-            said = cause if isinstance(cause, RingfeedError) else self._error(verb, where, cause)
-            tried = f"{error}; if the store and the network are well again, start the same command again"
-            return StorageError(f"{said} ({tried})")
+            reason = cause if isinstance(cause, RingfeedError) else self._error(verb, where, cause)
+            tried = f"{error}; once the store and the network are well again, start the same command again"
+            return StorageError(f"{reason} ({tried})")
         return self._error(verb, where, error)
 
     def _error(self, verb: str, where: str, error: BaseException) -> StorageError:
@@ -142,6 +140,6 @@ class Location:
         return StorageError(f"cannot {verb} {where}: {reason}")
 
     def run(self, verb: str, path: str, operation: Callable[[], T]) -> T:
-        """Do something with the `filesystem` that may be done twice: repeated, and its errors translated, as here."""
+        """Run an idempotent operation on the `filesystem`, with retries and translated errors."""
         with self.errors(verb, path):
             return retry(operation, self.retries, about=lambda: f"cannot {verb} {public_url(self.locate(path))}")

@@ -1,8 +1,7 @@
-"""A folder on any file system that fsspec opens: atomic writes, whole reads, and errors that say what to do.
+"""A folder on any file system of fsspec: atomic writes, whole reads, and errors that say what to do.
 
-The one place that knows how stores differ, with `location.py` and `clients.py` below it, and `drafts.py` and `s3.py`
-for writing. Errors that may pass are retried (`retry.py`), and what was written remotely is looked at. Not here:
-checksums, manifests.
+Stores differ here and in the modules that this one builds on: `location.py` and `filesystems.py`, and `atomic_files.py`
+and `s3/` for writing. Transient errors are retried (`retry.py`), and the size of remote files is checked after a write.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ _READ_AHEAD_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Storage(Location):
-    """A folder, and the files in it. Every path given to a method is relative to it.
+    """A folder and the files in it, by paths relative to it.
 
     Raises:
-        StorageError: from any method, when the store refuses or fails; a missing file is FileNotFoundError from
-            `read`, `map` and `open_input`.
+        StorageError: by any method, when the store refuses or fails. A missing file is a FileNotFoundError in `read`,
+            `map` and `open_input`.
     """
 
     def folder(self, name: str) -> Storage:
-        """A folder of this folder, with its options and retries; a plain `Storage`, whatever this is."""
+        """A subfolder, with the same options and retries, as a plain `Storage` even if this is a subclass."""
         return Storage(self.locate(name), self.options, self.retries)
 
     def read(self, path: str) -> bytes:
-        """The whole of a file."""
+        """Return the content of a file."""
         if self.local_path is not None:
             local = self.local_path / path
             return self.run("read", path, local.read_bytes)
@@ -55,7 +54,7 @@ class Storage(Location):
         return data
 
     def map(self, path: str) -> pa.Buffer:
-        """The whole of a file, memory-mapped where it is local; from S3 the fastest way that is installed."""
+        """Return the content of a file, memory-mapped if it is local; from S3 by the fastest installed client."""
         if self.protocol in S3_PROTOCOLS:
             fs, root = self.filesystem()
             data = self.run("read", path, lambda: read_object(fs, f"{root}/{path}") or fs.cat_file(f"{root}/{path}"))
@@ -68,17 +67,17 @@ class Storage(Location):
             return pa.memory_map(file).read_buffer() if os.path.getsize(file) else pa.py_buffer(b"")
 
     def copy_out(self, path: str, take: Callable[[Any], None]) -> bool:
-        """Hand on the bytes of a file piece by piece as they arrive, if what can do that is installed.
+        """Pass on the bytes of a file piece by piece as they arrive, if a client that can do so is installed.
 
         Args:
-            path: of the file.
-            take: is called with each piece, which it may keep.
+            path: path of the file.
+            take: called with each piece, which it may keep.
 
         Returns:
-            False if it did not go well; then `map` tells why, or does it.
+            False if it failed; then `map` succeeds or says why.
 
         Raises:
-            Exception: what `take` raises.
+            Exception: any error of `take`.
         """
         if self.protocol not in S3_PROTOCOLS:
             return False
@@ -86,23 +85,23 @@ class Storage(Location):
         return copy_object(fs, f"{root}/{path}", take)
 
     def write(self, path: str, data: bytes | pa.Buffer, *, durable: bool = True) -> None:
-        """Write a file so that it is there whole or not at all; one that exists is replaced.
+        """Write a file atomically, in place of an existing one.
 
         Args:
-            path: of the file.
+            path: path of the file.
             data: its content.
-            durable: whether it must outlast a power cut; else a local disk need not be waited for.
+            durable: whether it must survive a power cut; if not, a local disk need not be waited for.
         """
         self.run("write", path, lambda: self._put(path, data, durable=durable))
 
     def create(self, path: str, data: bytes) -> None:
-        """Write a file that is not there yet: of many that try at the same time, one succeeds.
+        """Write a file that does not exist yet: of concurrent creators, one succeeds.
 
-        Held by local disks, S3, GCS and HDFS; on other stores two creators may both succeed if neither sees the
-        other's file in time.
+        Local disks, S3, GCS and HDFS guarantee this; on other stores two creators may both succeed if neither sees
+        the other's file in time.
 
         Raises:
-            FileExistsError: there is such a file; it is left as it is.
+            FileExistsError: the file exists; it is left unchanged.
         """
         if self.protocol not in S3_PROTOCOLS:
             self.run("create", path, lambda: self._put(path, data, exclusive=True))
@@ -112,10 +111,10 @@ class Storage(Location):
             create_object(fs, f"{root}/{path}", data, self.retries)
 
     def read_range(self, path: str, start: int, end: int) -> bytes:
-        """The bytes [start, end) of a file that has as many.
+        """Return the bytes [start, end) of a file, which must have them.
 
         Raises:
-            RangesError: the store sends all of the file.
+            RangesError: the store ignores the range and sends the whole file.
         """
         fs, root = self.filesystem()
         url = f"{root}/{path}"
@@ -128,8 +127,8 @@ class Storage(Location):
             if len(data) != end - start:
                 size = fs.info(url)["size"]
                 if size is not None and size < end:
-                    raise EOFError(f"it has {size} bytes, and those from byte {start} to {end} are asked for")
-                raise IncompleteError(f"{len(data)} bytes arrived of the {end - start} from byte {start} on")
+                    raise EOFError(f"it has {size} bytes, and those from byte {start} to {end} were requested")
+                raise IncompleteError(f"only {len(data)} of the {end - start} bytes from byte {start} on arrived")
             return data
 
         return self.run("read", path, read)
@@ -137,7 +136,7 @@ class Storage(Location):
     def _cat_range(self, fs: Any, url: str, start: int, end: int) -> bytes:
         if self.protocol == "hdfs":
             with fs.open(url) as file:
-                if start > file.size:  # a seek to there is a panic of hdfs-native, which is no Exception
+                if start > file.size:  # a seek beyond the end panics in hdfs-native, which is no Exception
                     return b""
                 file.seek(start)
                 part: bytes = file.read(end - start)
@@ -147,12 +146,12 @@ class Storage(Location):
 
     @contextmanager
     def open_input(self, path: str, *, read_ahead: bool = True) -> Iterator[IO[bytes]]:
-        """A file to seek and read in, closed when the body ends.
+        """Open a seekable file for reading.
 
         Args:
-            path: of the file.
-            read_ahead: reads from remote stores fetch 4 MiB at least, which the next small ones are served from; else
-                each is a request for what is asked for.
+            path: path of the file.
+            read_ahead: whether reads from remote stores fetch at least 4 MiB, which serve the next small reads; if
+                not, each read is a request of its size.
         """
         if self.local_path is not None:
             with self.errors("read", path):
@@ -169,7 +168,7 @@ class Storage(Location):
                 yield cast(IO[bytes], raw)
 
     def _open_raw(self, path: str) -> io.RawIOBase:
-        """A file by ranges; of a web server that sends none all of it, at once if it is small."""
+        """Open a file by ranges; from a web server without ranges as a stream, or as a whole if it is small."""
         fs, root = self.filesystem()
         url = f"{root}/{path}"
         info: dict[str, Any] = self.run("read", path, lambda: fs.info(url))
@@ -194,9 +193,13 @@ class Storage(Location):
 
     @contextmanager
     def open_output(self, path: str, *, durable: bool = True) -> Iterator[IO[bytes]]:
-        """A file to stream into. It is there, whole, once the body has ended; if that fails, nothing is.
+        """Open a file for writing that appears, whole, when the body ends, or not at all if the body fails.
 
-        One that exists is replaced. For what fits into memory `write` costs fewer requests. `durable` is as there.
+        It replaces an existing file. For content that fits into memory `write` takes fewer requests.
+
+        Args:
+            path: path of the file.
+            durable: as for `write`.
         """
         with self.errors("write", path):
             draft = self._draft(path, durable=durable)
@@ -218,7 +221,7 @@ class Storage(Location):
             raise
 
     def write_all(self, files: Mapping[str, bytes | pa.Buffer]) -> None:
-        """Write a few files, side by side where each waits for a server (0.5 s a file on HDFS, whatever its size)."""
+        """Write a few files, in parallel where each waits for a server (0.5 s per file on HDFS, whatever its size)."""
         if self.local_path is not None or not files:
             for path, data in files.items():
                 self.write(path, data)
@@ -228,7 +231,7 @@ class Storage(Location):
                 done.result()
 
     def sync(self) -> None:
-        """Make the names of all files written outlast a power cut; their contents do so already."""
+        """Make the names of all written files survive a power cut, as their contents already do."""
         if self.local_path is not None:
             with self.errors("write", ""):
                 descriptor = os.open(self.local_path, os.O_RDONLY)
@@ -238,16 +241,16 @@ class Storage(Location):
                     os.close(descriptor)
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file."""
+        """Whether the file exists."""
         fs, root = self.filesystem()
         return bool(self.run("look for", path, lambda: fs.exists(f"{root}/{path}")))
 
     def list(self) -> list[str]:
-        """The paths of all files in the folder and below, sorted; none if there is no folder."""
+        """The sorted paths of all files in the folder and below; none if the folder does not exist."""
         return list(self.sizes())
 
     def sizes(self) -> dict[str, int]:
-        """The paths and bytes of all files in the folder and below, by one listing, in the order of `list`."""
+        """The bytes of all files in the folder and below, by path, from one listing, in the order of `list`."""
         fs, root = self.filesystem()
 
         def find() -> dict[str, Any]:
@@ -259,11 +262,11 @@ class Storage(Location):
             return found
 
         found = sorted(self.run("list", "", find).items())
-        files = ((name, info["size"]) for name, info in found if info["type"] == "file")  # S3 stores may keep folders
+        files = ((name, info["size"]) for name, info in found if info["type"] == "file")  # S3 stores may list folders
         return {name[len(root) + 1 :]: size for name, size in files if name.startswith(root + "/")}
 
     def remove(self, path: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
         fs, root = self.filesystem()
 
         def remove() -> None:
@@ -275,7 +278,7 @@ class Storage(Location):
         self.run("remove", path, remove)
 
     def move(self, path: str, target: str) -> None:
-        """Rename a file; the store copies and removes it where it cannot rename."""
+        """Rename a file, by copy and removal where the store cannot rename."""
         fs, root = self.filesystem()
         source, destination = f"{root}/{path}", f"{root}/{target}"
 
@@ -290,7 +293,7 @@ class Storage(Location):
                     fs.mv(source, destination)
             except (FileNotFoundError, FileExistsError):
                 if not repeated or fs.exists(source) or not fs.exists(destination):
-                    raise  # else it was moved before, and the reply was lost
+                    raise  # otherwise an earlier attempt succeeded, and its reply was lost
             except Exception:
                 repeated.append(True)
                 raise
@@ -299,9 +302,9 @@ class Storage(Location):
         self.run("move", path, move)
 
     def uploads(self) -> Sequence[tuple[str, str]]:
-        """The paths of uploads to S3 that were begun in the folder and below and have not ended, and their ids.
+        """The paths and ids of unfinished S3 uploads to the folder and below.
 
-        Nothing where that may not be asked: it takes a right of its own, and some stores do not tell.
+        None where the listing is refused: it needs a permission of its own, and some stores do not offer it.
         """
         if self.protocol not in S3_PROTOCOLS:
             return []
@@ -311,12 +314,12 @@ class Storage(Location):
         return []
 
     def abort_upload(self, path: str, upload: str) -> None:
-        """Remove what was sent of an upload; whoever goes on with it gets an error."""
+        """Abort an upload and remove its parts; a process that continues it gets an error."""
         fs, root = self.filesystem()
         self.run("remove", path, lambda: abort_upload(fs, f"{root}/{path}", upload))
 
     def absent_folders(self) -> tuple[str, ...]:
-        """The folder and those above it that are not there yet, the innermost first; object stores have none."""
+        """The folder and its parents that do not exist yet, innermost first; object stores have no folders."""
         if self.is_object_store:
             return ()
         fs, path = self.filesystem()
@@ -331,12 +334,12 @@ class Storage(Location):
         return tuple(folders)
 
     def remove_folders(self, folders: Sequence[str]) -> None:
-        """Remove folders, as `absent_folders` named them, as far as they are there and empty."""
+        """Remove folders, given innermost first, until one is not empty."""
         fs, _ = self.filesystem()
 
         def remove() -> None:
             for folder in folders:
-                with suppress(FileNotFoundError):  # another was faster
+                with suppress(FileNotFoundError):  # another process was faster
                     if fs.exists(folder):
                         if fs.ls(folder, detail=False):
                             return
@@ -345,14 +348,14 @@ class Storage(Location):
         self.run("remove", "", remove)
 
     def prune(self, folder: str) -> None:
-        """Remove a folder of the folder and those within, if no file lies in any; object stores have none."""
+        """Remove a subfolder with all its folders if it holds no files; object stores have no folders."""
         if self.is_object_store:
             return
         fs, root = self.filesystem()
         path = f"{root}/{folder}".rstrip("/")
 
         def prune() -> None:
-            with suppress(FileNotFoundError):  # another was faster
+            with suppress(FileNotFoundError):  # another process was faster
                 if fs.exists(path) and not fs.find(path):
                     fs.rm(path, recursive=True)
 
@@ -370,7 +373,7 @@ class Storage(Location):
         return RemoteDraft(fs, target, self.retries, renames_exclusively=self.protocol == "hdfs")
 
     def _put(self, path: str, data: bytes | pa.Buffer, *, exclusive: bool = False, durable: bool = True) -> None:
-        """Write a file at one attempt."""
+        """Write a file in one attempt."""
         if self.protocol in S3_PROTOCOLS and len(memoryview(data)) <= SINGLE_BYTES:
             fs, root = self.filesystem()
             put_object(fs, f"{root}/{path}", bytes(data))
@@ -390,9 +393,9 @@ StorageLike: TypeAlias = (
 
 
 def as_storage(place: StorageLike) -> Storage:
-    """The storage of a folder, however it is named.
+    """Return the storage of a folder given as a URL, path or storage.
 
     Raises:
-        ConfigError: that is no name.
+        ConfigError: it is none of these.
     """
     return place if isinstance(place, Storage) else Storage(validate_url(place, "a folder"))
