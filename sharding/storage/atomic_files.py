@@ -1,6 +1,6 @@
-"""Files that nobody sees under their names until they are whole: on local disk, and on stores that rename.
+"""Files that appear under their names once they are whole: on local disk, and on stores that rename or put files.
 
-What S3 has instead is in `s3.py`.
+`s3/writes.py` does the same for S3.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ __all__ = [
     "write_pieces",
 ]
 
-Bytes: TypeAlias = Any  # bytes, a memoryview or an array of single bytes, or an Arrow buffer
-_SEND_BYTES = 8 << 20  # a disk is kept busy with as much
+Bytes: TypeAlias = Any  # bytes, a memoryview or array of single bytes, or an Arrow buffer
+_SEND_BYTES = 8 << 20  # enough to keep a disk busy
 _PIECES_A_CALL = 1024  # IOV_MAX of Linux and macOS
-_DESCRIPTORS = "/proc/self/fd"  # each is opened by the name of its number
+_DESCRIPTORS = "/proc/self/fd"  # paths of this process's open files
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _DRAFT_NAMES = re.compile(r"((?:.+/)?)\.([^/]+)\.[0-9a-f]{8}\.part")  # groups: the folder, the name of the file
 
 
 def draft_name(name: str) -> str:
-    """A name for a file while it is written, beside its own: hidden, and no other's."""
+    """Return a hidden, unique name for a file while it is written."""
     return f".{name}.{secrets.token_hex(4)}.part"
 
 
 def draft_target(path: str) -> str:
-    """The file that another is the draft of, left by a write that was killed; empty if it is no draft.
+    """Return the file that a draft, left by a killed write, was to become; empty if the path is no draft.
 
     >>> draft_target("g00001/.x.tfrecord.0123abcd.part"), draft_target("g00001/x.tfrecord")
     ('g00001/x.tfrecord', '')
@@ -55,18 +55,18 @@ def draft_target(path: str) -> str:
 
 
 def make_folder(folder: Path, mode: int = 0o777) -> None:
-    """Make a folder of this machine, and those above it, unless they are there.
+    """Create a local folder and its parents if they are missing.
 
     Raises:
-        NotADirectoryError: a file has the name of one of them, or a link that leads nowhere. So "exists" is said of the
-            file alone that is to be created in it.
+        NotADirectoryError: one of the names is that of a file, or of a link that leads nowhere. Not a FileExistsError,
+            which is kept for the file to be created in the folder.
     """
-    with _told_as_no_folder():
+    with _not_a_directory():
         folder.mkdir(mode, parents=True, exist_ok=True)
 
 
 @contextmanager
-def _told_as_no_folder() -> Iterator[None]:
+def _not_a_directory() -> Iterator[None]:
     try:
         yield
     except FileExistsError as error:
@@ -74,24 +74,24 @@ def _told_as_no_folder() -> Iterator[None]:
 
 
 class Draft(Protocol):
-    """A file that is being written, until `commit` or `discard`; after a `commit` that failed, `discard` it."""
+    """A file that is being written, until `commit` or `discard`; `discard` it after a failed `commit`, too."""
 
     def write(self, *pieces: Bytes) -> None:
-        """Append to it; nothing of the pieces is kept, for their memory is used again."""
+        """Append pieces, whose memory the caller may reuse afterwards."""
 
     def commit(self, *, exclusive: bool = False) -> None:
-        """Make it appear under its name, whole and lasting, in place of a file of that name.
+        """Make the file appear under its name, whole and durable, in place of an existing one.
 
         Raises:
-            FileExistsError: there is one, and the draft was to be `exclusive`.
+            FileExistsError: the file exists, and `exclusive` was asked for.
         """
 
     def discard(self) -> None:
-        """Leave nothing of it."""
+        """Remove the draft."""
 
 
 class LocalDraft:
-    """A file beside the target, linked or renamed to it once its bytes are on the disk (if it is to be `durable`)."""
+    """A file beside the target, linked or renamed to it; if `durable`, once its bytes are on the disk."""
 
     def __init__(self, target: Path, *, durable: bool = True) -> None:
         self._durable = durable
@@ -111,9 +111,9 @@ class LocalDraft:
             self._send()
 
     def _send(self) -> None:
-        """Have the system begin to write what it holds, so that there is little left to wait for at the end.
+        """Start writing to the disk early, so that the final fsync is short.
 
-        What is dirty cannot be dropped: "do not need" makes Linux write it, and it stays in the page cache.
+        ``POSIX_FADV_DONTNEED`` makes Linux write dirty pages, which cannot be dropped; they stay in the page cache.
         """
         held = self._file.tell() - self._sent_bytes
         if held >= _SEND_BYTES and hasattr(os, "posix_fadvise"):  # macOS lacks it
@@ -134,27 +134,27 @@ class LocalDraft:
     def discard(self) -> None:
         with suppress(OSError):  # on a full disk the flush fails again
             self._file.close()
-        with suppress(OSError):  # what made the write fail is what to tell
+        with suppress(OSError):  # the original error matters
             self._draft.unlink()
 
     def _link(self) -> None:
-        """Give it its name, which fails where a rename would replace."""
+        """Give the file its name; unlike a rename, this fails if the name is taken."""
         try:
             os.link(self._draft, self._target)
         except FileExistsError:
-            if self._draft.stat().st_nlink != 2:  # else it is there already: NFS has lost the reply, and asked again
+            if self._draft.stat().st_nlink != 2:  # otherwise NFS lost the reply to a link, and repeated it
                 raise
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            with open(self._target, "xb") as file:  # exclusive, too; but seen before it is whole
+            with open(self._target, "xb") as file:  # also exclusive, but visible before it is whole
                 file.write(self._draft.read_bytes())
                 file.flush()
                 os.fsync(file.fileno())
 
 
 def write_pieces(descriptor: int, pieces: Sequence[Bytes]) -> None:
-    """Write pieces from where they lie, many to a system call."""
+    """Write pieces without copying them, many per system call."""
     views = list(pieces)
     start = 0
     while start < len(views):
@@ -171,15 +171,11 @@ def write_pieces(descriptor: int, pieces: Sequence[Bytes]) -> None:
 
 
 class RemoteDraft:
-    """A file beside the target that the store renames.
-
-    Only of HDFS is it known that the rename is atomic, and exclusive where it has to be; of another store, that it
-    renames.
-    """
+    """A file beside the target, renamed by the store. Only on HDFS is the rename known to be atomic and exclusive."""
 
     def __init__(self, fs: fsspec.AbstractFileSystem, target: str, policy: RetryPolicy, *, renames_exclusively: bool):
         parent, _, name = target.rpartition("/")
-        with _told_as_no_folder():
+        with _not_a_directory():
             fs.makedirs(parent, exist_ok=True)
         self._fs, self._target, self._policy = fs, target, policy
         self._renames_exclusively = renames_exclusively
@@ -188,7 +184,7 @@ class RemoteDraft:
         self._bytes = 0
 
     def write(self, *pieces: Bytes) -> None:
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)  # each write of a client costs
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)  # each call of a client is costly
         self._file.write(data)
         self._bytes += memoryview(data).nbytes
 
@@ -196,7 +192,7 @@ class RemoteDraft:
         self._file.close()
         size = self._fs.info(self._draft)["size"]
         if size != self._bytes:
-            raise IncompleteError(f"{size} bytes were stored of {self._bytes}")
+            raise IncompleteError(f"the store has {size} bytes of {self._bytes}")
         if exclusive and not self._renames_exclusively and self._fs.exists(self._target):
             raise FileExistsError(self._target)
         retry(lambda: self._rename(exclusive), self._policy)
@@ -204,7 +200,7 @@ class RemoteDraft:
     def discard(self) -> None:
         with suppress(Exception):
             self._file.close()
-        with suppress(Exception):  # what made the write fail is what to tell
+        with suppress(Exception):  # the original error matters
             self._fs.rm_file(self._draft)
 
     def _rename(self, exclusive: bool) -> None:
@@ -214,13 +210,13 @@ class RemoteDraft:
         except (FileExistsError, FileNotFoundError):
             if self._fs.exists(self._draft) or not self._fs.exists(self._target):
                 raise
-            # It was renamed before, and the reply was lost.
+            # An earlier attempt renamed it, and its reply was lost.
 
 
 class SpooledDraft:
-    """A temporary local file, put into the store whole, for stores where one PUT is atomic.
+    """A temporary local file, put into the store as a whole, for stores where one PUT is atomic.
 
-    Where the system can open it without (Linux), it has no name to be left behind by one who is killed.
+    On Linux it has no name, so that a killed process leaves nothing.
     """
 
     def __init__(self, fs: fsspec.AbstractFileSystem, target: str, policy: RetryPolicy) -> None:
@@ -247,4 +243,4 @@ class SpooledDraft:
         self._fs.put_file(self._path, self._target, mode="create" if exclusive else "overwrite")
         size, expected = self._fs.info(self._target)["size"], os.path.getsize(self._path)
         if size != expected:
-            raise IncompleteError(f"{size} bytes were stored of {expected}")
+            raise IncompleteError(f"the store has {size} bytes of {expected}")

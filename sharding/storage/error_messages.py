@@ -1,4 +1,4 @@
-"""One line for what a store's client raised: what is wrong, and what to do about it."""
+"""Explains errors of the stores' clients in one line: what is wrong, and what to do about it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _DISK = {
     errno.EMFILE: "too many open files; raise the limit (ulimit -n)",
 }
 PROCESS_LIMIT_REACHED = (
-    "this machine begins no more processes or threads; use fewer --workers, or raise the limit (ulimit -u, or that of "
+    "this machine starts no more processes or threads; use fewer --workers, or raise the limit (ulimit -u, or that of "
     "processes in the container)"
 )
-_REFUSALS = ("can't start new thread", "Failed to launch worker thread")  # Python's RuntimeError, Arrow's
+_REFUSALS = ("can't start new thread", "Failed to launch worker thread")  # of Python, of Arrow
 _HDFS = {
     "QuotaExceeded": "the quota of the folder is used up; free space or choose another folder",
     "could only be replicated to 0 nodes": "no DataNode takes data: they are down or full",
@@ -52,35 +52,35 @@ _HDFS = {
 
 
 def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
-    """What is wrong and what to do about it, in one line.
+    """Say what is wrong and what to do about it, in one line.
 
     Args:
-        error: as the client raised it.
-        protocol: of the store.
-        writing: whether something was being written: then an unknown file is an unknown bucket or folder.
+        error: error raised by the client.
+        protocol: protocol of the store.
+        writing: whether the operation was a write, for which "not found" means the bucket or folder.
 
     >>> explain(OSError(28, "No space left on device"), "file", writing=True)
     'the disk is full; free space or choose another folder'
     """
     name, text = type(error).__name__, str(error)
-    if writing and isinstance(error, NotImplementedError):  # so fsspec says of stores that are only read
+    if writing and isinstance(error, NotImplementedError):  # of read-only file systems of fsspec
         return "nothing can be written to such a store; name a folder on a local disk, S3, HDFS, GCS or Azure"
-    if "Protocol not known" in text:  # of fsspec's registry
+    if "Protocol not known" in text:  # from fsspec's registry
         return f"no file system is called {text.rpartition(' ')[2]!r}; {_PROTOCOLS}"
-    if protocol in _ARCHIVES and isinstance(error, IsADirectoryError):  # fsspec takes no archive for the current folder
+    if protocol in _ARCHIVES and isinstance(
+        error, IsADirectoryError
+    ):  # without a path, fsspec opens the current folder
         return f"no archive is named; name one after ::, as in {protocol}://PATH::ARCHIVE"
-    if "multiple values for keyword argument 'host'" in text:  # fsspec opens chains to such stores no more
-        return "what lies on a store whose URL has a host, such as HDFS, is opened by no chain; copy it to a local disk"
+    if "multiple values for keyword argument 'host'" in text:  # fsspec fails on chains to such stores
+        return "a chained URL cannot open a file on a store whose URL has a host, such as HDFS; copy it to a local disk"
     if of_the_server := _of_the_server(error, protocol):
         return of_the_server
-    if protocol in S3_PROTOCOLS and (
-        told := re.search(r"Invalid bucket name \"(.*?)\":", text)
-    ):  # botocore asks nobody
-        return f"no bucket can be called {told[1]!r}; check the URL"
+    if protocol in S3_PROTOCOLS and (invalid := re.search(r"Invalid bucket name \"(.*?)\":", text)):
+        return f"no bucket can be called {invalid[1]!r}; check the URL"
     code = error_code(error)
     if code in _EXPIRED:
-        goes_on = ": it goes on where it stopped" if writing else ""
-        return f"the credentials have expired ({code}); renew them and start the same command again{goes_on}"
+        resumes = ": it goes on where it stopped" if writing else ""
+        return f"the credentials have expired ({code}); renew them and start the same command again{resumes}"
     if code == "RequestTimeTooSkewed":
         return "the clock of this machine is wrong; set it"
     if protocol in S3_PROTOCOLS and (refused := _refused(error, code)):
@@ -89,7 +89,7 @@ def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
         return _missing(protocol)
     if "NoCredentials" in f"{name} {text}":
         return (
-            "permission denied, for no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+            "permission denied: no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
             "AWS_PROFILE, or FSSPEC_S3_ANON=true for a public bucket"
         )
     if (
@@ -107,7 +107,9 @@ def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
                 return meaning
     if code in _BUSY:
         return f"the store asks for fewer requests ({code}); use fewer --workers, or try later"
-    if not text and any(kind.__name__ == "TimeoutError" for kind in type(error).__mro__):  # asyncio has its own, too
+    if not text and any(
+        kind.__name__ == "TimeoutError" for kind in type(error).__mro__
+    ):  # asyncio has a TimeoutError of its own
         return f"no answer came in time ({name})"
     if code:
         name, text = code, re.sub(r"^\[Errno \d+\] ", "", text)
@@ -116,38 +118,36 @@ def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
 
 
 def is_process_limit(error: BaseException) -> bool:
-    """Whether an error says that no process or thread could be begun.
+    """Whether an error means that no process or thread could be started.
 
     >>> is_process_limit(RuntimeError("can't start new thread")), is_process_limit(BlockingIOError(11, "fork"))
     (True, True)
     """
     if isinstance(error, BlockingIOError) or any(refusal in str(error) for refusal in _REFUSALS):
         return True
-    return error.__context__ is not None and is_process_limit(error.__context__)  # cleaning up fails next
+    return error.__context__ is not None and is_process_limit(error.__context__)  # the clean-up failed as well
 
 
 def _of_the_server(error: BaseException, protocol: str) -> str:
-    """What is wrong with a server as such, whatever it was asked; empty if nothing is known to be."""
+    """Explain what is wrong with the server itself, whatever the request; empty if unknown."""
     where = "the endpoint (AWS_ENDPOINT_URL)" if protocol in S3_PROTOCOLS else "the URL"
     if isinstance(error, NotS3Error):
-        return f"what answers there is no S3 store, but sends {error}; check {where}: its host and its port"
+        return f"the server is no S3 store: it sends {error}; check {where}: its host and its port"
     if is_unknown_host(error):
-        return f"no host of that name is known here; check {where}"
+        return f"the host name is unknown here; check {where}"
     if is_tls_failure(error):
-        told = re.search(
-            r"certificate verify failed: ([^(\]]*[^(\] ])", " ".join(str(link) for link in cause_chain(error))
-        )
-        if not told:
+        reason = re.search(r"certificate verify failed: ([^(\]]*[^(\] ])", " ".join(map(str, cause_chain(error))))
+        if not reason:
             return f"the server speaks no TLS there, or another version; check {where}, its scheme and its port"
         setting = "AWS_CA_BUNDLE" if protocol in S3_PROTOCOLS else "SSL_CERT_FILE"
         return (
-            f"the server's certificate is not trusted ({told[1]}); if it is right, name a file with the certificate of "
-            f"its authority ({setting})"
+            f"the server's certificate is not trusted ({reason[1]}); if it is right, name a file with the "
+            f"certificate of its authority ({setting})"
         )
     if protocol in S3_PROTOCOLS and (
         isinstance(error, RecursionError) or is_redirect_loop(error)
     ):  # botocore follows, too
-        return f"the store redirects to no place that it names; check the region (AWS_DEFAULT_REGION) and {where}"
+        return f"the store redirects without naming a place; check the region (AWS_DEFAULT_REGION) and {where}"
     if is_redirect_loop(error):
         return f"the server redirects in circles, as some do to ask for a login; check {where}"
     if any(
@@ -155,19 +155,19 @@ def _of_the_server(error: BaseException, protocol: str) -> str:
         for link in cause_chain(error)
         for mark in _NO_HTTP
     ):
-        return f"what answers there speaks no HTTP; check {where}, its scheme and its port"
+        return f"the server speaks no HTTP there; check {where}, its scheme and its port"
     return ""
 
 
 def _refused(error: BaseException, code: str) -> str:
-    """What S3 means by a refusal whose code alone does not tell; empty if there is no more to say."""
+    """Explain a refusal of S3 that needs more than its code; empty if there is no more to say."""
     reply = s3_response(error)
     about = reply.get("ResponseMetadata", {})
     if code in _ELSEWHERE or code in _OTHER_REGION:
         region = reply["Error"].get("Region") or about.get("HTTPHeaders", {}).get("x-amz-bucket-region", "")
-        told = f", {region}" if region else ""
+        named = f", {region}" if region else ""
         return (
-            f"the bucket is in another region{told}, or at another endpoint ({code}); set AWS_DEFAULT_REGION or "
+            f"the bucket is in another region{named}, or at another endpoint ({code}); set AWS_DEFAULT_REGION or "
             "AWS_ENDPOINT_URL"
         )
     status = about.get("HTTPStatusCode")
@@ -180,7 +180,7 @@ def _refused(error: BaseException, code: str) -> str:
         return f"the server takes no such requests ({code}); check that the endpoint (AWS_ENDPOINT_URL) is one of S3"
     if status in (401, 403) and code in ("", "401"):
         return f"permission denied; {_remedy('s3')}"
-    if status is not None and not code:  # a page of a proxy, or of a web server
+    if status is not None and not code:  # the page of a proxy or web server
         return f"the server answers {status}, and not as S3 does; check the endpoint (AWS_ENDPOINT_URL)"
     return ""
 

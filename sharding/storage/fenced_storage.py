@@ -1,6 +1,6 @@
-"""Storage that asks before each write, and before each attempt at one, whether its process may still write there.
+"""Storage that checks before each attempt at a write whether its process may still write there.
 
-A process that stood still, or whose store did, may have been taken over: what it had begun must not come to pass then.
+A process that was suspended, or whose store was, may have lost its lease. Its pending writes must then not happen.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ __all__ = ["FencedStorage", "fence_for_workers", "fence_storage"]
 
 T = TypeVar("T")
 _READS = ("read", "list", "look for", "reach", "open")
-_SURE_SECONDS = 5.0  # for which a process believes what it saw: others wait for 30 s before they take over
-_seen: dict[str, float] = {}  # when this process saw the mark of a token
+_SURE_SECONDS = 5.0  # between looks at the lease file; others wait for 30 s before they take over
+_seen: dict[str, float] = {}  # when this process last saw the lease file of a token
 
 
 class Fence(Protocol):
-    """What knows whether a process may write."""
+    """Decides whether a process may write."""
 
     def guard(self) -> None:
-        """Raise DestinationError if it may not."""
+        """Raise a DestinationError if it may not."""
 
 
 @dataclass(frozen=True, slots=True)
 class FencedStorage(Storage):
-    """A folder whose every change is asked for first."""
+    """A folder in which each change first has to pass a fence."""
 
     fence: Fence = field(kw_only=True, compare=False)
 
@@ -56,7 +56,7 @@ class FencedStorage(Storage):
 
     def write_all(self, files: Mapping[str, bytes | pa.Buffer]) -> None:
         """See `Storage`."""
-        self.fence.guard()  # here, so that not each of the threads has to ask
+        self.fence.guard()  # once, and not in each thread
         Storage.write_all(self, files)
 
     def _draft(self, path: str, *, durable: bool = True) -> Draft:
@@ -80,8 +80,8 @@ class _FencedDraft:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
-    """The mark of a lease, as processes see it that do not hold it themselves."""
+class _LeaseFile:
+    """The fence of processes that work for the holder of a lease: they look at its file."""
 
     storage: Storage
     token: str
@@ -96,17 +96,19 @@ class _Mark:
 
 
 def fence_storage(storage: Storage, lease: Lease) -> FencedStorage:
-    """The storage of who holds a lease."""
+    """The storage of a process that holds a lease."""
     return FencedStorage(storage.url, storage.options, storage.retries, fence=lease)
 
 
 def fence_for_workers(storage: Storage, destination: Storage, lease: Lease) -> FencedStorage:
-    """The same for the processes that work for it, on this machine or others.
+    """The storage of processes that work for the holder of a lease, on this machine or others.
 
     Args:
-        storage: to write to.
-        destination: that the lease is of.
-        lease: held.
+        storage: folder to write to.
+        destination: destination of the lease.
+        lease: lease of the calling process.
     """
-    place = Storage(destination.locate(), destination.options, destination.retries)  # they may have another folder
-    return FencedStorage(storage.locate(), storage.options, storage.retries, fence=_Mark(place, lease.token))
+    place = Storage(
+        destination.locate(), destination.options, destination.retries
+    )  # absolute: they may have another working directory
+    return FencedStorage(storage.locate(), storage.options, storage.retries, fence=_LeaseFile(place, lease.token))

@@ -1,6 +1,6 @@
-"""Files of a dataset read as streams: hashed block by block, or at hand as one mapped buffer, whatever their size.
+"""Reads files of any size: in blocks, as a size and checksum, or decompressed into one mapped buffer.
 
-What is held in memory is a block a file. Not here: what the bytes mean.
+Only one block per file is held in memory.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from .storage import Storage
 __all__ = ["FileInfo", "digest_file", "iterate_blocks", "open_decompressed"]
 
 _BLOCK_BYTES = 8 << 20
-_INFLATE_BYTES = 1 << 12  # compressed bytes that a fault may cost: what comes before is decompressed byte by byte
+_INFLATE_BYTES = 1 << 12  # decompressed at a time, and byte by byte up to a fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileInfo:
-    """What a file holds, in short."""
+    """Size and checksum of a file."""
 
     bytes: int
     checksum: str
 
 
 def iterate_blocks(storage: Storage, path: str, size: int | None = None) -> Iterator[memoryview]:
-    """The bytes of a file, some MiB at a time.
+    """Yield the bytes of a file in blocks.
 
     Args:
-        storage: that holds it.
-        path: of the file.
-        size: of the file, if it is known: one of a block or less is had by one request.
+        storage: folder of the file.
+        path: path of the file.
+        size: bytes of the file, if known; up to one block is read in one request.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the file does not exist.
         StorageError: the store refuses.
     """
     if storage.local_path is not None:
@@ -56,12 +56,12 @@ def iterate_blocks(storage: Storage, path: str, size: int | None = None) -> Iter
 
 
 def digest_file(storage: Storage, path: str, size: int | None = None) -> FileInfo | None:
-    """Size and checksum of a file, or None if there is none.
+    """Return size and checksum of a file, or None if it does not exist.
 
     Args:
-        storage: that holds it.
-        path: of the file.
-        size: of the file, if it was listed.
+        storage: folder of the file.
+        path: path of the file.
+        size: bytes of the file, if known.
 
     Raises:
         StorageError: the store refuses.
@@ -80,23 +80,25 @@ def digest_file(storage: Storage, path: str, size: int | None = None) -> FileInf
 def open_decompressed(
     storage: Storage, path: str, compression: str = "none", *, size: int | None = None
 ) -> Iterator[pa.Buffer]:
-    """The whole of a file, decompressed as far as it can be: a mapped file of this machine, a temporary one if need be.
+    """Yield the content of a file, decompressed up to the first fault, as a mapped buffer.
+
+    Remote and compressed files are first written to a temporary file.
 
     Args:
-        storage: that holds it.
-        path: of the file.
-        compression: of the whole file, as `formats.tfrecord.compress` did it.
-        size: of the file as it is stored, if it is known.
+        storage: folder of the file.
+        path: path of the file.
+        compression: compression of the whole file, as by `formats.tfrecord.compress`.
+        size: stored bytes of the file, if known.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the file does not exist.
         StorageError: the store refuses.
     """
     if storage.local_path is not None and compression == "none":
         yield storage.map(path)
         return
     blocks: Iterator[bytes | memoryview] = iterate_blocks(storage, path, size)
-    with tempfile.TemporaryFile() as copy:  # it has no name to be left behind by one who is killed
+    with tempfile.TemporaryFile() as copy:  # nameless, so that a killed process leaves nothing
         for block in blocks if compression == "none" else _inflate(blocks):
             copy.write(block)
         copy.flush()
@@ -104,7 +106,7 @@ def open_decompressed(
 
 
 def _inflate(blocks: Iterator[bytes | memoryview]) -> Iterator[bytes]:
-    """What gzip or zlib data decompresses to, up to the first fault in it."""
+    """Decompress gzip or zlib data up to its first fault."""
     stream = zlib.decompressobj(wbits=47)
     for block in blocks:
         for start in range(0, len(block), _INFLATE_BYTES):

@@ -1,7 +1,7 @@
-"""Files on web servers: fsspec's file system, but that it tells errors apart, and reads parts and pages exactly.
+"""Files on web servers: fsspec's file system with exact errors, ranges and directory pages.
 
-fsspec takes any refusal for a file that is not there, a part that ends too soon for all of it, and finds the links of
-a page by a pattern. Not here: what the pages list (`sources/files.py`).
+fsspec itself takes any refusal for a missing file and a truncated range for a whole one, and finds the links of a page
+by a pattern. How listings become sources is in `sources/files/`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,27 @@ from .urls import public_url
 
 __all__ = ["WebFileSystem", "page_links"]
 
-_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)  # by default a file has 300 s to arrive
-_PAGES = 16  # read at a time
+_TIMEOUT = aiohttp.ClientTimeout(
+    total=None, sock_connect=10, sock_read=30
+)  # by default the whole file has to arrive in 300 s
+_PAGES = 16  # read in parallel
 _PAGE = re.compile(
     rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)\b",
     re.IGNORECASE | re.DOTALL,
 )
-_PAGE_BYTES = 1024  # in which a page shows that it is one
-_COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zstd")  # servers may say so of a file that is stored as it is
+_PAGE_BYTES = 1024  # enough to recognize a page
+_COMPRESSED = (
+    ".gz",
+    ".tgz",
+    ".bz2",
+    ".xz",
+    ".zst",
+    ".zstd",
+)  # servers may declare these encoded, although they are stored so
 
 
 class HTTPError(OSError):
-    """A server's refusal."""
+    """A refusal by a server."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(f"{status} {reason}")
@@ -50,25 +59,25 @@ _REFUSALS = (FileNotFoundError, PermissionError, HTTPError)
 
 
 class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
-    """The files of all web servers, by their URLs. Takes what fsspec's own takes."""
+    """The files of all web servers, by URL; takes the options of fsspec's file system."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         given: dict[str, Any] = kwargs.get("client_kwargs") or {}
         headers = {"Accept-Encoding": "identity", **given.get("headers", {})}
-        # What is sent compressed in spite of that is not decompressed: sizes and ranges are of what is sent.
+        # Replies that are compressed nevertheless are not decompressed: sizes and ranges count the bytes sent.
         self.client_kwargs = {"timeout": _TIMEOUT, "auto_decompress": False, **given, "headers": headers}
 
     def serves_ranges(self, url: str) -> bool:
-        """Whether the server sends a part of a file where it is asked for one."""
+        """Whether the server honours a range request for a file."""
         return bool(sync(self.loop, self._look, "GET", url)["partial"])
 
     def serves_html(self, url: str) -> bool:
-        """Whether what comes for a file is a page in HTML."""
+        """Whether the server sends an HTML page for a file."""
         return bool(_PAGE.match(sync(self.loop, self._start_of, url, _PAGE_BYTES)))
 
     def stream(self, url: str) -> IO[bytes]:
-        """A file to be read once, from its start to its end; a read returns what is there, nothing at the end."""
+        """Open a file for one sequential read; `read` returns what has arrived, and nothing at the end."""
         session = sync(self.loop, self.set_session)
         stream: IO[bytes] = HTTPStreamFile(self, url, loop=self.loop, session=session, **self.kwargs)
         return stream
@@ -76,7 +85,7 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
     def find(
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **_: Any
     ) -> Any:
-        """The files that a page lists, and the pages below it; each page is asked for again if it fails to come."""
+        """List the files on a page and on the pages below it, with retries."""
         found: dict[str, dict[str, Any]] = {}
         folders = [path]
         with ThreadPoolExecutor(_PAGES) as threads:
@@ -89,7 +98,7 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         return dict(sorted(found.items())) if detail else sorted(found)
 
     def glob(self, path: str, maxdepth: int | None = None, detail: bool = False, **_: Any) -> Any:
-        """The files and folders whose names match, without escapes. A question mark begins a query."""
+        """Find the files and folders whose unescaped names match; a question mark starts a query."""
         start = path.find("/", path.find("://") + 3) + 1
         fixed = re.split(r"[*[]", path[start:])[0].rpartition("/")[0]
         root = path[: start + len(fixed) + bool(fixed)]
@@ -105,7 +114,7 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         try:
             found = await self._look("HEAD", url)
         except (*_REFUSALS, aiohttp.ClientResponseError, aiohttp.ServerDisconnectedError):
-            found = {}  # some servers, and signed links, allow GET alone
+            found = {}  # some servers, and signed links, allow only GET
         if not found.get("size"):
             try:
                 found = await self._look("GET", url)
@@ -118,9 +127,9 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         return await asyncio.wait_for(self._head(method, url), request_limit_seconds(0))
 
     async def _head(self, method: str, url: str) -> dict[str, Any]:
-        """What the server says of a file, by its reply to HEAD or, to GET, of its first byte."""
+        """Read a file's metadata from the reply to HEAD, or to GET for its first byte."""
         session = await self.set_session()
-        options = {"allow_redirects": True, **(self._asking_for(0, 1) if method == "GET" else self.kwargs)}
+        options = {"allow_redirects": True, **(self._range_options(0, 1) if method == "GET" else self.kwargs)}
         async with session.request(method, self.encode_url(url), **options) as reply:
             headers = reply.headers
             _, total = _content_range(headers)
@@ -154,7 +163,7 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
             return data
         pieces: list[bytes] = []
         position = start
-        while position < end:  # a server may send less at a time than it is asked for
+        while position < end:  # a server may send less than requested
             pieces.append(await asyncio.wait_for(self._part(url, position, end), request_limit_seconds(end - position)))
             position += len(pieces[-1])
         return b"".join(pieces)
@@ -169,12 +178,12 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         return data
 
     async def _start_of(self, url: str, size: int) -> bytes:
-        """The first bytes of a file, all of them if it has no more."""
+        """Return the first `size` bytes of a file, or all of a smaller one."""
         return await asyncio.wait_for(self._first(url, size), request_limit_seconds(size))
 
     async def _first(self, url: str, size: int) -> bytes:
         session = await self.set_session()
-        async with session.get(self.encode_url(url), **self._asking_for(0, size)) as reply:
+        async with session.get(self.encode_url(url), **self._range_options(0, size)) as reply:
             self._raise_not_found_for_status(reply, url)
             data = b""
             while len(data) < size and (piece := await reply.content.read(size - len(data))):
@@ -182,23 +191,23 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         return data
 
     async def _part(self, url: str, start: int, end: int) -> bytes:
-        """Some bytes from `start` on."""
+        """Return at least one byte from `start` on."""
         session = await self.set_session()
-        async with session.get(self.encode_url(url), **self._asking_for(start, end)) as reply:
+        async with session.get(self.encode_url(url), **self._range_options(start, end)) as reply:
             self._raise_not_found_for_status(reply, url)
             whole = start == 0 and _number(reply.headers.get("Content-Length")) == end
             if reply.status != 206 and not whole:
                 raise RangesError.of(public_url(url))
             first, _ = _content_range(reply.headers)
             if reply.status == 206 and first not in (None, start):
-                raise OSError(f"bytes from {first} on arrived where those from {start} on were asked for")
+                raise OSError(f"bytes from {first} on arrived where those from {start} on were requested")
             data: bytes = await reply.read()
         if not data:
-            raise IncompleteError(f"no bytes arrived of the {end - start} from byte {start} on")
+            raise IncompleteError(f"none of the {end - start} bytes from byte {start} on arrived")
         return data
 
-    def _asking_for(self, start: int, end: int) -> dict[str, Any]:
-        """Options of a request for the bytes [start, end)."""
+    def _range_options(self, start: int, end: int) -> dict[str, Any]:
+        """Request options for the bytes [start, end)."""
         return {**self.kwargs, "headers": {**self.kwargs.get("headers", {}), "Range": f"bytes={start}-{end - 1}"}}
 
     async def _ls_real(self, url: str, detail: bool = True, **_: Any) -> Any:
@@ -217,26 +226,26 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         return [{"name": n, "size": None, "type": "directory" if n.endswith("/") else "file"} for n in names]
 
     def _raise_not_found_for_status(self, response: aiohttp.ClientResponse, url: str) -> None:
-        """Refuse a reply that is none, or not of the file as it is stored."""
+        """Raise for an error status, or a reply that is not the file as stored."""
         status, reason = response.status, response.reason or ""
         if status in (404, 410):
             raise FileNotFoundError(url)
         if status in (401, 403):
             raise PermissionError(f"{status} {reason}")
-        if status >= 300:  # that names no other place: those that do are followed
+        if status >= 300:  # redirects to another place were followed already
             raise HTTPError(status, reason)
         encoding = response.headers.get("Content-Encoding", "identity")
         if encoding not in ("", "identity") and not urlsplit(url).path.lower().endswith(_COMPRESSED):
             raise StorageError(
                 f"cannot read {public_url(url)}: the server sends it compressed (Content-Encoding: {encoding}), though "
-                "it is asked not to; have the server send it as it is, or copy the file to a local disk"
+                "asked not to; have the server send it uncompressed, or copy the file to a local disk"
             )
 
 
 def _content_range(headers: Mapping[str, str]) -> tuple[int | None, int | None]:
-    """The first byte, and the size of the file, that a reply tells."""
-    told = re.match(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", headers.get("Content-Range", ""))
-    return (_number(told[1]), _number(told[2])) if told else (None, None)
+    """The first byte and the file size from the Content-Range header; None if absent."""
+    found = re.match(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", headers.get("Content-Range", ""))
+    return (_number(found[1]), _number(found[2])) if found else (None, None)
 
 
 def _mimetype(headers: Mapping[str, str]) -> str:
@@ -248,11 +257,11 @@ def _number(text: str | None) -> int | None:
 
 
 def page_links(page: str, url: str) -> list[str]:
-    """What a page links to in the folder that it lists: relative, escaped alike whatever the page does, and sorted.
+    """Return the sorted links of a page into the folder that it lists, relative and uniformly escaped.
 
     Args:
         page: HTML.
-        url: of the page.
+        url: URL of the page.
 
     >>> page_links("<a href=../>up</a> <a href='./a:b?x=1'> <A HREF='/d/it&#39;s/'>", "http://host/d")
     ['a%3Ab', 'it%27s/']
@@ -265,14 +274,14 @@ def page_links(page: str, url: str) -> list[str]:
     found = set()
     for link in parser.links:
         try:
-            there = urlsplit(urljoin(f"{base.scheme}://{base.netloc}{root}", link))
-        except ValueError:  # it is no URL
+            target = urlsplit(urljoin(f"{base.scheme}://{base.netloc}{root}", link))
+        except ValueError:  # not a URL
             continue
-        parts = _plain_parts(there.path)
+        parts = _plain_parts(target.path)
         below = parts[len(above) :]
         if (
-            there.scheme in ("http", "https")
-            and there.hostname == base.hostname
+            target.scheme in ("http", "https")
+            and target.hostname == base.hostname
             and parts[: len(above)] == above
             and any(below)
             and not {b".", b".."} & set(below)

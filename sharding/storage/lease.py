@@ -1,10 +1,10 @@
-"""One writer at a destination, to build, append, repair, clean or export: a file says who it is, kept fresh meanwhile.
+"""A lease admits one writer to a destination: a file that names the holder, kept fresh by a heartbeat.
 
-A holder on this machine that is no more is known at once, by its process; one elsewhere by its beat, which has stopped.
-No clocks are compared between machines.
+A holder on this machine is alive if its process is; one elsewhere is dead if its heartbeat has stopped. Clocks of
+different machines are never compared.
 
-A beat that comes late may come when another has taken over, and cover its mark. So each is one attempt, made once it is
-known that the mark is still the own; and who cannot tell whether it covered another's gives up.
+A late heartbeat may overwrite the lease file of a process that has taken over. So each is a single attempt, made after
+a look at the file, and a holder that cannot rule out that it overwrote another's lease gives up.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ __all__ = [
 LEASE_NAME = "_building.json"
 TAKEOVER_PREFIX = "_building.takeover-"  # a token and .json follow
 _BEAT_SECONDS = 5.0
-_SILENT_SECONDS = 30.0  # a holder elsewhere whose beat stands still for so long is gone: six beats
-_LEFT_SECONDS = 300.0  # and one here, whose process lives on, as a notebook's does that could not give it back
-_TAKEOVER_SECONDS = 2.0  # which one needs at least to look at the destination that it took over
-_TAKEOVERS = 10  # attempts, each of which fails for what others did meanwhile, or left
+_SILENT_SECONDS = 30.0  # six beats without one, and a holder elsewhere is dead
+_LEFT_SECONDS = 300.0  # the same for one here whose process lives, as a notebook that failed to release it
+_TAKEOVER_SECONDS = 2.0  # the least time that a new holder needs before it changes the destination
+_TAKEOVERS = 10  # attempts; each may fail because of what others do meanwhile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who writes at a destination.
+    """The content of a lease file: who writes at a destination.
 
     Attributes:
-        token: of this holding, and no other.
-        host, boot, pid, started: the process: its machine, that machine's boot, and when the process started there.
-        beat: grows as long as the process lives.
-        at: when that was, in seconds of its machine's clock; 0: it does not say.
-        released: it ended in good order, and left work to be gone on with.
-        plan: fingerprint of what it builds; until that is known, of what the holder before it built, or empty.
-        about: for whoever finds the file.
+        token: unique id of the lease.
+        host, boot, pid, started: the process, by its machine, the machine's boot, its number and its start.
+        beat: number of heartbeats.
+        at: time of the last heartbeat, in seconds of the machine's monotonic clock; 0 if unknown.
+        released: whether the holder ended properly and left work to resume.
+        plan: fingerprint of what it builds; until that is known, that of the previous holder, or empty.
+        about: description for readers of the file: task, source, spill folder.
     """
 
     token: str
@@ -87,17 +87,17 @@ class Holder:
 
     @property
     def task(self) -> str:
-        """What it does there: ``build``, ``append``, ``repair``, ``clean`` or ``export``."""
+        """Its task: ``build``, ``append``, ``repair``, ``clean`` or ``export``."""
         return self.about.get("task", "build")
 
     @property
     def unfinished_task(self) -> str:
-        """What was begun there and has not ended: its task; of one that cleans, that of the one it cleans up after."""
+        """The task that has not ended at the destination: its own, or for a clean the one that it cleans up after."""
         return self.about.get("after", self.task)
 
     @property
     def is_local(self) -> bool:
-        """Whether it is, or was, a process of this machine since its last boot."""
+        """Whether it is a process of this machine since the last boot, alive or dead."""
         return (self.host, self.boot) == (socket.gethostname(), boot_id())
 
     @property
@@ -112,7 +112,7 @@ class Holder:
 
     @classmethod
     def decode(cls, data: bytes) -> Holder:
-        """The inverse of `encode`; of a file that was cut short, or is of another version, what can be told."""
+        """The inverse of `encode`; of a truncated file, or one of another version, whatever can be read."""
         unknown: dict[str, Any] = {"token": f"unreadable-{xxhash.xxh3_64_hexdigest(data)}", "host": "", "boot": ""}
         unknown |= {"pid": 0, "started": "", "about": {}}
         try:
@@ -123,7 +123,7 @@ class Holder:
             return cls(**unknown)
 
 
-_held_here: set[str] = set()  # tokens of this process
+_held_here: set[str] = set()  # tokens of the leases that this process holds
 
 
 def _me(about: Mapping[str, str]) -> Holder:
@@ -139,24 +139,24 @@ def _me(about: Mapping[str, str]) -> Holder:
 
 
 def is_lease_file(name: str) -> bool:
-    """Whether a file of a folder is one of these that say who writes there."""
+    """Whether a file name is that of a lease, or of a takeover."""
     return name == LEASE_NAME or (name.startswith(TAKEOVER_PREFIX) and name.endswith(".json"))
 
 
 def is_lease_draft(name: str) -> bool:
-    """Whether a file of a folder is what one leaves that was killed as it wrote one of these marks."""
+    """Whether a file name is that of an unfinished lease file, whose writer was killed."""
     return is_lease_file(draft_target(name))
 
 
 def boot_id() -> str:
-    """What process numbers are good for: a start of the machine, a container. Empty where the kernel is silent."""
+    """Identify the scope of process numbers: a boot of the machine and a container; empty if unknown."""
     with suppress(OSError):
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     return ""
 
 
 def process_start_ticks(pid: int) -> str:
-    """When a process started, in the kernel's ticks; empty if none of that number runs."""
+    """When a process started, in ticks of the kernel; empty if no such process runs."""
     with suppress(OSError, IndexError):
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if state in "ZX" else fields[18]
@@ -164,7 +164,7 @@ def process_start_ticks(pid: int) -> str:
 
 
 def read_holder(storage: Storage, name: str = LEASE_NAME) -> Holder | None:
-    """Who holds, or held, a destination; None if nobody does."""
+    """Read who holds, or held, a destination; None without a lease file."""
     try:
         return Holder.decode(storage.read(name))
     except FileNotFoundError:
@@ -172,7 +172,7 @@ def read_holder(storage: Storage, name: str = LEASE_NAME) -> Holder | None:
 
 
 def is_held(storage: Storage, holder: Holder, name: str = LEASE_NAME) -> bool:
-    """Whether a holder lives; where only its beat can tell, this takes up to half a minute."""
+    """Whether a holder is alive; if only its heartbeat can tell, this takes up to half a minute."""
     if holder.has_ended:
         return False
     if holder.is_local:
@@ -189,19 +189,19 @@ def is_held(storage: Storage, holder: Holder, name: str = LEASE_NAME) -> bool:
 
 
 class Lease:
-    """The right to write at a destination, kept fresh in the background; use as a context manager.
+    """The right to write at a destination, kept fresh in the background; a context manager.
 
     Attributes:
-        previous: who held it before and left without tidying up, or None.
+        previous: the former holder, if it left without cleaning up, or None.
     """
 
     def __init__(self, storage: Storage, me: Holder, previous: Holder | None) -> None:
         self._storage = storage
         self._once = replace(storage, retries=RetryPolicy(attempts=1))
-        self._me = me  # as the mark is known to say
-        self._fresh = time.monotonic()  # when it was begun to be written
+        self._me = me  # the last known content of the lease file
+        self._fresh = time.monotonic()  # start of its last write
         self.previous = previous
-        self._lost = ""  # or why
+        self._lost = ""  # why the lease was lost
         self._stop = threading.Event()
         self._lock = threading.RLock()
         self._thread = threading.Thread(target=self._keep_fresh, name="ringfeed-lease", daemon=True)
@@ -218,53 +218,57 @@ class Lease:
 
     @property
     def token(self) -> str:
-        """Of this holding, and no other."""
+        """Unique id of the lease."""
         return self._me.token
 
     def record_plan(self, fingerprint: str) -> None:
-        """Write down what is being built.
+        """Record what is built in the lease file.
 
         Raises:
-            DestinationError: another holds the destination.
+            DestinationError: another process holds the destination.
             StorageError: the store refuses.
         """
         self._storage.run("write", LEASE_NAME, lambda: self._write(plan=fingerprint))
 
     def check(self) -> None:
-        """Refuse to go on once another holds the destination.
+        """Look at the lease file, and raise if another process holds the destination.
 
         Raises:
-            DestinationError: it does, or may.
+            DestinationError: another process holds it, or may hold it.
             StorageError: the store refuses.
         """
         self._look(self._storage)
 
     def check_once(self) -> None:
-        """`check`, at one attempt."""
+        """`check` in one attempt."""
         self._look(self._once)
 
     def guard(self) -> None:
-        """`check`, where the mark was not renewed for some seconds: nobody takes over before.
+        """`check`, unless the lease was renewed a few seconds ago, before which nobody can take over.
 
         Raises:
-            DestinationError: as there.
-            StorageError: as there.
+            DestinationError: another process holds the destination, or may hold it.
+            StorageError: the store refuses.
         """
         self.check_known()
         if time.monotonic() - self._fresh > _SILENT_SECONDS / 3:
             self.check()
 
     def check_known(self) -> None:
-        """Refuse to go on once it is known that another holds the destination; asks nobody.
+        """Raise if the lease is known to be lost, without a request.
 
         Raises:
-            DestinationError: it is.
+            DestinationError: it is lost.
         """
         if self._lost:
             raise DestinationError(self._lost)
 
     def release(self, *, keep: bool) -> RingfeedError | None:
-        """Give it back: with no trace, or as one whose work is to be gone on with; or return what was in the way."""
+        """Release the lease; return the error if that fails.
+
+        Args:
+            keep: whether to keep the lease file, marked as released, for a build to resume; else it is removed.
+        """
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -281,23 +285,23 @@ class Lease:
 
     def _keep_fresh(self) -> None:
         while not self._stop.wait(_BEAT_SECONDS):
-            with suppress(RingfeedError, OSError):  # the store is away for a moment; what builds will say so
+            with suppress(RingfeedError, OSError):  # the store is away for a moment; the build itself reports it
                 self._write(beat=self._me.beat + 1)
             if self._lost:
                 return
 
     def _look(self, storage: Storage) -> None:
-        """See whose the mark is."""
+        """Read the lease file, and raise if the lease is lost."""
         with self._lock:
             seen = read_holder(storage)
             self._lost = self._lost or describe_loss(self._storage, seen, self.token)
-            if seen is not None and not self._lost and seen != self._me:  # a write that seemed to fail came to pass
+            if seen is not None and not self._lost and seen != self._me:  # a write that reported a failure succeeded
                 self._doubt()
                 self._me = seen
             self.check_known()
 
     def _write(self, **changes: Any) -> None:
-        """Write the mark, at one attempt, where it is known to be the own."""
+        """Write the lease file in one attempt, after a look that it is still our own."""
         with self._lock:
             self._look(self._once)
             begun = time.monotonic()
@@ -314,21 +318,27 @@ class Lease:
             self._once.remove(LEASE_NAME)
 
     def _doubt(self) -> None:
-        """Give up if another may have taken over, and its mark was covered."""
+        """Give up if another process may have taken over, whose lease file we have overwritten."""
         if (silent := time.monotonic() - self._fresh) > _SILENT_SECONDS:
             self._lost = (
-                f"another process may have taken {self._storage.locate()} over, for {LEASE_NAME} there could not be "
+                f"another process may have taken {self._storage.locate()} over: {LEASE_NAME} there could not be "
                 f"renewed for {silent:.0f} s; nothing more is written; start the same command again"
             )
 
 
 def describe_loss(storage: Storage, seen: Holder | None, token: str) -> str:
-    """What to tell a holder of a token, if the mark that is seen is not its own; empty if it is."""
+    """Explain to the holder of a token why its lease is lost; empty if the lease file is its own.
+
+    Args:
+        storage: the destination.
+        seen: content of the lease file, or None if it is gone.
+        token: token of the lease.
+    """
     where = storage.locate()
     if seen is None:
         return (
-            f"{where} was removed or cleaned up while it was written to, for {LEASE_NAME} is gone; nothing more is "
-            f"written; be rid of what is left with: shard-dataset clean {shlex.quote(where)}"
+            f"{where} was removed or cleaned up while it was written to: {LEASE_NAME} is gone; nothing more is "
+            f"written; remove leftovers with: shard-dataset clean {shlex.quote(where)}"
         )
     if seen.token != token:
         return f"{where} was taken over by another process while this one stood still; nothing more is written"
@@ -337,7 +347,11 @@ def describe_loss(storage: Storage, seen: Holder | None, token: str) -> str:
 
 @contextmanager
 def hold_lease(storage: Storage, about: Mapping[str, str]) -> Iterator[Lease]:
-    """Take a destination for one's own; the caller releases it.
+    """Acquire the lease on a destination and keep it fresh for the body; the caller releases it.
+
+    Args:
+        storage: the destination.
+        about: description for the lease file.
 
     Raises:
         DestinationError: another process writes there.
@@ -353,7 +367,7 @@ def hold_lease(storage: Storage, about: Mapping[str, str]) -> Iterator[Lease]:
         except FileExistsError:
             previous = _take_over(storage, me)
         except StorageError:
-            with suppress(RingfeedError):  # it was made for the mark, which nobody may ever write
+            with suppress(RingfeedError):  # the folder was created for the lease file, which could not be written
                 storage.remove_folders(absent)
             raise
         with Lease(storage, _following(me, previous), previous) as lease:
@@ -365,15 +379,15 @@ def hold_lease(storage: Storage, about: Mapping[str, str]) -> Iterator[Lease]:
 
 
 def _following(me: Holder, previous: Holder | None) -> Holder:
-    """A holder that has nothing to tell yet but what the one before it built."""
+    """A new holder that keeps the plan of the previous one until it has its own."""
     return me if previous is None else replace(me, plan=previous.plan)
 
 
 def _take_over(storage: Storage, me: Holder) -> Holder | None:
-    """Put oneself in the place of a holder that is gone. Of several that try, one succeeds."""
+    """Take the lease over from a dead holder. Of several processes that try, one succeeds."""
     for _ in range(_TAKEOVERS):
         holder = read_holder(storage)
-        if holder is None:  # it was given back meanwhile: whoever creates it now has it
+        if holder is None:  # it was released meanwhile: whoever creates the file now holds it
             with suppress(FileExistsError):
                 storage.create(LEASE_NAME, me.encode())
                 return None
@@ -387,7 +401,7 @@ def _take_over(storage: Storage, me: Holder) -> Holder | None:
             rival = read_holder(storage, name)
             if rival is not None and is_held(storage, rival, name):
                 raise DestinationError(describe_holder(storage, rival)) from error
-            storage.remove(name)  # of one that was killed in the midst of this
+            storage.remove(name)  # of a process that was killed during its takeover
             continue
         try:
             if storage.run("write", LEASE_NAME, partial(_replace, storage, holder, _following(me, holder))):
@@ -396,13 +410,13 @@ def _take_over(storage: Storage, me: Holder) -> Holder | None:
             storage.remove(name)
     raise DestinationError(
         f"cannot tell who writes to {storage.locate()}: {LEASE_NAME} there comes and goes, or is a link that leads "
-        "nowhere; see what it is, and try again"
+        "nowhere; look at it, and try again"
     )
 
 
 def _remove_takeovers(storage: Storage, lease: Lease) -> None:
-    """Remove the marks of those who were killed when they had just taken over from a holder before this one."""
-    with suppress(RingfeedError):  # they are in nobody's way
+    """Remove the takeover files of processes that were killed during a takeover."""
+    with suppress(RingfeedError):  # they do no harm
         for name in storage.list():
             if is_lease_file(name) and name != LEASE_NAME:
                 lease.guard()
@@ -410,18 +424,18 @@ def _remove_takeovers(storage: Storage, lease: Lease) -> None:
 
 
 def _replace(storage: Storage, holder: Holder, me: Holder) -> bool:
-    """Write one's mark over that of a holder, at one attempt, if that is still there."""
+    """Overwrite the lease file of a dead holder in one attempt, if it is still there."""
     once = replace(storage, retries=RetryPolicy(attempts=1))
     seen = read_holder(once)
     if seen is None:
         return False
-    if seen.token not in (holder.token, me.token):  # the own, where a reply was lost
+    if seen.token not in (holder.token, me.token):  # our own after a lost reply
         raise DestinationError(f"another process is starting to write to {storage.locate()}; try again")
     once.write(LEASE_NAME, me.encode())
     return True
 
 
 def describe_holder(storage: Storage, holder: Holder) -> str:
-    """What to tell who would write where another does."""
+    """The message for a process that wants to write where another does."""
     where = f"process {holder.pid} on {holder.host}" if holder.pid else "another process"
     return f"another {holder.task} is writing to {storage.locate()} ({where}); wait for it, or stop it first"

@@ -1,6 +1,6 @@
-"""Whether an error of a store may pass by itself, and how often and how long to wait for that.
+"""Retries of store operations: which errors are transient, and how often and how long to retry.
 
-Knows what the clients of stores raise as it surfaces, by names and numbers: none of them is imported here.
+Errors of the stores' clients are recognized by name and number, so that no client is imported here.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ __all__ = [
 T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
-_draw = random.SystemRandom().random  # the numbers that a program has seeded are left to it
+_draw = random.SystemRandom().random  # leaves a program's seeded random numbers alone
 
 _STATUSES = {408, 425, 429, 500, 502, 503, 504}
-_CODES = {  # of S3, where the status alone would say that the request itself is wrong
+_CODES = {  # of S3: transient, although the status blames the request
     "BadDigest",
     "ConditionalRequestConflict",
     "IncompleteBody",
@@ -60,28 +60,28 @@ _ERRNOS = {
     errno.ENETRESET,
     errno.ENETUNREACH,
     errno.EPIPE,
-    errno.ESTALE,  # NFS, whose server has another file under the handle: opening by name again helps
+    errno.ESTALE,  # NFS, after another file took the handle: opening by name again helps
     errno.ETIMEDOUT,
 }
 _NAMES = {
-    # botocore's bases of errors of the network, and what it makes of a reply that ends too soon
+    # botocore's bases of network errors, and its errors for truncated replies
     "ConnectionError",
     "HTTPClientError",
     "FlexibleChecksumError",  # the CRC that S3 sends with an object
     "IncompleteReadError",
     "ResponseParserError",
     "ResponseStreamingError",
-    # aiohttp, for what happens in the middle of a body, which botocore does not translate
+    # aiohttp, for errors in the middle of a body, which botocore does not translate
     "ClientConnectionError",
     "ClientPayloadError",
     # urllib3 and http.client
     "IncompleteRead",
     "ProtocolError",
     "RemoteDisconnected",
-    # asyncio's, before Python 3.11 made it the builtin one
+    # asyncio's, which is the builtin one since Python 3.11
     "TimeoutError",
 }
-_TLS = re.compile(  # of OpenSSL, where both ends would have to be set up otherwise
+_TLS = re.compile(  # of OpenSSL, for a mismatch that only a change of settings resolves
     r"\[SSL: (?:CERTIFICATE_VERIFY_FAILED|WRONG_VERSION_NUMBER|UNSUPPORTED_PROTOCOL|UNKNOWN_PROTOCOL|HTTP_REQUEST|"
     r"\w+_ALERT_(?:PROTOCOL_VERSION|HANDSHAKE_FAILURE|UNKNOWN_CA|CERTIFICATE_REQUIRED))\]"
 )
@@ -90,21 +90,21 @@ _HDFS = re.compile(
     "replicated to 0 nodes|SafeModeException|StandbyException|RetriableException|NotReplicatedYetException|no answer "
     "within"
 )
-_QUIET_ATTEMPTS = 2  # S3 asks for a retry now and then in the best of times
+_QUIET_ATTEMPTS = 2  # S3 asks for a retry now and then even when all is well
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How to meet errors that may pass: exponential backoff with full jitter, within bounds.
+    """How to retry transient errors: exponential backoff with full jitter, within bounds.
 
-    By default a store that refuses every request at once is given up after 11 s on average, and one that answers none
-    after a minute and the one attempt that was under way.
+    By default a store that refuses every request immediately is given up after 11 s on average, and one that answers
+    nothing after a minute plus the attempt under way.
 
     Attributes:
-        attempts: at most, the first included; 1 is no retry.
+        attempts: most attempts, including the first; 1 means no retry.
         base_seconds: longest pause after the first attempt; it doubles with each further one.
-        cap_seconds: longest pause at all.
-        budget_seconds: from the beginning of the first attempt to that of the last, at most.
+        cap_seconds: upper bound on any pause.
+        budget_seconds: longest time between the starts of the first and the last attempt.
     """
 
     attempts: int = 8
@@ -120,11 +120,11 @@ class RetryPolicy:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 
     def pause_seconds(self, attempt: int, draw: float) -> float:
-        """The pause after a failed attempt.
+        """Return the pause after a failed attempt.
 
         Args:
-            attempt: its number, from 1 on.
-            draw: uniform in [0, 1).
+            attempt: number of the attempt, from 1 on.
+            draw: random number, uniform in [0, 1).
 
         >>> policy = RetryPolicy(base_seconds=0.2, cap_seconds=1)
         >>> [policy.pause_seconds(attempt, 0.5) for attempt in (1, 2, 3, 4, 2000)]
@@ -134,15 +134,15 @@ class RetryPolicy:
 
 
 class IncompleteError(OSError):
-    """Fewer or other bytes were moved than there are."""
+    """Not all bytes were transferred, or not the right ones."""
 
 
 class RetriesExhaustedError(Exception):
-    """The last attempt failed as those before it; its error is the cause.
+    """All attempts failed; the error of the last one is the cause.
 
     Attributes:
-        attempts: that were made.
-        seconds: from the first to the end of the last.
+        attempts: number of attempts.
+        seconds: duration of all attempts and pauses.
     """
 
     def __init__(self, attempts: int, seconds: float) -> None:
@@ -161,20 +161,20 @@ def retry(
     clock: Callable[[], float] = time.monotonic,
     draw: Callable[[], float] = _draw,
 ) -> T:
-    """Return the operation's result; repeat it, as the policy says, while its error may pass.
+    """Return the operation's result; repeat it, within the policy, while its errors are transient.
 
     Args:
-        operation: one that may be done twice.
-        policy: how often.
-        transient: whether an error may pass; `is_transient` by default.
-        about: what cannot be done, for the log.
-        sleep: waits.
-        clock: seconds.
-        draw: uniform in [0, 1).
+        operation: idempotent function.
+        policy: how often to retry.
+        transient: whether an error is transient; `is_transient` by default.
+        about: returns a description of the failure for the log.
+        sleep: waits some seconds.
+        clock: returns the time in seconds.
+        draw: returns a random number, uniform in [0, 1).
 
     Raises:
-        Exhausted: it failed for the last time.
-        Exception: any error of the operation that will not pass, and, without retries, any.
+        RetriesExhaustedError: all attempts failed.
+        Exception: an error that is not transient, or any error if the policy allows one attempt.
     """
     start = clock()
     attempt = 1
@@ -183,10 +183,8 @@ def retry(
             return operation()
         except Exception as error:
             _release_frames(error)
-            told = isinstance(
-                error.__context__, RetriesExhaustedError
-            )  # of an operation within, which was repeated already
-            if policy.attempts == 1 or told or not (transient or is_transient)(error):
+            retried = isinstance(error.__context__, RetriesExhaustedError)  # by an operation within
+            if policy.attempts == 1 or retried or not (transient or is_transient)(error):
                 raise
             seconds = clock() - start
             pause = policy.pause_seconds(attempt, draw())
@@ -205,17 +203,18 @@ def retry(
 
 
 def _release_frames(error: Exception) -> None:
-    """Let go of what the calls that failed held.
+    """Release the local variables of the failed calls.
 
-    fsspec's frames refer to what they raise, and so keep all objects of their callers for the garbage collector. If its
-    own thread ran that, it would wait for ever to free h5py's, which is locked while it reads: through that thread.
+    fsspec's frames refer to the errors that they raise, so their callers' objects are freed only by the garbage
+    collector. If that ran in fsspec's own thread, it would deadlock on h5py objects: h5py holds a lock while it reads
+    through that thread.
     """
     for link in cause_chain(error):
         clear_frames(link.__traceback__)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether an error may pass by itself.
+    """Whether an error is transient, so that a retry may succeed.
 
     >>> is_transient(ConnectionResetError(104, "Connection reset by peer"))
     True
@@ -229,8 +228,8 @@ def is_transient(error: BaseException) -> bool:
     for link in cause_chain(error):
         if isinstance(link, (RetriesExhaustedError, FileNotFoundError, FileExistsError, PermissionError)):
             return False
-        if _is_of_the_wire(link):
-            return True  # its own cause may pose as a reply: aiohttp gives a body that ends too soon the status 400
+        if _is_network_error(link):
+            return True  # before its cause, which may look like a reply: aiohttp gives truncated bodies the status 400
         status = _status(link)
         if status is not None:
             return status in _STATUSES or error_code(link) in _CODES
@@ -238,18 +237,18 @@ def is_transient(error: BaseException) -> bool:
 
 
 def error_code(error: BaseException) -> str:
-    """The code by which S3 names an error, such as ``ExpiredToken``; empty if it names none."""
+    """The S3 code of an error, such as ``ExpiredToken``; empty if it has none."""
     return str(s3_response(error).get("Error", {}).get("Code", ""))
 
 
 def s3_response(error: BaseException) -> dict[str, Any]:
-    """What botocore keeps of the reply that an error of S3 is about; empty if it is about none."""
+    """The parsed reply that botocore keeps with an error; empty if there is none."""
     responses = (getattr(link, "response", None) for link in cause_chain(error))
     return next((response for response in responses if isinstance(response, dict)), {})
 
 
 def error_number(error: BaseException) -> int | None:
-    """The `errno` of an error, in whatever way it is given.
+    """The `errno` of an error, from its attribute or its text; None if it has none.
 
     >>> error_number(OSError("Connection refused (os error 111)"))
     111
@@ -260,7 +259,7 @@ def error_number(error: BaseException) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def _is_of_the_wire(error: BaseException) -> bool:
+def _is_network_error(error: BaseException) -> bool:
     if isinstance(error, (IncompleteError, ConnectionError, TimeoutError)) or error_number(error) in _ERRNOS:
         return True
     if any(kind.__name__ in _NAMES for kind in type(error).__mro__):
@@ -269,12 +268,12 @@ def _is_of_the_wire(error: BaseException) -> bool:
 
 
 def is_tls_failure(error: BaseException) -> bool:
-    """Whether the server speaks no TLS, or another, or has a certificate that is not trusted here."""
+    """Whether TLS fails for good: the server speaks none or another version, or its certificate is not trusted."""
     return any(_TLS.search(str(link)) for link in cause_chain(error))
 
 
 def is_unknown_host(error: BaseException) -> bool:
-    """Whether no host has the name; of a name server that does not answer nobody knows.
+    """Whether the host name does not exist; a name server that does not answer says nothing about that.
 
     >>> [is_unknown_host(socket.gaierror(number, "?")) for number in (socket.EAI_NONAME, socket.EAI_AGAIN)]
     [True, False]
@@ -288,24 +287,24 @@ def is_unknown_host(error: BaseException) -> bool:
 
 
 def is_redirect_loop(error: BaseException) -> bool:
-    """Whether a server sends on and on, as aiohttp tells it."""
+    """Whether a server redirects without end, as aiohttp reports it."""
     return any(type(link).__name__ == "TooManyRedirects" for link in cause_chain(error))
 
 
 def cause_chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and its causes, where the client names them; of a context nobody said that it is to blame."""
+    """Yield an error and its causes, as far as the client names them; `__context__` is ignored."""
     link: BaseException | None = error
     seen: set[int] = set()
     while link is not None and id(link) not in seen:  # a client may raise an error from itself
         seen.add(id(link))
         yield link
-        arguments = getattr(link, "kwargs", None)  # of botocore's errors
+        arguments = getattr(link, "kwargs", None)  # in botocore's errors
         inner = arguments.get("error") if isinstance(arguments, dict) else None
         link = link.__cause__ or (inner if isinstance(inner, BaseException) else None)
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status of a reply, as botocore, aiohttp, gcsfs and Azure's client keep it."""
+    """The HTTP status in an error of botocore, aiohttp, gcsfs or Azure's client; None if it has none."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")

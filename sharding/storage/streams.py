@@ -1,4 +1,4 @@
-"""Files to read and write piece by piece, made of functions that read a range and that take the next bytes."""
+"""File objects on top of functions: readers of byte ranges or of a stream, and a writer that passes bytes on."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .retry import IncompleteError
 
 __all__ = ["ForwardReader", "RangeReader", "Sink"]
 
-_SKIP_BYTES = 1 << 20  # that are read to go forward
+_SKIP_BYTES = 1 << 20  # the longest forward seek, which reads the bytes between
 
 
 class _Reader(io.RawIOBase):
-    """A remote file to read.
+    """A remote file for reading.
 
     Attributes:
-        failure: why the last read or seek failed, whatever a library that was reading makes of it; None: it did not.
+        failure: the error of the last read or seek, which a library in between may hide; None if it succeeded.
     """
 
     def __init__(self) -> None:
@@ -56,15 +56,15 @@ class _Reader(io.RawIOBase):
 
     @abstractmethod
     def _fetch(self, count: int) -> bytes:
-        """At most so many of the bytes that come next; none at the end."""
+        """Return at most `count` of the next bytes; none at the end."""
 
 
 class RangeReader(_Reader):
-    """A seekable file whose every read is one request for a range; buffer it where reads are small.
+    """A seekable file whose reads are one range request each; buffer it if reads are small.
 
     Args:
-        read_range: returns the bytes [start, end); it is never asked for none, nor for any beyond the size.
-        size: of the file, in bytes.
+        read_range: returns the bytes [start, end), a nonempty range within the file.
+        size: size of the file in bytes.
 
     >>> file = RangeReader(lambda start, end: b"0123456789"[start:end], 10)
     >>> file.seek(-3, io.SEEK_END), file.read(2), file.read(), file.read()
@@ -92,13 +92,13 @@ class RangeReader(_Reader):
 
 
 class ForwardReader(_Reader):
-    """A file that comes from its start to its end; after an error it is opened again, and read up to where it was.
+    """A file that can only be read from its start to its end; after an error it is reopened and skipped forward.
 
     Args:
-        source: opens the file, which needs no more than to be read and closed.
-        size: of the file, in bytes, if it is known.
-        run: does something that may be done twice, again if it fails.
-        refuse: makes the error of a seek that goes back, or far ahead.
+        source: opens the file, of which only `read` and `close` are used.
+        size: size of the file in bytes, or None if unknown.
+        run: runs an idempotent function with retries.
+        refuse: creates the error for seeks backward or far ahead.
 
     >>> file = ForwardReader(lambda: io.BytesIO(b"0123456789"), 10, lambda read: read(), lambda: OSError("no"))
     >>> file.seek(3), file.read(2), file.read(), file.read()
@@ -147,7 +147,7 @@ class ForwardReader(_Reader):
                     missing -= len(data)
             data = self._file.read(count)
             if not data and self._size not in (None, self._position):
-                raise IncompleteError(f"{self._position} bytes arrived of {self._size}")
+                raise IncompleteError(f"only {self._position} of {self._size} bytes arrived")
         except BaseException:
             self._leave()
             raise
@@ -160,7 +160,7 @@ class ForwardReader(_Reader):
 
 
 class Sink(io.RawIOBase):
-    """A file that hands all that is written to a function, which takes the whole of it, at once, or raises.
+    """A writable file that passes everything to a function, which consumes it immediately or raises.
 
     >>> written = []
     >>> file = Sink(lambda pieces: written.extend(map(bytes, pieces)))
@@ -185,7 +185,7 @@ class Sink(io.RawIOBase):
         return view.nbytes
 
     def writelines(self, lines: Iterable[Any]) -> None:
-        """Write pieces of bytes, of which none is copied if the function copies none."""
+        """Write pieces of bytes without copying them."""
         pieces = list(lines)
         self._take(pieces)
         self._position += sum(map(len, pieces))

@@ -1,3 +1,3 @@
-"""Read and write S3: faster clients, multipart uploads, timeouts."""
+"""Reads and writes S3: faster clients, multipart uploads, time limits."""
 
 __all__: list[str] = []

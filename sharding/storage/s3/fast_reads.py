@@ -1,8 +1,8 @@
-"""Objects of S3 by obstore, where it is installed (``pip install 'ringfeed[fast]'``): s3fs takes 1.5 to 4 times as
-long, for it reads all bodies in one Python thread.
+"""Reads S3 objects with obstore, if it is installed (``pip install 'ringfeed[fast]'``): s3fs takes 1.5 to 4 times as
+long, because it reads all bodies in one Python thread.
 
-The same objects with the same credentials: they are those that s3fs found, and so are the endpoint and the region. What
-it was told beyond what is known here is left to it. So is whatever fails: it tries again, and says what is wrong.
+Credentials, endpoint and region are those that s3fs found. With options that are not known here, and after a failure,
+s3fs reads the object itself, with retries, and reports what is wrong.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ _OPTIONS = {
 }  # fmt: skip
 _CLIENT_OPTIONS = {"endpoint_url", "region_name"}
 _CONFIG_OPTIONS = {"retries", "max_pool_connections", "signature_version"}
-_REFRESH = timedelta(minutes=5)  # s3fs renews its credentials itself; to ask it costs nothing
-_FAILURES = 3  # of a bucket, without a success between, and it is left to s3fs
+_REFRESH = timedelta(minutes=5)  # s3fs renews its credentials itself; asking it costs nothing
+_FAILURES = 3  # in a row for a bucket, after which it is left to s3fs
 _PIECE_BYTES = 1 << 20
 _STORES = "_ringfeed_obstore"  # by bucket; kept in the s3fs instance, to live as long as it does
-_TIMEOUTS = {"connect_timeout": "10s", "read_timeout": "15s", "timeout": "6h"}  # those of s3fs; it has no third
+_TIMEOUTS = {"connect_timeout": "10s", "read_timeout": "15s", "timeout": "6h"}  # as in s3fs, which lacks the third
 
-_pids: set[int] = set()  # the process that began to use obstore: its threads are not there in one that was forked
+_pids: set[int] = set()  # processes that used obstore, whose threads a fork lacks
 
 
 def read_object(fs: fsspec.AbstractFileSystem, path: str, span: tuple[int, int] | None = None) -> pa.Buffer | None:
-    """The whole of an object, or the bytes ``[start, stop)`` of it.
+    """Read an object, or a byte range of it.
 
     Args:
-        fs: of s3fs.
+        fs: file system of s3fs.
         path: bucket and key.
-        span: start and stop, or None.
+        span: half-open range of bytes, or None for all.
 
     Returns:
-        None if s3fs has to read it.
+        The bytes, or None if s3fs has to read them.
     """
     taken: list[pa.Buffer] = []
 
@@ -63,18 +63,18 @@ def read_object(fs: fsspec.AbstractFileSystem, path: str, span: tuple[int, int] 
 
 
 def copy_object(fs: fsspec.AbstractFileSystem, path: str, take: Callable[[Any], None]) -> bool:
-    """The whole of an object, piece by piece as it arrives.
+    """Pass on an object piece by piece as it arrives.
 
     Args:
-        fs: of s3fs.
+        fs: file system of s3fs.
         path: bucket and key.
-        take: is called with each piece.
+        take: called with each piece.
 
     Returns:
-        False if s3fs has to read it, all of it anew.
+        False if s3fs has to read the object, from its start.
 
     Raises:
-        Exception: what `take` raises.
+        Exception: any error of `take`.
     """
     raised: list[BaseException] = []
 
@@ -93,7 +93,7 @@ def copy_object(fs: fsspec.AbstractFileSystem, path: str, take: Callable[[Any], 
 
 
 def is_supported(fs: fsspec.AbstractFileSystem, bucket: str) -> bool:
-    """Whether the bucket is an ordinary one, and s3fs was told nothing but what is known here."""
+    """Whether the bucket is an ordinary one, and all options of s3fs are known here."""
     options = fs.storage_options
     return (
         options.keys() <= _OPTIONS
@@ -105,7 +105,7 @@ def is_supported(fs: fsspec.AbstractFileSystem, bucket: str) -> bool:
 
 
 def credentials(fs: fsspec.AbstractFileSystem) -> dict[str, Any]:
-    """Those that s3fs has found, by obstore's names."""
+    """The credentials that s3fs found, by obstore's names."""
     if fs.key:
         return {"access_key_id": fs.key, "secret_access_key": fs.secret, "token": fs.token, "expires_at": None}
     found = sync(fs.loop, _frozen_credentials, fs.session)
@@ -120,7 +120,7 @@ def credentials(fs: fsspec.AbstractFileSystem) -> dict[str, Any]:
 def _read(
     fs: fsspec.AbstractFileSystem, path: str, take: Callable[[Any], None], span: tuple[int, int] | None = None
 ) -> bool:
-    """Have the result of a request taken; whether this went well."""
+    """Pass the result of a request to `take`; return whether it succeeded."""
     _pids.add(os.getpid())
     if len(_pids) > 1:
         return False
@@ -150,7 +150,7 @@ def _read(
 
 
 def _open(fs: fsspec.AbstractFileSystem, bucket: str) -> Any:
-    """A store of obstore, or None."""
+    """Open a bucket with obstore; None if s3fs has to read it."""
     if not is_supported(fs, bucket):
         return None
     try:
@@ -162,7 +162,7 @@ def _open(fs: fsspec.AbstractFileSystem, bucket: str) -> Any:
     return S3Store(
         bucket,
         config={
-            "aws_endpoint_url_s3": endpoint,  # it comes before `endpoint`, and is taken from the environment, too
+            "aws_endpoint_url_s3": endpoint,  # takes precedence over `endpoint`, even from the environment
             "region": client.meta.region_name or "us-east-1",
             "virtual_hosted_style_request": False,
             "skip_signature": bool(fs.anon),

@@ -1,6 +1,6 @@
-"""Requests of s3fs that end: its HTTP library bounds neither how long a body is sent, nor how long a whole reply takes.
+"""Time limits for requests of s3fs, whose HTTP library limits neither the sending of a body nor a whole reply.
 
-Not here: when a store that sends nothing is given up, which are timeouts of the client (`clients.py`).
+The timeouts for a store that sends nothing are the client's (`filesystems.py`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ __all__ = ["NotS3Error", "limit_requests"]
 
 
 class NotS3Error(OSError):
-    """What answers is no S3 store, for all that it says is well."""
+    """The server is no S3 store, although it reports success."""
 
 
 def limit_requests(fs: fsspec.AbstractFileSystem) -> None:
-    """Have each request of a new s3fs client end in `request_limit_seconds`, and none wait for leave to send its body.
+    """Limit each request of a new s3fs client to `request_limit_seconds`, and send bodies without waiting for permission.
 
-    That leave (``Expect: 100-continue``) is waited for without any timeout, and some servers do not give it. The header
-    is not part of the signature.
+    There is no timeout for that permission (``Expect: 100-continue``), and some servers never give it. The header is
+    not part of the signature.
     """
     connect = fs.set_session
 
@@ -39,24 +39,24 @@ def limit_requests(fs: fsspec.AbstractFileSystem) -> None:
 
 
 async def _send(send: Any, request: Any) -> Any:
-    """A reply: all of it, or what begins one that is to be read as it comes."""
+    """Send a request within the time limit; return the whole reply, or a stream whose reads are limited."""
     request.headers.pop("Expect", None)
-    reply = await asyncio.wait_for(send(request), request_limit_seconds(_told_bytes(request.headers)))
+    reply = await asyncio.wait_for(send(request), request_limit_seconds(_content_length(request.headers)))
     page = str(reply.headers.get("content-type", "")).startswith("text/html")
-    if page and reply.status_code == 200 and "etag" not in reply.headers:  # which an object has that is a page
+    if page and reply.status_code == 200 and "etag" not in reply.headers:  # an HTML object in S3 has one
         raise NotS3Error("a web page")
     if request.stream_output:
-        reply.raw = _Reply(reply.raw, request_limit_seconds(_told_bytes(reply.headers)))
+        reply.raw = _Reply(reply.raw, request_limit_seconds(_content_length(reply.headers)))
     return reply
 
 
-def _told_bytes(headers: Any) -> int:
-    told = str(headers.get("Content-Length", ""))
-    return int(told) if told.isdecimal() else 0
+def _content_length(headers: Any) -> int:
+    length = str(headers.get("Content-Length", ""))
+    return int(length) if length.isdecimal() else 0
 
 
 class _Reply:
-    """A reply of aiohttp, of which each read ends within `seconds`; so does its `content`."""
+    """Wraps a reply of aiohttp: each read of it, or of its `content`, ends within `seconds`."""
 
     def __init__(self, raw: Any, seconds: float) -> None:
         self._raw, self._seconds = raw, seconds

@@ -1,4 +1,4 @@
-"""Whole objects and long streams into S3: checked, exclusive if asked, in parts that are retried one by one."""
+"""Writes objects to S3 and checks them: in one request, exclusively, or in parts that are retried one by one."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["SINGLE_BYTES", "S3Draft", "abort_upload", "create_object", "list_upl
 
 T = TypeVar("T")
 
-SINGLE_BYTES = 64 << 20  # objects up to this size are one request
+SINGLE_BYTES = 64 << 20  # objects up to this size are written in one request
 
 _PART_BYTES = 16 << 20
-_PARTS_OF_ONE_SIZE = 1000  # then it doubles, so that 10,000 parts, which are the most, hold the 5 TiB, which are, too
+_PARTS_OF_ONE_SIZE = 1000  # then the size doubles, so that the limit of 10,000 parts covers that of 5 TiB
 _PARTS_AT_ONCE = 4
-_HASHED_BYTES = 1 << 20  # to hash more than this takes longer than to ask for the size
+_HASHED_BYTES = 1 << 20  # hashing more takes longer than a request for the size
 
 
 def put_object(fs: fsspec.AbstractFileSystem, target: str, data: bytes) -> None:
-    """Write an object by one request, and make sure that the store has it all.
+    """Write an object in one request, and check that the store has all of it.
 
     Raises:
         IncompleteError: it has not.
@@ -37,14 +37,14 @@ def put_object(fs: fsspec.AbstractFileSystem, target: str, data: bytes) -> None:
     bucket, key, _ = fs.split_path(target)
     reply = fs.call_s3("put_object", Bucket=bucket, Key=key, Body=data)
     if len(data) > _HASHED_BYTES or _etag(reply) != hashlib.md5(data, usedforsecurity=False).hexdigest():
-        _check_size(fs, bucket, key, len(data))  # an ETag is no MD5 where the object was encrypted
+        _check_size(fs, bucket, key, len(data))  # the ETag of an encrypted object is no MD5
 
 
 def create_object(fs: fsspec.AbstractFileSystem, target: str, data: bytes, policy: RetryPolicy) -> None:
-    """Write an object that is not there yet.
+    """Write an object that does not exist yet.
 
     Raises:
-        FileExistsError: it is.
+        FileExistsError: it exists.
     """
     if retry(lambda: fs.exists(target), policy):  # some stores ignore the condition below
         raise FileExistsError(target)
@@ -58,7 +58,7 @@ def create_object(fs: fsspec.AbstractFileSystem, target: str, data: bytes, polic
         except OSError as error:
             if not _is_precondition_failed(error):
                 raise
-            # The client's HTTP library repeats a PUT whose connection broke, which then finds its own object.
+            # The HTTP library repeats a PUT after a broken connection, which may find its own object.
             if fs.call_s3("head_object", Bucket=bucket, Key=key).get("Metadata", {}).get("creator") != creator:
                 raise FileExistsError(target) from error
         _check_size(fs, bucket, key, len(data))
@@ -67,9 +67,9 @@ def create_object(fs: fsspec.AbstractFileSystem, target: str, data: bytes, polic
 
 
 def list_uploads(fs: fsspec.AbstractFileSystem, root: str) -> list[tuple[str, str]]:
-    """The paths below a folder of multipart uploads that nobody completed or aborted, and their ids: the first 1,000.
+    """List up to 1,000 unfinished multipart uploads below a folder, as path and id.
 
-    Their parts are kept, and paid for, and no listing of files shows them.
+    Their parts cost storage, and no listing of files shows them.
     """
     bucket, _, prefix = root.partition("/")
     start = f"{prefix}/" if prefix else ""
@@ -79,20 +79,20 @@ def list_uploads(fs: fsspec.AbstractFileSystem, root: str) -> list[tuple[str, st
 
 
 def abort_upload(fs: fsspec.AbstractFileSystem, target: str, upload: str) -> None:
-    """Have the store forget a multipart upload and its parts, if it still knows it."""
+    """Abort a multipart upload, if it still exists, and remove its parts."""
     bucket, key, _ = fs.split_path(target)
     with suppress(FileNotFoundError):  # NoSuchUpload
         fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=upload)
 
 
 class S3Draft:
-    """A multipart upload: its parts are sent side by side as they fill up, and joined at the end."""
+    """A multipart upload: parts are sent in parallel as they fill up, and joined at the end."""
 
     def __init__(self, fs: fsspec.AbstractFileSystem, target: str, policy: RetryPolicy) -> None:
         self._fs, self._target, self._policy = fs, target, policy
         self._bucket, self._key, _ = fs.split_path(target)
         self._upload = ""
-        self._part, self._filled = memoryview(b""), 0  # that is being filled, and how much of it is
+        self._part, self._filled = memoryview(b""), 0  # the current part, and the bytes in it
         self._bytes = 0
         self._parts: list[Future[str]] = []
         self._discarded = False
@@ -114,7 +114,7 @@ class S3Draft:
 
     def commit(self, *, exclusive: bool = False) -> None:
         if exclusive:
-            raise ValueError("an exclusive object is to be written by create_object")
+            raise ValueError("write an exclusive object with create_object")
         if not self._parts:
             data = bytes(self._part[: self._filled])
             retry(lambda: put_object(self._fs, self._target, data), self._policy)
@@ -128,23 +128,23 @@ class S3Draft:
 
     def discard(self) -> None:
         self._discarded = True
-        self._pool.shutdown(cancel_futures=True)  # a part that arrives after the abort would stay for ever
+        self._pool.shutdown(cancel_futures=True)  # a part that arrives after the abort would stay forever
         if self._upload:
-            with suppress(Exception):  # what made the write fail is what to tell
+            with suppress(Exception):  # the original error matters
                 self._call("abort_multipart_upload", UploadId=self._upload)
 
     def _send(self) -> None:
         if not self._upload:
             self._upload = self._retry(lambda: self._call("create_multipart_upload"))["UploadId"]
         if len(self._parts) >= _PARTS_AT_ONCE:
-            self._parts[-_PARTS_AT_ONCE].result()  # bounds what is held in memory, and tells of a failure early
+            self._parts[-_PARTS_AT_ONCE].result()  # limits the memory, and reports failures early
         body = self._part[: self._filled]
         self._part, self._filled = memoryview(b""), 0
         self._parts.append(self._pool.submit(self._send_part, len(self._parts) + 1, body))
 
     def _send_part(self, number: int, body: memoryview) -> str:
         upload = {"UploadId": self._upload, "PartNumber": number}
-        fast = iter([self._policy.attempts > 1])  # once, if s3fs can try again, and say what is wrong
+        fast = iter([self._policy.attempts > 1])  # the first attempt, if s3fs can make another and say what is wrong
 
         def attempt() -> str:
             if next(fast, False) and (etag := send_part(self._fs, self._target, upload, body)):
@@ -156,7 +156,7 @@ class S3Draft:
     def _complete(self, parts: list[dict[str, Any]]) -> None:
         try:
             self._call("complete_multipart_upload", UploadId=self._upload, MultipartUpload={"Parts": parts})
-        except FileNotFoundError:  # NoSuchUpload: it was completed, and the reply was lost; if not, the check will say
+        except FileNotFoundError:  # NoSuchUpload: probably completed, with a lost reply
             head = self._call("head_object")
             if not _etag(head).endswith(f"-{len(parts)}"):
                 raise
@@ -170,7 +170,7 @@ class S3Draft:
 
 
 def _new_part(size: int) -> memoryview:
-    """Memory to write to, of Arrow's pool: its pages were used before, and need no clearing."""
+    """Allocate from Arrow's pool, whose recycled pages need no clearing."""
     return memoryview(pa.allocate_buffer(size)).cast("B")
 
 
@@ -178,7 +178,7 @@ def _check_size(fs: fsspec.AbstractFileSystem, bucket: str, key: str, expected: 
     try:
         size = fs.call_s3("head_object", Bucket=bucket, Key=key)["ContentLength"]
     except FileNotFoundError as error:
-        raise IncompleteError("the store took the object and does not have it") from error
+        raise IncompleteError("the store accepted the object but does not have it") from error
     if size != expected:
         raise IncompleteError(f"the store has {size} bytes of {expected}")
 
@@ -188,7 +188,7 @@ def _etag(reply: Any) -> str:
 
 
 def _is_precondition_failed(error: OSError) -> bool:
-    """SeaweedFS and Ceph do not name the condition that failed, so that s3fs makes EINVAL of it."""
+    """SeaweedFS and Ceph do not name the failed condition, so that s3fs raises EINVAL."""
     if isinstance(error, FileExistsError):
         return True
     response = getattr(error.__cause__, "response", None) or {}

@@ -95,7 +95,7 @@ def test_parts_that_are_none(folder: Path) -> None:
         assert Storage(url).read_range("a", 0, len(BIG)) == BIG
         with pytest.raises(RangesError):
             Storage(url).read_range("a", 0, 10)
-    told = "bytes from 5 on arrived where those from 10 on were asked for"
+    told = "bytes from 5 on arrived where those from 10 on were requested"
     with served(folder, behaviour=Behaviour(shifted=5)) as url, pytest.raises(StorageError, match=told):
         Storage(url).read_range("a", 10, 20)
 

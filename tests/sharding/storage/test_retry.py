@@ -257,7 +257,7 @@ def test_a_cause_decides_and_a_context_does_not() -> None:
         (
             botocore.exceptions.NoCredentialsError(),
             "s3",
-            "permission denied, for no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+            "permission denied: no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
             "AWS_PROFILE, or FSSPEC_S3_ANON=true for a public bucket",
         ),
         (
@@ -271,7 +271,7 @@ def test_a_cause_decides_and_a_context_does_not() -> None:
             "the clock of this machine is wrong; set it",
         ),
         (RuntimeError("DSQuotaExceededException"), "hdfs", "the quota of the folder is used up"),
-        (UNKNOWN_HOST, "s3", "no host of that name is known here; check the endpoint (AWS_ENDPOINT_URL)"),
+        (UNKNOWN_HOST, "s3", "the host name is unknown here; check the endpoint (AWS_ENDPOINT_URL)"),
         (
             NO_TLS,
             "s3",
@@ -279,7 +279,7 @@ def test_a_cause_decides_and_a_context_does_not() -> None:
         ),
         (UNTRUSTED, "s3", "the server's certificate is not trusted (self-signed certificate); if it is right, name a"),
         (CIRCLES, "https", "the server redirects in circles, as some do to ask for a login; check the URL"),
-        (NO_HTTP, "s3", "what answers there speaks no HTTP; check the endpoint (AWS_ENDPOINT_URL), its scheme and its"),
+        (NO_HTTP, "s3", "the server speaks no HTTP there; check the endpoint (AWS_ENDPOINT_URL), its scheme and its"),
         (asyncio.TimeoutError(), "s3", "no answer came in time (TimeoutError)"),
         (
             translate_boto_error(refused(400, "400")),

@@ -148,7 +148,7 @@ def test_a_source_in_an_archive(
     [
         ("{0}/all.zip", r"is an archive; name the files to read in it, or read all with zip://::{0}/all\.zip"),
         ("zip://rows.csv", r"no archive is named; name one after ::, as in zip://PATH::ARCHIVE"),
-        ("zip://rows.csv::hdfs://host:1/all.zip", "such as HDFS, is opened by no chain; copy it to a local disk"),
+        ("zip://rows.csv::hdfs://host:1/all.zip", "such as HDFS; copy it to a local disk"),
     ],
 )
 def test_an_unreadable_archive_is_reported_with_a_remedy(tmp_path: Path, url: str, message: str) -> None:

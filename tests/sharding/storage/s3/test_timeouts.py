@@ -132,7 +132,7 @@ def test_a_web_page_is_no_reply(ask: Callable[[Storage], object]) -> None:
 
     with (
         answered(answer) as storage,
-        pytest.raises(StorageError, match=r"no S3 store, but sends a web page; check the"),
+        pytest.raises(StorageError, match=r"no S3 store: it sends a web page; check the"),
     ):
         ask(storage)
 
@@ -143,7 +143,7 @@ def test_a_destination_whose_server_says_yes_to_everything_is_refused() -> None:
 
     with (
         answered(answer) as storage,
-        pytest.raises(StorageError, match=r"no S3 store, but sends nothing that is a list"),
+        pytest.raises(StorageError, match=r"no S3 store: it sends no listing of the bucket"),
     ):
         storage.check_writable()
 
@@ -152,5 +152,5 @@ def test_redirects_that_name_no_region_are_told() -> None:
     def answer(connection: socket.socket, head: str, length: int) -> None:
         connection.sendall(b"HTTP/1.1 301 Moved Permanently\r\nContent-Length: 0\r\n\r\n")
 
-    with answered(answer) as storage, pytest.raises(StorageError, match=r"redirects to no place that it names; check"):
+    with answered(answer) as storage, pytest.raises(StorageError, match=r"redirects without naming a place; check"):
         storage.read("a")
