@@ -21,7 +21,7 @@ class NotS3Error(OSError):
 
 
 def limit_requests(fs: fsspec.AbstractFileSystem) -> None:
-    """Limit each request of a new s3fs client to `request_limit_seconds`, and send bodies without waiting for permission.
+    """Limit each request of a new s3fs client in time, and send bodies without waiting for permission.
 
     There is no timeout for that permission (``Expect: 100-continue``), and some servers never give it. The header is
     not part of the signature.
